@@ -1,0 +1,1 @@
+//! The application: wiring, supervision and shutdown; the only place that knows all actors.

@@ -1,0 +1,1 @@
+//! The command line: verbs, output and exit codes.

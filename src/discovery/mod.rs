@@ -1,0 +1,1 @@
+//! The discovery actor: watches the host and says which devices there are.

@@ -1,0 +1,130 @@
+//! A device: one thing that can be offered to a container.
+
+use super::pci::PciFunction;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The id that the kubelet knows a device (or a share of one) by.
+///
+/// Chosen once and remembered (I6): from a UUID, GUID, serial number or address, never from an enumeration order.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DeviceId(String);
+
+impl DeviceId {
+    /// Takes the text as it is.
+    pub fn new(text: impl Into<String>) -> Self {
+        DeviceId(text.into())
+    }
+
+    /// The text of the id.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The id of the `n`-th share of this device, `id::n`, as NVIDIA's plugin names its replicas.
+    #[must_use]
+    pub fn share(&self, n: u32) -> Self {
+        DeviceId(format!("{}::{n}", self.0))
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What kind of hardware a device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceClass {
+    /// Graphics or compute GPU; display controllers of management chips are `Other`.
+    Gpu,
+    /// FPGA accelerator card.
+    Fpga,
+    /// A function with an RDMA device below it: InfiniBand, RoCE, iWARP, EFA.
+    Rdma,
+    /// Network function without RDMA.
+    Nic,
+    /// NVMe controller.
+    Nvme,
+    /// Other processing accelerator or co-processor.
+    Accelerator,
+    /// A node in `/dev`, offered by its path.
+    Char,
+    /// Everything else: bridges, USB hosts, audio.
+    Other,
+}
+
+impl DeviceClass {
+    /// The word of the configuration file and of `discover -o json`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DeviceClass::Gpu => "gpu",
+            DeviceClass::Fpga => "fpga",
+            DeviceClass::Rdma => "rdma",
+            DeviceClass::Nic => "nic",
+            DeviceClass::Nvme => "nvme",
+            DeviceClass::Accelerator => "accelerator",
+            DeviceClass::Char => "char",
+            DeviceClass::Other => "other",
+        }
+    }
+}
+
+impl fmt::Display for DeviceClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// A node in `/dev` that a container gets.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DeviceNode {
+    /// Path on the host, as the kubelet and the container runtime see it (without `--host-root`).
+    pub host: String,
+    /// Path in the container.
+    pub container: String,
+    /// Any of `r`, `w` and `m` (mknod), as the device cgroup writes them.
+    pub permissions: String,
+    /// Whether the device is of no use without it. A missing node that is not required is left out.
+    pub required: bool,
+}
+
+impl DeviceNode {
+    /// The node at `path`, at the same path in the container, readable and writable, required.
+    pub fn at(path: impl Into<String>) -> Self {
+        let host = path.into();
+        DeviceNode { container: host.clone(), host, permissions: "rw".into(), required: true }
+    }
+
+    /// The same node, but the device is usable without it.
+    #[must_use]
+    pub fn optional(self) -> Self {
+        DeviceNode { required: false, ..self }
+    }
+}
+
+/// One device as discovery found it: what it is, where it is, and which nodes make it usable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// The stable id.
+    pub id: DeviceId,
+    /// Names the physical thing while it stays where it is, so that a remembered id finds it again:
+    /// `pci:0000:18:00.0/10de:2330` or `dev:/dev/fuse`.
+    pub key: String,
+    /// What it is.
+    pub class: DeviceClass,
+    /// The PCI function; `None` for a plain `/dev` node.
+    pub pci: Option<PciFunction>,
+    /// The NUMA nodes that it is near. Empty: nothing is known, and no topology is told to the kubelet.
+    pub numa_nodes: Vec<u32>,
+    /// Nodes that a container needs, in the order in which it gets them.
+    pub nodes: Vec<DeviceNode>,
+    /// Identity and description by name: `uuid`, `serial`, `model`, `node_guid`, `link_layer`, `minor`.
+    pub attributes: BTreeMap<String, String>,
+}

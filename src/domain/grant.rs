@@ -1,0 +1,199 @@
+//! Grants: who holds what, and the durable facts from which that is rebuilt.
+
+use super::device::DeviceId;
+use super::edits::ContainerEdits;
+use super::resource::ResourceName;
+use super::time::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Names one grant for ever: a UUID of version 7, so that ids sort by time.
+///
+/// It travels in the Allocate response as the annotation `holdfast.dev/alloc-id`, which the kubelet keeps in its
+/// checkpoint: reading that back tells exactly which pod and container a grant went to.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AllocId(String);
+
+impl AllocId {
+    /// The annotation's key.
+    pub const ANNOTATION: &'static str = "holdfast.dev/alloc-id";
+
+    /// Takes the text as it is.
+    pub fn new(text: impl Into<String>) -> Self {
+        AllocId(text.into())
+    }
+
+    /// The text of the id.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for AllocId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// Tells one start of the kubelet from the next: the identity of its registration socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct KubeletGeneration {
+    /// Inode of `kubelet.sock`.
+    pub inode: u64,
+    /// Its change time, nanoseconds since 1970: an inode number alone may be used again.
+    pub ctime_ns: i64,
+}
+
+/// A pod. Its UID tells it from an earlier pod of the same name; a name that cannot be known is `None`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PodRef {
+    /// The pod's UID.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: Option<String>,
+    /// Its name.
+    pub name: Option<String>,
+}
+
+/// One id of a grant, with what is needed to offer it on when the device itself has gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantedDevice {
+    /// The id that the kubelet asked for.
+    pub id: DeviceId,
+    /// The physical key of the device behind it ([`super::Device::key`]).
+    pub key: String,
+    /// Its NUMA nodes at that time; the kubelet has copied them into its own record.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub numa_nodes: Vec<u32>,
+}
+
+/// How far a grant has come. Only proof moves it on; absence alone is none (I4).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum GrantState {
+    /// Allocate was answered; which container got the devices is not known yet.
+    Granted,
+    /// The kubelet's checkpoint names the container.
+    Bound {
+        /// The pod that holds it.
+        pod: PodRef,
+        /// The container's name.
+        container: String,
+        /// When that became known.
+        bound_at: Timestamp,
+    },
+    /// Bound, but the kubelet no longer lists the pod. Still held: the proof of release is not complete.
+    Suspect {
+        /// The pod that held it.
+        pod: PodRef,
+        /// The container's name.
+        container: String,
+        /// When it was bound.
+        bound_at: Timestamp,
+        /// When the pod was first missed.
+        suspect_at: Timestamp,
+    },
+    /// Given back, by the proof that is named.
+    Released {
+        /// The pod that held it; `None` when it was never bound.
+        pod: Option<PodRef>,
+        /// The container's name, where it was bound.
+        container: Option<String>,
+        /// When it was bound.
+        bound_at: Option<Timestamp>,
+        /// When the proof was complete.
+        released_at: Timestamp,
+        /// The proof, in words of the documentation: `pod_gone`, `never_started`.
+        released_by: String,
+    },
+}
+
+/// One answered Allocate: which ids one container got, and what became of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// Its id.
+    pub alloc_id: AllocId,
+    /// The resource.
+    pub resource: ResourceName,
+    /// The ids, in the order of the request.
+    pub devices: Vec<GrantedDevice>,
+    /// What the container got: the kubelet replays it at every container start, so it must stay true.
+    pub edits: ContainerEdits,
+    /// The boot in which it was made (`/proc/sys/kernel/random/boot_id`).
+    pub boot_id: String,
+    /// The kubelet that asked; `None` when its socket could not be read.
+    pub kubelet: Option<KubeletGeneration>,
+    /// When it was made.
+    pub granted_at: Timestamp,
+    /// The version of Holdfast that made it.
+    pub version: String,
+    /// How far it has come.
+    #[serde(flatten)]
+    pub state: GrantState,
+}
+
+impl Grant {
+    /// Whether it still holds its devices: everything but released.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        !matches!(self.state, GrantState::Released { .. })
+    }
+
+    /// The pod, where it is known.
+    #[must_use]
+    pub fn pod(&self) -> Option<&PodRef> {
+        match &self.state {
+            GrantState::Granted => None,
+            GrantState::Bound { pod, .. } | GrantState::Suspect { pod, .. } => Some(pod),
+            GrantState::Released { pod, .. } => pod.as_ref(),
+        }
+    }
+
+    /// The container's name, where it is known.
+    #[must_use]
+    pub fn container(&self) -> Option<&str> {
+        match &self.state {
+            GrantState::Granted => None,
+            GrantState::Bound { container, .. } | GrantState::Suspect { container, .. } => Some(container),
+            GrantState::Released { container, .. } => container.as_deref(),
+        }
+    }
+
+    /// The alphabetic word of the state, as `who -o json` prints it.
+    #[must_use]
+    pub fn state_name(&self) -> &'static str {
+        match self.state {
+            GrantState::Granted => "granted",
+            GrantState::Bound { .. } => "bound",
+            GrantState::Suspect { .. } => "suspect",
+            GrantState::Released { .. } => "released",
+        }
+    }
+}
+
+/// One durable fact. The ledger is the fold of its entries, in order.
+///
+/// An entry carries the whole grant or a whole state, never a difference: applying one twice changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "entry", rename_all = "snake_case")]
+pub enum Entry {
+    /// A grant, new or (at the head of a journal segment) carried over in the state it has.
+    Grant(Box<Grant>),
+    /// A grant moved on to another state.
+    Moved {
+        /// Which grant.
+        alloc_id: AllocId,
+        /// Its new state.
+        #[serde(flatten)]
+        state: GrantState,
+    },
+    /// A device got its id, and keeps it (I6).
+    Named {
+        /// The device's physical key ([`super::Device::key`]).
+        key: String,
+        /// Its id.
+        id: DeviceId,
+    },
+}

@@ -1,0 +1,32 @@
+//! The inventory: what the kubelet is told, resource by resource.
+
+use super::device::{Device, DeviceId};
+use super::health::Health;
+use super::resource::{ResourceName, ResourceSpec};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One id of the kubelet's list: a device, or one share of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offered {
+    /// The device behind the id.
+    pub device: Arc<Device>,
+    /// What the kubelet is told.
+    pub health: Health,
+}
+
+/// One resource with the ids that it offers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offering {
+    /// Its configuration.
+    pub spec: Arc<ResourceSpec>,
+    /// Every id that the kubelet is told, the unhealthy ones too.
+    pub devices: BTreeMap<DeviceId, Offered>,
+}
+
+/// A snapshot of everything that is offered. Published whole; never changed in place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// The resources; one without devices is offered with an empty list.
+    pub resources: BTreeMap<ResourceName, Offering>,
+}

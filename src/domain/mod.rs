@@ -1,0 +1,23 @@
+//! The vocabulary: pure values that every layer shares, with no clock, disk, log or actor.
+//!
+//! A [`Device`] is a piece of hardware; a [`ResourceSpec`] says which devices a resource offers and how; the
+//! [`Inventory`] is what the kubelet is told; a [`Grant`] is what a container holds, and an [`Entry`] is one durable
+//! fact about it. Ordered maps only: what leaves Holdfast is the same bytes every time.
+
+mod device;
+mod edits;
+mod grant;
+mod health;
+mod inventory;
+mod pci;
+mod resource;
+mod time;
+
+pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
+pub use edits::{ContainerEdits, EditDevice, EditMount};
+pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef};
+pub use health::{Health, Reason};
+pub use inventory::{Inventory, Offered, Offering};
+pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
+pub use resource::{CharPath, ContractKind, InvalidResourceName, MountSpec, ResourceName, ResourceSpec, Select};
+pub use time::{Moment, Timestamp};

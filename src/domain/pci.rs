@@ -1,0 +1,145 @@
+//! PCI functions as sysfs shows them: addresses, and the facts that one scan reads of each.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// A PCI address, `domain:bus:device.function`.
+///
+/// The domain is 32 bits: Intel VMD numbers its domains from `10000` on (Linux `drivers/pci/controller/vmd.c`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PciAddress {
+    /// PCI segment, four to eight hex digits in sysfs.
+    pub domain: u32,
+    /// Bus number. Not stable over reboots or card changes.
+    pub bus: u8,
+    /// Device (slot) number, 0 to 31.
+    pub device: u8,
+    /// Function number, 0 to 7.
+    pub function: u8,
+}
+
+/// The text is not a PCI address such as `0000:18:00.0`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a PCI address such as `0000:18:00.0`")]
+pub struct ParsePciAddressError(pub String);
+
+impl FromStr for PciAddress {
+    type Err = ParsePciAddressError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = || {
+            let (domain, rest) = text.split_once(':')?;
+            let (bus, rest) = rest.split_once(':')?;
+            let (device, function) = rest.split_once('.')?;
+            let hex = |digits: &str, len: std::ops::RangeInclusive<usize>| {
+                (len.contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
+                    .then(|| u32::from_str_radix(digits, 16).ok())
+                    .flatten()
+            };
+            let address = PciAddress {
+                domain: hex(domain, 4..=8)?,
+                bus: u8::try_from(hex(bus, 2..=2)?).ok()?,
+                device: u8::try_from(hex(device, 2..=2)?).ok()?,
+                function: u8::try_from(hex(function, 1..=1)?).ok()?,
+            };
+            (address.device < 32 && address.function < 8).then_some(address)
+        };
+        parse().ok_or_else(|| ParsePciAddressError(text.to_owned()))
+    }
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.device, self.function)
+    }
+}
+
+impl Serialize for PciAddress {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PciAddress {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// One PCI function: what `<sys>/bus/pci/devices/<address>/` says of it.
+///
+/// `None` and an empty list mean that nothing is known; a missing or unreadable file is never zero.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PciFunction {
+    /// The name of its directory in sysfs.
+    pub address: PciAddress,
+    /// File `vendor`.
+    pub vendor: Option<u16>,
+    /// File `device`.
+    pub device: Option<u16>,
+    /// File `subsystem_vendor`.
+    pub subsystem_vendor: Option<u16>,
+    /// File `subsystem_device`.
+    pub subsystem_device: Option<u16>,
+    /// File `class`: base class, sub-class and programming interface, 24 bits.
+    pub class: Option<u32>,
+    /// Last component of the link `driver`, else `DRIVER=` of the file `uevent`.
+    pub driver: Option<String>,
+    /// File `numa_node`; −1 ("the firmware told nothing") is `None`.
+    pub numa_node: Option<u32>,
+    /// Link `physfn`: the physical function that this virtual function belongs to.
+    pub physfn: Option<PciAddress>,
+    /// Links `virtfn0`, `virtfn1`, …, in the order of their numbers.
+    pub virtfns: Vec<PciAddress>,
+    /// File `sriov_totalvfs`.
+    pub sriov_totalvfs: Option<u32>,
+    /// File `sriov_numvfs`.
+    pub sriov_numvfs: Option<u32>,
+    /// Last component of the link `iommu_group`. Changes over boots: never an identity.
+    pub iommu_group: Option<u32>,
+    /// The bridges from the root port down to the one above this function, read from the path of its directory.
+    pub bridges: Vec<PciAddress>,
+    /// Network interfaces below it (`net/`), sorted.
+    pub net: Vec<String>,
+    /// RDMA devices below it (`infiniband/`), sorted.
+    pub rdma: Vec<String>,
+    /// NVMe controllers below it (`nvme/`), sorted.
+    pub nvme: Vec<String>,
+    /// DRM nodes below it (`drm/`: `card0`, `renderD128`), sorted; connectors left out.
+    pub drm: Vec<String>,
+}
+
+impl PciFunction {
+    /// Whether this is an SR-IOV virtual function.
+    #[must_use]
+    pub fn is_vf(&self) -> bool {
+        self.physfn.is_some()
+    }
+
+    /// The base class and sub-class, 16 bits (`0x0302` is a 3D controller).
+    #[must_use]
+    pub fn class16(&self) -> Option<u16> {
+        self.class.and_then(|class| u16::try_from(class >> 8).ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_survives_the_round_trip_also_with_a_vmd_domain() {
+        for text in ["0000:18:00.0", "10000:00:04.0", "0000:08:02.3", "ffffffff:ff:1f.7"] {
+            assert_eq!(text.parse::<PciAddress>().unwrap().to_string(), text);
+        }
+        assert_eq!("00000000:08:00.0".parse::<PciAddress>().unwrap().to_string(), "0000:08:00.0");
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for text in ["", "0000:18:00", "000:18:00.0", "0000:18:00.8", "0000:18:20.0", "0000:1g:00.0", "0000:18:00.00", "+000:18:00.0"] {
+            assert!(text.parse::<PciAddress>().is_err(), "{text}");
+        }
+    }
+}

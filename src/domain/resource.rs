@@ -1,0 +1,209 @@
+//! Resources: their names, which devices they offer, and what a container gets.
+
+use super::device::{DeviceClass, DeviceId};
+use super::pci::PciAddress;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+/// The name of an extended resource, such as `nvidia.com/gpu`, valid by the kubelet's own rules.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct ResourceName(String);
+
+/// Why the kubelet would refuse a resource name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{name}` is not a resource name: {why}")]
+pub struct InvalidResourceName {
+    /// The refused text.
+    pub name: String,
+    /// The rule that it breaks.
+    pub why: &'static str,
+}
+
+impl ResourceName {
+    /// The text of the name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name as a file name: `nvidia.com/gpu` becomes `nvidia.com_gpu`.
+    #[must_use]
+    pub fn file_stem(&self) -> String {
+        self.0.replace('/', "_")
+    }
+}
+
+impl fmt::Display for ResourceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// The rules of Kubernetes' `IsExtendedResourceName` (pkg/apis/core/v1/helper).
+impl FromStr for ResourceName {
+    type Err = InvalidResourceName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let refuse = |why| Err(InvalidResourceName { name: text.to_owned(), why });
+        let Some((prefix, name)) = text.split_once('/') else {
+            return refuse("it needs a domain and a name, as in `example.com/device`");
+        };
+        if name.contains('/') {
+            return refuse("it has more than one `/`");
+        }
+        if text.contains("kubernetes.io/") {
+            return refuse("`kubernetes.io/` belongs to Kubernetes");
+        }
+        if text.starts_with("requests.") {
+            return refuse("it must not start with `requests.`, which quotas use");
+        }
+        // The kubelet checks "requests." + name, so nine of the 253 characters are taken.
+        let label = |label: &str| {
+            !label.is_empty()
+                && label.len() <= 63
+                && label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+        };
+        if prefix.len() > 244 || !prefix.split('.').all(label) {
+            return refuse("the part before `/` must be a lower-case DNS name of at most 244 characters");
+        }
+        let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let bytes = name.as_bytes();
+        let inner = bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+        if bytes.len() > 63 || !inner || !edge(bytes.first()) || !edge(bytes.last()) {
+            return refuse("the part after `/` must be at most 63 letters, digits, `-`, `_` or `.`, with a letter or digit at both ends");
+        }
+        Ok(ResourceName(text.to_owned()))
+    }
+}
+
+impl<'de> Deserialize<'de> for ResourceName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What a container gets for the devices of a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContractKind {
+    /// The device's nodes, and the environment and mounts of the configuration.
+    Generic,
+    /// `NVIDIA_VISIBLE_DEVICES`, for the NVIDIA container runtime.
+    Nvidia,
+}
+
+impl ContractKind {
+    /// The word of the configuration file.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ContractKind::Generic => "generic",
+            ContractKind::Nvidia => "nvidia",
+        }
+    }
+}
+
+/// Which devices of its class a resource offers. Every list that is not empty must hold one match.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Select {
+    /// PCI vendor ids.
+    pub vendor: Vec<u16>,
+    /// PCI device ids.
+    pub device: Vec<u16>,
+    /// Kernel drivers by name.
+    pub driver: Vec<String>,
+    /// PCI addresses.
+    pub address: Vec<PciAddress>,
+    /// Virtual functions only (`true`), or none of them (`false`).
+    pub vf: Option<bool>,
+    /// Device ids.
+    pub id: Vec<DeviceId>,
+}
+
+/// One path of a `char` resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CharPath {
+    /// A glob over the host's `/dev`.
+    pub host: String,
+    /// Path in the container; `None` is the host's. One that ends in `/` is a folder that keeps the node's own name.
+    pub container: Option<String>,
+    /// Any of `r`, `w` and `m` (mknod).
+    pub permissions: String,
+}
+
+/// A bind mount that every container of a resource gets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountSpec {
+    /// Path on the host.
+    pub host: String,
+    /// Path in the container.
+    pub container: String,
+    /// Whether the container may not write to it.
+    pub read_only: bool,
+}
+
+/// One resource of the validated configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResourceSpec {
+    /// Its name.
+    pub name: ResourceName,
+    /// The class of its devices.
+    pub class: DeviceClass,
+    /// What a container gets.
+    pub contract: ContractKind,
+    /// Which devices it offers.
+    pub select: Select,
+    /// Which of these it leaves out; `None` leaves out nothing.
+    pub exclude: Option<Select>,
+    /// Paths, for the class `char`.
+    pub paths: Vec<CharPath>,
+    /// How often each device is offered; 1 is exclusive.
+    pub replicas: u32,
+    /// Environment of every container.
+    pub env: BTreeMap<String, String>,
+    /// Mounts of every container.
+    pub mounts: Vec<MountSpec>,
+}
+
+impl ResourceSpec {
+    /// Whether at most one container holds a device at a time.
+    #[must_use]
+    pub fn is_exclusive(&self) -> bool {
+        self.replicas == 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_kubelets_rules() {
+        for good in ["nvidia.com/gpu", "a/b", "intel.com/My_Pool.1-x", "amd.com/cpx_nps4"] {
+            assert!(good.parse::<ResourceName>().is_ok(), "{good}");
+        }
+        let long = format!("{}/x", vec!["a".repeat(60); 5].join("."));
+        for bad in [
+            "gpu",
+            "nvidia.com/",
+            "/gpu",
+            "NVIDIA.com/gpu",
+            "nvidia.com/gpu/1",
+            "kubernetes.io/gpu",
+            "x.kubernetes.io/gpu",
+            "requests.nvidia.com/gpu",
+            "nvidia.com/-gpu",
+            "nvidia.com/gpu-",
+            "nvidia..com/gpu",
+            "nvidia.com/g pu",
+            &long,
+        ] {
+            assert!(bad.parse::<ResourceName>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Time as a value. The cores never read a clock: the shells pass a [`Moment`].
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Wall-clock time, milliseconds since 1970 UTC. For records that people read; it may jump.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Timestamp(pub u64);
+
+impl Timestamp {
+    /// Converts from the system's time; times before 1970 become 0.
+    #[must_use]
+    pub fn from_system(time: SystemTime) -> Self {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // RFC 3339 ends with the year 9999, and humantime refuses what lies beyond.
+        let millis = self.0.min(253_402_300_799_000);
+        write!(f, "{}", humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(millis)))
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_rfc3339(&text).map(Timestamp::from_system).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Now, on both clocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment {
+    /// `CLOCK_BOOTTIME`: never jumps, counts suspend. Every wait and age is measured on it.
+    pub boot: Duration,
+    /// The wall clock, for records.
+    pub wall: Timestamp,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timestamp_survives_json() {
+        let stamp = Timestamp(1_700_000_000_123);
+        let json = serde_json::to_string(&stamp).unwrap();
+        assert_eq!(json, "\"2023-11-14T22:13:20.123Z\"");
+        assert_eq!(serde_json::from_str::<Timestamp>(&json).unwrap(), stamp);
+    }
+
+    #[test]
+    fn the_end_of_time_is_printed_not_panicked_on() {
+        assert_eq!(Timestamp(u64::MAX).to_string(), "9999-12-31T23:59:59.000Z");
+    }
+}

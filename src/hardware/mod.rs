@@ -1,0 +1,1 @@
+//! Hardware: sysfs records become devices, one file for each subject.

@@ -1,0 +1,1 @@
+//! The health actor: judges what discovery found and publishes the inventory.

@@ -1,0 +1,1 @@
+//! The host: the only place that speaks to the kernel — sysfs under a root, inotify, uevents, locks, clocks.

@@ -1,0 +1,3 @@
+//! The kubelet's side: its APIs on the wire, its sockets and its files, turned into the domain's values.
+
+pub mod proto;

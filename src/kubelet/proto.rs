@@ -1,0 +1,29 @@
+//! The kubelet's APIs as generated from `proto/`. Nothing above `kubelet/` and the serving shell speaks these types.
+
+/// Device-plugin API, `v1beta1`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    missing_debug_implementations,
+    unused_qualifications,
+    clippy::all,
+    clippy::too_many_lines,
+    reason = "generated code"
+)]
+pub mod v1beta1 {
+    tonic::include_proto!("v1beta1");
+}
+
+/// Pod-resources API, `v1`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    missing_debug_implementations,
+    unused_qualifications,
+    clippy::all,
+    clippy::too_many_lines,
+    reason = "generated code"
+)]
+pub mod podresources_v1 {
+    tonic::include_proto!("v1");
+}

@@ -1,0 +1,1 @@
+//! The ledger actor: who holds what, durable before it is answered.

@@ -1,0 +1,26 @@
+//! Holdfast: one daemon per Kubernetes node that offers the node's devices to the kubelet and never loses track of
+//! which container holds which device. `ARCHITECTURE.md` tells the whole story; the modules below stand in the order
+//! of the layers, and a layer imports only from those above it in this list.
+
+pub mod domain;
+
+pub mod config;
+pub mod contract;
+pub mod hardware;
+pub mod host;
+pub mod kubelet;
+pub mod store;
+pub mod telemetry;
+
+pub mod messages;
+
+pub mod discovery;
+pub mod health;
+pub mod ledger;
+pub mod registration;
+pub mod serving;
+
+pub mod app;
+pub mod sim;
+
+pub mod cli;

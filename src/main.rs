@@ -1,0 +1,3 @@
+//! The `holdfast` command.
+
+fn main() {}

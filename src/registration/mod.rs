@@ -1,0 +1,1 @@
+//! The registration actor: keeps every resource registered with the kubelet.

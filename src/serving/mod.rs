@@ -1,0 +1,1 @@
+//! The serving actor: the device-plugin API on unix sockets.

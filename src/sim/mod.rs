@@ -1,0 +1,1 @@
+//! Simulators: a kubelet and a node's hardware, for the demo, the benchmarks and the tests.

@@ -1,0 +1,1 @@
+//! The store: a write-ahead journal and sled, each able to rebuild the other.

@@ -1,0 +1,1 @@
+//! Telemetry: logs, the one table of metrics, and the HTTP that serves them.
