@@ -8,6 +8,7 @@
     unused_qualifications,
     clippy::all,
     clippy::too_many_lines,
+    clippy::allow_attributes_without_reason,
     reason = "generated code"
 )]
 pub mod v1beta1 {
@@ -22,6 +23,7 @@ pub mod v1beta1 {
     unused_qualifications,
     clippy::all,
     clippy::too_many_lines,
+    clippy::allow_attributes_without_reason,
     reason = "generated code"
 )]
 pub mod podresources_v1 {
