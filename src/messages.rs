@@ -1,1 +1,203 @@
-//! Every message that crosses actors.
+//! Every message that crosses actors, and the door through which it goes.
+//!
+//! ```text
+//!   app, host watch ─ Rescan ──────▶ discovery ─ Discovered ─▶ health ─ Inventory (watch) ─▶ serving, registration
+//!   serving ─ Broken ──────────────▶ health
+//!   serving ─ Record ──────────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
+//!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch
+//!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, SocketLost ─ host watch
+//!   registration ─ Bind, Retire ───▶ serving ◀─ Allocate ─ the kubelet's connections
+//! ```
+//!
+//! An actor may die and be rebuilt between a message and its answer; then the message is sent again (see
+//! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
+
+use crate::domain::{ContainerEdits, DeviceId, Evidence, Grant, KubeletGeneration, Reason, Refusal, ResourceName};
+use crate::store::StoreError;
+use actix::Message;
+use futures_util::future::BoxFuture;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Why a call got no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// The deadline passed; whether the message took effect is unknown.
+    #[error("the {0} actor did not answer within {1:?}")]
+    TimedOut(&'static str, Duration),
+    /// The supervisor gave the actor up; the daemon is about to end.
+    #[error("the {0} actor has died too often and was given up")]
+    GivenUp(&'static str),
+}
+
+/// What an actor's handle can do with one kind of message. Implemented by the supervisor's handle.
+pub trait Door<M: Message>: Send + Sync {
+    /// Sends `message`, again after every death of the actor, until it is answered or `deadline` has passed.
+    fn call(&self, message: M, deadline: Duration) -> BoxFuture<'static, Result<M::Result, CallError>>;
+    /// Sends `message` without waiting for an answer.
+    fn tell(&self, message: M);
+}
+
+/// A stable address for one kind of message: it outlives every death of the actor behind it.
+pub struct Mailbox<M: Message>(Arc<dyn Door<M>>);
+
+impl<M: Message> Mailbox<M> {
+    /// Makes a mailbox of anything that takes the message.
+    pub fn new(door: impl Door<M> + 'static) -> Self {
+        Mailbox(Arc::new(door))
+    }
+
+    /// Sends `message` and waits for the answer, across deaths of the actor.
+    ///
+    /// # Errors
+    /// When `deadline` passes, or when the supervisor has given the actor up.
+    pub async fn call(&self, message: M, deadline: Duration) -> Result<M::Result, CallError> {
+        self.0.call(message, deadline).await
+    }
+
+    /// Sends `message` and does not wait.
+    pub fn tell(&self, message: M) {
+        self.0.tell(message);
+    }
+}
+
+impl<M: Message> Clone for Mailbox<M> {
+    fn clone(&self) -> Self {
+        Mailbox(Arc::clone(&self.0))
+    }
+}
+
+impl<M: Message> fmt::Debug for Mailbox<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Mailbox").field(&std::any::type_name::<M>()).finish()
+    }
+}
+
+/// → discovery: read the host again; answered when the result has been handed on.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct Rescan;
+
+/// discovery → health: what one scan found.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct Discovered(pub Arc<Evidence>);
+
+/// serving → health: an Allocate found the device behind this id unusable; answered when the list says so.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct Broken {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The id of the kubelet's list.
+    pub id: DeviceId,
+    /// What is wrong.
+    pub reason: Reason,
+}
+
+/// serving → ledger: make this grant durable; answered when it is (I1). Sent twice, it is recorded once.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<(), Arc<StoreError>>")]
+pub struct Record(pub Grant);
+
+/// discovery → ledger: these physical keys got these ids, for good (I6).
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<(), Arc<StoreError>>")]
+pub struct Remember(pub Vec<(String, DeviceId)>);
+
+/// → ledger: look at the kubelet's files and at the pods; the checkpoint has changed, or time has passed.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct Reconcile;
+
+/// host watch → registration: the kubelet's socket as it is on disk, `None` where there is none.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct KubeletSeen(pub Option<KubeletGeneration>);
+
+/// Counts the registrations of this process; each has a socket of its own.
+pub type RegistrationNumber = u64;
+
+/// serving → registration: the kubelet opened a ListAndWatch stream on the socket of this registration.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct StreamOpened {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The registration whose socket it came to.
+    pub registration: RegistrationNumber,
+}
+
+/// serving → registration: such a stream ended.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct StreamEnded {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The registration whose socket it was on.
+    pub registration: RegistrationNumber,
+}
+
+/// host watch → registration: the file of this registration's socket is gone.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct SocketLost {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The registration whose socket it was.
+    pub registration: RegistrationNumber,
+}
+
+/// registration → serving: listen on a new socket for this registration; answers its path below the plugin directory.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<String, String>")]
+pub struct Bind {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The registration that will name the socket.
+    pub registration: RegistrationNumber,
+}
+
+/// registration → serving: this registration has been superseded; close its socket once its streams have ended.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct Retire {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The newest registration; all older ones are superseded.
+    pub newest: RegistrationNumber,
+}
+
+/// kubelet → serving: one container asks for these ids of one resource.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<ContainerEdits, AllocateError>")]
+pub struct Allocate {
+    /// Chosen when the request came in, so that a repeated message is one grant.
+    pub alloc_id: crate::domain::AllocId,
+    /// The resource.
+    pub resource: ResourceName,
+    /// The ids, in the order of the request.
+    pub ids: Vec<DeviceId>,
+}
+
+/// Why an Allocate is answered with an error.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum AllocateError {
+    /// The request cannot be granted.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The grant could not be made durable, so it was not given.
+    #[error("the grant of {resource} could not be recorded, so it was not given: {why}")]
+    NotRecorded {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// The store's or the call's own words.
+        why: String,
+    },
+}
+
+/// Tests and the demo → any actor: panic, so that the supervisor's promise can be seen (I10).
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct Crash;

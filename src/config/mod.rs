@@ -1,1 +1,61 @@
 //! Configuration: TOML files and drop-ins, merged, then validated into what the daemon runs on.
+//!
+//! Three stages, three files: `fragments` is what one file may say, every key optional; `merge` lays `config.toml` and
+//! the drop-ins of `config.d/` (by name) over each other — a later key wins, resources add up; `validate` turns the
+//! result into a [`Config`] or into one sentence that says what is wrong where.
+
+mod error;
+mod fragments;
+mod merge;
+mod validate;
+
+pub use error::ConfigError;
+pub use merge::load;
+
+use crate::domain::ResourceSpec;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Where the configuration is looked for when `--config` does not say.
+pub const DEFAULT_PATH: &str = "/etc/holdfast/config.toml";
+
+/// The four roots that everything hangs off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roots {
+    /// `sys`, `proc`, `dev`, `run/udev` and `var/log/pods` of the node lie below it.
+    pub host: PathBuf,
+    /// The kubelet's directory.
+    pub kubelet: PathBuf,
+    /// The ledger's directory.
+    pub state: PathBuf,
+    /// Sockets and other things that do not outlive the boot.
+    pub run: PathBuf,
+}
+
+/// When a grant counts as recorded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Durability {
+    /// It survives a power cut: on disk before Allocate answers.
+    #[default]
+    PowerLoss,
+    /// It survives the death of the process: written before Allocate answers, on disk right after.
+    ProcessCrash,
+}
+
+/// The validated configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// When a grant counts as recorded.
+    pub durability: Durability,
+    /// Where `/metrics`, `/healthz` and `/readyz` are served; `None` is nowhere.
+    pub listen: Option<SocketAddr>,
+    /// The pod-resources socket, where it is not the kubelet directory's own.
+    pub pod_resources_socket: Option<PathBuf>,
+    /// The resources in the order of the files: the first that selects a device gets it. Empty means that known
+    /// hardware is offered under its usual names.
+    pub resources: Vec<Arc<ResourceSpec>>,
+    /// The files that were read.
+    pub files: Vec<PathBuf>,
+}

@@ -6,18 +6,22 @@
 
 mod device;
 mod edits;
+mod evidence;
 mod grant;
 mod health;
 mod inventory;
 mod pci;
+mod refusal;
 mod resource;
 mod time;
 
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
 pub use edits::{ContainerEdits, EditDevice, EditMount};
+pub use evidence::Evidence;
 pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef};
 pub use health::{Health, Reason};
 pub use inventory::{Inventory, Offered, Offering};
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
+pub use refusal::Refusal;
 pub use resource::{CharPath, ContractKind, InvalidResourceName, MountSpec, ResourceName, ResourceSpec, Select};
 pub use time::{Moment, Timestamp};

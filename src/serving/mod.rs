@@ -1,1 +1,18 @@
 //! The serving actor: the device-plugin API on unix sockets.
+//!
+//! Owns the sockets, one for each registration, and answers Allocate: the core decides whether the ids may be given,
+//! the contract says what the container gets, the ledger makes it durable, and only then is the kubelet answered (I1).
+//! What must not wait for an actor does not: the options, the list and the preferred allocation are answered from the
+//! published inventory alone, and an open ListAndWatch stream is a task of its own that outlives every actor (I10).
+//!
+//! Consumes: the inventory (watch), `Bind` and `Retire` from registration. Emits: `Record` to the ledger, `Broken` to
+//! health, `StreamOpened` and `StreamEnded` to registration.
+
+mod actor;
+mod core;
+mod plugin;
+mod preferred;
+mod sockets;
+
+pub use actor::{Serving, ServingConfig};
+pub use sockets::Sockets;

@@ -1,0 +1,203 @@
+//! The supervisor: an actor that dies is built again, and nobody who talks to it notices (I10).
+//!
+//! actix's own `Supervisor` restarts an actor that stops, never one that panics: the actor is dropped and its address
+//! is closed for ever. Here every actor owns a [`Life`]; its drop tells the guardian, whichever way the actor died —
+//! in a handler, in a timer, in `started` or in its factory. The guardian builds the next one at once, waits longer
+//! after each death in quick succession, and gives up (the daemon then exits, and systemd or the kubelet starts it
+//! anew) when an actor dies too often.
+//!
+//! ```text
+//!   factory(life) ─▶ actor ── panic ──▶ drop(life) ─▶ guardian ─ back-off ─▶ factory(life) ─▶ actor
+//!                      ▲                                  └─ too many deaths ─▶ escalation ─▶ exit code 7
+//!   callers ── Handle ─┘   (a watch: the address of the day; calls wait for it and are sent again)
+//! ```
+
+use crate::messages::{CallError, Door, Mailbox};
+use crate::telemetry::metrics;
+use actix::dev::ToEnvelope;
+use actix::{Actor, Addr, ArbiterHandle, Context, Handler, MailboxError, Message};
+use futures_util::future::BoxFuture;
+use std::collections::VecDeque;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+/// Messages that may wait in an actor's mailbox. The kubelet admits pods one by one; the rest is room for tools that
+/// measure with many callers. More callers than this wait in line, nothing is lost.
+const MAILBOX_CAPACITY: usize = 256;
+
+/// How death is answered.
+#[derive(Debug, Clone, Copy)]
+pub struct Policy {
+    /// The wait before the second rebuild in quick succession; doubled each time. The first one does not wait.
+    pub backoff_min: Duration,
+    /// The longest wait.
+    pub backoff_max: Duration,
+    /// So many deaths within `window` are too many.
+    pub deaths_max: usize,
+    /// See `deaths_max`. A death older than this is forgotten.
+    pub window: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            backoff_min: Duration::from_millis(2),
+            backoff_max: Duration::from_secs(1),
+            deaths_max: 10,
+            window: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Owned by an actor as long as it lives. Its drop is the news of the actor's death.
+#[derive(Debug)]
+pub struct Life {
+    /// Counts the actor's lives, from 1.
+    pub number: u64,
+    _death: oneshot::Sender<()>,
+}
+
+/// A stable door to an actor: cheap to clone, valid across every death.
+#[derive(Debug)]
+pub struct Handle<A: Actor> {
+    name: &'static str,
+    address: watch::Receiver<Option<Addr<A>>>,
+}
+
+impl<A: Actor> Clone for Handle<A> {
+    fn clone(&self) -> Self {
+        Handle { name: self.name, address: self.address.clone() }
+    }
+}
+
+/// Starts an actor on `arbiter` and keeps it alive. `factory` builds it from what is durable, for every life anew.
+///
+/// Sends `name` to `escalate` when the actor has died too often. Must be called on the actix system's thread.
+pub fn supervise<A, F>(
+    name: &'static str,
+    arbiter: ArbiterHandle,
+    policy: Policy,
+    escalate: mpsc::Sender<&'static str>,
+    factory: F,
+) -> Handle<A>
+where
+    A: Actor<Context = Context<A>>,
+    F: Fn(Life) -> A + Clone + Send + 'static,
+{
+    let (publish, address) = watch::channel(None);
+    let guardian = async move {
+        let mut deaths: VecDeque<Instant> = VecDeque::new();
+        for number in 1.. {
+            let (death, died) = oneshot::channel();
+            let life = Life { number, _death: death };
+            let factory = factory.clone();
+            let addr = A::start_in_arbiter(&arbiter, move |context| {
+                context.set_mailbox_capacity(MAILBOX_CAPACITY);
+                factory(life)
+            });
+            publish.send_replace(Some(addr));
+            // The sender is never used, only dropped: an error is the expected end.
+            drop(died.await);
+            publish.send_replace(None);
+
+            let now = Instant::now();
+            deaths.push_back(now);
+            while deaths.front().is_some_and(|death| now.duration_since(*death) > policy.window) {
+                deaths.pop_front();
+            }
+            metrics::actor_restarted(name);
+            if deaths.len() >= policy.deaths_max {
+                tracing::error!(actor = name, deaths = deaths.len(), "the actor died too often and is given up");
+                // Full means that another actor escalated first: the daemon is on its way out.
+                drop(escalate.try_send(name));
+                return;
+            }
+            let wait = backoff(&policy, deaths.len());
+            tracing::warn!(actor = name, life = number, wait_ms = wait.as_millis(), "the actor died and is rebuilt");
+            tokio::time::sleep(wait).await;
+        }
+    };
+    actix::spawn(guardian);
+    Handle { name, address }
+}
+
+/// The wait after the `deaths`-th death within the window.
+fn backoff(policy: &Policy, deaths: usize) -> Duration {
+    match deaths {
+        0 | 1 => Duration::ZERO,
+        n => {
+            let doublings = u32::try_from(n - 2).unwrap_or(u32::MAX).min(16);
+            policy.backoff_min.saturating_mul(1 << doublings).min(policy.backoff_max)
+        }
+    }
+}
+
+impl<A: Actor> Handle<A> {
+    /// The door for one kind of message.
+    pub fn mailbox<M>(&self) -> Mailbox<M>
+    where
+        A: Handler<M>,
+        A::Context: ToEnvelope<A, M>,
+        M: Message + Clone + Send + 'static,
+        M::Result: Send,
+    {
+        Mailbox::new(self.clone())
+    }
+}
+
+impl<A, M> Door<M> for Handle<A>
+where
+    A: Actor + Handler<M>,
+    A::Context: ToEnvelope<A, M>,
+    M: Message + Clone + Send + 'static,
+    M::Result: Send,
+{
+    fn call(&self, message: M, deadline: Duration) -> BoxFuture<'static, Result<M::Result, CallError>> {
+        let Handle { name, mut address } = self.clone();
+        Box::pin(async move {
+            let attempts = async {
+                loop {
+                    let addr = match address.wait_for(Option::is_some).await {
+                        Ok(addr) => addr.clone(),
+                        Err(_gone) => return Err(CallError::GivenUp(name)),
+                    };
+                    let Some(addr) = addr else { continue };
+                    match addr.send(message.clone()).await {
+                        Ok(answer) => return Ok(answer),
+                        // The actor died with the message in its mailbox or in its hands. Its address may be
+                        // published for an instant longer: wait for the news of the death, then for the next life.
+                        Err(MailboxError::Closed | MailboxError::Timeout) => {
+                            let dead = |current: &Option<Addr<A>>| current.as_ref() != Some(&addr);
+                            if address.wait_for(dead).await.is_err() {
+                                return Err(CallError::GivenUp(name));
+                            }
+                        }
+                    }
+                }
+            };
+            tokio::time::timeout(deadline, attempts).await.unwrap_or(Err(CallError::TimedOut(name, deadline)))
+        })
+    }
+
+    fn tell(&self, message: M) {
+        /// How long news may wait for an actor that is being rebuilt or is busy.
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let addr = self.address.borrow().clone();
+        if addr.is_some_and(|addr| addr.try_send(message.clone()).is_ok()) {
+            return;
+        }
+        // Outside a runtime the daemon is ending, and nobody is left to be told.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let (call, name) = (self.call(message, PATIENCE), self.name);
+            runtime.spawn(async move {
+                if let Err(error) = call.await {
+                    tracing::warn!(actor = name, %error, "a message was not delivered");
+                }
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

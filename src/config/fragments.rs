@@ -1,0 +1,135 @@
+//! What one file may say: every key optional, every unknown key an error.
+
+use super::Durability;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Fragment {
+    pub(super) ledger: Ledger,
+    pub(super) telemetry: Telemetry,
+    pub(super) kubelet: Kubelet,
+    pub(super) resource: Vec<Resource>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Ledger {
+    pub(super) durability: Option<Durability>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Telemetry {
+    /// An address and port, or `off`.
+    pub(super) listen: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Kubelet {
+    pub(super) pod_resources_socket: Option<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Resource {
+    pub(super) name: String,
+    pub(super) class: Class,
+    pub(super) contract: Option<Contract>,
+    #[serde(default)]
+    pub(super) select: Select,
+    pub(super) exclude: Option<Select>,
+    #[serde(default)]
+    pub(super) paths: Vec<Path>,
+    pub(super) replicas: Option<u32>,
+    #[serde(default)]
+    pub(super) env: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(super) mounts: Vec<Mount>,
+}
+
+/// The classes that can be offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Class {
+    Gpu,
+    Fpga,
+    Rdma,
+    Nic,
+    Nvme,
+    Accelerator,
+    Char,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Contract {
+    Generic,
+    Nvidia,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Select {
+    pub(super) vendor: Vec<String>,
+    pub(super) device: Vec<String>,
+    pub(super) driver: Vec<String>,
+    pub(super) address: Vec<String>,
+    pub(super) vf: Option<bool>,
+    pub(super) id: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Mount {
+    pub(super) host: String,
+    pub(super) container: String,
+    #[serde(default)]
+    pub(super) read_only: bool,
+}
+
+/// A path: a glob alone, or a table with more to say.
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) host: String,
+    pub(super) container: Option<String>,
+    pub(super) permissions: Option<String>,
+}
+
+/// By hand, since serde's `untagged` would answer a misspelt key with "did not match any variant".
+impl<'de> Deserialize<'de> for Path {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            host: String,
+            container: Option<String>,
+            permissions: Option<String>,
+        }
+
+        struct TextOrTable;
+
+        impl<'de> Visitor<'de> for TextOrTable {
+            type Value = Path;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a path, or a table such as { host = \"/dev/fuse\", container = \"/dev/fuse\", permissions = \"rwm\" }")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Path, E> {
+                Ok(Path { host: text.to_owned(), container: None, permissions: None })
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Path, A::Error> {
+                let Table { host, container, permissions } = Table::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Path { host, container, permissions })
+            }
+        }
+
+        deserializer.deserialize_any(TextOrTable)
+    }
+}

@@ -1,0 +1,122 @@
+//! Reads the files and lays them over each other.
+
+use super::fragments::Fragment;
+use super::{Config, ConfigError, DEFAULT_PATH, validate};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Loads the configuration from `file` (else the default path) and the `*.toml` drop-ins of `config.d` beside it.
+///
+/// A missing default file is an empty one; a file that was asked for must be there.
+///
+/// # Errors
+/// One sentence: which file, which line, what is wrong, what would be right.
+pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
+    let main = file.unwrap_or(Path::new(DEFAULT_PATH));
+    let mut files = Vec::new();
+    let mut merged = Fragment::default();
+    for path in std::iter::once(main.to_owned()).chain(drop_ins(main)?) {
+        match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                let fragment = toml::from_str(&text).map_err(|error| ConfigError::of_toml(&error, &text, &path))?;
+                // Checked alone first, so that an error of a value names its file.
+                let checked = validate::validate(&fragment, Vec::new()).map_err(|error| error.in_file(&path));
+                checked?;
+                lay_over(&mut merged, fragment);
+                files.push(path);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound && file.is_none() => {}
+            Err(error) => return Err(ConfigError::new(format!("cannot be read: {error}")).in_file(&path)),
+        }
+    }
+    validate::validate(&merged, files)
+}
+
+fn lay_over(merged: &mut Fragment, fragment: Fragment) {
+    let Fragment { ledger, telemetry, kubelet, resource } = fragment;
+    merged.ledger.durability = ledger.durability.or(merged.ledger.durability);
+    merged.telemetry.listen = telemetry.listen.or(merged.telemetry.listen.take());
+    merged.kubelet.pod_resources_socket = kubelet.pod_resources_socket.or(merged.kubelet.pod_resources_socket.take());
+    merged.resource.extend(resource);
+}
+
+fn drop_ins(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+    let dir = main.with_file_name("config.d");
+    let entries = match std::fs::read_dir(&dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(ConfigError::new(format!("cannot be read: {error}")).in_file(&dir)),
+    };
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut paths: Vec<PathBuf> = paths.filter(|path| path.extension().is_some_and(|extension| extension == "toml")).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sentence(text: &str) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, text).unwrap();
+        load(Some(&file)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_example_of_the_documentation_is_valid() {
+        let config = load(Some(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/config.toml")))).unwrap();
+        assert!(config.resources.is_empty(), "everything in the shipped file is a comment");
+    }
+
+    #[test]
+    fn drop_ins_add_resources_and_later_keys_win() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("config.d")).unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, "[telemetry]\nlisten = \"127.0.0.1:1\"\n[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n").unwrap();
+        let drop_in = |name: &str, text: &str| std::fs::write(dir.path().join("config.d").join(name), text).unwrap();
+        drop_in("20.toml", "[telemetry]\nlisten = \"off\"");
+        drop_in("10.toml", "[telemetry]\nlisten = \"127.0.0.1:2\"\n[[resource]]\nname = \"a.b/d\"\nclass = \"nvme\"\n");
+        drop_in("30.toml.rpmsave", "nonsense");
+        let config = load(Some(&file)).unwrap();
+        assert_eq!(config.listen, None);
+        assert_eq!(config.resources.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["a.b/c", "a.b/d"]);
+        assert_eq!(config.files.len(), 3);
+    }
+
+    #[test]
+    fn every_mistake_is_one_sentence_with_its_place() {
+        let resource = |rest: &str| format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\n{rest}");
+        for (text, expected) in [
+            ("[ledgr]\n".to_owned(), "line 1: unknown key `ledgr`; did you mean `ledger`?"),
+            (resource("replica = 3"), "line 4: unknown key `replica`; did you mean `replicas`?"),
+            (resource("paths = [{ hots = \"/dev/fuse\" }]"), "unknown key `hots`; did you mean `host`?"),
+            (resource("replicas = 0\npaths = [\"/dev/fuse\"]"), "resource `a.b/c`: `replicas` is 0"),
+            (resource(""), "resource `a.b/c`: the class `char` needs `paths`"),
+            (resource("paths = [\"fuse\"]"), "must begin with `/dev/`"),
+            (resource("paths = [\"/dev/[\"]"), "not a valid glob"),
+            (resource("paths = [{ host = \"/dev/fuse\", permissions = \"rx\" }]"), "permissions `rx`"),
+            ("[ledger]\ndurability = \"power-los\"".to_owned(), "unknown value `power-los`; did you mean `power-loss`?"),
+            ("[telemetry]\nlisten = \"9477\"".to_owned(), "`telemetry.listen` is `9477`"),
+            ("[[resource]]\nname = \"gpu\"\nclass = \"gpu\"".to_owned(), "`gpu` is not a resource name"),
+            ("[[resource]]\nname = \"a.b/c\"\nclass = \"gppu\"".to_owned(), "did you mean `gpu`?"),
+            ("[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\nselect = { vendor = [\"xyz\"] }".to_owned(), "`xyz`"),
+            (
+                "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"".to_owned(),
+                "two resources are named `a.b/c`",
+            ),
+            ("a = ".to_owned(), "line 1"),
+        ] {
+            let sentence = sentence(&text);
+            assert!(sentence.contains(expected), "{sentence}\nshould contain: {expected}");
+            assert_eq!(sentence.lines().count(), 1, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_asked_for_must_be_there() {
+        assert!(load(Some(Path::new("/nonexistent/config.toml"))).unwrap_err().to_string().contains("/nonexistent/config.toml"));
+    }
+}

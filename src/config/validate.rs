@@ -1,0 +1,147 @@
+//! From what the files say to what the daemon runs on.
+
+use super::fragments::{self, Class, Contract, Fragment};
+use super::{Config, ConfigError};
+use crate::domain::{CharPath, ContractKind, DeviceClass, DeviceId, MountSpec, PciAddress, ResourceName, ResourceSpec, Select};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Where telemetry listens when nothing is said.
+const DEFAULT_LISTEN: &str = "127.0.0.1:9477";
+
+/// A list of more ids than this may grow beyond the 4 MiB that the kubelet takes in one message.
+const REPLICAS_MAX: u32 = 10_000;
+
+pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Config, ConfigError> {
+    let mut names = BTreeSet::new();
+    let mut resources = Vec::with_capacity(fragment.resource.len());
+    for resource in &fragment.resource {
+        let spec = spec(resource).map_err(|problem| ConfigError::new(format!("resource `{}`: {problem}", resource.name)))?;
+        if !names.insert(spec.name.clone()) {
+            return Err(ConfigError::new(format!("two resources are named `{}`; every resource needs a name of its own", spec.name)));
+        }
+        resources.push(Arc::new(spec));
+    }
+    let pod_resources_socket = fragment.kubelet.pod_resources_socket.clone();
+    if pod_resources_socket.as_ref().is_some_and(|path| !path.is_absolute()) {
+        return Err(ConfigError::new("`kubelet.pod_resources_socket` must be an absolute path"));
+    }
+    Ok(Config {
+        durability: fragment.ledger.durability.unwrap_or_default(),
+        listen: listen(fragment.telemetry.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?,
+        pod_resources_socket,
+        resources,
+        files,
+    })
+}
+
+fn listen(text: &str) -> Result<Option<SocketAddr>, ConfigError> {
+    let problem = || {
+        ConfigError::new(format!("`telemetry.listen` is `{text}`, but must be an address and port such as `{DEFAULT_LISTEN}`, or `off`"))
+    };
+    if text == "off" { Ok(None) } else { text.parse().map(Some).map_err(|_| problem()) }
+}
+
+fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
+    let name: ResourceName = resource.name.parse().map_err(|error: crate::domain::InvalidResourceName| error.to_string())?;
+    let class = class(resource.class);
+    let replicas = resource.replicas.unwrap_or(1);
+    if !(1..=REPLICAS_MAX).contains(&replicas) {
+        return Err(format!("`replicas` is {replicas}, but must be between 1 and {REPLICAS_MAX}"));
+    }
+    let is_char = class == DeviceClass::Char;
+    if is_char && resource.paths.is_empty() {
+        return Err("the class `char` needs `paths`, such as paths = [\"/dev/fuse\"]".into());
+    }
+    if !is_char && !resource.paths.is_empty() {
+        return Err(format!("`paths` belongs to the class `char`, not to `{class}`; use `select`"));
+    }
+    let select = select(&resource.select)?;
+    if is_char && select != (Select { id: select.id.clone(), ..Select::default() }) {
+        return Err("the class `char` is selected by `paths`; of `select` it knows `id` only".into());
+    }
+    let env_is_valid = |key: &String| !key.is_empty() && !key.contains(['=', '\0']);
+    if let Some(key) = resource.env.keys().find(|key| !env_is_valid(key)) {
+        return Err(format!("`{key}` cannot be the name of an environment variable"));
+    }
+    let contract = match resource.contract {
+        Some(Contract::Generic) => ContractKind::Generic,
+        Some(Contract::Nvidia) => ContractKind::Nvidia,
+        None if class == DeviceClass::Gpu && select.vendor == [0x10de] => ContractKind::Nvidia,
+        None => ContractKind::Generic,
+    };
+    Ok(ResourceSpec {
+        name,
+        class,
+        contract,
+        select,
+        exclude: resource.exclude.as_ref().map(self::select).transpose()?,
+        paths: resource.paths.iter().map(path).collect::<Result<_, _>>()?,
+        replicas,
+        env: resource.env.clone(),
+        mounts: resource.mounts.iter().map(mount).collect::<Result<_, _>>()?,
+    })
+}
+
+fn class(class: Class) -> DeviceClass {
+    match class {
+        Class::Gpu => DeviceClass::Gpu,
+        Class::Fpga => DeviceClass::Fpga,
+        Class::Rdma => DeviceClass::Rdma,
+        Class::Nic => DeviceClass::Nic,
+        Class::Nvme => DeviceClass::Nvme,
+        Class::Accelerator => DeviceClass::Accelerator,
+        Class::Char => DeviceClass::Char,
+    }
+}
+
+fn select(fragment: &fragments::Select) -> Result<Select, String> {
+    let hex = |what: &'static str| {
+        move |text: &String| {
+            let digits = text.strip_prefix("0x").unwrap_or(text);
+            let plain = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let id = plain.then(|| u16::from_str_radix(digits, 16).ok()).flatten();
+            id.ok_or_else(|| format!("the {what} id `{text}` must be up to four hex digits, as in \"10de\""))
+        }
+    };
+    let address = |text: &String| text.to_ascii_lowercase().parse::<PciAddress>().map_err(|error| error.to_string());
+    Ok(Select {
+        vendor: fragment.vendor.iter().map(hex("vendor")).collect::<Result<_, _>>()?,
+        device: fragment.device.iter().map(hex("device")).collect::<Result<_, _>>()?,
+        driver: fragment.driver.clone(),
+        address: fragment.address.iter().map(address).collect::<Result<_, _>>()?,
+        vf: fragment.vf,
+        id: fragment.id.iter().map(DeviceId::new).collect(),
+    })
+}
+
+fn path(path: &fragments::Path) -> Result<CharPath, String> {
+    let host = &path.host;
+    let parts = host.strip_prefix("/dev/").map(|rest| rest.split('/').any(|part| matches!(part, "" | "." | "..")));
+    if parts != Some(false) {
+        return Err(format!("the path `{host}` must begin with `/dev/` and go straight down"));
+    }
+    if let Err(error) = glob::Pattern::new(host) {
+        return Err(format!("the path `{host}` is not a valid glob: {error}"));
+    }
+    if path.container.as_ref().is_some_and(|path| !path.starts_with('/')) {
+        return Err(format!("the container's path for `{host}` must be absolute"));
+    }
+    let permissions = path.permissions.clone().unwrap_or_else(|| "rw".into());
+    let distinct: BTreeSet<char> = permissions.chars().collect();
+    if permissions.is_empty() || distinct.len() != permissions.len() || !distinct.iter().all(|c| "rwm".contains(*c)) {
+        return Err(format!("the permissions `{permissions}` of `{host}` must be some of `r`, `w` and `m` (mknod)"));
+    }
+    Ok(CharPath { host: host.clone(), container: path.container.clone(), permissions })
+}
+
+fn mount(mount: &fragments::Mount) -> Result<MountSpec, String> {
+    for path in [&mount.host, &mount.container] {
+        if !path.starts_with('/') {
+            return Err(format!("the path `{path}` of a mount must be absolute"));
+        }
+    }
+    Ok(MountSpec { host: mount.host.clone(), container: mount.container.clone(), read_only: mount.read_only })
+}

@@ -1,0 +1,42 @@
+//! Why an Allocate is refused. The kubelet shows the text as the reason of the pod's failure.
+
+use super::device::DeviceId;
+use super::health::Reason;
+use super::resource::ResourceName;
+
+/// A request that cannot be granted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The id is not in the resource's list.
+    #[error("{resource} has no device `{id}`; its list may have changed since the kubelet chose it")]
+    Unknown {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// The id asked for.
+        id: DeviceId,
+    },
+    /// The id comes twice in one request.
+    #[error("device `{id}` of {resource} is asked for twice in one request")]
+    Duplicate {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// The id asked for.
+        id: DeviceId,
+    },
+    /// The device is not healthy.
+    #[error("device `{id}` of {resource} is not healthy: {reason}")]
+    Unhealthy {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// The id asked for.
+        id: DeviceId,
+        /// Why.
+        reason: Reason,
+    },
+    /// The request names no device.
+    #[error("the request for {0} names no device")]
+    Empty(ResourceName),
+    /// The resource is not configured (any more).
+    #[error("{0} is not offered by this node's configuration")]
+    NotOffered(ResourceName),
+}

@@ -1,0 +1,138 @@
+//! The shell: hands evidence to the judge, publishes what it says, logs what changed.
+
+use super::core::{self, Judge};
+use crate::domain::{Grant, Health, Inventory, ResourceSpec};
+use crate::host;
+use crate::messages::{Broken, Crash, Discovered, Mailbox, Rescan};
+use crate::telemetry::metrics;
+use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle, StreamHandler};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
+
+/// What the actor needs; the same for every life.
+#[derive(Debug, Clone)]
+pub struct HealthConfig {
+    /// The configured resources.
+    pub specs: Arc<[Arc<ResourceSpec>]>,
+    /// Who holds what.
+    pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    /// Where the inventory is published. Outlives the actor, as does what was published last.
+    pub inventory: Arc<watch::Sender<Arc<Inventory>>>,
+    /// Discovery: asked for fresh evidence when a life begins, and when a device was found broken.
+    pub rescan: Mailbox<Rescan>,
+}
+
+/// The actor.
+#[derive(Debug)]
+pub struct HealthActor {
+    config: HealthConfig,
+    judge: Judge,
+    timer: Option<SpawnHandle>,
+    _life: Box<dyn Any + Send>,
+}
+
+impl HealthActor {
+    /// Builds one life of the actor; it begins with what was published last.
+    pub fn new(config: HealthConfig, life: impl Any + Send) -> Self {
+        let judge = Judge::new(Arc::clone(&config.specs), config.inventory.borrow().clone());
+        HealthActor { config, judge, timer: None, _life: Box::new(life) }
+    }
+
+    fn publish(&mut self, context: &mut Context<Self>) {
+        let grants = self.config.grants.borrow().clone();
+        let held = core::held(grants.iter().map(AsRef::as_ref));
+        let now = host::now().boot;
+        let Some(inventory) = self.judge.judge(&held, now) else { return };
+        let before = self.config.inventory.borrow().clone();
+        if before != inventory {
+            report(&before, &inventory);
+            self.config.inventory.send_replace(inventory);
+        }
+        if let Some(timer) = self.timer.take() {
+            context.cancel_future(timer);
+        }
+        if let Some(deadline) = self.judge.next_deadline() {
+            self.timer = Some(context.run_later(deadline.saturating_sub(now), |this, context| {
+                this.timer = None;
+                this.publish(context);
+            }));
+        }
+    }
+}
+
+/// One line for each id whose health changed, and one for each resource that is new; the metrics in any case.
+fn report(before: &Inventory, after: &Inventory) {
+    for (name, offering) in &after.resources {
+        let healthy = offering.devices.values().filter(|offered| offered.health.is_healthy()).count();
+        metrics::devices(name.as_str(), healthy, offering.devices.len() - healthy);
+        let Some(before) = before.resources.get(name) else {
+            tracing::info!(resource = %name, devices = offering.devices.len(), healthy, "offered");
+            continue;
+        };
+        let was: BTreeMap<_, Health> = before.devices.iter().map(|(id, offered)| (id, offered.health)).collect();
+        for (id, offered) in &offering.devices {
+            match (was.get(id), offered.health) {
+                (Some(was), is) if *was == is => {}
+                (_, Health::Unhealthy(reason)) => tracing::warn!(resource = %name, device = %id, %reason, "the device is unhealthy"),
+                (Some(_), Health::Healthy) => tracing::info!(resource = %name, device = %id, "the device is healthy again"),
+                (None, Health::Healthy) => tracing::info!(resource = %name, device = %id, "the device is new"),
+            }
+        }
+        for id in before.devices.keys().filter(|id| !offering.devices.contains_key(*id)) {
+            tracing::info!(resource = %name, device = %id, "the device left the list");
+        }
+    }
+}
+
+impl Actor for HealthActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, context: &mut Self::Context) {
+        // A change of the holders can change the list: what is no longer held may leave it.
+        context.add_stream(WatchStream::from_changes(self.config.grants.clone()));
+        // The first life is told of the first scan anyway; a later one has lost the evidence.
+        if !self.config.inventory.borrow().resources.is_empty() {
+            self.config.rescan.tell(Rescan);
+        }
+    }
+}
+
+impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
+    fn handle(&mut self, _: Arc<Vec<Arc<Grant>>>, context: &mut Self::Context) {
+        self.publish(context);
+    }
+
+    /// The ledger's publisher ends with the daemon only; the actor has other sources.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+impl Handler<Discovered> for HealthActor {
+    type Result = ();
+
+    fn handle(&mut self, Discovered(evidence): Discovered, context: &mut Self::Context) {
+        self.judge.discovered(evidence);
+        self.publish(context);
+    }
+}
+
+impl Handler<Broken> for HealthActor {
+    type Result = ();
+
+    fn handle(&mut self, broken: Broken, context: &mut Self::Context) {
+        self.judge.broken(&broken.resource, &broken.id, broken.reason, host::now().boot);
+        self.publish(context);
+        self.config.rescan.tell(Rescan);
+    }
+}
+
+impl Handler<Crash> for HealthActor {
+    type Result = ();
+
+    #[expect(clippy::panic, reason = "the message asks for it")]
+    fn handle(&mut self, _: Crash, _: &mut Self::Context) {
+        panic!("asked to crash");
+    }
+}

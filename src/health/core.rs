@@ -1,0 +1,171 @@
+//! The judge: evidence in, inventory out. Pure.
+
+use crate::domain::{
+    Device, DeviceClass, DeviceId, Evidence, Grant, Health, Inventory, Offered, Offering, Reason, ResourceName, ResourceSpec,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a free id that is no longer found stays in the list, unhealthy. The kubelet gives out healthy ids only
+/// and our Allocate ends within two seconds: after this long no Allocate for the id can be under way, and a kubelet
+/// of 1.35 or newer cannot stumble over its absence.
+pub(super) const LEAVE_AFTER: Duration = Duration::from_secs(60);
+
+/// Which ids are held, with what is needed to offer them on.
+pub(super) type Held = BTreeMap<ResourceName, BTreeMap<DeviceId, HeldDevice>>;
+
+/// One held id, as its grant remembers it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HeldDevice {
+    key: String,
+    numa_nodes: Vec<u32>,
+}
+
+/// The held ids of the live grants.
+pub(super) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
+    let mut held = Held::new();
+    for grant in grants.filter(|grant| grant.is_live()) {
+        let ids = held.entry(grant.resource.clone()).or_default();
+        for device in &grant.devices {
+            let known = HeldDevice { key: device.key.clone(), numa_nodes: device.numa_nodes.clone() };
+            ids.insert(device.id.clone(), known);
+        }
+    }
+    held
+}
+
+/// The judge's memory.
+#[derive(Debug)]
+pub(super) struct Judge {
+    specs: Arc<[Arc<ResourceSpec>]>,
+    evidence: Option<Arc<Evidence>>,
+    /// Devices that an Allocate found broken, until newer evidence speaks.
+    broken: BTreeMap<DeviceId, (Reason, Duration)>,
+    /// Ids that are in the list although they are not offered any more, and since when.
+    leaving: BTreeMap<(ResourceName, DeviceId), Duration>,
+    inventory: Arc<Inventory>,
+}
+
+impl Judge {
+    /// Begins with what was published last, so that a rebuilt actor drops nothing from the list.
+    pub(super) fn new(specs: Arc<[Arc<ResourceSpec>]>, published: Arc<Inventory>) -> Self {
+        Judge { specs, evidence: None, broken: BTreeMap::new(), leaving: BTreeMap::new(), inventory: published }
+    }
+
+    /// Takes the result of a scan. It overrules what was found broken before it began.
+    pub(super) fn discovered(&mut self, evidence: Arc<Evidence>) {
+        self.broken.retain(|_, (_, at)| *at >= evidence.began.boot);
+        self.evidence = Some(evidence);
+    }
+
+    /// An Allocate found the device behind this id unusable.
+    pub(super) fn broken(&mut self, resource: &ResourceName, id: &DeviceId, reason: Reason, now: Duration) {
+        let offered = self.inventory.resources.get(resource).and_then(|offering| offering.devices.get(id));
+        if let Some(offered) = offered {
+            self.broken.insert(offered.device.id.clone(), (reason, now));
+        }
+    }
+
+    /// When the inventory may change without any event: the next id leaves the list.
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        self.leaving.values().min().map(|since| *since + LEAVE_AFTER)
+    }
+
+    /// Judges everything. `None` before the first evidence: nothing is known, so nothing is said.
+    pub(super) fn judge(&mut self, held: &Held, now: Duration) -> Option<Arc<Inventory>> {
+        let evidence = Arc::clone(self.evidence.as_ref()?);
+        let mut resources = BTreeMap::new();
+        let mut leaving = BTreeMap::new();
+        for spec in self.specs.iter() {
+            let mut devices = self.offered(spec, &evidence);
+            let empty = BTreeMap::new();
+            let held = held.get(&spec.name).unwrap_or(&empty);
+            for (id, device) in self.absent(spec, &devices, held) {
+                let key = (spec.name.clone(), id.clone());
+                let is_held = held.contains_key(&id);
+                let since = self.leaving.get(&key).copied().unwrap_or(now);
+                if is_held || now.saturating_sub(since) < LEAVE_AFTER {
+                    let health = absent_health(spec, &device, is_held, &evidence);
+                    // The wait begins when the last holder has gone.
+                    leaving.extend((!is_held).then_some((key, since)));
+                    devices.insert(id, Offered { device, health });
+                }
+            }
+            resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
+        }
+        self.leaving = leaving;
+        self.inventory = Arc::new(Inventory { resources });
+        Some(Arc::clone(&self.inventory))
+    }
+
+    /// What the resource selects now, share by share.
+    fn offered(&self, spec: &ResourceSpec, evidence: &Evidence) -> BTreeMap<DeviceId, Offered> {
+        let selected = evidence.selected.get(&spec.name).into_iter().flatten();
+        let devices = selected.filter_map(|id| evidence.devices.get(id));
+        let mut offered = BTreeMap::new();
+        for device in devices {
+            let health = match self.broken.get(&device.id) {
+                Some((reason, _)) => Health::Unhealthy(*reason),
+                None if !evidence.has_nodes(device) => Health::Unhealthy(Reason::NodeMissing),
+                None => Health::Healthy,
+            };
+            let one = Offered { device: Arc::clone(device), health };
+            if spec.is_exclusive() {
+                offered.insert(device.id.clone(), one);
+            } else {
+                offered.extend((0..spec.replicas).map(|n| (device.id.share(n), one.clone())));
+            }
+        }
+        offered
+    }
+
+    /// Ids that were offered or are held, and that the resource does not select now.
+    fn absent(
+        &self,
+        spec: &ResourceSpec,
+        offered: &BTreeMap<DeviceId, Offered>,
+        held: &BTreeMap<DeviceId, HeldDevice>,
+    ) -> BTreeMap<DeviceId, Arc<Device>> {
+        let before = self.inventory.resources.get(&spec.name);
+        let remembered = before.into_iter().flat_map(|offering| &offering.devices);
+        let mut absent: BTreeMap<_, _> = remembered.map(|(id, offered)| (id.clone(), Arc::clone(&offered.device))).collect();
+        for (id, known) in held {
+            absent.entry(id.clone()).or_insert_with(|| Arc::new(ghost(spec.class, id, known)));
+        }
+        let other: BTreeSet<DeviceId> = offered.keys().cloned().collect();
+        absent.retain(|id, _| !other.contains(id));
+        absent
+    }
+}
+
+/// The health of an id that its resource does not select now.
+fn absent_health(spec: &ResourceSpec, device: &Device, is_held: bool, evidence: &Evidence) -> Health {
+    let found = evidence.devices.get(&device.id).or_else(|| evidence.devices.values().find(|found| found.key == device.key));
+    let Some(found) = found else { return Health::Unhealthy(Reason::DeviceGone) };
+    let driver = found.pci.as_ref().and_then(|pci| pci.driver.as_ref());
+    if !spec.select.driver.is_empty() && driver.is_none_or(|driver| !spec.select.driver.contains(driver)) {
+        return Health::Unhealthy(Reason::DriverLost);
+    }
+    if !evidence.has_nodes(found) {
+        return Health::Unhealthy(Reason::NodeMissing);
+    }
+    // A holder keeps what it has with the health that the device deserves; nobody new gets it.
+    if is_held { Health::Healthy } else { Health::Unhealthy(Reason::Deselected) }
+}
+
+/// A held device of which only its grant tells.
+fn ghost(class: DeviceClass, id: &DeviceId, known: &HeldDevice) -> Device {
+    Device {
+        id: id.clone(),
+        key: known.key.clone(),
+        class,
+        pci: None,
+        numa_nodes: known.numa_nodes.clone(),
+        nodes: Vec::new(),
+        attributes: BTreeMap::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! The judge's rules as sentences.
+
+use super::*;
+use crate::domain::{ContractKind, DeviceNode, Moment, Select, Timestamp};
+
+fn at(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
+fn spec(replicas: u32) -> Arc<ResourceSpec> {
+    Arc::new(ResourceSpec {
+        name: "example.com/device".parse().unwrap(),
+        class: DeviceClass::Char,
+        contract: ContractKind::Generic,
+        select: Select::default(),
+        exclude: None,
+        paths: Vec::new(),
+        replicas,
+        env: BTreeMap::new(),
+        mounts: Vec::new(),
+    })
+}
+
+fn device(id: &str) -> Arc<Device> {
+    Arc::new(Device {
+        id: DeviceId::new(id),
+        key: format!("dev:/dev/{id}"),
+        class: DeviceClass::Char,
+        pci: None,
+        numa_nodes: vec![1],
+        nodes: vec![DeviceNode::at(format!("/dev/{id}")), DeviceNode::at("/dev/optional").optional()],
+        attributes: BTreeMap::new(),
+    })
+}
+
+fn evidence(secs: u64, found: &[&str], selected: &[&str], missing: &[&str]) -> Arc<Evidence> {
+    Arc::new(Evidence {
+        began: Moment { boot: at(secs), wall: Timestamp(0) },
+        devices: found.iter().map(|id| (DeviceId::new(*id), device(id))).collect(),
+        selected: BTreeMap::from([(spec(1).name.clone(), selected.iter().map(|id| DeviceId::new(*id)).collect())]),
+        missing_nodes: missing.iter().map(|path| (*path).to_owned()).collect(),
+    })
+}
+
+fn holding(ids: &[&str]) -> Held {
+    let known = |id: &&str| (DeviceId::new(*id), HeldDevice { key: format!("dev:/dev/{id}"), numa_nodes: vec![1] });
+    Held::from([(spec(1).name.clone(), ids.iter().map(known).collect())])
+}
+
+fn judge(replicas: u32) -> Judge {
+    Judge::new(Arc::from([spec(replicas)]), Arc::default())
+}
+
+/// The list as `id=health`, in order.
+fn list(inventory: Option<Arc<Inventory>>) -> Vec<String> {
+    let inventory = inventory.unwrap();
+    let offering = inventory.resources.values().next().unwrap();
+    let word = |health: Health| health.reason().map_or("ok", Reason::as_str);
+    offering.devices.iter().map(|(id, offered)| format!("{id}={}", word(offered.health))).collect()
+}
+
+#[test]
+fn nothing_is_said_before_the_first_evidence() {
+    assert_eq!(judge(1).judge(&Held::new(), at(0)), None);
+}
+
+#[test]
+fn a_resource_without_devices_is_offered_empty() {
+    let mut judge = judge(1);
+    judge.discovered(evidence(0, &[], &[], &[]));
+    assert!(list(judge.judge(&Held::new(), at(0))).is_empty());
+}
+
+#[test]
+fn every_replica_follows_its_device() {
+    let mut judge = judge(2);
+    judge.discovered(evidence(0, &["a"], &["a"], &["/dev/a"]));
+    assert_eq!(list(judge.judge(&Held::new(), at(0))), ["a::0=node_missing", "a::1=node_missing"]);
+    judge.discovered(evidence(1, &["a"], &["a"], &["/dev/optional"]));
+    assert_eq!(list(judge.judge(&Held::new(), at(1))), ["a::0=ok", "a::1=ok"]);
+}
+
+#[test]
+fn a_broken_device_stays_unhealthy_until_newer_evidence_clears_it() {
+    let mut judge = judge(2);
+    judge.discovered(evidence(0, &["a"], &["a"], &[]));
+    judge.judge(&Held::new(), at(0));
+    judge.broken(&spec(1).name, &DeviceId::new("a::1"), Reason::NodeMissing, at(5));
+    assert_eq!(list(judge.judge(&Held::new(), at(5))), ["a::0=node_missing", "a::1=node_missing"]);
+    // A scan that had begun before the failure proves nothing.
+    judge.discovered(evidence(4, &["a"], &["a"], &[]));
+    assert_eq!(list(judge.judge(&Held::new(), at(6))), ["a::0=node_missing", "a::1=node_missing"]);
+    judge.discovered(evidence(6, &["a"], &["a"], &[]));
+    assert_eq!(list(judge.judge(&Held::new(), at(7))), ["a::0=ok", "a::1=ok"]);
+}
+
+#[test]
+fn a_free_device_that_vanished_is_unhealthy_for_a_minute_and_then_leaves() {
+    let mut judge = judge(1);
+    judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
+    judge.judge(&Held::new(), at(0));
+    judge.discovered(evidence(10, &["b"], &["b"], &[]));
+    assert_eq!(list(judge.judge(&Held::new(), at(10))), ["a=device_gone", "b=ok"]);
+    assert_eq!(judge.next_deadline(), Some(at(70)));
+    assert_eq!(list(judge.judge(&Held::new(), at(69))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), at(70))), ["b=ok"]);
+    assert_eq!(judge.next_deadline(), None);
+}
+
+#[test]
+fn a_held_device_that_vanished_stays_until_a_minute_after_its_release() {
+    let mut judge = judge(1);
+    judge.discovered(evidence(0, &["a"], &["a"], &[]));
+    judge.judge(&holding(&["a"]), at(0));
+    judge.discovered(evidence(10, &[], &[], &[]));
+    assert_eq!(list(judge.judge(&holding(&["a"]), at(10))), ["a=device_gone"]);
+    assert_eq!(list(judge.judge(&holding(&["a"]), at(100_000))), ["a=device_gone"]);
+    assert_eq!(judge.next_deadline(), None);
+    assert_eq!(list(judge.judge(&Held::new(), at(100_010))), ["a=device_gone"]);
+    assert!(list(judge.judge(&Held::new(), at(100_070))).is_empty());
+}
+
+#[test]
+fn a_held_device_unknown_to_a_new_daemon_is_listed_with_its_numa_node() {
+    let mut judge = judge(1);
+    judge.discovered(evidence(0, &[], &[], &[]));
+    let inventory = judge.judge(&holding(&["a"]), at(0)).unwrap();
+    let offered = &inventory.resources.values().next().unwrap().devices[&DeviceId::new("a")];
+    assert_eq!(offered.health, Health::Unhealthy(Reason::DeviceGone));
+    assert_eq!(offered.device.numa_nodes, [1]);
+}
+
+#[test]
+fn a_deselected_device_keeps_its_health_for_its_holder_only() {
+    let mut judge = judge(1);
+    judge.discovered(evidence(0, &["a"], &["a"], &[]));
+    judge.judge(&holding(&["a"]), at(0));
+    judge.discovered(evidence(10, &["a"], &[], &[]));
+    assert_eq!(list(judge.judge(&holding(&["a"]), at(10))), ["a=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), at(20))), ["a=deselected"]);
+}
+
+#[test]
+fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
+    let mut first = judge(1);
+    first.discovered(evidence(0, &["a"], &["a"], &[]));
+    let published = first.judge(&Held::new(), at(0)).unwrap();
+    let mut second = Judge::new(Arc::from([spec(1)]), published);
+    second.discovered(evidence(10, &[], &[], &[]));
+    assert_eq!(list(second.judge(&Held::new(), at(10))), ["a=device_gone"]);
+}

@@ -1,0 +1,100 @@
+//! Kernel uevents: hints that the hardware changed.
+//!
+//! An event is never believed, only taken as a reason to read sysfs again; the slow poll is the truth. A pod in a
+//! user namespace of its own gets none at all (kernel `lib/kobject_uevent.c`), so their absence proves nothing.
+
+use nix::sys::socket::{self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType};
+use std::io;
+use std::os::fd::OwnedFd;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// One kernel event: which device, and what happened to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Uevent {
+    /// `add`, `remove`, `change`, `bind`, `unbind`, `move`, `online` or `offline`.
+    pub action: String,
+    /// Path below `/sys`.
+    pub devpath: String,
+    /// The subsystem, such as `pci` or `drm`.
+    pub subsystem: Option<String>,
+}
+
+impl Uevent {
+    /// Reads one datagram of the kernel: `ACTION@DEVPATH`, then `KEY=VALUE` fields, each ended by a NUL.
+    ///
+    /// `None` for anything else, udev's own format (it starts with `libudev`) among it.
+    #[must_use]
+    pub fn parse(datagram: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(datagram).ok()?;
+        let mut fields = text.split('\0');
+        let (action, devpath) = fields.next()?.split_once('@')?;
+        let known = !action.is_empty() && action.bytes().all(|byte| byte.is_ascii_lowercase());
+        let subsystem = fields.find_map(|field| field.strip_prefix("SUBSYSTEM=")).map(str::to_owned);
+        (known && devpath.starts_with('/')).then(|| Uevent { action: action.into(), devpath: devpath.into(), subsystem })
+    }
+}
+
+/// The netlink socket of the kernel's event group.
+#[derive(Debug)]
+pub struct UeventSocket(AsyncFd<OwnedFd>);
+
+impl UeventSocket {
+    /// Joins the kernel's group (1); group 2 is udev's.
+    ///
+    /// # Errors
+    /// When the system refuses the socket; discovery then goes by its poll alone.
+    pub fn open() -> io::Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket::socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkKObjectUEvent)?;
+        socket::bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &NetlinkAddr::new(0, 1))?;
+        Ok(UeventSocket(AsyncFd::with_interest(fd, Interest::READABLE)?))
+    }
+
+    /// Waits for the next event of the kernel. `None` means that events were lost: read everything again.
+    ///
+    /// # Errors
+    /// When the socket fails for good.
+    pub async fn next(&self) -> io::Result<Option<Uevent>> {
+        // A kernel event has at most 2 KiB of environment (UEVENT_BUFFER_SIZE) and its header.
+        let mut buffer = [0_u8; 8192];
+        loop {
+            let received = self
+                .0
+                .async_io(Interest::READABLE, |fd| {
+                    let fd = std::os::fd::AsRawFd::as_raw_fd(fd);
+                    let mut parts = [io::IoSliceMut::new(&mut buffer)];
+                    let message = socket::recvmsg::<NetlinkAddr>(fd, &mut parts, None, MsgFlags::empty())?;
+                    Ok((message.bytes, message.address.map(|from| from.pid())))
+                })
+                .await;
+            match received {
+                // Only the kernel has port 0; any process may send to the group's members.
+                Ok((len, Some(0))) => {
+                    if let Some(event) = buffer.get(..len).and_then(Uevent::parse) {
+                        return Ok(Some(event));
+                    }
+                }
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(nix::libc::ENOBUFS) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_format_is_read_and_udevs_is_not() {
+        let datagram = b"unbind@/devices/pci0000:00/0000:00:04.0\0ACTION=unbind\0DEVPATH=/x\0SUBSYSTEM=pci\0SEQNUM=7\0";
+        let event = Uevent::parse(datagram).unwrap();
+        assert_eq!((event.action.as_str(), event.subsystem.as_deref()), ("unbind", Some("pci")));
+        assert_eq!(event.devpath, "/devices/pci0000:00/0000:00:04.0");
+        for other in [&b"libudev\0\xfe\xed\xca\xfe"[..], b"", b"@/x", b"add@x", b"\xff\xfe@/"] {
+            assert_eq!(Uevent::parse(other), None);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Watches directories that may not be there yet.
+//!
+//! inotify follows inodes, not paths: a directory that is removed and made again is another one, and one that is
+//! missing cannot be watched at all. So each wanted directory is watched where it exists, else its nearest existing
+//! ancestor; whatever moves there leads to another try, and the caller is told to look again.
+
+use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use tokio_stream::StreamExt;
+
+/// What happened in a watched directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// An entry was made, moved in, moved out or removed.
+    Entry {
+        /// The wanted directory.
+        dir: PathBuf,
+        /// The entry's name.
+        name: String,
+    },
+    /// Anything may have changed: a wanted directory came or went, or the kernel dropped events.
+    Anything,
+}
+
+/// A set of watched directories. One inotify instance: their number per user is small (128).
+#[derive(Debug)]
+pub struct DirWatch {
+    events: inotify::EventStream<[u8; 4096]>,
+    watches: inotify::Watches,
+    wanted: BTreeSet<PathBuf>,
+    watched: BTreeMap<PathBuf, WatchDescriptor>,
+}
+
+impl DirWatch {
+    /// Watches `dirs`, those that exist now and those that appear later.
+    ///
+    /// # Errors
+    /// When the kernel refuses an inotify instance (`fs.inotify.max_user_instances`).
+    pub fn new(dirs: impl IntoIterator<Item = PathBuf>) -> io::Result<Self> {
+        let inotify = Inotify::init()?;
+        let watches = inotify.watches();
+        let events = inotify.into_event_stream([0; 4096])?;
+        let mut this = DirWatch { events, watches, wanted: dirs.into_iter().collect(), watched: BTreeMap::new() };
+        this.rearm();
+        Ok(this)
+    }
+
+    /// Tries again to watch what is wanted; cheap when nothing changed. Call it on the slow poll too.
+    pub fn rearm(&mut self) {
+        let mut targets = BTreeSet::new();
+        for dir in &self.wanted {
+            targets.extend(dir.ancestors().find(|path| path.is_dir()).map(Path::to_path_buf));
+        }
+        let stale: Vec<PathBuf> = self.watched.keys().filter(|path| !targets.contains(*path)).cloned().collect();
+        for path in stale {
+            if let Some(watch) = self.watched.remove(&path) {
+                // An error means that the directory, and the watch with it, are gone already.
+                drop(self.watches.remove(watch));
+            }
+        }
+        let mask = WatchMask::CREATE
+            | WatchMask::MOVED_TO
+            | WatchMask::MOVED_FROM
+            | WatchMask::DELETE
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF
+            | WatchMask::ONLYDIR;
+        for path in targets {
+            // Adding a watch for an inode that has one returns the same descriptor, so this also repairs a path
+            // that names another inode than before.
+            match self.watches.add(&path, mask) {
+                Ok(watch) => drop(self.watched.insert(path, watch)),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "the directory cannot be watched; the slow poll stands in"),
+            }
+        }
+    }
+
+    /// Waits for the next change.
+    ///
+    /// # Errors
+    /// When inotify itself fails.
+    pub async fn next(&mut self) -> io::Result<Change> {
+        loop {
+            let event = match self.events.next().await {
+                Some(event) => event?,
+                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+            };
+            if event.mask.intersects(EventMask::Q_OVERFLOW | EventMask::DELETE_SELF | EventMask::MOVE_SELF) {
+                self.watched.retain(|_, watch| *watch != event.wd);
+                self.rearm();
+                return Ok(Change::Anything);
+            }
+            let Some(dir) = self.watched.iter().find(|(_, watch)| **watch == event.wd).map(|(dir, _)| dir.clone()) else {
+                continue;
+            };
+            let name = event.name.map(|name| name.to_string_lossy().into_owned());
+            // A step on the way to a wanted directory appeared or went.
+            let path = name.as_ref().map(|name| dir.join(name));
+            if path.is_some_and(|path| self.wanted.iter().any(|wanted| wanted.starts_with(&path))) {
+                self.rearm();
+                return Ok(Change::Anything);
+            }
+            if let Some(name) = name.filter(|_| self.wanted.contains(&dir)) {
+                return Ok(Change::Entry { dir, name });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    async fn wait_for(watch: &mut DirWatch, wanted: &Change) {
+        let search = async { while watch.next().await.unwrap() != *wanted {} };
+        tokio::time::timeout(Duration::from_secs(10), search).await.expect("the change is seen");
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_appears_goes_and_comes_again_is_followed() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("kubelet/device-plugins");
+        let mut watch = DirWatch::new([dir.clone()]).unwrap();
+        for round in 0..3 {
+            std::fs::create_dir_all(&dir).unwrap();
+            wait_for(&mut watch, &Change::Anything).await;
+            watch.rearm();
+            let name = format!("kubelet{round}.sock");
+            std::fs::write(dir.join(&name), "").unwrap();
+            wait_for(&mut watch, &Change::Entry { dir: dir.clone(), name }).await;
+            std::fs::remove_dir_all(root.path().join("kubelet")).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn noise_beside_the_way_to_a_directory_is_not_reported() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("plugins");
+        let mut watch = DirWatch::new([dir.clone()]).unwrap();
+        std::fs::write(root.path().join("noise"), "").unwrap();
+        std::fs::create_dir(&dir).unwrap();
+        assert_eq!(watch.next().await.unwrap(), Change::Anything);
+    }
+}

@@ -1,0 +1,271 @@
+//! The shell: performs what the machines decide, and reports to them what came of it.
+
+use super::core::{Event, Machine, State};
+use crate::domain::{KubeletGeneration, ResourceName};
+use crate::host;
+use crate::kubelet::register::{REGISTER_DEADLINE, RegisterError, Registrar};
+use crate::messages::{Bind, Crash, KubeletSeen, Mailbox, RegistrationNumber, Retire, SocketLost, StreamEnded, StreamOpened};
+use crate::telemetry::metrics;
+use actix::{Actor, AsyncContext, Context, Handler, Message, SpawnHandle};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// One resource's place in the kubelet, for `status` and readiness.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ResourceStatus {
+    /// Whether the kubelet has opened our stream.
+    pub registered: bool,
+    /// Whether there is no kubelet to register with.
+    pub awaiting_kubelet: bool,
+    /// From the begin of the last registration to its stream, in microseconds.
+    pub last_registration_us: Option<u64>,
+}
+
+/// What the actor needs; the same for every life.
+#[derive(Debug, Clone)]
+pub struct RegistrationConfig {
+    /// `<kubelet-dir>/device-plugins/kubelet.sock`.
+    pub kubelet_socket: PathBuf,
+    /// The resources to register.
+    pub resources: Arc<[ResourceName]>,
+    /// Makes sockets.
+    pub bind: Mailbox<Bind>,
+    /// Closes superseded sockets.
+    pub retire: Mailbox<Retire>,
+    /// The kubelet's socket as last seen by the host watch.
+    pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// Where the state of every resource is published.
+    pub status: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
+}
+
+struct Resource {
+    machine: Machine,
+    /// The Register under way: at most one, so that two never race in the kubelet.
+    under_way: Option<tokio::task::JoinHandle<()>>,
+    begun_at: Duration,
+    took: Option<Duration>,
+    retired: RegistrationNumber,
+    /// The last failure that was logged: the same one again is no news.
+    said: Option<String>,
+}
+
+/// The actor.
+pub struct Registration {
+    config: RegistrationConfig,
+    resources: BTreeMap<ResourceName, Resource>,
+    timer: Option<SpawnHandle>,
+    _life: Box<dyn Any + Send>,
+}
+
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registration").field("resources", &self.resources.keys()).finish_non_exhaustive()
+    }
+}
+
+impl Registration {
+    /// Builds one life of the actor. A life knows nothing of the streams of the one before it and registers anew,
+    /// which the kubelet takes without a dip. `number` counts the lives: registrations never share a number.
+    pub fn new(config: RegistrationConfig, number: u64, life: impl Any + Send) -> Self {
+        let now = host::now().boot;
+        let resource = |name: &ResourceName| {
+            let machine = Machine::new(now, number << 20);
+            (name.clone(), Resource { machine, under_way: None, begun_at: now, took: None, retired: 0, said: None })
+        };
+        let resources = config.resources.iter().map(resource).collect();
+        Registration { config, resources, timer: None, _life: Box::new(life) }
+    }
+
+    fn on(&mut self, name: &ResourceName, event: Event, context: &mut Context<Self>) {
+        let now = host::now().boot;
+        let Some(resource) = self.resources.get_mut(name) else { return };
+        let was_registered = resource.machine.is_registered();
+        let begin = resource.machine.on(event, now);
+        if let Some(number) = begin {
+            if let Some(superseded) = resource.under_way.take() {
+                superseded.abort();
+            }
+            resource.begun_at = now;
+            let attempt = attempt(self.config.clone(), name.clone(), number, context.address().recipient());
+            resource.under_way = Some(tokio::spawn(attempt));
+        }
+        if !was_registered && resource.machine.is_registered() {
+            let took = now.saturating_sub(resource.begun_at);
+            resource.took = Some(took);
+            resource.said = None;
+            tracing::info!(resource = %name, ms = took.as_secs_f64() * 1e3, "registered with the kubelet");
+        }
+        let settled = matches!(resource.machine.state(), State::Steady | State::Settling { .. });
+        if settled && resource.retired != resource.machine.latest() {
+            resource.retired = resource.machine.latest();
+            self.config.retire.tell(Retire { resource: name.clone(), newest: resource.retired });
+        }
+        self.publish();
+        self.arm(context);
+    }
+
+    fn on_all(&mut self, event: Event, context: &mut Context<Self>) {
+        let names: Vec<ResourceName> = self.resources.keys().cloned().collect();
+        for name in names {
+            self.on(&name, event, context);
+        }
+    }
+
+    fn publish(&self) {
+        let status = |resource: &Resource| ResourceStatus {
+            registered: resource.machine.is_registered(),
+            awaiting_kubelet: matches!(resource.machine.state(), State::AwaitingKubelet { .. }),
+            last_registration_us: resource.took.and_then(|took| u64::try_from(took.as_micros()).ok()),
+        };
+        let all = self.resources.iter().map(|(name, resource)| (name.clone(), status(resource))).collect();
+        self.config.status.send_if_modified(|published| {
+            let changed = *published != all;
+            *published = all;
+            changed
+        });
+    }
+
+    /// One timer for all machines, at the earliest deadline.
+    fn arm(&mut self, context: &mut Context<Self>) {
+        if let Some(timer) = self.timer.take() {
+            context.cancel_future(timer);
+        }
+        if let Some(deadline) = self.resources.values().filter_map(|resource| resource.machine.next_deadline()).min() {
+            let wait = deadline.saturating_sub(host::now().boot);
+            self.timer = Some(context.run_later(wait, |this, context| {
+                this.timer = None;
+                this.on_all(Event::Tick, context);
+            }));
+        }
+    }
+
+    /// Logs a failure once, until another one takes its place.
+    fn say(&mut self, name: &ResourceName, problem: String) {
+        if let Some(resource) = self.resources.get_mut(name)
+            && resource.said.as_ref() != Some(&problem)
+        {
+            tracing::warn!(resource = %name, "{problem}");
+            resource.said = Some(problem);
+        }
+    }
+}
+
+/// What came of one attempt.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+struct Attempted {
+    resource: ResourceName,
+    number: RegistrationNumber,
+    outcome: Outcome,
+}
+
+#[derive(Debug)]
+enum Outcome {
+    Registered,
+    Absent(String),
+    Failed(String),
+}
+
+/// One registration: is the kubelet there? Then a socket of its own, then Register.
+async fn attempt(config: RegistrationConfig, resource: ResourceName, number: RegistrationNumber, report: actix::Recipient<Attempted>) {
+    let outcome = match register(&config, &resource, number).await {
+        Ok(()) => Outcome::Registered,
+        Err(outcome) => outcome,
+    };
+    if !matches!(outcome, Outcome::Absent(_)) {
+        metrics::registered(resource.as_str(), matches!(outcome, Outcome::Registered));
+    }
+    // The actor may have died meanwhile; its next life registers anew.
+    drop(report.send(Attempted { resource, number, outcome }).await);
+}
+
+async fn register(config: &RegistrationConfig, resource: &ResourceName, number: RegistrationNumber) -> Result<(), Outcome> {
+    let failed = |error: RegisterError| match error {
+        RegisterError::Absent(_) => Outcome::Absent(error.to_string()),
+        RegisterError::Refused(_) => Outcome::Failed(error.to_string()),
+    };
+    let registrar = Registrar::connect(&config.kubelet_socket).await.map_err(failed)?;
+    let bind = Bind { resource: resource.clone(), registration: number };
+    let bound = config.bind.call(bind, REGISTER_DEADLINE).await.map_err(|error| Outcome::Failed(error.to_string()))?;
+    let endpoint = bound.map_err(Outcome::Failed)?;
+    registrar.register(resource, &endpoint).await.map_err(failed)
+}
+
+impl Actor for Registration {
+    type Context = Context<Self>;
+
+    fn started(&mut self, context: &mut Self::Context) {
+        let kubelet = *self.config.kubelet.borrow();
+        self.on_all(Event::Kubelet(kubelet), context);
+        // Without a kubelet to be seen, one try says so.
+        self.on_all(Event::Tick, context);
+    }
+}
+
+impl Handler<Attempted> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, Attempted { resource, number, outcome }: Attempted, context: &mut Self::Context) {
+        match outcome {
+            Outcome::Registered => self.on(&resource, Event::Registered(number), context),
+            Outcome::Absent(problem) => {
+                self.say(&resource, format!("waiting for the kubelet: {problem}"));
+                self.on(&resource, Event::Absent(number), context);
+            }
+            Outcome::Failed(problem) => {
+                self.say(&resource, problem);
+                // The sockets of earlier failures are of no use to anybody.
+                self.config.retire.tell(Retire { resource: resource.clone(), newest: number });
+                self.on(&resource, Event::Refused(number), context);
+            }
+        }
+    }
+}
+
+impl Handler<KubeletSeen> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, KubeletSeen(kubelet): KubeletSeen, context: &mut Self::Context) {
+        self.on_all(Event::Kubelet(kubelet), context);
+    }
+}
+
+impl Handler<StreamOpened> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, message: StreamOpened, context: &mut Self::Context) {
+        self.on(&message.resource, Event::StreamOpened(message.registration), context);
+    }
+}
+
+impl Handler<StreamEnded> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, message: StreamEnded, context: &mut Self::Context) {
+        metrics::stream_ended(message.resource.as_str());
+        tracing::info!(resource = %message.resource, "the kubelet's stream ended");
+        self.on(&message.resource, Event::StreamEnded(message.registration), context);
+    }
+}
+
+impl Handler<SocketLost> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, message: SocketLost, context: &mut Self::Context) {
+        tracing::warn!(resource = %message.resource, "the socket file was removed by somebody else; registering on a new one");
+        self.on(&message.resource, Event::SocketLost(message.registration), context);
+    }
+}
+
+impl Handler<Crash> for Registration {
+    type Result = ();
+
+    #[expect(clippy::panic, reason = "the message asks for it")]
+    fn handle(&mut self, _: Crash, _: &mut Self::Context) {
+        panic!("asked to crash");
+    }
+}

@@ -1,0 +1,248 @@
+//! The registration of one resource, as a pure machine: events and the time in, Register out.
+//!
+//! ```text
+//!                    kubelet seen                       ok
+//!   AwaitingKubelet ─────────────▶ Registering ──────────────────▶ AwaitingStream(250 ms)
+//!        ▲  nobody listens │         ▲   ▲ │ refused                   │ opened      │ none came
+//!        └─────────────────┘         │   │ ▼                           ▼             ▼
+//!                          due ──────┘   BackingOff ◀── stream ended ─ Settling ──▶ (BackingOff)
+//!                                                                      │ due: Register once more
+//!                                        stream ended, socket lost ─── Steady
+//!   kubelet seen with another generation, from any state ─▶ Registering
+//! ```
+//!
+//! `AwaitingKubelet` also tries again on its own, slowly: a missed inotify event must not strand a resource.
+
+use crate::domain::KubeletGeneration;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The kubelet opens ListAndWatch right after Register, usually before its answer arrives.
+pub(super) const STREAM_DEADLINE: Duration = Duration::from_millis(250);
+/// After a recovery the kubelet may have stopped the new endpoint without closing its stream; one more Register
+/// gives it a fresh one. Later than the goroutine that does the stopping could still run.
+pub(super) const SETTLE_AFTER: Duration = Duration::from_millis(700);
+/// Waits between tries, in milliseconds. The first try after a loss does not wait; the last one repeats.
+const BACKOFF_MS: [u64; 10] = [0, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
+/// How often an absent kubelet is tried without being told that it is back.
+const ABSENT_RETRY: Duration = Duration::from_secs(10);
+/// A stream that lived this long ends a series of failures.
+const PROVEN_AFTER: Duration = Duration::from_secs(1);
+
+/// What the machine is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    /// The kubelet's socket is there (with this identity), or is not.
+    Kubelet(Option<KubeletGeneration>),
+    /// Register succeeded.
+    Registered(u64),
+    /// Register failed: the kubelet answered with an error, or our own socket could not be made.
+    Refused(u64),
+    /// Register failed: nobody listens on the kubelet's socket.
+    Absent(u64),
+    /// A stream opened on the socket of this registration.
+    StreamOpened(u64),
+    /// A stream on the socket of this registration ended.
+    StreamEnded(u64),
+    /// The file of this registration's socket is gone.
+    SocketLost(u64),
+    /// Time has passed.
+    Tick,
+}
+
+/// What is known of the resource's place in the kubelet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// No kubelet to register with.
+    AwaitingKubelet { retry_at: Duration },
+    /// A Register is under way; whether it will succeed is not known.
+    Registering,
+    /// The last try failed or its stream ended; the next one is due.
+    BackingOff { until: Duration },
+    /// Registered; whether the kubelet will open the stream is not known.
+    AwaitingStream { until: Duration },
+    /// The stream is open, after a loss; whether the kubelet has really kept the endpoint is not known.
+    Settling { until: Duration },
+    /// Registered, the stream is open, nothing is due.
+    Steady,
+}
+
+/// The machine of one resource.
+#[derive(Debug)]
+pub(super) struct Machine {
+    state: State,
+    kubelet: Option<KubeletGeneration>,
+    /// The latest registration that was begun.
+    latest: u64,
+    /// Open streams of each registration.
+    streams: BTreeMap<u64, u32>,
+    /// Tries since the last proven stream.
+    tries: usize,
+    /// Since when the latest registration's stream has been open.
+    opened_at: Option<Duration>,
+    /// Whether the next open stream has to be settled.
+    unsettled: bool,
+}
+
+impl Machine {
+    /// A machine that has not registered yet. Its registrations are numbered from `base` + 1.
+    pub(super) fn new(now: Duration, base: u64) -> Self {
+        Machine {
+            state: State::AwaitingKubelet { retry_at: now },
+            kubelet: None,
+            latest: base,
+            streams: BTreeMap::new(),
+            tries: 0,
+            opened_at: None,
+            unsettled: false,
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
+    /// Whether the kubelet has the resource, as far as can be known: its stream is open.
+    pub(super) fn is_registered(&self) -> bool {
+        let settling = self.state == State::Registering && self.is_open(self.latest.wrapping_sub(1));
+        settling || matches!(self.state, State::Settling { .. } | State::Steady)
+    }
+
+    /// The latest registration, while its socket matters.
+    pub(super) fn latest(&self) -> u64 {
+        self.latest
+    }
+
+    /// When `Tick` is due.
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        match self.state {
+            State::AwaitingKubelet { retry_at: until }
+            | State::BackingOff { until }
+            | State::AwaitingStream { until }
+            | State::Settling { until } => Some(until),
+            // A Register under way has its own deadline and always ends in an event.
+            State::Registering | State::Steady => None,
+        }
+    }
+
+    /// Takes one event. `Some` is the number of the registration to begin now.
+    pub(super) fn on(&mut self, event: Event, now: Duration) -> Option<u64> {
+        match event {
+            Event::Kubelet(None) => {
+                self.kubelet = None;
+                None
+            }
+            Event::Kubelet(Some(generation)) => {
+                let is_new = self.kubelet.replace(generation) != Some(generation);
+                // Another kubelet knows nothing of us: what is under way with the old one no longer matters.
+                is_new.then(|| {
+                    self.tries = 0;
+                    self.register()
+                })
+            }
+            Event::StreamOpened(number) => {
+                *self.streams.entry(number).or_default() += 1;
+                if number == self.latest {
+                    self.opened_at.get_or_insert(now);
+                    if matches!(self.state, State::AwaitingStream { .. }) {
+                        self.arrive(now);
+                    }
+                }
+                None
+            }
+            Event::StreamEnded(number) => {
+                if let Some(open) = self.streams.get_mut(&number) {
+                    *open -= 1;
+                    if *open == 0 {
+                        self.streams.remove(&number);
+                    }
+                }
+                self.lost(now)
+            }
+            Event::SocketLost(number) if number == self.latest => self.lost(now),
+            Event::Registered(number) if self.is_under_way(number) => {
+                self.state = State::AwaitingStream { until: now + STREAM_DEADLINE };
+                if self.is_open(number) {
+                    self.arrive(now);
+                }
+                None
+            }
+            Event::Refused(number) if self.is_under_way(number) => {
+                self.back_off(now);
+                self.due(now)
+            }
+            Event::Absent(number) if self.is_under_way(number) => {
+                // Between its bind and its listen a new kubelet refuses for an instant: the first tries are quick.
+                if self.tries < BACKOFF_MS.len() {
+                    self.back_off(now);
+                } else {
+                    self.state = State::AwaitingKubelet { retry_at: now + ABSENT_RETRY };
+                }
+                self.due(now)
+            }
+            Event::Tick => self.due(now),
+            // News of a registration that has been superseded.
+            Event::SocketLost(_) | Event::Registered(_) | Event::Refused(_) | Event::Absent(_) => None,
+        }
+    }
+
+    fn is_under_way(&self, number: u64) -> bool {
+        self.state == State::Registering && number == self.latest
+    }
+
+    fn is_open(&self, number: u64) -> bool {
+        self.streams.contains_key(&number)
+    }
+
+    /// The stream of the latest registration is there.
+    fn arrive(&mut self, now: Duration) {
+        self.state = if std::mem::take(&mut self.unsettled) { State::Settling { until: now + SETTLE_AFTER } } else { State::Steady };
+    }
+
+    /// A stream or a socket was lost: the kubelet may have dropped the resource, whichever registration it was.
+    fn lost(&mut self, now: Duration) -> Option<u64> {
+        self.unsettled = true;
+        match self.state {
+            // The Register under way may be the one that was cut off (it can still succeed, with its stream gone):
+            // its own end or its missing stream leads on.
+            State::Registering | State::AwaitingKubelet { .. } | State::BackingOff { .. } => None,
+            State::AwaitingStream { .. } | State::Settling { .. } | State::Steady => {
+                if self.opened_at.is_some_and(|opened| now.saturating_sub(opened) >= PROVEN_AFTER) {
+                    self.tries = 0;
+                }
+                self.back_off(now);
+                self.due(now)
+            }
+        }
+    }
+
+    fn back_off(&mut self, now: Duration) {
+        let step = BACKOFF_MS.get(self.tries).or(BACKOFF_MS.last()).copied().unwrap_or_default();
+        self.state = State::BackingOff { until: now + Duration::from_millis(step) };
+    }
+
+    /// Does what is due at `now`.
+    fn due(&mut self, now: Duration) -> Option<u64> {
+        match self.state {
+            State::AwaitingKubelet { retry_at } if retry_at <= now => Some(self.register()),
+            State::BackingOff { until } | State::Settling { until } if until <= now => Some(self.register()),
+            State::AwaitingStream { until } if until <= now => {
+                self.unsettled = true;
+                self.back_off(now);
+                self.due(now)
+            }
+            _ => None,
+        }
+    }
+
+    fn register(&mut self) -> u64 {
+        self.latest += 1;
+        self.tries = self.tries.saturating_add(1);
+        self.opened_at = None;
+        self.state = State::Registering;
+        self.latest
+    }
+}
+
+#[cfg(test)]
+mod tests;

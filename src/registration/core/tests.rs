@@ -1,0 +1,183 @@
+//! Each race of the kubelet as a sentence, and a property over all of them.
+
+use super::*;
+use proptest::prelude::*;
+
+const KUBELET: KubeletGeneration = KubeletGeneration { inode: 1, ctime_ns: 1 };
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A machine whose first registration (number 1) is open and proven at 10 s.
+fn steady() -> Machine {
+    let mut machine = Machine::new(ms(0), 0);
+    assert_eq!(machine.on(Event::Kubelet(Some(KUBELET)), ms(0)), Some(1));
+    assert_eq!(machine.on(Event::Registered(1), ms(2)), None);
+    assert_eq!(machine.on(Event::StreamOpened(1), ms(3)), None);
+    assert_eq!(machine.state(), State::Steady);
+    assert_eq!(machine.next_deadline(), None);
+    machine
+}
+
+#[test]
+fn the_stream_may_come_before_the_answer_to_register() {
+    let mut machine = Machine::new(ms(0), 0);
+    machine.on(Event::Kubelet(Some(KUBELET)), ms(0));
+    machine.on(Event::StreamOpened(1), ms(1));
+    machine.on(Event::Registered(1), ms(2));
+    assert_eq!(machine.state(), State::Steady);
+}
+
+#[test]
+fn a_register_without_a_stream_is_repeated_after_250_ms() {
+    let mut machine = Machine::new(ms(0), 0);
+    machine.on(Event::Kubelet(Some(KUBELET)), ms(0));
+    machine.on(Event::Registered(1), ms(1));
+    assert_eq!(machine.on(Event::Tick, ms(250)), None);
+    assert_eq!(machine.next_deadline(), Some(ms(251)));
+    assert_eq!(machine.on(Event::Tick, ms(251)), None);
+    assert_eq!(machine.on(Event::Tick, machine.next_deadline().unwrap()), Some(2));
+}
+
+#[test]
+fn a_lost_stream_is_answered_at_once_and_settled_later() {
+    let mut machine = steady();
+    assert_eq!(machine.on(Event::StreamEnded(1), ms(10_000)), Some(2));
+    machine.on(Event::Registered(2), ms(10_001));
+    machine.on(Event::StreamOpened(2), ms(10_002));
+    assert_eq!(machine.state(), State::Settling { until: ms(10_002) + SETTLE_AFTER });
+    assert!(machine.is_registered());
+    assert_eq!(machine.on(Event::Tick, ms(10_002) + SETTLE_AFTER), Some(3));
+    assert!(!machine.is_registered() || machine.is_open(2));
+    machine.on(Event::Registered(3), ms(10_800));
+    machine.on(Event::StreamOpened(3), ms(10_801));
+    assert_eq!(machine.state(), State::Steady);
+}
+
+#[test]
+fn the_late_end_of_a_superseded_stream_leads_to_register_too() {
+    let mut machine = steady();
+    machine.on(Event::StreamEnded(1), ms(10_000));
+    machine.on(Event::Registered(2), ms(10_001));
+    machine.on(Event::StreamOpened(2), ms(10_002));
+    // The settling registration leaves the stream of number 2 open beside its own.
+    machine.on(Event::Tick, ms(10_702));
+    machine.on(Event::Registered(3), ms(10_703));
+    machine.on(Event::StreamOpened(3), ms(10_704));
+    assert_eq!(machine.on(Event::StreamEnded(2), ms(20_000)), Some(4));
+}
+
+#[test]
+fn a_new_kubelet_is_answered_from_every_state() {
+    let other = |n| Event::Kubelet(Some(KubeletGeneration { inode: n, ctime_ns: 1 }));
+    let mut machine = steady();
+    assert_eq!(machine.on(other(2), ms(5_000)), Some(2), "steady");
+    assert_eq!(machine.on(other(3), ms(5_001)), Some(3), "registering");
+    machine.on(Event::Registered(3), ms(5_002));
+    assert_eq!(machine.on(other(4), ms(5_003)), Some(4), "awaiting the stream");
+    machine.on(Event::Refused(4), ms(5_004));
+    assert_eq!(machine.on(other(5), ms(5_004)), Some(5), "backing off");
+    assert_eq!(machine.on(other(5), ms(5_005)), None, "the same kubelet seen again is no news");
+}
+
+#[test]
+fn an_absent_kubelet_is_tried_quickly_then_slowly() {
+    let mut machine = steady();
+    let mut now = ms(10_000);
+    let mut tries = 1;
+    let mut number = machine.on(Event::StreamEnded(1), now).unwrap();
+    while !matches!(machine.state(), State::AwaitingKubelet { .. }) {
+        number = machine.on(Event::Absent(number), now).unwrap_or(number);
+        if matches!(machine.state(), State::BackingOff { .. }) {
+            now = machine.next_deadline().unwrap();
+            number = machine.on(Event::Tick, now).unwrap();
+            tries += 1;
+        }
+    }
+    assert_eq!(tries, BACKOFF_MS.len());
+    assert_eq!(machine.next_deadline(), Some(now + ABSENT_RETRY));
+}
+
+#[test]
+fn news_of_a_superseded_registration_changes_nothing() {
+    let mut machine = steady();
+    machine.on(Event::StreamEnded(1), ms(10_000));
+    for stale in [Event::Registered(1), Event::Refused(1), Event::Absent(1), Event::SocketLost(1)] {
+        assert_eq!(machine.on(stale, ms(10_001)), None);
+        assert_eq!(machine.state(), State::Registering);
+    }
+}
+
+#[test]
+fn a_lost_socket_of_our_own_leads_to_register() {
+    assert_eq!(steady().on(Event::SocketLost(1), ms(60_000)), Some(2));
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let number = 0..12_u64;
+    prop_oneof![
+        (0..4_u64).prop_map(|n| Event::Kubelet((n > 0).then_some(KubeletGeneration { inode: n, ctime_ns: 0 }))),
+        number.clone().prop_map(Event::Registered),
+        number.clone().prop_map(Event::Refused),
+        number.clone().prop_map(Event::Absent),
+        number.clone().prop_map(Event::StreamOpened),
+        number.clone().prop_map(Event::StreamEnded),
+        number.prop_map(Event::SocketLost),
+        Just(Event::Tick),
+    ]
+}
+
+proptest! {
+    /// Whatever happened, in whatever order: once the kubelet behaves, the resource is registered and stays so.
+    #[test]
+    fn after_any_history_a_working_kubelet_gets_the_resource(history in proptest::collection::vec((any_event(), 0..400_u64), 0..60)) {
+        let mut machine = Machine::new(ms(0), 0);
+        let mut now = ms(0);
+        let mut begun = Vec::new();
+        for (event, wait) in history {
+            now += ms(wait);
+            begun.extend(machine.on(event, now));
+        }
+        prop_assert!(begun.windows(2).all(|pair| pair[0] < pair[1]), "a registration number is never used twice");
+        // From here on Register succeeds and the stream comes.
+        let mut under_way = (machine.state() == State::Registering).then_some(machine.latest());
+        for _ in 0..8 {
+            if let Some(number) = under_way.take() {
+                under_way = machine.on(Event::Registered(number), now);
+                under_way = machine.on(Event::StreamOpened(number), now).or(under_way);
+            } else if let Some(deadline) = machine.next_deadline() {
+                now = now.max(deadline);
+                under_way = machine.on(Event::Tick, now);
+            } else if machine.state() != State::Steady {
+                prop_assert!(false, "stuck in {:?}", machine.state());
+            }
+        }
+        prop_assert_eq!(machine.state(), State::Steady);
+        prop_assert!(machine.is_registered());
+    }
+
+    /// A war over the resource is bounded: streams that keep ending do not make a busy loop.
+    #[test]
+    fn streams_that_keep_ending_do_not_make_a_busy_loop(lifetimes in proptest::collection::vec(0..900_u64, 50)) {
+        let mut machine = steady();
+        let start = ms(10_000);
+        let mut now = start;
+        let mut registers = 0_u32;
+        let mut open = 1;
+        for lifetime in lifetimes {
+            now += ms(lifetime);
+            let mut begun = machine.on(Event::StreamEnded(open), now);
+            while begun.is_none() {
+                now = now.max(machine.next_deadline().unwrap());
+                begun = machine.on(Event::Tick, now);
+            }
+            open = begun.unwrap();
+            registers += 1;
+            machine.on(Event::Registered(open), now);
+            machine.on(Event::StreamOpened(open), now);
+        }
+        let seconds = (now - start).as_secs_f64();
+        prop_assert!(f64::from(registers) <= 10.0 + 20.0 * seconds, "{registers} registers in {seconds} s");
+    }
+}

@@ -1,0 +1,177 @@
+//! The shell: makes sockets, and answers Allocate in one order — decide, look, record, answer.
+
+use super::core;
+use super::plugin::{Plugin, Shared};
+use super::sockets::Sockets;
+use crate::contract;
+use crate::domain::{AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal};
+use crate::host::{self, HostRoot};
+use crate::kubelet::proto::v1beta1::device_plugin_server::DevicePluginServer;
+use crate::messages::{Allocate, AllocateError, Bind, Broken, Crash, Mailbox, Record, Retire, StreamEnded, StreamOpened};
+use actix::{Actor, Context, Handler, ResponseFuture};
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{RwLock, watch};
+use tokio_stream::wrappers::UnixListenerStream;
+
+/// How long an Allocate waits for the ledger, and for health to publish a broken device.
+const RECORD_DEADLINE: Duration = Duration::from_millis(1800);
+const BROKEN_DEADLINE: Duration = Duration::from_millis(200);
+
+/// A request of the kubelet lists every free id: 60,000 of them stay below this.
+const REQUEST_BYTES_MAX: usize = 16 << 20;
+
+/// What the actor needs; the same for every life.
+#[derive(Debug, Clone)]
+pub struct ServingConfig {
+    /// What is offered.
+    pub inventory: watch::Receiver<Arc<Inventory>>,
+    /// The table of sockets, which outlives the actor.
+    pub sockets: Arc<Sockets>,
+    /// Where device nodes are looked for.
+    pub host_root: HostRoot,
+    /// This boot's identity.
+    pub boot_id: String,
+    /// The kubelet's socket as last seen by the host watch.
+    pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// The ledger.
+    pub record: Mailbox<Record>,
+    /// Health.
+    pub broken: Mailbox<Broken>,
+    /// This actor itself, across its deaths: where the kubelet's calls go.
+    pub allocate: Mailbox<Allocate>,
+    /// Registration.
+    pub opened: Mailbox<StreamOpened>,
+    /// Registration.
+    pub ended: Mailbox<StreamEnded>,
+    /// Keeps pod listings and Allocates apart.
+    pub gate: Arc<RwLock<()>>,
+    /// Becomes true when the streams should end.
+    pub drain: watch::Receiver<bool>,
+}
+
+/// The actor.
+#[derive(Debug)]
+pub struct Serving {
+    config: ServingConfig,
+    _life: Box<dyn Any + Send>,
+}
+
+impl Serving {
+    /// Builds one life of the actor.
+    pub fn new(config: ServingConfig, life: impl Any + Send) -> Self {
+        Serving { config, _life: Box::new(life) }
+    }
+
+    /// Decides, and says what the container gets and what the ledger has to know; changes nothing.
+    fn prepare(&self, request: &Allocate) -> Result<(ContainerEdits, Grant), Refusal> {
+        let Allocate { alloc_id, resource, ids } = request;
+        let inventory = self.config.inventory.borrow().clone();
+        let offering = inventory.resources.get(resource).ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
+        let offered = core::decide(offering, ids)?;
+        // The list may be older than the loss of a node.
+        for (id, offered) in ids.iter().zip(&offered) {
+            let missing = |node: &crate::domain::DeviceNode| node.required && !self.config.host_root.node_exists(&node.host);
+            if offered.device.nodes.iter().any(missing) {
+                return Err(Refusal::Unhealthy { resource: resource.clone(), id: id.clone(), reason: Reason::NodeMissing });
+            }
+        }
+        let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
+        let mut edits = contract::edits(&offering.spec, &devices);
+        edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
+        let granted = |(id, device): (&crate::domain::DeviceId, &&Device)| GrantedDevice {
+            id: id.clone(),
+            key: device.key.clone(),
+            numa_nodes: device.numa_nodes.clone(),
+        };
+        let grant = Grant {
+            alloc_id: alloc_id.clone(),
+            resource: resource.clone(),
+            devices: ids.iter().zip(&devices).map(granted).collect(),
+            edits: edits.clone(),
+            boot_id: self.config.boot_id.clone(),
+            kubelet: *self.config.kubelet.borrow(),
+            granted_at: host::now().wall,
+            version: env!("CARGO_PKG_VERSION").into(),
+            state: GrantState::Granted,
+        };
+        Ok((edits, grant))
+    }
+}
+
+impl Actor for Serving {
+    type Context = Context<Self>;
+}
+
+impl Handler<Allocate> for Serving {
+    type Result = ResponseFuture<Result<ContainerEdits, AllocateError>>;
+
+    fn handle(&mut self, request: Allocate, _: &mut Self::Context) -> Self::Result {
+        let prepared = self.prepare(&request);
+        let (record, broken) = (self.config.record.clone(), self.config.broken.clone());
+        Box::pin(async move {
+            let (edits, grant) = match prepared {
+                Ok(prepared) => prepared,
+                Err(error) => {
+                    if let Refusal::Unhealthy { resource, id, reason } = &error {
+                        let news = Broken { resource: resource.clone(), id: id.clone(), reason: *reason };
+                        // The kubelet should learn of it before it tries again; the error does not wait for long.
+                        drop(broken.call(news, BROKEN_DEADLINE).await);
+                    }
+                    return Err(error.into());
+                }
+            };
+            let resource = grant.resource.clone();
+            let not_recorded = |why: String| AllocateError::NotRecorded { resource, why };
+            match record.call(Record(grant), RECORD_DEADLINE).await {
+                Ok(Ok(())) => Ok(edits),
+                Ok(Err(error)) => Err(not_recorded(error.to_string())),
+                Err(error) => Err(not_recorded(error.to_string())),
+            }
+        })
+    }
+}
+
+impl Handler<Bind> for Serving {
+    type Result = Result<String, String>;
+
+    fn handle(&mut self, Bind { resource, registration }: Bind, _: &mut Self::Context) -> Self::Result {
+        let ServingConfig { inventory, sockets, allocate, opened, ended, gate, drain, .. } = self.config.clone();
+        let problem = |error| format!("no socket can be made in `{}`: {error}", sockets.directory().display());
+        let bound = sockets.bind(&resource, registration).map_err(problem)?;
+        let shared = Shared { inventory, allocate, opened, ended, sockets: Arc::clone(&sockets), gate, drain };
+        let plugin = Plugin { resource: resource.clone(), registration, shared };
+        let mut close = bound.close;
+        let closed = async move {
+            // An error means that the table itself is gone, and the daemon with it.
+            drop(close.wait_for(|close| *close).await);
+        };
+        let server = tonic::transport::Server::builder()
+            .add_service(DevicePluginServer::new(plugin).max_decoding_message_size(REQUEST_BYTES_MAX))
+            .serve_with_incoming_shutdown(UnixListenerStream::new(bound.listener), closed);
+        tokio::spawn(async move {
+            if let Err(error) = server.await {
+                tracing::error!(%resource, %error, "the server of a socket failed");
+            }
+        });
+        Ok(bound.endpoint)
+    }
+}
+
+impl Handler<Retire> for Serving {
+    type Result = ();
+
+    fn handle(&mut self, Retire { resource, newest }: Retire, _: &mut Self::Context) {
+        self.config.sockets.supersede(&resource, newest);
+    }
+}
+
+impl Handler<Crash> for Serving {
+    type Result = ();
+
+    #[expect(clippy::panic, reason = "the message asks for it")]
+    fn handle(&mut self, _: Crash, _: &mut Self::Context) {
+        panic!("asked to crash");
+    }
+}

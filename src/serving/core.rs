@@ -1,0 +1,88 @@
+//! Which ids an Allocate may be given: pure.
+
+use crate::domain::{DeviceId, Health, Offered, Offering, Refusal};
+
+/// Decides on one container's request. The answer holds the devices in the order of the request.
+///
+/// A held id is given again without a question: the kubelet decides (I2), and it does so on purpose when an init
+/// container hands its devices on to the next container of its pod.
+///
+/// # Errors
+/// When an id is unknown, asked for twice or unhealthy, or when none is asked for. The error names the id.
+pub(super) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec<&'a Offered>, Refusal> {
+    let resource = || offering.spec.name.clone();
+    if ids.is_empty() {
+        return Err(Refusal::Empty(resource()));
+    }
+    let mut granted = Vec::with_capacity(ids.len());
+    for (index, id) in ids.iter().enumerate() {
+        if ids[..index].contains(id) {
+            return Err(Refusal::Duplicate { resource: resource(), id: id.clone() });
+        }
+        let offered = offering.devices.get(id).ok_or_else(|| Refusal::Unknown { resource: resource(), id: id.clone() })?;
+        if let Health::Unhealthy(reason) = offered.health {
+            return Err(Refusal::Unhealthy { resource: resource(), id: id.clone(), reason });
+        }
+        granted.push(offered);
+    }
+    Ok(granted)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::domain::{ContractKind, Device, DeviceClass, Reason, ResourceSpec, Select};
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    /// A resource with the given (id, device behind it, NUMA node).
+    pub(in crate::serving) fn offering(ids: &[(&str, &str, Option<u32>)]) -> Offering {
+        let spec = ResourceSpec {
+            name: "example.com/device".parse().unwrap(),
+            class: DeviceClass::Gpu,
+            contract: ContractKind::Generic,
+            select: Select::default(),
+            exclude: None,
+            paths: Vec::new(),
+            replicas: 1,
+            env: BTreeMap::new(),
+            mounts: Vec::new(),
+        };
+        let offered = |device: &str, numa: Option<u32>| Offered {
+            device: Arc::new(Device {
+                id: DeviceId::new(device),
+                key: format!("dev:{device}"),
+                class: DeviceClass::Gpu,
+                pci: None,
+                numa_nodes: numa.into_iter().collect(),
+                nodes: Vec::new(),
+                attributes: BTreeMap::new(),
+            }),
+            health: Health::Healthy,
+        };
+        let devices = ids.iter().map(|(id, device, numa)| (DeviceId::new(*id), offered(device, *numa))).collect();
+        Offering { spec: Arc::new(spec), devices }
+    }
+
+    fn ids(ids: &[&str]) -> Vec<DeviceId> {
+        ids.iter().map(|id| DeviceId::new(*id)).collect()
+    }
+
+    #[test]
+    fn healthy_ids_are_given_in_the_order_of_the_request() {
+        let offering = offering(&[("a", "a", None), ("b", "b", None)]);
+        let granted = decide(&offering, &ids(&["b", "a"])).unwrap();
+        assert_eq!(granted.iter().map(|offered| offered.device.id.as_str()).collect::<Vec<_>>(), ["b", "a"]);
+    }
+
+    #[test]
+    fn every_refusal_names_the_id() {
+        let mut offering = offering(&[("a", "a", None), ("sick", "sick", None)]);
+        offering.devices.get_mut(&DeviceId::new("sick")).unwrap().health = Health::Unhealthy(Reason::NodeMissing);
+        for (request, named) in [(vec!["a", "ghost"], "ghost"), (vec!["a", "a"], "`a`"), (vec!["a", "sick"], "sick"), (vec![], "no device")]
+        {
+            let error = decide(&offering, &ids(&request)).unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The sockets: one for each registration, in a directory of our own that the kubelet's clean-up leaves alone.
+//!
+//! The table outlives the serving actor, as the connections do. A superseded socket is closed when its last stream
+//! has ended: the kubelet still feeds on it, and its early end would cut the newer one off.
+
+use crate::domain::{DeviceId, ResourceName};
+use crate::host;
+use crate::messages::RegistrationNumber;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+
+/// The directory of our sockets, below the kubelet's device-plugin directory.
+///
+/// The kubelet removes sockets beside its own at every start and leaves sub-directories alone; the dot keeps its
+/// test for an existing checkpoint right, which takes any other entry for one.
+const DIRECTORY: &str = ".holdfast";
+
+/// A path of a unix socket has at most this many bytes (`sun_path`, less the NUL).
+const SOCKET_PATH_MAX: usize = 107;
+
+type Key = (ResourceName, RegistrationNumber);
+
+#[derive(Debug)]
+struct Socket {
+    path: PathBuf,
+    streams: usize,
+    superseded: bool,
+    /// Set to end the server behind the socket.
+    close: watch::Sender<bool>,
+}
+
+/// The table of open sockets.
+#[derive(Debug)]
+pub struct Sockets {
+    directory: PathBuf,
+    /// Tells the sockets of this process from those of every other.
+    stamp: String,
+    open: Mutex<BTreeMap<Key, Socket>>,
+}
+
+/// A fresh listening socket.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub(super) listener: UnixListener,
+    /// The path below the device-plugin directory, as Register wants it.
+    pub(super) endpoint: String,
+    /// Becomes true when the server should end.
+    pub(super) close: watch::Receiver<bool>,
+}
+
+impl Sockets {
+    /// A table without sockets. Nothing is made on disk before the first [`Sockets::bind`].
+    #[must_use]
+    pub fn new(device_plugins: &Path) -> Self {
+        let millis = host::now().wall.0;
+        Sockets { directory: device_plugins.join(DIRECTORY), stamp: format!("{millis:x}"), open: Mutex::default() }
+    }
+
+    /// The directory of the sockets.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<Key, Socket>> {
+        // Every change below is a single step on the map: a panic elsewhere cannot leave it half done.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn bind(&self, resource: &ResourceName, registration: RegistrationNumber) -> io::Result<Bound> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.directory)?;
+        let name = self.file_name(resource, registration);
+        let path = self.directory.join(&name);
+        if path.as_os_str().len() > SOCKET_PATH_MAX {
+            let problem =
+                format!("the socket path `{}` is longer than {SOCKET_PATH_MAX} bytes; use a shorter --kubelet-dir", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+        }
+        let listener = UnixListener::bind(&path)?;
+        let (close, closed) = watch::channel(false);
+        let socket = Socket { path, streams: 0, superseded: false, close };
+        self.table().insert((resource.clone(), registration), socket);
+        Ok(Bound { listener, endpoint: format!("{DIRECTORY}/{name}"), close: closed })
+    }
+
+    /// Short, since 107 bytes have to hold the kubelet's directory too; unique for ever.
+    fn file_name(&self, resource: &ResourceName, registration: RegistrationNumber) -> String {
+        let hash = crc32fast::hash(resource.as_str().as_bytes());
+        let name: String = resource.as_str().split('/').next_back().unwrap_or_default().chars().take(12).collect();
+        format!("{name}-{hash:08x}-{}-{registration:x}.sock", self.stamp)
+    }
+
+    /// Marks every older socket of the resource; those without streams close at once.
+    pub(super) fn supersede(&self, resource: &ResourceName, newest: RegistrationNumber) {
+        let mut table = self.table();
+        for ((name, registration), socket) in table.iter_mut() {
+            if name == resource && *registration < newest {
+                socket.superseded = true;
+            }
+        }
+        close_unused(&mut table);
+    }
+
+    pub(super) fn stream_opened(&self, resource: &ResourceName, registration: RegistrationNumber) {
+        if let Some(socket) = self.table().get_mut(&(resource.clone(), registration)) {
+            socket.streams += 1;
+        }
+    }
+
+    pub(super) fn stream_ended(&self, resource: &ResourceName, registration: RegistrationNumber) {
+        let mut table = self.table();
+        if let Some(socket) = table.get_mut(&(resource.clone(), registration)) {
+            socket.streams = socket.streams.saturating_sub(1);
+        }
+        close_unused(&mut table);
+    }
+
+    /// Registrations whose socket file somebody has removed.
+    #[must_use]
+    pub fn lost(&self) -> Vec<(ResourceName, RegistrationNumber)> {
+        let gone = |socket: &Socket| !socket.superseded && std::fs::symlink_metadata(&socket.path).is_err();
+        self.table().iter().filter(|(_, socket)| gone(socket)).map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Ends every server and removes every socket file: the last step of the daemon's shutdown.
+    pub fn close_all(&self) {
+        let mut table = self.table();
+        for socket in table.values_mut() {
+            (socket.superseded, socket.streams) = (true, 0);
+        }
+        close_unused(&mut table);
+        // Only when nobody else has a socket in it.
+        drop(std::fs::remove_dir(&self.directory));
+    }
+
+    /// Removes the sockets of processes that are no more: those that refuse a connection.
+    pub fn sweep(&self) {
+        let Ok(entries) = std::fs::read_dir(&self.directory) else { return };
+        for entry in entries.flatten() {
+            let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());
+            let path = entry.path();
+            let refused = || std::os::unix::net::UnixStream::connect(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
+            if is_socket && refused() {
+                match std::fs::remove_file(&path) {
+                    Ok(()) => tracing::debug!(path = %path.display(), "removed the socket of an ended process"),
+                    Err(error) => tracing::warn!(path = %path.display(), %error, "the socket of an ended process cannot be removed"),
+                }
+            }
+        }
+    }
+}
+
+fn close_unused(table: &mut BTreeMap<Key, Socket>) {
+    table.retain(|_, socket| {
+        let unused = socket.superseded && socket.streams == 0;
+        if unused {
+            socket.close.send_replace(true);
+            drop(std::fs::remove_file(&socket.path));
+        }
+        !unused
+    });
+}
+
+/// Ids as the API carries them.
+pub(super) fn ids(texts: Vec<String>) -> Vec<DeviceId> {
+    texts.into_iter().map(DeviceId::new).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_superseded_socket_stays_until_its_last_stream_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let sockets = Sockets::new(dir.path());
+        let name: ResourceName = "example.com/device".parse().unwrap();
+        let first = sockets.bind(&name, 1).unwrap();
+        let second = sockets.bind(&name, 2).unwrap();
+        sockets.stream_opened(&name, 1);
+        sockets.supersede(&name, 2);
+        assert!(!*first.close.borrow() && dir.path().join(&first.endpoint).exists());
+        sockets.stream_ended(&name, 1);
+        assert!(*first.close.borrow() && !dir.path().join(&first.endpoint).exists());
+        assert!(!*second.close.borrow());
+        assert!(sockets.lost().is_empty());
+        std::fs::remove_file(dir.path().join(&second.endpoint)).unwrap();
+        assert_eq!(sockets.lost(), [(name, 2)]);
+    }
+
+    #[tokio::test]
+    async fn the_sweep_takes_dead_sockets_and_leaves_living_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let sockets = Sockets::new(dir.path());
+        let name: ResourceName = "example.com/device".parse().unwrap();
+        let living = sockets.bind(&name, 1).unwrap();
+        let dead = dir.path().join(DIRECTORY).join("dead.sock");
+        drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
+        sockets.sweep();
+        assert!(!dead.exists() && dir.path().join(&living.endpoint).exists());
+        drop(living.listener);
+    }
+
+    #[test]
+    fn the_longest_resource_name_fits_the_kubelets_directory() {
+        let longest = format!("{}.example.com/{}", vec!["a".repeat(60); 3].join("."), "x".repeat(63));
+        let sockets = Sockets::new(Path::new("/var/lib/kubelet/device-plugins"));
+        let path = sockets.directory().join(sockets.file_name(&longest.parse().unwrap(), u64::MAX));
+        assert!(path.as_os_str().len() <= SOCKET_PATH_MAX, "{}", path.display());
+    }
+}

@@ -1,0 +1,24 @@
+//! `/metrics`, `/healthz` and `/readyz`, on one TCP address.
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::routing::get;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::watch;
+
+/// The routes. `ready` becomes true when the ledger is recovered, the first scan is done and every resource is
+/// registered or waits for an absent kubelet (I11).
+pub fn routes(metrics: PrometheusHandle, ready: watch::Receiver<bool>) -> Router {
+    Router::new()
+        .route(
+            "/metrics",
+            get(move || async move { ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render()) }),
+        )
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route(
+            "/readyz",
+            get(move || async move {
+                if *ready.borrow() { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
+            }),
+        )
+}

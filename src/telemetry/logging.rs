@@ -1,0 +1,36 @@
+//! Logs, on standard error, as text for people or JSON for machines.
+//!
+//! ERROR: the daemon cannot keep a promise. WARN: somebody should look, not tonight. INFO: one line for each change
+//! of state. DEBUG: every step. `HOLDFAST_LOG` takes filters such as `debug` or `holdfast::registration=trace`.
+
+use clap::ValueEnum;
+use std::io::IsTerminal;
+use tracing_subscriber::EnvFilter;
+
+/// How a log line looks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One line of text.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Starts logging for the whole process, and has panics logged as errors. The first call wins.
+pub fn init(format: LogFormat, default_level: &str) {
+    let filter = EnvFilter::try_from_env("HOLDFAST_LOG").unwrap_or_else(|_| EnvFilter::new(default_level));
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colour);
+    let started = match format {
+        LogFormat::Text => builder.with_target(false).try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).with_current_span(false).try_init(),
+    };
+    if started.is_ok() {
+        std::panic::set_hook(Box::new(|panic| {
+            let place = panic.location().map(ToString::to_string).unwrap_or_default();
+            let text = panic.payload_as_str().unwrap_or("no message");
+            tracing::error!(place, panic = text, "a panic was caught");
+        }));
+    }
+}
