@@ -1,1 +1,5 @@
 //! The host: the only place that speaks to the kernel — sysfs under a root, inotify, uevents, locks, clocks.
+
+mod root;
+
+pub use root::HostRoot;
