@@ -4,10 +4,11 @@
 
 pub mod domain;
 
+pub mod host;
+
 pub mod config;
 pub mod contract;
 pub mod hardware;
-pub mod host;
 pub mod kubelet;
 pub mod store;
 pub mod telemetry;

@@ -1,1 +1,4 @@
 //! The command line: verbs, output and exit codes.
+
+pub mod discover;
+pub mod table;

@@ -1,1 +1,91 @@
 //! Hardware: sysfs records become devices, one file for each subject.
+//!
+//! ```text
+//!  sys/bus/pci ─ pci ─▶ Scan ─ describe (classify; nvidia, drm, rdma, nvme, fpga, numa) ─┐
+//!  dev ─ chardev ────────────────────────────────────────────────────────────────────────┴▶ devices
+//!  devices ─ identity (unique, remembered ids) ─ select (resources) ─▶ Discovery
+//! ```
+//!
+//! Everything here is a function of the host's files, the configuration and the remembered ids; nothing is kept
+//! between two passes, and nothing is written.
+
+mod chardev;
+mod classify;
+pub mod defaults;
+mod describe;
+mod drm;
+mod facts;
+mod fpga;
+mod identity;
+mod numa;
+mod nvidia;
+mod nvme;
+mod pci;
+mod rdma;
+mod select;
+#[cfg(test)]
+mod testing;
+
+pub use identity::remember;
+pub use pci::{Scan, scan};
+pub use select::{Selection, select};
+
+use crate::domain::{Device, DeviceId, Health, Reason, ResourceName, ResourceSpec};
+use crate::host::HostRoot;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Everything that one pass found and what the configuration makes of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Discovery {
+    /// The PCI functions as sysfs shows them.
+    pub scan: Scan,
+    /// A device for every PCI function, of the class `other` too, in the order of their addresses; then the nodes of
+    /// the `char` resources.
+    pub devices: Vec<Arc<Device>>,
+    /// Which resource offers which of them.
+    pub selection: Selection,
+    /// Names of selected devices that are not remembered yet (I6): to be made durable before they are published.
+    pub named: Vec<(String, DeviceId)>,
+}
+
+/// One pass over the host. `remembered` holds the ids that were given before, by [`Device::key`].
+#[must_use]
+pub fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], remembered: &BTreeMap<String, DeviceId>) -> Discovery {
+    discover_in(root, scan(root), specs, remembered)
+}
+
+/// [`discover`] with the PCI functions of a scan that was made already, as [`defaults::specs`] needs one first.
+#[must_use]
+pub fn discover_in(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], remembered: &BTreeMap<String, DeviceId>) -> Discovery {
+    let describer = describe::Describer::new(root);
+    let mut devices: Vec<Device> = scan.functions.values().map(|function| describer.device(function)).collect();
+    let found = chardev::discover(root, specs);
+    let mut chars: BTreeMap<String, ResourceName> = BTreeMap::new();
+    for (resource, nodes) in found.by_resource {
+        for node in nodes {
+            chars.insert(node.key.clone(), resource.clone());
+            devices.push(node);
+        }
+    }
+    identity::make_unique(&mut devices);
+    let mut named = remember(&mut devices, remembered);
+    let devices: Vec<Arc<Device>> = devices.into_iter().map(Arc::new).collect();
+    let mut selection = select(&devices, &chars, specs);
+    selection.warnings.splice(0..0, found.warnings);
+    // What is not published needs no memory: a node has hundreds of bridges.
+    let selected = selection.resource_of();
+    named.retain(|(key, _)| selected.contains_key(key.as_str()));
+    Discovery { devices, selection, named, scan }
+}
+
+/// What the nodes of a device say of its health: a required one that is missing makes it useless. `None` where the
+/// tree holds no `/dev` at all, as most captures do: then nothing can be said.
+#[must_use]
+pub fn node_health(root: &HostRoot, device: &Device) -> Option<Health> {
+    if !root.is_dir("dev") {
+        return None;
+    }
+    let missing = device.nodes.iter().any(|node| node.required && !root.node_exists(&node.host));
+    Some(if missing { Health::Unhealthy(Reason::NodeMissing) } else { Health::Healthy })
+}

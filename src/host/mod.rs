@@ -2,10 +2,12 @@
 
 mod clock;
 mod lock;
+mod root;
 mod uevent;
 mod watch;
 
 pub use clock::{boot_id, now};
 pub use lock::{Lock, LockError};
+pub use root::HostRoot;
 pub use uevent::{Uevent, UeventSocket};
 pub use watch::{Change, DirWatch};

@@ -1,0 +1,183 @@
+//! Plain nodes in `/dev`, named by the configuration.
+//!
+//! A node is found by what it is now (`/dev/ttyUSB0`) and named by what stays the same: udev's link to it, else the
+//! kernel's subsystem and name. No node is ever opened: that alone can reset a modem or arm a watchdog.
+
+use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, ResourceName, ResourceSpec};
+use crate::host::HostRoot;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Folders of udev's links, best first: the thing's own identity, then the place where it is plugged in.
+const LINK_FOLDERS: [&str; 8] = [
+    "dev/serial/by-id",
+    "dev/disk/by-id",
+    "dev/v4l/by-id",
+    "dev/input/by-id",
+    "dev/serial/by-path",
+    "dev/disk/by-path",
+    "dev/v4l/by-path",
+    "dev/input/by-path",
+];
+
+/// The nodes that the `char` resources name.
+#[derive(Debug, Default)]
+pub(super) struct CharDevices {
+    /// By resource, in the order of their nodes. Each node is in the first resource that names it.
+    pub(super) by_resource: BTreeMap<ResourceName, Vec<Device>>,
+    /// Globs that match nothing.
+    pub(super) warnings: Vec<String>,
+}
+
+pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> CharDevices {
+    let mut found = CharDevices::default();
+    let specs: Vec<_> = specs.iter().filter(|spec| spec.class == DeviceClass::Char).collect();
+    if specs.is_empty() {
+        return found;
+    }
+    let links = stable_links(root);
+    let mut taken = BTreeSet::new();
+    for spec in specs {
+        let devices = found.by_resource.entry(spec.name.clone()).or_default();
+        for path in &spec.paths {
+            // Two links to one node are one device.
+            let nodes: BTreeSet<String> = root.glob(&path.host).iter().filter_map(|node| root.canonical_node(node)).collect();
+            if nodes.is_empty() {
+                found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
+            }
+            for node in nodes {
+                if taken.insert(node.clone()) {
+                    devices.push(describe(root, &node, path, &links));
+                }
+            }
+        }
+    }
+    found
+}
+
+fn describe(root: &HostRoot, node: &str, path: &CharPath, links: &BTreeMap<String, String>) -> Device {
+    let container = match &path.container {
+        None => node.to_owned(),
+        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(node)),
+        Some(container) => container.clone(),
+    };
+    let link = links.get(node);
+    let kernel = kernel_name(root, node);
+    let id = link.map(|link| base_name(link).to_owned()).or_else(|| kernel.clone()).unwrap_or_else(|| plain_id(node));
+    let mut attributes = BTreeMap::new();
+    if let Some(kernel) = kernel {
+        attributes.insert("kernel_name".to_owned(), kernel);
+    }
+    Device {
+        id: DeviceId::new(id),
+        // The link where there is one: after a replug another thing may be /dev/ttyUSB0.
+        key: format!("dev:{}", link.map_or(node, String::as_str)),
+        class: DeviceClass::Char,
+        pci: None,
+        numa_nodes: Vec::new(),
+        nodes: vec![DeviceNode { host: node.to_owned(), container, permissions: path.permissions.clone(), required: true }],
+        attributes,
+    }
+}
+
+/// udev's best link to each node, by the node's real path.
+fn stable_links(root: &HostRoot) -> BTreeMap<String, String> {
+    let mut links = BTreeMap::new();
+    for folder in LINK_FOLDERS {
+        for name in root.entries(folder) {
+            let link = format!("/{folder}/{name}");
+            if let Some(node) = root.canonical_node(&link).filter(|node| *node != link) {
+                links.entry(node).or_insert(link);
+            }
+        }
+    }
+    links
+}
+
+/// `subsystem:name` from `sys/dev/{char,block}/MAJOR:MINOR`; in a captured tree, where a node has no numbers, from the
+/// one class that has a device of its name.
+fn kernel_name(root: &HostRoot, node: &str) -> Option<String> {
+    if let Some((major, minor)) = root.node_numbers(node) {
+        return ["char", "block"].iter().find_map(|kind| {
+            let link = format!("sys/dev/{kind}/{major}:{minor}");
+            Some(format!("{}:{}", root.link_name(&format!("{link}/subsystem"))?, root.link_name(&link)?))
+        });
+    }
+    let name = base_name(node);
+    let mut classes = root.entries("sys/class").into_iter().filter(|class| root.exists(&format!("sys/class/{class}/{name}")));
+    match (classes.next(), classes.next()) {
+        (Some(class), None) => Some(format!("{class}:{name}")),
+        _ => None,
+    }
+}
+
+/// `dev:` and the path below `/dev`, with `-` for each `/`.
+fn plain_id(node: &str) -> String {
+    format!("dev:{}", node.strip_prefix("/dev/").unwrap_or(node).replace('/', "-"))
+}
+
+fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{char_spec, write};
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn ids(devices: &[Device]) -> Vec<&str> {
+        devices.iter().map(|device| device.id.as_str()).collect()
+    }
+
+    #[test]
+    fn a_node_is_named_by_id_then_by_path_then_by_the_kernel_then_by_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        for node in ["ttyUSB0", "ttyUSB1", "fuse", "bus/usb/001"] {
+            write(dir.path(), &format!("dev/{node}"), "");
+        }
+        write(dir.path(), "sys/class/misc/fuse/dev", "10:229");
+        std::fs::create_dir_all(dir.path().join("dev/serial/by-id")).unwrap();
+        std::fs::create_dir_all(dir.path().join("dev/serial/by-path")).unwrap();
+        symlink("../../ttyUSB0", dir.path().join("dev/serial/by-id/usb-FTDI_A1")).unwrap();
+        symlink("../../ttyUSB0", dir.path().join("dev/serial/by-path/pci-0:1")).unwrap();
+        symlink("../../ttyUSB1", dir.path().join("dev/serial/by-path/pci-0:2")).unwrap();
+        let specs = [char_spec("example.com/all", &["/dev/ttyUSB*", "/dev/fuse", "/dev/bus/usb/*"])];
+        let found = discover(&HostRoot::new(dir.path()), &specs);
+        let devices = &found.by_resource[&specs[0].name];
+        assert_eq!(ids(devices), ["usb-FTDI_A1", "pci-0:2", "misc:fuse", "dev:bus-usb-001"]);
+        assert_eq!(devices[0].key, "dev:/dev/serial/by-id/usb-FTDI_A1");
+        assert_eq!(devices[2].key, "dev:/dev/fuse");
+    }
+
+    #[test]
+    fn links_lead_to_one_device_with_the_real_node() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "dev/ttyACM0", "");
+        std::fs::create_dir_all(dir.path().join("dev/serial/by-id")).unwrap();
+        symlink("../../ttyACM0", dir.path().join("dev/serial/by-id/usb-a")).unwrap();
+        symlink("/dev/ttyACM0", dir.path().join("dev/serial/by-id/usb-b")).unwrap();
+        symlink("../../absent", dir.path().join("dev/serial/by-id/usb-c")).unwrap();
+        let specs = [
+            char_spec("example.com/first", &["/dev/serial/by-id/*", "/dev/tty*"]),
+            char_spec("example.com/second", &["/dev/ttyACM0", "/dev/none*"]),
+        ];
+        let found = discover(&HostRoot::new(dir.path()), &specs);
+        assert_eq!(found.by_resource[&specs[0].name][0].nodes[0].host, "/dev/ttyACM0");
+        assert_eq!(found.by_resource[&specs[0].name].len(), 1);
+        assert!(found.by_resource[&specs[1].name].is_empty(), "the first resource has it");
+        assert_eq!(found.warnings, ["example.com/second: no device node matches /dev/none*"]);
+    }
+
+    #[test]
+    fn the_container_gets_the_node_where_the_configuration_says() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "dev/video3", "");
+        let mut spec = (*char_spec("example.com/camera", &["/dev/video*"])).clone();
+        for (container, expected) in [(None, "/dev/video3"), (Some("/dev/cam/"), "/dev/cam/video3"), (Some("/dev/cam"), "/dev/cam")] {
+            spec.paths[0].container = container.map(str::to_owned);
+            let found = discover(&HostRoot::new(dir.path()), &[Arc::new(spec.clone())]);
+            assert_eq!(found.by_resource[&spec.name][0].nodes[0].container, expected);
+        }
+    }
+}

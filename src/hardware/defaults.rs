@@ -1,0 +1,78 @@
+//! What is offered when there is no configuration: known hardware under its vendor's usual name.
+
+use super::{Scan, drm, nvidia};
+use crate::domain::{ContractKind, DeviceClass, PciAddress, PciFunction, ResourceSpec, Select};
+use std::collections::BTreeMap;
+
+/// The resources for the hardware that is there; none for a machine without.
+#[must_use]
+pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
+    let known = [
+        ("nvidia.com/gpu", ContractKind::Nvidia, nvidia::VENDOR, nvidia::DRIVER, Some(false)),
+        ("amd.com/gpu", ContractKind::Generic, drm::VENDOR_AMD, "amdgpu", None),
+        ("gpu.intel.com/i915", ContractKind::Generic, drm::VENDOR_INTEL, "i915", None),
+        ("gpu.intel.com/xe", ContractKind::Generic, drm::VENDOR_INTEL, "xe", None),
+    ];
+    let mut specs = Vec::new();
+    for (name, contract, vendor, driver, vf) in known {
+        let mine = |function: &&PciFunction| {
+            function.vendor == Some(vendor)
+                && function.driver.as_deref() == Some(driver)
+                && matches!(function.class16(), Some(0x0300..=0x03ff | 0x1200))
+                && vf.is_none_or(|vf| function.is_vf() == vf)
+        };
+        let (integrated, cards): (Vec<_>, Vec<_>) = scan.functions.values().filter(mine).partition(|function| is_integrated(function));
+        let Some(name) = name.parse().ok().filter(|_| !cards.is_empty()) else {
+            continue;
+        };
+        let integrated: Vec<PciAddress> = integrated.iter().map(|function| function.address).collect();
+        specs.push(ResourceSpec {
+            name,
+            class: DeviceClass::Gpu,
+            contract,
+            select: Select { vendor: vec![vendor], driver: vec![driver.to_owned()], vf, ..Select::default() },
+            exclude: (!integrated.is_empty()).then(|| Select { address: integrated, ..Select::default() }),
+            paths: Vec::new(),
+            replicas: 1,
+            env: BTreeMap::new(),
+            mounts: Vec::new(),
+        });
+    }
+    specs
+}
+
+/// Intel's graphics in the processor always sit at 00:02, on the root bus.
+fn is_integrated(function: &PciFunction) -> bool {
+    function.vendor == Some(drm::VENDOR_INTEL) && function.address.bus == 0 && function.address.device == 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::function;
+    use super::*;
+
+    fn gpu(address: &str, vendor: u16, driver: &str) -> PciFunction {
+        PciFunction { vendor: Some(vendor), driver: Some(driver.into()), class: Some(0x03_0000), ..function(address) }
+    }
+
+    fn names(functions: Vec<PciFunction>) -> Vec<String> {
+        let scan = Scan { functions: functions.into_iter().map(|function| (function.address, function)).collect() };
+        specs(&scan).iter().map(|spec| spec.name.to_string()).collect()
+    }
+
+    #[test]
+    fn only_what_is_there_and_usable_is_offered() {
+        assert_eq!(names(vec![]), Vec::<String>::new());
+        assert_eq!(names(vec![gpu("0000:01:00.0", 0x10de, "nouveau"), gpu("0000:00:02.0", 0x8086, "i915")]), Vec::<String>::new());
+        let all = vec![gpu("0000:01:00.0", 0x10de, "nvidia"), gpu("0000:02:00.0", 0x1002, "amdgpu"), gpu("0000:03:00.0", 0x8086, "xe")];
+        assert_eq!(names(all), ["nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/xe"]);
+    }
+
+    #[test]
+    fn graphics_in_the_processor_are_left_out_beside_a_card() {
+        let functions = [gpu("0000:00:02.0", 0x8086, "i915"), gpu("0000:03:00.0", 0x8086, "i915")];
+        let scan = Scan { functions: functions.map(|function| (function.address, function)).into() };
+        let specs = specs(&scan);
+        assert_eq!(specs[0].exclude.as_ref().unwrap().address, ["0000:00:02.0".parse().unwrap()]);
+    }
+}

@@ -1,0 +1,67 @@
+//! GPUs of AMD and Intel: nodes in `/dev/dri`, and AMD's shared compute node `/dev/kfd`
+//! (Linux `drivers/gpu/drm/amd/amdgpu`, attribute `unique_id`; `drivers/gpu/drm/i915`, `xe`).
+
+use super::facts::{Facts, optional, required};
+use super::pci::{folder, is_numbered};
+use crate::domain::PciFunction;
+use crate::host::HostRoot;
+
+/// PCI vendor id of AMD's GPUs.
+pub(super) const VENDOR_AMD: u16 = 0x1002;
+/// PCI vendor id of Intel.
+pub(super) const VENDOR_INTEL: u16 = 0x8086;
+
+pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
+    let mut facts = Facts::default();
+    if function.driver.is_none() {
+        return facts;
+    }
+    let amd = function.vendor == Some(VENDOR_AMD);
+    let node = |name: &String| format!("/dev/dri/{name}");
+    let render: Vec<_> = function.drm.iter().filter(|name| is_numbered(name, "renderD")).collect();
+    let cards = function.drm.iter().filter(|name| is_numbered(name, "card"));
+    if amd && !render.is_empty() {
+        facts.nodes.push(required("/dev/kfd"));
+    }
+    // A container computes through the render node; the card node is for displays and older tools.
+    facts.nodes.extend(cards.map(|name| if render.is_empty() { required(node(name)) } else { optional(node(name)) }));
+    facts.nodes.extend(render.iter().map(|name| required(node(name))));
+    if amd {
+        // Missing on APUs and consumer cards. `serial_number` is no substitute: two dies of one MI250X share it.
+        let unique = root.read(&format!("{}/unique_id", folder(function.address)));
+        let unique = unique.filter(|id| id.bytes().any(|byte| byte != b'0') && id.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        facts.note("unique_id", unique.clone());
+        facts.identity = unique.filter(|_| !function.is_vf());
+    }
+    facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{function, write};
+    use super::*;
+
+    #[test]
+    fn an_amd_gpu_has_kfd_and_its_render_node() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/unique_id", "5a1f2c3d4e5f6071\n");
+        let gpu = PciFunction {
+            vendor: Some(VENDOR_AMD),
+            driver: Some("amdgpu".into()),
+            drm: vec!["card1".into(), "controlD64".into(), "renderD129".into()],
+            ..function("0000:0a:00.0")
+        };
+        let facts = facts(&HostRoot::new(dir.path()), &gpu);
+        let nodes: Vec<_> = facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
+        assert_eq!(nodes, [("/dev/kfd", true), ("/dev/dri/card1", false), ("/dev/dri/renderD129", true)]);
+        assert_eq!(facts.identity.as_deref(), Some("5a1f2c3d4e5f6071"));
+    }
+
+    #[test]
+    fn a_unique_id_of_zeros_names_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/unique_id", "0000000000000000\n");
+        let gpu = PciFunction { vendor: Some(VENDOR_AMD), driver: Some("amdgpu".into()), ..function("0000:0a:00.0") };
+        assert_eq!(facts(&HostRoot::new(dir.path()), &gpu).identity, None);
+    }
+}

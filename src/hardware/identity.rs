@@ -1,0 +1,131 @@
+//! Ids: chosen from what stays the same, unique on the machine, and kept once they were published (I6).
+
+use crate::domain::{Device, DeviceId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The id that a device has by its place alone: a PCI address, or the path of a node. No two devices share it.
+pub(super) fn place_of(device: &Device) -> DeviceId {
+    device.pci.as_ref().map_or_else(|| DeviceId::new(device.key.clone()), |function| DeviceId::new(function.address.to_string()))
+}
+
+/// Gives every device of a clash the id of its place: an identity that two things show names neither of them.
+pub(super) fn make_unique(devices: &mut [Device]) {
+    // One round can bring forth a clash only with an identity that is spelled like a place; then that one yields too.
+    for _ in 0..2 {
+        let mut counts: BTreeMap<DeviceId, usize> = BTreeMap::new();
+        for device in devices.iter() {
+            *counts.entry(device.id.clone()).or_default() += 1;
+        }
+        for device in devices.iter_mut().filter(|device| counts[&device.id] > 1) {
+            device.id = place_of(device);
+        }
+    }
+}
+
+/// Puts the remembered ids in place of the computed ones and returns the names that are new, to be remembered.
+///
+/// A device keeps its id when a better identity shows up later (a GPU's UUID before its first use), and when one can
+/// not be read for a while. Only when the place holds a thing with another identity of its own — a card was replaced —
+/// does it get that one's id: a name must not pass to another card. No two devices ever share an id.
+pub fn remember(devices: &mut [Device], remembered: &BTreeMap<String, DeviceId>) -> Vec<(String, DeviceId)> {
+    let mut taken: BTreeSet<DeviceId> = BTreeSet::new();
+    let mut open: Vec<usize> = (0..devices.len()).collect();
+    // A card that shows the remembered identity itself comes before one that is only in the place of it.
+    for shown in [true, false] {
+        open.retain(|&index| {
+            let device = &mut devices[index];
+            let kept = remembered
+                .get(&device.key)
+                .filter(|known| (**known == device.id) == shown && !was_replaced(device, known) && !taken.contains(*known));
+            if let Some(known) = kept {
+                device.id = known.clone();
+                taken.insert(known.clone());
+            }
+            kept.is_none()
+        });
+    }
+    let mut named = Vec::new();
+    for index in open {
+        let device = &mut devices[index];
+        // Its own id may be the remembered one of another device; its place's, of a device that was here before.
+        let choices = [device.id.clone(), place_of(device), DeviceId::new(device.key.clone())];
+        if let Some(free) = choices.into_iter().find(|id| !taken.contains(id)) {
+            device.id = free;
+        }
+        taken.insert(device.id.clone());
+        named.push((device.key.clone(), device.id.clone()));
+    }
+    named
+}
+
+/// Whether the function in this place shows an identity of its own that is not the remembered one. The key of a `/dev`
+/// node says which one it is already.
+fn was_replaced(device: &Device, known: &DeviceId) -> bool {
+    let place = place_of(device);
+    device.pci.is_some() && *known != place && device.id != place && *known != device.id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::device;
+    use super::*;
+
+    fn ids(devices: &[Device]) -> Vec<&str> {
+        devices.iter().map(|device| device.id.as_str()).collect()
+    }
+
+    fn memory(devices: &[Device], ids: &[&str]) -> BTreeMap<String, DeviceId> {
+        devices.iter().zip(ids).map(|(device, id)| (device.key.clone(), DeviceId::new(*id))).collect()
+    }
+
+    #[test]
+    fn an_identity_that_two_devices_show_names_neither() {
+        let mut devices = [device("0000:01:00.0", "same"), device("0000:02:00.0", "same"), device("0000:03:00.0", "other")];
+        make_unique(&mut devices);
+        assert_eq!(ids(&devices), ["0000:01:00.0", "0000:02:00.0", "other"]);
+    }
+
+    #[test]
+    fn a_later_identity_does_not_rename() {
+        let mut devices = [device("0000:01:00.0", "GPU-1")];
+        let remembered = memory(&devices, &["0000:01:00.0"]);
+        assert!(remember(&mut devices, &remembered).is_empty());
+        assert_eq!(ids(&devices), ["0000:01:00.0"]);
+    }
+
+    #[test]
+    fn an_identity_that_cannot_be_read_is_remembered() {
+        let mut devices = [device("0000:01:00.0", "0000:01:00.0")];
+        let remembered = memory(&devices, &["GPU-1"]);
+        assert!(remember(&mut devices, &remembered).is_empty());
+        assert_eq!(ids(&devices), ["GPU-1"]);
+    }
+
+    #[test]
+    fn a_replaced_card_gets_its_own_name() {
+        let mut devices = [device("0000:01:00.0", "GPU-2")];
+        let remembered = memory(&devices, &["GPU-1"]);
+        assert_eq!(remember(&mut devices, &remembered), [(devices[0].key.clone(), DeviceId::new("GPU-2"))]);
+    }
+
+    #[test]
+    fn a_card_that_moved_takes_its_name_along() {
+        let mut devices = [device("0000:01:00.0", "0000:01:00.0"), device("0000:02:00.0", "GPU-1")];
+        let remembered = memory(&devices, &["GPU-1", "GPU-1"]);
+        assert_eq!(remember(&mut devices, &remembered).len(), 1);
+        assert_eq!(ids(&devices), ["0000:01:00.0", "GPU-1"]);
+    }
+
+    #[test]
+    fn new_names_are_told_once_and_never_collide_with_kept_ones() {
+        let mut devices = [device("0000:01:00.0", "GPU-1"), device("0000:02:00.0", "0000:02:00.0")];
+        let remembered = BTreeMap::from([(devices[1].key.clone(), DeviceId::new("GPU-1"))]);
+        let named = remember(&mut devices, &remembered);
+        assert_eq!(ids(&devices), ["0000:01:00.0", "GPU-1"]);
+        assert_eq!(named, [(devices[0].key.clone(), DeviceId::new("0000:01:00.0"))]);
+        let all = named.into_iter().chain(remembered).collect();
+        let mut again = [device("0000:01:00.0", "GPU-1"), device("0000:02:00.0", "0000:02:00.0")];
+        assert!(remember(&mut again, &all).is_empty());
+        assert_eq!(ids(&again), ids(&devices));
+    }
+}

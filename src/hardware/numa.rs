@@ -1,0 +1,111 @@
+//! Which NUMA nodes a function is near (Linux `Documentation/ABI/stable/sysfs-devices-node`).
+//!
+//! The kubelet copies what it is told into the topology manager, so only what is sure is told: no node for −1 on a
+//! machine of several, none that has no processors (memory of a GPU), none beyond the 64 that the kubelet can count.
+
+use super::pci::{folder, is_numbered};
+use crate::domain::PciFunction;
+use crate::host::HostRoot;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The kubelet's bit mask takes the nodes 0 to 63.
+const NODES_MAX: u32 = 64;
+
+/// The machine's NUMA nodes with their processors; empty when nothing is known of them.
+#[derive(Debug, Default)]
+pub(super) struct NumaNodes(BTreeMap<u32, BTreeSet<u32>>);
+
+impl NumaNodes {
+    pub(super) fn read(root: &HostRoot) -> Self {
+        let dir = "sys/devices/system/node";
+        let names = root.entries(dir).into_iter().filter(|name| is_numbered(name, "node"));
+        let nodes = names.filter_map(|name| {
+            let number = name.strip_prefix("node")?.parse().ok()?;
+            Some((number, cpus(&root.read(&format!("{dir}/{name}/cpulist")).unwrap_or_default())))
+        });
+        NumaNodes(nodes.collect())
+    }
+
+    /// The nodes that a function is near. Empty: nothing is known.
+    pub(super) fn near(&self, root: &HostRoot, function: &PciFunction) -> Vec<u32> {
+        let with_cpus: Vec<u32> = self.0.iter().filter(|(_, cpus)| !cpus.is_empty()).map(|(node, _)| *node).collect();
+        let told = if with_cpus.len() == 1 {
+            with_cpus
+        } else {
+            let stated: Vec<u32> = function.numa_node.into_iter().collect();
+            // A driver may have written the node (qib), or guessed it (nvme): the processors decide.
+            match self.by_cpus(root, function) {
+                Some(near) if !stated.iter().all(|node| near.contains(node)) => near,
+                _ => stated,
+            }
+        };
+        told.into_iter().filter(|node| *node < NODES_MAX && self.0.get(node).is_none_or(|cpus| !cpus.is_empty())).collect()
+    }
+
+    /// The nodes whose processors are all in `local_cpulist`; none when that is every processor, `None` when unknown.
+    fn by_cpus(&self, root: &HostRoot, function: &PciFunction) -> Option<Vec<u32>> {
+        let every: BTreeSet<u32> = self.0.values().flatten().copied().collect();
+        let local = cpus(&root.read(&format!("{}/local_cpulist", folder(function.address)))?);
+        if every.is_empty() || local.is_empty() {
+            return None;
+        }
+        if local.is_superset(&every) {
+            return Some(Vec::new());
+        }
+        Some(self.0.iter().filter(|(_, cpus)| !cpus.is_empty() && local.is_superset(cpus)).map(|(node, _)| *node).collect())
+    }
+}
+
+/// Parses `0-3,8-11`; what is no number is left out, and no list is longer than a kernel's processors can be.
+fn cpus(list: &str) -> BTreeSet<u32> {
+    const CPUS_MAX: u32 = 8192;
+    let mut cpus = BTreeSet::new();
+    for part in list.split(',') {
+        let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+        if let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) {
+            cpus.extend(first..=last.min(CPUS_MAX));
+        }
+    }
+    cpus
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{function, write};
+    use super::*;
+
+    fn near(nodes: &[(u32, &str)], numa_node: Option<u32>, local: Option<&str>) -> Vec<u32> {
+        let dir = tempfile::tempdir().unwrap();
+        for (node, cpulist) in nodes {
+            write(dir.path(), &format!("sys/devices/system/node/node{node}/cpulist"), cpulist);
+        }
+        if let Some(local) = local {
+            write(dir.path(), "sys/bus/pci/devices/0000:18:00.0/local_cpulist", local);
+        }
+        let root = HostRoot::new(dir.path());
+        NumaNodes::read(&root).near(&root, &PciFunction { numa_node, ..function("0000:18:00.0") })
+    }
+
+    #[test]
+    fn what_the_firmware_did_not_tell_is_unknown_but_on_a_machine_with_one_node() {
+        assert_eq!(near(&[(0, "0-3"), (1, "4-7")], None, None), Vec::<u32>::new());
+        assert_eq!(near(&[(0, "0-3")], None, None), [0]);
+        assert_eq!(near(&[], Some(1), None), [1], "captures lack the nodes");
+        assert_eq!(near(&[], None, None), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn nodes_without_processors_and_beyond_63_are_not_told() {
+        assert_eq!(near(&[(0, "0-87"), (8, "88-175"), (255, "")], Some(255), None), Vec::<u32>::new());
+        assert_eq!(near(&[(0, "0-1"), (9, "")], Some(9), None), [0], "one node with processors");
+        assert_eq!(near(&[(0, "0-1"), (100, "2-3")], Some(100), None), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn processors_overrule_a_node_that_contradicts_them() {
+        let nodes = [(0, "0-3"), (1, "4-7")];
+        assert_eq!(near(&nodes, Some(0), Some("4-7")), [1]);
+        assert_eq!(near(&nodes, Some(1), Some("4-7")), [1]);
+        assert_eq!(near(&nodes, Some(1), Some("0-7")), Vec::<u32>::new(), "every processor: the driver guessed");
+    }
+}

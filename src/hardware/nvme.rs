@@ -1,0 +1,73 @@
+//! NVMe controllers and their namespaces (Linux `drivers/nvme/host/sysfs.c`, `multipath.c`).
+
+use super::facts::{Facts, required};
+use super::pci::{folder, is_numbered};
+use crate::domain::PciFunction;
+use crate::host::HostRoot;
+use std::collections::BTreeSet;
+
+pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
+    let mut facts = Facts::default();
+    let Some(controller) = function.nvme.first() else {
+        return facts;
+    };
+    let below = format!("{}/nvme/{controller}", folder(function.address));
+    let dir = if root.is_dir(&below) { below } else { format!("sys/class/nvme/{controller}") };
+    let text = |file: &str| root.read(&format!("{dir}/{file}"));
+    // The administration node `/dev/nvmeN` is not among them: it can format the disk and replace its firmware.
+    let disks: BTreeSet<String> = root.entries(&dir).iter().filter_map(|entry| disk_of(entry)).collect();
+    facts.nodes.extend(disks.iter().map(|disk| required(format!("/dev/{disk}"))));
+    let (serial, model) = (text("serial"), text("model"));
+    // Both or none: a name that grows when the model can be read would be another name.
+    facts.identity = model.as_ref().zip(serial.as_ref()).filter(|_| !function.is_vf()).map(|(model, serial)| name_of(model, serial));
+    facts.note("serial", serial);
+    facts.note("model", model);
+    facts.note("firmware", text("firmware_rev"));
+    facts.note("subsystem_nqn", text("subsysnqn"));
+    facts.note("state", text("state"));
+    facts
+}
+
+/// The block device behind an entry of a controller's folder.
+///
+/// With native multipath the entry is a hidden path, `nvme<subsystem>c<controller>n<namespace>`; the disk that can be
+/// opened is the subsystem's, `nvme<subsystem>n<namespace>`, and need not carry the controller's number.
+fn disk_of(entry: &str) -> Option<String> {
+    let (instance, namespace) = entry.strip_prefix("nvme")?.split_once('n')?;
+    let subsystem = instance.split_once('c').map_or(instance, |(subsystem, _)| subsystem);
+    let disk = format!("nvme{subsystem}n{namespace}");
+    (is_numbered(subsystem, "") && is_numbered(namespace, "") && instance.bytes().all(|b| b == b'c' || b.is_ascii_digit())).then_some(disk)
+}
+
+/// `nvme-<model>_<serial>`, as udev names the links in `/dev/disk/by-id`.
+fn name_of(model: &str, serial: &str) -> String {
+    format!("nvme-{model}_{serial}").chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{function, write};
+    use super::*;
+
+    #[test]
+    fn a_path_leads_to_the_subsystems_disk() {
+        assert_eq!(disk_of("nvme0n1").as_deref(), Some("nvme0n1"));
+        assert_eq!(disk_of("nvme1c2n1").as_deref(), Some("nvme1n1"));
+        for other in ["nvme0", "ng0n1", "nvme0n1p1", "nvmen1", "power", "nvme0n"] {
+            assert_eq!(disk_of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_serial_number_is_the_identity() {
+        let dir = tempfile::tempdir().unwrap();
+        let controller = "sys/bus/pci/devices/0000:05:00.0/nvme/nvme4";
+        write(dir.path(), &format!("{controller}/serial"), "S6S2NS0TA17548X     \n");
+        write(dir.path(), &format!("{controller}/model"), "Samsung SSD 970 EVO          \n");
+        write(dir.path(), &format!("{controller}/nvme1c4n1/hidden"), "1\n");
+        let disk = PciFunction { nvme: vec!["nvme4".into()], ..function("0000:05:00.0") };
+        let facts = facts(&HostRoot::new(dir.path()), &disk);
+        assert_eq!(facts.identity.as_deref(), Some("nvme-Samsung_SSD_970_EVO_S6S2NS0TA17548X"));
+        assert_eq!(facts.nodes, [required("/dev/nvme1n1")]);
+    }
+}

@@ -1,0 +1,188 @@
+//! The PCI functions of `<sys>/bus/pci/devices` (Linux `Documentation/ABI/testing/sysfs-bus-pci`).
+//!
+//! The names of links are read, never their targets: most of what a link leads to may be missing in a capture, and on
+//! a live machine a device can go between two calls. One bad function never fails the pass.
+
+use crate::domain::{PciAddress, PciFunction};
+use crate::host::HostRoot;
+use std::collections::{BTreeMap, BTreeSet};
+
+const DEVICES: &str = "sys/bus/pci/devices";
+
+/// Everything that one pass over the PCI bus found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scan {
+    /// Every function, by address.
+    pub functions: BTreeMap<PciAddress, PciFunction>,
+}
+
+impl Scan {
+    /// Whether a virtual function of `address` is there.
+    #[must_use]
+    pub fn has_vfs(&self, address: PciAddress) -> bool {
+        self.functions.get(&address).is_some_and(|function| !function.virtfns.is_empty())
+    }
+}
+
+/// The folder of a function, relative to the root.
+pub(super) fn folder(address: PciAddress) -> String {
+    format!("{DEVICES}/{address}")
+}
+
+/// Reads every PCI function.
+#[must_use]
+pub fn scan(root: &HostRoot) -> Scan {
+    let children = ClassChildren::read(root);
+    let mut functions: BTreeMap<PciAddress, PciFunction> = root
+        .entries(DEVICES)
+        .iter()
+        .filter_map(|name| name.parse().ok())
+        .filter_map(|address| Some((address, read_whole(root, address, &children)?)))
+        .collect();
+    complete_physfns(&mut functions);
+    Scan { functions }
+}
+
+/// While VFs are made, a physical function names them a moment before they name it: its word is enough.
+fn complete_physfns(functions: &mut BTreeMap<PciAddress, PciFunction>) {
+    let claims: Vec<_> = functions.values().flat_map(|pf| pf.virtfns.iter().map(|vf| (*vf, pf.address))).collect();
+    for (vf, pf) in claims {
+        if let Some(function) = functions.get_mut(&vf).filter(|function| function.physfn.is_none()) {
+            function.physfn = Some(pf);
+        }
+    }
+}
+
+/// Reads a function, and once more if its folder went away under the reader; never half of it.
+fn read_whole(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> Option<PciFunction> {
+    for _ in 0..2 {
+        let present = root.is_dir(&folder(address));
+        let function = read(root, address, children);
+        if present == root.is_dir(&folder(address)) {
+            // A link that dangles is still a function, bare of facts; a removed one is none.
+            return (present || root.link_target(&folder(address)).is_some()).then_some(function);
+        }
+    }
+    None
+}
+
+fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> PciFunction {
+    let dir = folder(address);
+    let entries = root.entries(&dir);
+    let has = |name: &str| entries.binary_search_by(|entry| entry.as_str().cmp(name)).is_ok();
+    let text = |name: &str| if has(name) { root.read(&format!("{dir}/{name}")) } else { None };
+    let link = |name: &str| if has(name) { root.link_name(&format!("{dir}/{name}")) } else { None };
+    let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
+    let uevent = text("uevent").unwrap_or_default();
+    let uevent = |key: &str| uevent_value(&uevent, key);
+    let (vendor, device) = id_pair(uevent("PCI_ID"));
+    let (subsystem_vendor, subsystem_device) = id_pair(uevent("PCI_SUBSYS_ID"));
+
+    PciFunction {
+        address,
+        vendor: hex16("vendor").or(vendor),
+        device: hex16("device").or(device),
+        subsystem_vendor: hex16("subsystem_vendor").or(subsystem_vendor),
+        subsystem_device: hex16("subsystem_device").or(subsystem_device),
+        class: text("class").or_else(|| uevent("PCI_CLASS")).and_then(|class| parse_hex(&class)),
+        driver: link("driver").or_else(|| uevent("DRIVER")),
+        // Parsing as unsigned drops -1, by which the firmware says that it told nothing.
+        numa_node: text("numa_node").and_then(|node| node.parse().ok()),
+        physfn: link("physfn").and_then(|name| name.parse().ok()),
+        virtfns: virtfns(&entries, &link),
+        sriov_totalvfs: text("sriov_totalvfs").and_then(|count| count.parse().ok()),
+        sriov_numvfs: text("sriov_numvfs").and_then(|count| count.parse().ok()),
+        iommu_group: link("iommu_group").and_then(|group| group.parse().ok()),
+        bridges: bridges(root.link_target(&dir).as_deref().unwrap_or_default(), address),
+        net: children.of(root, address, &entries, "net"),
+        rdma: children.of(root, address, &entries, "infiniband"),
+        nvme: children.of(root, address, &entries, "nvme"),
+        drm: children.of(root, address, &entries, "drm"),
+    }
+}
+
+/// The links `virtfn0`, `virtfn1`, … in the order of their numbers, which is not the order of their names.
+fn virtfns(entries: &[String], link: &dyn Fn(&str) -> Option<String>) -> Vec<PciAddress> {
+    let mut numbered: Vec<(u32, PciAddress)> =
+        entries.iter().filter_map(|entry| Some((entry.strip_prefix("virtfn")?.parse().ok()?, link(entry)?.parse().ok()?))).collect();
+    numbered.sort_unstable();
+    numbered.into_iter().map(|(_, address)| address).collect()
+}
+
+/// The addresses in the path of a function's folder, from the root port down: textual, since the folders between may
+/// be missing. Where the entry is no link, nothing is known of the bridges.
+fn bridges(target: &str, address: PciAddress) -> Vec<PciAddress> {
+    target.split('/').filter_map(|component| component.parse().ok()).filter(|bridge| *bridge != address).collect()
+}
+
+/// Parses a number in hex, with or without `0x`.
+pub(super) fn parse_hex(text: &str) -> Option<u32> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok()).flatten()
+}
+
+/// `KEY=value` of a uevent file.
+pub(super) fn uevent_value(uevent: &str, key: &str) -> Option<String> {
+    let value = uevent.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?.trim();
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+/// `8086:BCCE` of a uevent file.
+fn id_pair(text: Option<String>) -> (Option<u16>, Option<u16>) {
+    let part = |digits: &str| u16::try_from(parse_hex(digits)?).ok();
+    text.as_deref().and_then(|text| text.split_once(':')).map_or((None, None), |(vendor, device)| (part(vendor), part(device)))
+}
+
+/// The class devices by the function above them, for those that are not direct children of it: the interface of a
+/// virtio function lies below `virtio0/`, and a capture may hold `class/` only.
+struct ClassChildren(BTreeMap<(&'static str, PciAddress), BTreeSet<String>>);
+
+impl ClassChildren {
+    fn read(root: &HostRoot) -> Self {
+        let mut children: BTreeMap<(&'static str, PciAddress), BTreeSet<String>> = BTreeMap::new();
+        for class in ["net", "infiniband", "nvme", "drm"] {
+            for name in root.entries(&format!("sys/class/{class}")) {
+                let entry = format!("sys/class/{class}/{name}");
+                let target = root.link_target(&entry).or_else(|| root.link_target(&format!("{entry}/device")));
+                // The nearest function is the last address: behind VMD the path holds two domains.
+                let above = target.as_deref().unwrap_or_default().rsplit('/').find_map(|component| component.parse().ok());
+                if let Some(address) = above.filter(|_| is_child_name(class, &name)) {
+                    children.entry((class, address)).or_default().insert(name);
+                }
+            }
+        }
+        ClassChildren(children)
+    }
+
+    fn of(&self, root: &HostRoot, address: PciAddress, entries: &[String], class: &'static str) -> Vec<String> {
+        let mut names = self.0.get(&(class, address)).cloned().unwrap_or_default();
+        let dir = folder(address);
+        for entry in entries {
+            let below = if entry == class {
+                format!("{dir}/{class}")
+            } else if class == "net" && is_numbered(entry, "virtio") {
+                format!("{dir}/{entry}/net")
+            } else {
+                continue;
+            };
+            names.extend(root.entries(&below).into_iter().filter(|name| is_child_name(class, name)));
+        }
+        names.into_iter().collect()
+    }
+}
+
+/// Whether an entry of a class folder is a device. `class/drm` also holds connectors (`card0-DP-1`) and `version`,
+/// `class/net` the file `bonding_masters`.
+fn is_child_name(class: &str, name: &str) -> bool {
+    match class {
+        "drm" => ["card", "renderD", "controlD"].iter().any(|prefix| is_numbered(name, prefix)),
+        "nvme" => is_numbered(name, "nvme"),
+        "net" => name != "bonding_masters",
+        _ => true,
+    }
+}
+
+/// Whether `name` is `prefix` and a number.
+pub(super) fn is_numbered(name: &str, prefix: &str) -> bool {
+    name.strip_prefix(prefix).is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+}

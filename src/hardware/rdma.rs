@@ -1,0 +1,103 @@
+//! RDMA adapters (Linux `Documentation/ABI/stable/sysfs-class-infiniband`): identity from `node_guid`, nodes from
+//! `class/infiniband_verbs` and `class/infiniband_mad`, whose numbers do not follow those of the RDMA devices.
+
+use super::facts::{Facts, optional, required};
+use super::pci::folder;
+use crate::domain::PciFunction;
+use crate::host::HostRoot;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The nodes of every RDMA device, by its name: one look at the two classes for a whole scan.
+#[derive(Debug, Default)]
+pub(super) struct RdmaNodes(BTreeMap<String, BTreeSet<String>>);
+
+impl RdmaNodes {
+    pub(super) fn read(root: &HostRoot) -> Self {
+        let mut nodes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for class in ["infiniband_verbs", "infiniband_mad"] {
+            for name in root.entries(&format!("sys/class/{class}")) {
+                if let Some(device) = root.read(&format!("sys/class/{class}/{name}/ibdev")) {
+                    nodes.entry(device).or_default().insert(name);
+                }
+            }
+        }
+        RdmaNodes(nodes)
+    }
+}
+
+pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) -> Facts {
+    let mut facts = Facts::default();
+    let dir = folder(function.address);
+    let mut names: BTreeSet<String> = function.rdma.iter().filter_map(|device| all.0.get(device)).flatten().cloned().collect();
+    for class in ["infiniband_verbs", "infiniband_mad"] {
+        names.extend(root.entries(&format!("{dir}/{class}")).into_iter().filter(|name| is_node(name)));
+    }
+    let node = |name: &String| format!("/dev/infiniband/{name}");
+    let (verbs, mads): (Vec<_>, Vec<_>) = names.iter().partition(|name| name.starts_with("uverbs"));
+    facts.nodes.extend(verbs.into_iter().map(|name| required(node(name))));
+    // Management datagrams: absent for an adapter that speaks RoCE only.
+    facts.nodes.extend(mads.into_iter().map(|name| optional(node(name))));
+    facts.nodes.push(required("/dev/infiniband/rdma_cm"));
+
+    // A function has one RDMA device; should it have more, the smallest GUID is the same whatever their names are.
+    let below = |device: &String, file: &str| {
+        root.read(&format!("{dir}/infiniband/{device}/{file}")).or_else(|| root.read(&format!("sys/class/infiniband/{device}/{file}")))
+    };
+    let guid = function.rdma.iter().filter_map(|device| below(device, "node_guid")).filter(|guid| is_guid(guid)).min();
+    facts.note("node_guid", guid.clone());
+    facts.note(
+        "sys_image_guid",
+        function.rdma.iter().filter_map(|device| below(device, "sys_image_guid")).filter(|guid| is_guid(guid)).min(),
+    );
+    facts.note("link_layer", function.rdma.iter().find_map(|device| below(device, "ports/1/link_layer")));
+    facts.note("firmware", function.rdma.iter().find_map(|device| below(device, "fw_ver")));
+    // The GUID of a virtual function is zero until the operator sets it, and may be set anew for every pod.
+    facts.identity = guid.filter(|_| !function.is_vf());
+    facts
+}
+
+fn is_node(name: &str) -> bool {
+    ["uverbs", "umad", "issm"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Whether the text is a GUID (`0c42:a103:006f:1954`) that names something: adapters without one (EFA) show zeros.
+fn is_guid(text: &str) -> bool {
+    text.len() == 19
+        && text.bytes().all(|byte| byte == b':' || byte.is_ascii_hexdigit())
+        && text.bytes().any(|byte| !matches!(byte, b':' | b'0'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{function, write};
+    use super::*;
+
+    fn adapter() -> PciFunction {
+        PciFunction { rdma: vec!["mlx5_0".into()], ..function("0000:1b:00.0") }
+    }
+
+    #[test]
+    fn nodes_are_found_by_the_rdma_devices_name() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "sys/class/infiniband_verbs/uverbs7/ibdev", "mlx5_0\n");
+        write(dir.path(), "sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_1\n");
+        write(dir.path(), "sys/class/infiniband_mad/umad3/ibdev", "mlx5_0\n");
+        write(dir.path(), "sys/class/infiniband/mlx5_0/node_guid", "506b:4b03:003c:eee8\n");
+        let root = HostRoot::new(dir.path());
+        let facts = facts(&root, &adapter(), &RdmaNodes::read(&root));
+        let nodes: Vec<_> = facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
+        assert_eq!(nodes, [("/dev/infiniband/uverbs7", true), ("/dev/infiniband/umad3", false), ("/dev/infiniband/rdma_cm", true)]);
+        assert_eq!(facts.identity.as_deref(), Some("506b:4b03:003c:eee8"));
+    }
+
+    #[test]
+    fn a_guid_of_zeros_and_the_guid_of_a_vf_name_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::new(dir.path());
+        write(dir.path(), "sys/class/infiniband/mlx5_0/node_guid", "0000:0000:0000:0000\n");
+        assert_eq!(facts(&root, &adapter(), &RdmaNodes::default()).identity, None);
+        write(dir.path(), "sys/class/infiniband/mlx5_0/node_guid", "506b:4b03:003c:eee8\n");
+        let vf = PciFunction { physfn: "0000:1b:00.0".parse().ok(), ..adapter() };
+        assert_eq!(facts(&root, &vf, &RdmaNodes::default()).identity, None);
+    }
+}

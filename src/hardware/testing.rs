@@ -1,0 +1,73 @@
+//! Small values and trees for the tests of this layer.
+
+use crate::domain::{CharPath, ContractKind, Device, DeviceClass, DeviceId, PciFunction, ResourceSpec, Select};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A function of which only the address is known.
+pub(super) fn function(address: &str) -> PciFunction {
+    PciFunction {
+        address: address.parse().unwrap(),
+        vendor: None,
+        device: None,
+        subsystem_vendor: None,
+        subsystem_device: None,
+        class: None,
+        driver: None,
+        numa_node: None,
+        physfn: None,
+        virtfns: Vec::new(),
+        sriov_totalvfs: None,
+        sriov_numvfs: None,
+        iommu_group: None,
+        bridges: Vec::new(),
+        net: Vec::new(),
+        rdma: Vec::new(),
+        nvme: Vec::new(),
+        drm: Vec::new(),
+    }
+}
+
+/// A GPU at an address, with an id.
+pub(super) fn device(address: &str, id: &str) -> Device {
+    Device {
+        id: DeviceId::new(id),
+        key: format!("pci:{address}/10de:2330"),
+        class: DeviceClass::Gpu,
+        pci: Some(function(address)),
+        numa_nodes: Vec::new(),
+        nodes: Vec::new(),
+        attributes: BTreeMap::new(),
+    }
+}
+
+/// A resource that selects by class and list.
+pub(super) fn spec(name: &str, class: DeviceClass, select: Select) -> Arc<ResourceSpec> {
+    Arc::new(ResourceSpec {
+        name: name.parse().unwrap(),
+        class,
+        contract: ContractKind::Generic,
+        select,
+        exclude: None,
+        paths: Vec::new(),
+        replicas: 1,
+        env: BTreeMap::new(),
+        mounts: Vec::new(),
+    })
+}
+
+/// A `char` resource with globs.
+pub(super) fn char_spec(name: &str, globs: &[&str]) -> Arc<ResourceSpec> {
+    let path = |glob: &&str| CharPath { host: (*glob).to_owned(), container: None, permissions: "rw".into() };
+    let mut spec = (*spec(name, DeviceClass::Char, Select::default())).clone();
+    spec.paths = globs.iter().map(path).collect();
+    Arc::new(spec)
+}
+
+/// Writes a file and the folders above it.
+pub(super) fn write(root: &Path, rel: &str, text: &str) {
+    let path = root.join(rel);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}

@@ -1,0 +1,274 @@
+//! Reads `/sys`, `/proc` and `/dev` below a root: the machine's own, a container's mount of it, or a captured tree.
+//!
+//! Every answer is "what is known": a file that is missing, empty, unreadable, or that the kernel refuses to read
+//! (EINVAL of a `carrier` whose interface is down) is `None`, never an error that could end a scan.
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::{major, minor};
+use std::collections::VecDeque;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Longest text that is read of one file. A sysfs attribute is at most a page; `/proc` files are a little longer.
+const FILE_BYTES_MAX: u64 = 64 * 1024;
+/// Links followed before a path counts as a loop, as in Linux (`MAXSYMLINKS`).
+const LINKS_MAX: u32 = 40;
+
+/// The root below which the host's `sys`, `proc` and `dev` lie (`--host-root`).
+#[derive(Debug, Clone)]
+pub struct HostRoot {
+    root: PathBuf,
+    live: bool,
+}
+
+impl HostRoot {
+    /// Looks at the host below `root`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        let root = root.into();
+        // Absolute, so that what a glob finds can be told below the root again.
+        let root = std::path::absolute(&root).unwrap_or(root);
+        let live = root.join("dev/null").symlink_metadata().is_ok_and(|null| null.file_type().is_char_device());
+        HostRoot { root, live }
+    }
+
+    /// Where `rel` (such as `sys/bus/pci/devices`) lies on this machine.
+    #[must_use]
+    pub fn path(&self, rel: &str) -> PathBuf {
+        self.root.join(rel.trim_start_matches('/'))
+    }
+
+    /// Whether this is a running machine, told by a `dev/null` that is a character device. There a node must be a
+    /// real device; in a captured or simulated tree plain files stand for the nodes.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.live
+    }
+
+    /// The text of a regular file without surrounding white space and NULs; `None` when nothing is known.
+    ///
+    /// Whatever else has the name is never opened for reading: a FIFO would wait for its writer for ever.
+    #[must_use]
+    pub fn read(&self, rel: &str) -> Option<String> {
+        // A pipe without a writer opens at once and reads as empty; a device node must not be opened at all, so the
+        // type is asked before (opening a watchdog arms it) and again on what was opened.
+        let path = self.path(rel);
+        if !path.metadata().ok()?.is_file() {
+            return None;
+        }
+        let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
+        let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+        if !file.metadata().ok()?.is_file() {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+        let text = String::from_utf8_lossy(&bytes);
+        let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
+        (!text.is_empty()).then(|| text.to_owned())
+    }
+
+    /// The target of a link as it is written, whether or not it exists.
+    #[must_use]
+    pub fn link_target(&self, rel: &str) -> Option<String> {
+        self.path(rel).read_link().ok()?.into_os_string().into_string().ok()
+    }
+
+    /// The last component of a link's target: the name of a `driver`, `iommu_group` or `physfn`, which is there even
+    /// when the target is not. A directory in place of the link (some captures) names nothing.
+    #[must_use]
+    pub fn link_name(&self, rel: &str) -> Option<String> {
+        let target = self.link_target(rel)?;
+        let name = Path::new(&target).file_name()?.to_str()?;
+        Some(name.to_owned())
+    }
+
+    /// The names in a directory, sorted; empty when it cannot be read.
+    #[must_use]
+    pub fn entries(&self, rel: &str) -> Vec<String> {
+        let Ok(entries) = self.path(rel).read_dir() else {
+            return Vec::new();
+        };
+        let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Whether `rel` leads to anything; a dangling link does not.
+    #[must_use]
+    pub fn exists(&self, rel: &str) -> bool {
+        self.path(rel).exists()
+    }
+
+    /// Whether `rel` is a directory or leads to one.
+    #[must_use]
+    pub fn is_dir(&self, rel: &str) -> bool {
+        self.path(rel).is_dir()
+    }
+
+    /// Whether a device node can be reached at `host_path` (such as `/dev/fuse`).
+    #[must_use]
+    pub fn node_exists(&self, host_path: &str) -> bool {
+        self.canonical_node(host_path).is_some()
+    }
+
+    /// The real path of the node that `host_path` leads to, without the root: `/dev/serial/by-id/x` is `/dev/ttyUSB0`.
+    #[must_use]
+    pub fn canonical_node(&self, host_path: &str) -> Option<String> {
+        let (path, metadata) = self.resolve(host_path)?;
+        self.is_node(&metadata).then_some(path)
+    }
+
+    /// Major and minor number of the node that `host_path` leads to; `None` also for a plain file in its place.
+    #[must_use]
+    pub fn node_numbers(&self, host_path: &str) -> Option<(u64, u64)> {
+        let (_, metadata) = self.resolve(host_path)?;
+        let kind = metadata.file_type();
+        (kind.is_char_device() || kind.is_block_device()).then(|| (major(metadata.rdev()), minor(metadata.rdev())))
+    }
+
+    /// The host paths that match a glob such as `/dev/ttyUSB*`, sorted; empty for a pattern that is none.
+    ///
+    /// As in a shell, `*` matches neither `/` nor a leading dot.
+    #[must_use]
+    pub fn glob(&self, pattern: &str) -> Vec<String> {
+        if pattern.split('/').any(|component| component == "..") {
+            return Vec::new();
+        }
+        let Some(root) = self.root.to_str().map(|root| root.trim_end_matches('/')) else {
+            return Vec::new();
+        };
+        let below = format!("{}/{}", glob::Pattern::escape(root), pattern.trim_start_matches('/'));
+        let options = glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+        let Ok(matches) = glob::glob_with(&below, options) else {
+            return Vec::new();
+        };
+        let mut paths: Vec<String> =
+            matches.flatten().filter_map(|path| Some(format!("/{}", path.strip_prefix(&self.root).ok()?.to_str()?))).collect();
+        paths.sort_unstable();
+        paths
+    }
+
+    fn is_node(&self, metadata: &Metadata) -> bool {
+        let kind = metadata.file_type();
+        kind.is_char_device() || kind.is_block_device() || (!self.live && kind.is_file())
+    }
+
+    /// Follows every link of `host_path` inside the root: an absolute target starts at the root again, and `..` ends
+    /// there, as they do for the host itself.
+    fn resolve(&self, host_path: &str) -> Option<(String, Metadata)> {
+        let mut pending: VecDeque<String> = host_path.split('/').map(str::to_owned).collect();
+        let mut real = String::new();
+        let mut metadata = self.root.metadata().ok()?;
+        let mut links = 0;
+        while let Some(component) = pending.pop_front() {
+            match component.as_str() {
+                "" | "." => continue,
+                ".." => {
+                    real.truncate(real.rfind('/').unwrap_or(0));
+                    metadata = self.path(&real).symlink_metadata().ok()?;
+                    continue;
+                }
+                _ => {}
+            }
+            let next = format!("{real}/{component}");
+            metadata = self.path(&next).symlink_metadata().ok()?;
+            if !metadata.file_type().is_symlink() {
+                real = next;
+                continue;
+            }
+            links += 1;
+            if links > LINKS_MAX {
+                return None;
+            }
+            let target = self.link_target(&next)?;
+            if target.starts_with('/') {
+                real.clear();
+            }
+            for component in target.split('/').rev() {
+                pending.push_front(component.to_owned());
+            }
+        }
+        Some((real, metadata))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    fn tree() -> (tempfile::TempDir, HostRoot) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("dev/serial/by-id")).unwrap();
+        fs::create_dir_all(dir.path().join("sys")).unwrap();
+        let root = HostRoot::new(dir.path());
+        (dir, root)
+    }
+
+    #[test]
+    fn text_comes_without_newline_and_nul_padding() {
+        let (dir, root) = tree();
+        fs::write(dir.path().join("sys/serial"), b"S3RIAL  \0\0\n").unwrap();
+        fs::write(dir.path().join("sys/empty"), b"\n").unwrap();
+        assert_eq!(root.read("sys/serial").as_deref(), Some("S3RIAL"));
+        assert_eq!(root.read("sys/empty"), None);
+        assert_eq!(root.read("sys/missing"), None);
+        assert_eq!(root.read("sys"), None, "a directory has no text");
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_a_file_is_unknown_and_does_not_hang() {
+        let (dir, root) = tree();
+        nix::unistd::mkfifo(&dir.path().join("sys/vendor"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(root.read("sys/vendor"), None);
+    }
+
+    #[test]
+    fn a_dangling_link_still_has_a_name() {
+        let (dir, root) = tree();
+        symlink("../../../bus/pci/drivers/nvidia", dir.path().join("sys/driver")).unwrap();
+        assert_eq!(root.link_name("sys/driver").as_deref(), Some("nvidia"));
+        assert!(!root.exists("sys/driver"));
+        fs::create_dir(dir.path().join("sys/iommu_group")).unwrap();
+        assert_eq!(root.link_name("sys/iommu_group"), None);
+    }
+
+    #[test]
+    fn links_to_nodes_are_followed_inside_the_root_only() {
+        let (dir, root) = tree();
+        fs::write(dir.path().join("dev/ttyUSB0"), "").unwrap();
+        symlink("../../ttyUSB0", dir.path().join("dev/serial/by-id/relative")).unwrap();
+        symlink("/dev/ttyUSB0", dir.path().join("dev/serial/by-id/absolute")).unwrap();
+        symlink("/../../dev/ttyUSB0", dir.path().join("dev/serial/by-id/climbing")).unwrap();
+        symlink("loop", dir.path().join("dev/loop")).unwrap();
+        for name in ["relative", "absolute", "climbing"] {
+            assert_eq!(root.canonical_node(&format!("/dev/serial/by-id/{name}")).as_deref(), Some("/dev/ttyUSB0"), "{name}");
+        }
+        assert!(!root.node_exists("/dev/loop"));
+        assert!(!root.node_exists("/dev/serial"), "a directory is no node");
+        assert!(!root.node_exists("/dev/absent"));
+    }
+
+    #[test]
+    fn on_a_live_machine_a_plain_file_is_no_node() {
+        let root = HostRoot::new("/");
+        assert!(root.is_live());
+        assert!(root.node_exists("/dev/null"));
+        assert_eq!(root.node_numbers("/dev/null"), Some((1, 3)));
+        assert!(!root.node_exists("/proc/version"));
+    }
+
+    #[test]
+    fn a_glob_stays_below_the_root() {
+        let (dir, root) = tree();
+        for name in ["ttyUSB10", "ttyUSB2", "null"] {
+            fs::write(dir.path().join("dev").join(name), "").unwrap();
+        }
+        assert_eq!(root.glob("/dev/ttyUSB*"), ["/dev/ttyUSB10", "/dev/ttyUSB2"]);
+        assert_eq!(root.glob("/dev/../../etc/*"), Vec::<String>::new());
+        assert_eq!(root.glob("/dev/[broken"), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,74 @@
+//! The captured trees: unpacked once below the build folder, and again only when the archive changes.
+
+use serde_json::Value;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// One captured machine.
+pub(crate) struct Capture {
+    pub(crate) name: String,
+    pub(crate) root: PathBuf,
+    pub(crate) truth: Value,
+}
+
+/// Every capture with its truth, in the order of their names; `None`, after saying why, when they can not be had.
+pub(crate) fn captures() -> Option<Vec<Capture>> {
+    static UNPACKED: OnceLock<Result<(PathBuf, PathBuf), String>> = OnceLock::new();
+    let unpacked = UNPACKED.get_or_init(|| {
+        unpack().inspect_err(|why| {
+            // Straight to the terminal: the harness swallows what a passing test prints.
+            let _printed = writeln!(std::io::stderr(), "SKIPPED: the captured machines were not looked at: {why}");
+        })
+    });
+    let (trees, truth) = unpacked.as_ref().ok()?;
+    let mut captures: Vec<Capture> = fs::read_dir(truth)
+        .unwrap()
+        .filter_map(|entry| {
+            let path = entry.unwrap().path();
+            let name = path.file_stem()?.to_str()?.to_owned();
+            let root = trees.join(&name).join("root");
+            let truth = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+            root.is_dir().then_some(Capture { name, root, truth })
+        })
+        .collect();
+    captures.sort_by(|a, b| a.name.cmp(&b.name));
+    assert!(!captures.is_empty(), "{} has no truth for any tree of the archive", truth.display());
+    Some(captures)
+}
+
+fn unpack() -> Result<(PathBuf, PathBuf), String> {
+    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/captures/public.tar.xz");
+    let archive = std::env::var_os("HOLDFAST_CAPTURES").map_or(default, PathBuf::from);
+    let about = fs::metadata(&archive).map_err(|error| format!("{}: {error}; HOLDFAST_CAPTURES names the archive", archive.display()))?;
+    let truth = archive.with_file_name("truth");
+    if !truth.is_dir() {
+        return Err(format!("{} is missing", truth.display()));
+    }
+    let changed = about.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok()).map_or(0, |age| age.as_secs());
+    let trees = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("captures-{}-{changed}", about.len()));
+    if trees.is_dir() {
+        return Ok((trees, truth));
+    }
+    // Renamed when it is whole: an interrupted run leaves no half of it under the final name.
+    let partial = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).map_err(|error| error.to_string())?;
+    let output = Command::new("tar")
+        .arg("-xJf")
+        .arg(&archive)
+        .arg("-C")
+        .arg(partial.path())
+        // The archive holds one folder of trees.
+        .args(["--strip-components=1", "--exclude=*/power", "--exclude=*/queue", "--exclude=*/system/cpu"])
+        .output()
+        .map_err(|error| format!("tar does not run: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("tar cannot unpack it (is xz installed?): {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    if fs::rename(partial.path(), &trees).is_ok() {
+        // Its new name is the one to keep; there is nothing left to remove under the old one.
+        let _renamed = partial.keep();
+    }
+    if trees.is_dir() { Ok((trees, truth)) } else { Err(format!("{} could not be made", trees.display())) }
+}
