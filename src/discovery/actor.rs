@@ -1,6 +1,6 @@
 //! The shell: scans on a hint or on the poll, has new names remembered, and hands the evidence on.
 
-use crate::domain::{DeviceId, Evidence, ResourceSpec};
+use crate::domain::{Device, DeviceId, Evidence, ResourceSpec};
 use crate::hardware;
 use crate::host::{self, HostRoot};
 use crate::messages::{Crash, Discovered, Mailbox, Remember, Rescan};
@@ -54,20 +54,19 @@ impl DiscoveryActor {
         let DiscoveryConfig { host_root, specs, names, .. } = &self.config;
         let remembered = names.borrow().clone();
         let found = hardware::discover(host_root, specs, &remembered);
-        let required = |device: &crate::domain::Device| -> Vec<String> {
-            device.nodes.iter().filter(|node| node.required).map(|node| node.host.clone()).collect()
-        };
-        let nodes: BTreeSet<String> = found.devices.iter().flat_map(required).collect();
-        let missing_nodes = nodes.into_iter().filter(|node| !host_root.node_exists(node)).collect();
-        let selected = found.selection.resources.into_iter().collect();
-        let devices = found.devices.into_iter().map(|device| (device.id.clone(), Arc::new(device))).collect();
+        let required = found.devices.iter().flat_map(|device| &device.nodes).filter(|node| node.required);
+        let nodes: BTreeSet<&String> = required.map(|node| &node.host).collect();
+        let missing_nodes = nodes.into_iter().filter(|node| !host_root.node_exists(node)).cloned().collect();
+        let ids = |devices: Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).collect();
+        let selected = found.selection.resources.into_iter().map(|(name, devices)| (name, ids(devices))).collect();
+        let devices = found.devices.into_iter().map(|device| (device.id.clone(), device)).collect();
         metrics::scanned(clock.elapsed());
         let warnings: BTreeSet<String> = found.selection.warnings.into_iter().collect();
         for warning in warnings.difference(&self.said) {
             tracing::warn!("{warning}");
         }
         self.said = warnings;
-        (Evidence { began, devices, selected, missing_nodes }, found.new_names)
+        (Evidence { began, devices, selected, missing_nodes }, found.named)
     }
 }
 

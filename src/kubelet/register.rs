@@ -4,7 +4,7 @@ use super::proto::v1beta1::registration_client::RegistrationClient;
 use super::proto::v1beta1::{DevicePluginOptions, RegisterRequest};
 use super::uds;
 use crate::domain::ResourceName;
-use std::io;
+use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 use tonic::transport::Channel;
@@ -27,7 +27,7 @@ pub fn options() -> DevicePluginOptions {
 pub enum RegisterError {
     /// Nobody listens on the kubelet's socket: the kubelet is absent, or just starting.
     #[error("the kubelet's registration socket does not answer: {0}")]
-    Absent(#[source] io::Error),
+    Absent(String),
     /// The kubelet answered with an error.
     #[error("the kubelet refused the registration ({code}): {message}", code = .0.code(), message = .0.message())]
     Refused(Box<tonic::Status>),
@@ -43,8 +43,12 @@ impl Registrar {
     /// # Errors
     /// [`RegisterError::Absent`] when nobody listens.
     pub async fn connect(kubelet_socket: &Path) -> Result<Self, RegisterError> {
-        let channel = uds::connect(kubelet_socket, REGISTER_DEADLINE).await.map_err(RegisterError::Absent)?;
-        Ok(Registrar(RegistrationClient::new(channel)))
+        match tokio::time::timeout(REGISTER_DEADLINE, uds::connect(kubelet_socket)).await {
+            Ok(Ok(channel)) => Ok(Registrar(RegistrationClient::new(channel))),
+            // The transport's own words say nothing; its cause is the system's error.
+            Ok(Err(error)) => Err(RegisterError::Absent(error.source().map_or_else(|| error.to_string(), ToString::to_string))),
+            Err(_) => Err(RegisterError::Absent(format!("no connection within {REGISTER_DEADLINE:?}"))),
+        }
     }
 
     /// Registers `resource`, served on `endpoint` (a path below the device-plugin directory).

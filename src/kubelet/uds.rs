@@ -1,28 +1,50 @@
 //! gRPC over unix sockets.
 
 use hyper_util::rt::TokioIo;
-use std::path::Path;
-use std::time::Duration;
+use std::io;
+use std::path::{Path, PathBuf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Channel, Endpoint, Error, Uri};
 
-/// Connects to the gRPC server on `path`.
-///
-/// The authority is `localhost`, as the kubelet's own clients say; there is no name to resolve behind a unix socket.
-///
-/// # Errors
-/// The system's own error (`ENOENT`, `ECONNREFUSED`, …), or `TimedOut` after `deadline`.
-pub async fn connect(path: &Path, deadline: Duration) -> std::io::Result<Channel> {
-    let connecting = async {
-        // Connected here, not in tonic's connector, so that the caller sees the system's own error.
-        let mut stream = Some(UnixStream::connect(path).await?);
-        let connector = tower::service_fn(move |_| {
-            let stream = stream.take().map(TokioIo::new);
-            // One channel, one connection: who loses it asks for another channel.
-            async move { stream.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::ConnectionReset)) }
-        });
-        let endpoint = Endpoint::from_static("http://localhost");
-        endpoint.connect_with_connector(connector).await.map_err(std::io::Error::other)
-    };
-    tokio::time::timeout(deadline, connecting).await.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))?
+/// The authority of every call. A path as authority, which some clients send, is refused by h2.
+const AUTHORITY: &str = "http://localhost";
+
+/// Connects to the gRPC server at `path`. A connection that dies is opened again by the next call.
+pub async fn connect(path: impl Into<PathBuf>) -> Result<Channel, Error> {
+    connect_through(path, Ok).await
+}
+
+/// Like [`connect`], with every connection passed through `wrap`.
+pub async fn connect_through<T, W>(path: impl Into<PathBuf>, wrap: W) -> Result<Channel, Error>
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    W: Fn(UnixStream) -> io::Result<T> + Clone + Send + 'static,
+{
+    Endpoint::from_static(AUTHORITY).connect_with_connector(connector(path.into(), wrap)).await
+}
+
+/// A channel that connects with its first call.
+#[must_use]
+pub fn connect_lazy(path: impl Into<PathBuf>) -> Channel {
+    Endpoint::from_static(AUTHORITY).connect_with_connector_lazy(connector(path.into(), Ok))
+}
+
+fn connector<T, W>(
+    path: PathBuf,
+    wrap: W,
+) -> impl tower::Service<Uri, Response = TokioIo<T>, Error = io::Error, Future: Send> + Send + 'static
+where
+    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    W: Fn(UnixStream) -> io::Result<T> + Clone + Send + 'static,
+{
+    tower::service_fn(move |_: Uri| {
+        let (path, wrap) = (path.clone(), wrap.clone());
+        async move { open(&path).await.and_then(wrap).map(TokioIo::new) }
+    })
+}
+
+async fn open(path: &Path) -> io::Result<UnixStream> {
+    let with_path = |error: io::Error| io::Error::new(error.kind(), format!("cannot connect to `{}`: {error}", path.display()));
+    UnixStream::connect(path).await.map_err(with_path)
 }

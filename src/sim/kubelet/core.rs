@@ -1,0 +1,373 @@
+//! The kubelet's device manager, as pure state and decisions: no clock, no socket, no file.
+//!
+//! It follows kubelet 1.36 step by step, also where the kubelet forgets a reservation or dereferences a device that
+//! has left the list: a plugin that lives with this one lives with the real one. Where the kubelet walks a Go map, in
+//! random order, this walks an ordered one.
+
+use super::error::{AllocateError, NilDereference};
+use super::held::{Held, NO_NUMA_NODE, PodDevices};
+use crate::domain::{ContainerEdits, DeviceId, ResourceName};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How long the devices of a stopped endpoint still count as capacity.
+pub const ENDPOINT_GRACE: Duration = Duration::from_secs(5 * 60);
+
+/// One device of a list, as the plugin sent it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedDevice {
+    /// Its id.
+    pub id: DeviceId,
+    /// Whether its health was exactly `Healthy`.
+    pub healthy: bool,
+    /// Its NUMA nodes; none where it has no topology.
+    pub numa_nodes: Vec<i64>,
+}
+
+/// What a plugin answered to `GetDevicePluginOptions`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// It wants to be asked which devices it prefers.
+    pub preferred_allocation: bool,
+    /// It wants a call before every container start.
+    pub pre_start: bool,
+}
+
+/// The plugin behind a resource. `C` is the connection; after a restart there is none until it registers.
+#[derive(Debug, Clone)]
+pub struct Endpoint<C> {
+    /// The connection; `None` for an endpoint known from the checkpoint only.
+    pub client: Option<C>,
+    /// Its options; `None` for an endpoint known from the checkpoint only.
+    pub options: Option<Options>,
+    /// When it stopped; every call to it fails from then on.
+    pub stopped_at: Option<Duration>,
+}
+
+/// Capacity and allocatable of a resource, as the node's status tells them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Capacity {
+    /// Every device.
+    pub capacity: usize,
+    /// The healthy ones, held or not.
+    pub allocatable: usize,
+}
+
+/// The next step of an allocation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing to do: no call is made.
+    Nothing,
+    /// Ask the plugin for its preference if it offers that, then go on with [`DeviceManager::choose`].
+    Choose(Choice),
+    /// Call `Allocate` with these ids.
+    Allocate(BTreeSet<DeviceId>),
+}
+
+/// An allocation that waits for the plugin's preference.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    resource: ResourceName,
+    taken: BTreeSet<DeviceId>,
+    available: BTreeSet<DeviceId>,
+    /// How many ids the container asks for in all.
+    pub required: usize,
+}
+
+impl Choice {
+    /// The ids that the plugin may choose from.
+    #[must_use]
+    pub fn candidates(&self) -> BTreeSet<DeviceId> {
+        self.available.union(&self.taken).cloned().collect()
+    }
+
+    /// The ids that the container gets in any case.
+    #[must_use]
+    pub fn must_include(&self) -> &BTreeSet<DeviceId> {
+        &self.taken
+    }
+}
+
+type Sets = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
+
+/// Everything the kubelet knows of devices.
+#[derive(Debug)]
+pub struct DeviceManager<C> {
+    endpoints: BTreeMap<ResourceName, Endpoint<C>>,
+    all: BTreeMap<ResourceName, BTreeMap<DeviceId, Vec<i64>>>,
+    healthy: Sets,
+    unhealthy: Sets,
+    /// Reserved ids. Not always those of `held`: the kubelet reserves before a call and records after it.
+    allocated: Sets,
+    held: PodDevices,
+    /// What finished init containers of the pod under admission leave to its next containers.
+    reuse: BTreeMap<String, Sets>,
+    sources_ready: bool,
+    /// Containers that ran when this kubelet started: (pod UID, container).
+    initially_running: BTreeSet<(String, String)>,
+}
+
+impl<C: Clone> DeviceManager<C> {
+    /// Starts from a checkpoint: what is held is known at once, known resources have no device until the first list.
+    pub fn start(held: PodDevices, known: BTreeSet<ResourceName>, initially_running: BTreeSet<(String, String)>, now: Duration) -> Self {
+        let empty: Sets = known.iter().map(|resource| (resource.clone(), BTreeSet::new())).collect();
+        let stopped = |resource| (resource, Endpoint { client: None, options: None, stopped_at: Some(now) });
+        DeviceManager {
+            endpoints: known.into_iter().map(stopped).collect(),
+            all: BTreeMap::new(),
+            healthy: empty.clone(),
+            unhealthy: empty,
+            allocated: held.ids(),
+            held,
+            reuse: BTreeMap::new(),
+            sources_ready: false,
+            initially_running,
+        }
+    }
+
+    /// A plugin was dialled and gave its options: it serves the resource from now on. Devices stay as they are.
+    pub fn connected(&mut self, resource: &ResourceName, client: C, options: Options) {
+        self.endpoints.insert(resource.clone(), Endpoint { client: Some(client), options: Some(options), stopped_at: None });
+    }
+
+    /// Some client of the resource was disconnected: the current endpoint stops, whoever it is.
+    pub fn disconnected(&mut self, resource: &ResourceName, now: Duration) {
+        if let Some(endpoint) = self.endpoints.get_mut(resource) {
+            endpoint.stopped_at = Some(now);
+            let healthy = self.healthy.get_mut(resource).map(std::mem::take).unwrap_or_default();
+            self.unhealthy.entry(resource.clone()).or_default().extend(healthy);
+        }
+    }
+
+    /// A list arrived, from any stream of the resource: it replaces what was known. Returns healthy and unhealthy.
+    pub fn listed(&mut self, resource: &ResourceName, devices: Vec<ListedDevice>) -> (usize, usize) {
+        let (mut healthy, mut unhealthy, mut all) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
+        for device in devices {
+            if device.healthy { &mut healthy } else { &mut unhealthy }.insert(device.id.clone());
+            all.insert(device.id, device.numa_nodes);
+        }
+        let counts = (healthy.len(), unhealthy.len());
+        self.healthy.insert(resource.clone(), healthy);
+        self.unhealthy.insert(resource.clone(), unhealthy);
+        self.all.insert(resource.clone(), all);
+        counts
+    }
+
+    /// Whether the first batch of pods is through; until then containers that run are not touched.
+    pub fn set_sources_ready(&mut self) {
+        self.sources_ready = true;
+    }
+
+    /// Whether the first batch of pods is through.
+    #[must_use]
+    pub fn sources_ready(&self) -> bool {
+        self.sources_ready
+    }
+
+    /// Frees what pods hold that are not active, unless pods are still missing after a start.
+    pub fn purge(&mut self, active: &BTreeSet<String>) {
+        // The reservation of an Allocate under way is lost here, as in the kubelet.
+        if self.sources_ready && self.held.retain(active) {
+            self.allocated = self.held.ids();
+        }
+    }
+
+    /// Opens the admission of a pod: the reusable devices of any other pod are forgotten.
+    pub fn begin(&mut self, pod_uid: &str) {
+        self.reuse.retain(|uid, _| uid == pod_uid);
+        self.reuse.entry(pod_uid.to_owned()).or_default();
+    }
+
+    /// Whether the device manager is in charge of the resource; others are left to the scheduler.
+    #[must_use]
+    pub fn is_plugin_resource(&self, resource: &ResourceName) -> bool {
+        self.healthy.contains_key(resource) || self.allocated.contains_key(resource)
+    }
+
+    /// Decides what a container needs, up to the point where the plugin is asked for its preference.
+    pub fn allocate(&mut self, pod_uid: &str, container: &str, resource: &ResourceName, required: usize) -> Result<Step, AllocateError> {
+        let held = self.held.get(pod_uid, container, resource).map(Held::ids);
+        if let Some(held) = &held
+            && held.len() != required
+        {
+            return Err(AllocateError::RequestChanged {
+                pod: pod_uid.to_owned(),
+                container: container.to_owned(),
+                resource: resource.clone(),
+                held: held.len(),
+                required,
+            });
+        }
+        let running = || self.initially_running.contains(&(pod_uid.to_owned(), container.to_owned()));
+        if !self.sources_ready && running() {
+            return Ok(Step::Nothing);
+        }
+        let Some(healthy) = self.healthy.get(resource) else {
+            return Err(AllocateError::Unregistered(resource.clone()));
+        };
+        if healthy.is_empty() {
+            return Err(AllocateError::NoHealthyDevice(resource.clone()));
+        }
+        if held.as_ref().is_some_and(|held| !held.is_subset(healthy)) {
+            return Err(AllocateError::NoLongerHealthy(resource.clone()));
+        }
+        if held.is_some() || required == 0 {
+            return Ok(Step::Nothing);
+        }
+        let reusable = self.reuse.get(pod_uid).and_then(|reuse| reuse.get(resource)).cloned().unwrap_or_default();
+        let mut taken = BTreeSet::new();
+        // Reused ids are taken whatever their health is, as in the kubelet.
+        if self.take(resource, &reusable, &mut taken, required) {
+            return Ok(Step::Allocate(taken));
+        }
+        let in_use = self.allocated.entry(resource.clone()).or_default();
+        let available: BTreeSet<DeviceId> =
+            self.healthy.get(resource).map(|healthy| healthy.difference(in_use).cloned().collect()).unwrap_or_default();
+        let requested = required - taken.len();
+        if available.len() < requested {
+            return Err(AllocateError::Unavailable { resource: resource.clone(), requested, available: available.len() });
+        }
+        Ok(Step::Choose(Choice { resource: resource.clone(), taken, available, required }))
+    }
+
+    /// Completes an allocation: preferred ids first, then any.
+    pub fn choose(&mut self, choice: Choice, preferred: &BTreeSet<DeviceId>) -> Result<BTreeSet<DeviceId>, AllocateError> {
+        let Choice { resource, mut taken, available, required } = choice;
+        let preferred = preferred.intersection(&available).cloned().collect();
+        if self.take(&resource, &preferred, &mut taken, required) || self.take(&resource, &available, &mut taken, required) {
+            return Ok(taken);
+        }
+        Err(AllocateError::Fewer { required, got: taken.len() })
+    }
+
+    /// Reserves ids from `from` until `required` are taken; says whether they are.
+    fn take(&mut self, resource: &ResourceName, from: &BTreeSet<DeviceId>, taken: &mut BTreeSet<DeviceId>, required: usize) -> bool {
+        let allocated = self.allocated.entry(resource.clone()).or_default();
+        for id in from {
+            if taken.len() == required {
+                break;
+            }
+            if taken.insert(id.clone()) {
+                allocated.insert(id.clone());
+            }
+        }
+        taken.len() == required
+    }
+
+    /// An Allocate failed: reservations that nobody holds are dropped.
+    pub fn forget_reservations(&mut self) {
+        self.allocated = self.held.ids();
+    }
+
+    /// An Allocate succeeded: the container holds the ids, with the topology that they have now.
+    pub fn granted(
+        &mut self,
+        pod_uid: &str,
+        container: &str,
+        resource: &ResourceName,
+        ids: &BTreeSet<DeviceId>,
+        edits: ContainerEdits,
+    ) -> Result<(), NilDereference> {
+        let mut by_numa: BTreeMap<i64, Vec<DeviceId>> = BTreeMap::new();
+        for id in ids {
+            let nodes = self.topology(resource, id, "after the Allocate call")?;
+            let nodes = if nodes.is_empty() { &[NO_NUMA_NODE][..] } else { nodes };
+            for node in nodes {
+                by_numa.entry(*node).or_default().push(id.clone());
+            }
+        }
+        self.held.insert(pod_uid, container, resource, Held { by_numa, edits });
+        Ok(())
+    }
+
+    /// What the topology manager dereferences before it admits a container: every held id, or every free and reusable
+    /// one, of a resource of which any device has a NUMA node.
+    pub fn topology_hints(&self, pod_uid: &str, container: &str, resource: &ResourceName, required: usize) -> Result<(), NilDereference> {
+        if !self.all.get(resource).is_some_and(|all| all.values().any(|nodes| !nodes.is_empty())) {
+            return Ok(());
+        }
+        let ids = match self.held.get(pod_uid, container, resource).map(Held::ids) {
+            Some(held) if held.len() != required => return Ok(()),
+            Some(held) => held,
+            None => self.reuse.get(pod_uid).and_then(|reuse| reuse.get(resource)).cloned().unwrap_or_default(),
+        };
+        ids.iter().try_for_each(|id| self.topology(resource, id, "while topology hints are generated").map(drop))
+    }
+
+    fn topology(&self, resource: &ResourceName, id: &DeviceId, site: &'static str) -> Result<&[i64], NilDereference> {
+        let missing = || NilDereference { site, resource: resource.clone(), device: id.clone() };
+        self.all.get(resource).and_then(|all| all.get(id)).map(Vec::as_slice).ok_or_else(missing)
+    }
+
+    /// A container is through: an init container that ends leaves its devices to the next ones, every other keeps them.
+    pub fn finish(&mut self, pod_uid: &str, container: &str, leaves_devices: bool) {
+        let Some(reuse) = self.reuse.get_mut(pod_uid) else { return };
+        for (resource, held) in self.held.container(pod_uid, container) {
+            let reusable = reuse.entry(resource.clone()).or_default();
+            if leaves_devices {
+                reusable.extend(held.ids());
+            } else {
+                let ids = held.ids();
+                reusable.retain(|id| !ids.contains(id));
+            }
+        }
+    }
+
+    /// The endpoint that serves a resource.
+    #[must_use]
+    pub fn endpoint(&self, resource: &ResourceName) -> Option<&Endpoint<C>> {
+        self.endpoints.get(resource)
+    }
+
+    /// The connection to call, unless the endpoint has stopped.
+    pub fn callable(&self, resource: &ResourceName) -> Result<C, AllocateError> {
+        let endpoint = self.endpoints.get(resource).ok_or_else(|| AllocateError::UnknownPlugin(resource.clone()))?;
+        let client = endpoint.client.clone().filter(|_| endpoint.stopped_at.is_none());
+        client.ok_or_else(|| AllocateError::EndpointStopped(resource.clone()))
+    }
+
+    /// What the node's status says of a resource; 0 for one that is unknown or stopped for longer than the grace.
+    #[must_use]
+    pub fn capacity(&self, resource: &ResourceName, now: Duration) -> Capacity {
+        if self.is_expired(resource, now) {
+            return Capacity::default();
+        }
+        let count = |sets: &Sets| sets.get(resource).map_or(0, BTreeSet::len);
+        Capacity { capacity: count(&self.healthy) + count(&self.unhealthy), allocatable: count(&self.healthy) }
+    }
+
+    /// Deletes every resource whose endpoint stopped longer ago than the grace; says whether there was one.
+    pub fn expire(&mut self, now: Duration) -> bool {
+        let known = self.healthy.keys().chain(self.unhealthy.keys());
+        let expired: BTreeSet<ResourceName> = known.filter(|resource| self.is_expired(resource, now)).cloned().collect();
+        for resource in &expired {
+            self.endpoints.remove(resource);
+            self.healthy.remove(resource);
+            self.unhealthy.remove(resource);
+        }
+        !expired.is_empty()
+    }
+
+    fn is_expired(&self, resource: &ResourceName, now: Duration) -> bool {
+        let stopped_at = self.endpoints.get(resource).map(|endpoint| endpoint.stopped_at);
+        stopped_at.is_none_or(|at| at.is_some_and(|at| now.saturating_sub(at) > ENDPOINT_GRACE))
+    }
+
+    /// The healthy ids of every resource, as the checkpoint lists them.
+    #[must_use]
+    pub fn healthy(&self) -> &BTreeMap<ResourceName, BTreeSet<DeviceId>> {
+        &self.healthy
+    }
+
+    /// The NUMA nodes of a listed device.
+    #[must_use]
+    pub fn numa_nodes(&self, resource: &ResourceName, id: &DeviceId) -> &[i64] {
+        self.all.get(resource).and_then(|all| all.get(id)).map_or(&[], Vec::as_slice)
+    }
+
+    /// What every container holds.
+    #[must_use]
+    pub fn held(&self) -> &PodDevices {
+        &self.held
+    }
+}

@@ -1,0 +1,94 @@
+//! What goes wrong in the kubelet, in its own words: tests and plugins match on these texts.
+
+use crate::domain::{DeviceId, ResourceName};
+use tonic::{Code, Status};
+
+/// Why a container gets no devices, in the kubelet's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AllocateError {
+    /// The container asks for another number than it holds.
+    #[error("pod {pod:?} container {container:?} changed request for resource {resource:?} from {held} to {required}", resource = resource.as_str())]
+    RequestChanged {
+        /// The pod's UID.
+        pod: String,
+        /// The container.
+        container: String,
+        /// The resource.
+        resource: ResourceName,
+        /// What it holds.
+        held: usize,
+        /// What it asks for.
+        required: usize,
+    },
+    /// No list was ever received, and the checkpoint does not know the resource.
+    #[error("cannot allocate unregistered device {0}")]
+    Unregistered(ResourceName),
+    /// No healthy device, as after a restart before the first list.
+    #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
+    NoHealthyDevice(ResourceName),
+    /// The container holds a device that is not healthy now.
+    #[error("previously allocated devices are no longer healthy; cannot allocate unhealthy devices {0}")]
+    NoLongerHealthy(ResourceName),
+    /// Too few free healthy devices.
+    #[error("requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}")]
+    Unavailable {
+        /// The resource.
+        resource: ResourceName,
+        /// How many are needed beyond the reused ones.
+        requested: usize,
+        /// How many there are.
+        available: usize,
+    },
+    /// The sets changed while the plugin was asked for its preference.
+    #[error("unexpectedly allocated less resources than required. Requested: {required}, Got: {got}")]
+    Fewer {
+        /// How many were asked for.
+        required: usize,
+        /// How many were found.
+        got: usize,
+    },
+    /// There is a list but no endpoint, when the preference is to be asked.
+    #[error("endpoint not found in cache for a registered resource: {0}")]
+    EndpointNotFound(ResourceName),
+    /// There is a list but no endpoint, when the devices are to be allocated.
+    #[error("unknown Device Plugin {0}")]
+    UnknownPlugin(ResourceName),
+    /// The endpoint's stream has ended.
+    #[error("endpoint {0} has been stopped")]
+    EndpointStopped(ResourceName),
+    /// `GetPreferredAllocation` failed.
+    #[error("device plugin GetPreferredAllocation rpc failed with err: {0}")]
+    Preferred(String),
+    /// `Allocate` failed.
+    #[error("{0}")]
+    Rpc(String),
+    /// `Allocate` was answered without any container.
+    #[error("no containers return in allocation response")]
+    NoContainers,
+    /// The checkpoint could not be written.
+    #[error("failed to write checkpoint file \"kubelet_internal_checkpoint\": {0}")]
+    Checkpoint(String),
+}
+
+/// The real kubelet would have crashed here: it took a device from a list that no longer has it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{site}: device `{device}` of `{resource}` is not in the plugin's list")]
+pub struct NilDereference {
+    /// Where in the kubelet.
+    pub site: &'static str,
+    /// The resource.
+    pub resource: ResourceName,
+    /// The missing id.
+    pub device: DeviceId,
+}
+
+/// A failed call as the kubelet's log and the pod's status print it.
+#[must_use]
+pub fn rpc_error(status: &Status) -> String {
+    // grpc-go spells this one code with a single `l`.
+    let code = match status.code() {
+        Code::Cancelled => "Canceled".to_owned(),
+        code => format!("{code:?}"),
+    };
+    format!("rpc error: code = {code} desc = {}", status.message())
+}

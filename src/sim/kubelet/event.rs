@@ -1,0 +1,198 @@
+//! What happened, with times: the demo prints it, the tests and benchmarks measure with it.
+
+use crate::domain::{DeviceId, ResourceName};
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
+use std::time::Duration;
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Since the simulator was made; also over restarts of the kubelet.
+    pub at: Duration,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EventKind {
+    /// `kubelet.sock` listens: the n-th start.
+    Started {
+        /// Counts from 1.
+        start: u64,
+    },
+    /// The kubelet is gone; its sockets' files are still there.
+    Stopped,
+    /// The checkpoint could not be used: everything looks free.
+    CheckpointUnreadable {
+        /// Why.
+        error: String,
+    },
+    /// A file of the node could not be written: the checkpoint, a cgroup, a log folder.
+    FileFailed {
+        /// Why.
+        error: String,
+    },
+    /// The plugin was dialled and answered with its options; Register is answered next.
+    Options {
+        /// The resource.
+        resource: ResourceName,
+        /// The number of the client, in the order of the Register calls.
+        client: u64,
+    },
+    /// Register was answered with success.
+    Registered {
+        /// The resource.
+        resource: ResourceName,
+        /// The number of the client.
+        client: u64,
+        /// The endpoint, as the plugin named it.
+        endpoint: String,
+    },
+    /// Register was answered with an error.
+    RegisterFailed {
+        /// The name, as the plugin gave it.
+        resource: String,
+        /// The error.
+        error: String,
+    },
+    /// A list arrived.
+    Listed {
+        /// The resource.
+        resource: ResourceName,
+        /// The number of the client.
+        client: u64,
+        /// Its healthy devices.
+        healthy: usize,
+        /// Its other devices.
+        unhealthy: usize,
+    },
+    /// A ListAndWatch stream ended, or could not be opened.
+    StreamEnded {
+        /// The resource.
+        resource: ResourceName,
+        /// The number of the client.
+        client: u64,
+    },
+    /// A client was cut and the resource's endpoint stopped: 0 devices are allocatable.
+    Disconnected {
+        /// The resource.
+        resource: ResourceName,
+        /// The number of the client that was cut, which need not be the one whose stream ended.
+        client: u64,
+    },
+    /// An Allocate call was answered.
+    Allocated {
+        /// The resource.
+        resource: ResourceName,
+        /// The pod's UID.
+        pod_uid: String,
+        /// The container.
+        container: String,
+        /// The ids.
+        devices: BTreeSet<DeviceId>,
+        /// How long the answer took.
+        took: Duration,
+    },
+    /// A pod was admitted, the first time or again after a restart.
+    Admitted {
+        /// The pod's UID.
+        pod_uid: String,
+    },
+    /// A pod was rejected; its containers are killed.
+    Rejected {
+        /// The pod's UID.
+        pod_uid: String,
+        /// The reason of its status.
+        reason: String,
+        /// The message of its status.
+        message: String,
+    },
+    /// The first batch of pods after a start is through.
+    SourcesReady,
+    /// A pod is gone.
+    Deleted {
+        /// The pod's UID.
+        pod_uid: String,
+    },
+    /// The real kubelet would have crashed.
+    Panicked {
+        /// Where, and on which device.
+        site: String,
+    },
+}
+
+impl EventKind {
+    /// The resource that it is about.
+    #[must_use]
+    pub fn resource(&self) -> Option<&ResourceName> {
+        match self {
+            EventKind::Options { resource, .. }
+            | EventKind::Registered { resource, .. }
+            | EventKind::Listed { resource, .. }
+            | EventKind::StreamEnded { resource, .. }
+            | EventKind::Disconnected { resource, .. }
+            | EventKind::Allocated { resource, .. } => Some(resource),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:>10.3} ms  ", self.at.as_secs_f64() * 1000.0)?;
+        match &self.kind {
+            EventKind::Started { start } => write!(f, "kubelet started (start {start})"),
+            EventKind::Stopped => write!(f, "kubelet stopped"),
+            EventKind::CheckpointUnreadable { error } => write!(f, "checkpoint unreadable: {error}"),
+            EventKind::FileFailed { error } => write!(f, "{error}"),
+            EventKind::Options { resource, client } => write!(f, "{resource}: options of client {client}"),
+            EventKind::Registered { resource, client, endpoint } => write!(f, "{resource}: registered client {client} at {endpoint}"),
+            EventKind::RegisterFailed { resource, error } => write!(f, "{resource}: register failed: {error}"),
+            EventKind::Listed { resource, client, healthy, unhealthy } => {
+                write!(f, "{resource}: list of client {client}, {healthy} healthy, {unhealthy} unhealthy")
+            }
+            EventKind::StreamEnded { resource, client } => write!(f, "{resource}: stream of client {client} ended"),
+            EventKind::Disconnected { resource, client } => write!(f, "{resource}: client {client} disconnected"),
+            EventKind::Allocated { resource, pod_uid, container, devices, took } => {
+                write!(f, "{resource}: {} allocated to {pod_uid}/{container} in {took:?}", devices.len())
+            }
+            EventKind::Admitted { pod_uid } => write!(f, "pod {pod_uid} admitted"),
+            EventKind::Rejected { pod_uid, reason, message } => write!(f, "pod {pod_uid} rejected: {reason}: {message}"),
+            EventKind::SourcesReady => write!(f, "first pods admitted"),
+            EventKind::Deleted { pod_uid } => write!(f, "pod {pod_uid} deleted"),
+            EventKind::Panicked { site } => write!(f, "the kubelet would have crashed {site}"),
+        }
+    }
+}
+
+/// The newest events. A long benchmark must not fill the memory, so old ones are dropped.
+#[derive(Debug, Default)]
+pub struct EventLog {
+    events: VecDeque<Event>,
+}
+
+impl EventLog {
+    /// A soak of an hour keeps its last minutes; every test keeps everything.
+    const EVENTS_MAX: usize = 100_000;
+
+    pub(super) fn push(&mut self, at: Duration, kind: EventKind) {
+        if self.events.len() == Self::EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(Event { at, kind });
+    }
+
+    /// The events, oldest first.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Event> {
+        self.events.iter()
+    }
+
+    /// From the newest start of the kubelet to the first later event that fits, once there is one.
+    pub fn since_start(&self, fits: impl Fn(&EventKind) -> bool) -> Option<Duration> {
+        let start = self.events.iter().rposition(|event| matches!(event.kind, EventKind::Started { .. }))?;
+        let started = self.events.get(start)?.at;
+        self.events.iter().skip(start).find(|event| fits(&event.kind)).map(|event| event.at.saturating_sub(started))
+    }
+}

@@ -1,0 +1,117 @@
+//! Connections that can be cut: a kubelet that is killed drops all of them at once, one that disconnects a plugin
+//! drops that plugin's.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream as StdStream;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
+use tonic::transport::server::Connected;
+
+/// The connections of one kubelet, in groups: group 0 is what it serves, a client's number is what it dials.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Links(Arc<Mutex<Table>>);
+
+#[derive(Debug, Default)]
+struct Table {
+    over: bool,
+    next: u64,
+    /// A second descriptor of every open connection, to shut it down with.
+    open: BTreeMap<(u64, u64), StdStream>,
+}
+
+impl Links {
+    fn with<R>(&self, act: impl FnOnce(&mut Table) -> R) -> R {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes a connection into a group.
+    pub(super) fn add(&self, group: u64, stream: UnixStream) -> io::Result<Link> {
+        let second = StdStream::from(stream.as_fd().try_clone_to_owned()?);
+        self.with(|table| {
+            if table.over {
+                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the kubelet is stopped"));
+            }
+            table.next += 1;
+            let key = (group, table.next);
+            table.open.insert(key, second);
+            Ok(Link { stream, key, links: self.clone() })
+        })
+    }
+
+    /// Whether a group has an open connection.
+    pub(super) fn is_open(&self, group: u64) -> bool {
+        self.with(|table| table.open.range((group, 0)..=(group, u64::MAX)).next().is_some())
+    }
+
+    /// Cuts every connection of a group.
+    pub(super) fn cut(&self, group: u64) {
+        self.with(|table| table.open.range((group, 0)..=(group, u64::MAX)).for_each(|(_, stream)| shut(stream)));
+    }
+
+    /// Cuts every connection; there will be no new ones.
+    pub(super) fn cut_all(&self) {
+        self.with(|table| {
+            table.over = true;
+            table.open.values().for_each(shut);
+        });
+    }
+}
+
+fn shut(stream: &StdStream) {
+    // It fails on a connection that the other side has closed, which is as good.
+    let _ = stream.shutdown(Shutdown::Both);
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Link {
+    stream: UnixStream,
+    key: (u64, u64),
+    links: Links,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.links.with(|table| table.open.remove(&self.key));
+    }
+}
+
+impl Connected for Link {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) -> Self::ConnectInfo {}
+}
+
+impl AsyncRead for Link {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Link {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

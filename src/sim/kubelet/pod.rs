@@ -1,0 +1,131 @@
+//! Pods, as far as devices are concerned.
+
+use crate::domain::{ContainerEdits, ResourceName};
+use std::collections::BTreeMap;
+
+/// When a container runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContainerKind {
+    /// Runs to its end before the next one starts, and leaves its devices to it.
+    Init,
+    /// A restartable init container: starts in the order of the init containers and runs on.
+    Sidecar,
+    /// Runs after the init containers.
+    App,
+}
+
+/// A container and what it asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerSpec {
+    /// Its name, unique in the pod.
+    pub name: String,
+    /// When it runs.
+    pub kind: ContainerKind,
+    /// How many devices of which resource.
+    pub resources: BTreeMap<ResourceName, u32>,
+}
+
+/// A pod to be run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSpec {
+    /// Its UID; new for every pod, also for one of the same name.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its containers, in the order of the spec.
+    pub containers: Vec<ContainerSpec>,
+}
+
+impl PodSpec {
+    /// A pod without containers, with a UID of its own.
+    pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        let uid = uuid::Uuid::now_v7().to_string();
+        PodSpec { uid, namespace: namespace.into(), name: name.into(), containers: Vec::new() }
+    }
+
+    /// The pod with another init container, which asks for `count` devices.
+    #[must_use]
+    pub fn init(self, name: &str, resource: &ResourceName, count: u32) -> Self {
+        self.with(ContainerKind::Init, name, resource, count)
+    }
+
+    /// The pod with another sidecar, which asks for `count` devices.
+    #[must_use]
+    pub fn sidecar(self, name: &str, resource: &ResourceName, count: u32) -> Self {
+        self.with(ContainerKind::Sidecar, name, resource, count)
+    }
+
+    /// The pod with another application container, which asks for `count` devices.
+    #[must_use]
+    pub fn app(self, name: &str, resource: &ResourceName, count: u32) -> Self {
+        self.with(ContainerKind::App, name, resource, count)
+    }
+
+    fn with(mut self, kind: ContainerKind, name: &str, resource: &ResourceName, count: u32) -> Self {
+        let resources = BTreeMap::from([(resource.clone(), count)]);
+        self.containers.push(ContainerSpec { name: name.to_owned(), kind, resources });
+        self
+    }
+
+    /// The containers in the order of their admission: init containers and sidecars first.
+    pub fn in_order(&self) -> impl Iterator<Item = &ContainerSpec> {
+        let is_app = |container: &&ContainerSpec| container.kind == ContainerKind::App;
+        self.containers.iter().filter(move |container| !is_app(container)).chain(self.containers.iter().filter(is_app))
+    }
+}
+
+/// How far a pod has come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodPhase {
+    /// Not decided: the kubelet is down, or has not come to it.
+    Pending,
+    /// Admitted; its application containers and sidecars run.
+    Running,
+    /// Rejected, for good.
+    Failed {
+        /// The reason of its status, `UnexpectedAdmissionError`.
+        reason: String,
+        /// The message of its status.
+        message: String,
+    },
+}
+
+/// One container of a pod that was started at least once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Container {
+    /// Whether it runs; an init container that ended does not.
+    pub running: bool,
+    /// What it was started with.
+    pub edits: ContainerEdits,
+}
+
+/// A pod and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// What it asks for.
+    pub spec: PodSpec,
+    /// How far it has come.
+    pub phase: PodPhase,
+    /// Its started containers by name.
+    pub containers: BTreeMap<String, Container>,
+}
+
+impl Pod {
+    pub(super) fn new(spec: PodSpec) -> Self {
+        Pod { spec, phase: PodPhase::Pending, containers: BTreeMap::new() }
+    }
+
+    /// Whether it was rejected.
+    #[must_use]
+    pub fn is_failed(&self) -> bool {
+        matches!(self.phase, PodPhase::Failed { .. })
+    }
+
+    /// Whether a container of it runs.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.containers.values().any(|container| container.running)
+    }
+}
