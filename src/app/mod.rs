@@ -1,3 +1,315 @@
 //! The application: wiring, supervision and shutdown; the only place that knows all actors.
+//!
+//! [`App::start`] is one straight line: directories, ledger, resources, actors, first inventory, registration.
+//! [`App::shut_down`] is the way back, and the streams end last: as long as they are open the kubelet counts on us.
 
+mod control;
+mod error;
+mod status;
 pub mod supervisor;
+mod watcher;
+
+pub use control::{ControlError, get as control_get};
+pub use error::StartError;
+pub use status::{ResourceReport, Status};
+
+use self::supervisor::{Handle, Policy, Slot, Supervision};
+use crate::config::{Config, Roots};
+use crate::discovery::{DiscoveryActor, DiscoveryConfig};
+use crate::domain::{Durability, Grant, Inventory, KubeletGeneration, ResourceName, ResourceSpec};
+use crate::hardware;
+use crate::health::{HealthActor, HealthConfig};
+use crate::host::{self, HostRoot};
+use crate::ledger::{LedgerActor, LedgerConfig};
+use crate::registration::{Registration, RegistrationConfig, ResourceStatus};
+use crate::serving::{Serving, ServingConfig, Sockets};
+use crate::store::Store;
+use crate::telemetry;
+use actix::Arbiter;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{RwLock, mpsc, watch};
+use tokio::time::Instant;
+
+/// How long a shutdown waits for Allocates that have begun. Their own deadline is two seconds.
+const DRAIN_DEADLINE: Duration = Duration::from_millis(2500);
+
+/// What the daemon runs on.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where everything lies.
+    pub roots: Roots,
+    /// The validated configuration.
+    pub config: Config,
+}
+
+impl Settings {
+    /// `<kubelet-dir>/device-plugins`.
+    fn device_plugins(&self) -> PathBuf {
+        self.roots.kubelet.join("device-plugins")
+    }
+
+    fn pod_resources(&self) -> PathBuf {
+        let default = || self.roots.kubelet.join("pod-resources/kubelet.sock");
+        self.config.pod_resources_socket.clone().unwrap_or_else(default)
+    }
+}
+
+/// The handles of the five actors, for tests and the demo, which let them die.
+#[derive(Debug, Clone)]
+pub struct Actors {
+    /// Watches the host.
+    pub discovery: Handle<DiscoveryActor>,
+    /// Judges what was found.
+    pub health: Handle<HealthActor>,
+    /// Remembers who holds what.
+    pub ledger: Handle<LedgerActor>,
+    /// Speaks the device-plugin API.
+    pub serving: Handle<Serving>,
+    /// Keeps the resources registered.
+    pub registration: Handle<Registration>,
+}
+
+/// What others may look at. Every value is a snapshot that outlives the actor that published it.
+#[derive(Debug, Clone)]
+pub struct Views {
+    /// What the kubelet is told.
+    pub inventory: watch::Receiver<Arc<Inventory>>,
+    /// Who holds what.
+    pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    /// Each resource's place in the kubelet.
+    pub registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
+    /// The kubelet's socket.
+    pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// Whether everything that READY promises has happened (I11).
+    pub ready: watch::Receiver<bool>,
+}
+
+/// A running daemon.
+#[derive(Debug)]
+pub struct App {
+    /// The actors.
+    pub actors: Actors,
+    /// What others may look at.
+    pub views: Views,
+    escalated: mpsc::Receiver<&'static str>,
+    store: Arc<Mutex<Store>>,
+    sockets: Arc<Sockets>,
+    gate: Arc<RwLock<()>>,
+    drain: watch::Sender<bool>,
+    ending: watch::Sender<bool>,
+    arbiters: Vec<Arbiter>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+    control: PathBuf,
+}
+
+impl App {
+    /// Starts everything. Must be called on the thread of a running actix system.
+    ///
+    /// Returns when the first inventory is published and registration has begun; `views.ready` tells the rest.
+    ///
+    /// # Errors
+    /// When the kubelet's directory cannot be one, or the ledger cannot be opened.
+    #[expect(clippy::too_many_lines, reason = "wiring, one straight line")]
+    pub async fn start(settings: Settings) -> Result<App, StartError> {
+        let roots = settings.roots.clone();
+        error::check_kubelet_dir(&roots.kubelet)?;
+        let host_root = HostRoot::new(&roots.host);
+
+        tracing::debug!("opening the ledger");
+        let (store, recovered) = Store::open(&roots.state, settings.config.durability)?;
+        tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
+        if !recovered.report.is_clean() {
+            tracing::warn!(report = %recovered.report, "the ledger was damaged");
+        }
+
+        let scan = hardware::scan(&host_root);
+        let specs = specs(&settings.config, &scan, &recovered.grants);
+        let names: Arc<[ResourceName]> = specs.iter().map(|spec| spec.name.clone()).collect();
+        if names.is_empty() {
+            tracing::warn!("no resource is configured and no known hardware is found; nothing is offered");
+        }
+
+        // What is published outlives whoever publishes it.
+        let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
+        let inventory = Arc::new(inventory);
+        let (grants, grants_view) = watch::channel(Arc::default());
+        let (remembered, names_view) = watch::channel(Arc::new(recovered.names));
+        let (registrations, registrations_view) = watch::channel(BTreeMap::new());
+        let (kubelet, kubelet_view) = watch::channel(None);
+        let (drain, drain_view) = watch::channel(false);
+        let (ending, ending_view) = watch::channel(false);
+        let gate = Arc::new(RwLock::new(()));
+        let store = Arc::new(Mutex::new(store));
+        let sockets = Arc::new(Sockets::new(&settings.device_plugins()));
+        sockets.sweep();
+
+        let discovery = Slot::<DiscoveryActor>::new("discovery");
+        let health = Slot::<HealthActor>::new("health");
+        let ledger = Slot::<LedgerActor>::new("ledger");
+        let serving = Slot::<Serving>::new("serving");
+        let registration = Slot::<Registration>::new("registration");
+        let actors = Actors {
+            discovery: discovery.handle(),
+            health: health.handle(),
+            ledger: ledger.handle(),
+            serving: serving.handle(),
+            registration: registration.handle(),
+        };
+
+        let (escalate, escalated) = mpsc::channel(1);
+        let supervision = Supervision { policy: Policy::default(), escalate, ending: ending_view };
+        // A stalled disk must not stall the streams, nor a slow scan an Allocate.
+        let (ledger_arbiter, discovery_arbiter, here) = (Arbiter::new(), Arbiter::new(), Arbiter::current());
+
+        let config = LedgerConfig {
+            store: Arc::clone(&store),
+            process_crash: settings.config.durability == Durability::ProcessCrash,
+            grants: Arc::new(grants),
+            names: Arc::new(remembered),
+            checkpoint: settings.device_plugins().join("kubelet_internal_checkpoint"),
+            pod_resources: settings.pod_resources(),
+            host_root: roots.host.clone(),
+            boot_id: host::boot_id(&roots.host),
+            kubelet: kubelet_view.clone(),
+            gate: Arc::clone(&gate),
+        };
+        ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
+
+        let config = HealthConfig { specs: Arc::clone(&specs), grants: grants_view.clone(), inventory, rescan: actors.discovery.mailbox() };
+        health.start(here.clone(), supervision.clone(), move |life| HealthActor::new(config.clone(), life));
+
+        let config = DiscoveryConfig {
+            host_root: host_root.clone(),
+            specs: Arc::clone(&specs),
+            names: names_view,
+            remember: actors.ledger.mailbox(),
+            discovered: actors.health.mailbox(),
+        };
+        discovery.start(discovery_arbiter.handle(), supervision.clone(), move |life| DiscoveryActor::new(config.clone(), life));
+
+        let config = ServingConfig {
+            inventory: inventory_view.clone(),
+            sockets: Arc::clone(&sockets),
+            host_root: host_root.clone(),
+            boot_id: host::boot_id(&roots.host),
+            kubelet: kubelet_view.clone(),
+            record: actors.ledger.mailbox(),
+            broken: actors.health.mailbox(),
+            allocate: actors.serving.mailbox(),
+            opened: actors.registration.mailbox(),
+            ended: actors.registration.mailbox(),
+            gate: Arc::clone(&gate),
+            drain: drain_view,
+        };
+        serving.start(here.clone(), supervision.clone(), move |life| Serving::new(config.clone(), life));
+
+        let watcher = watcher::Watcher {
+            device_plugins: settings.device_plugins(),
+            host_root: host_root.clone(),
+            specs: Arc::clone(&specs),
+            kubelet: Arc::new(kubelet),
+            sockets: Arc::clone(&sockets),
+            rescan: actors.discovery.mailbox(),
+            reconcile: actors.ledger.mailbox(),
+            kubelet_seen: actors.registration.mailbox(),
+            socket_lost: actors.registration.mailbox(),
+        };
+        watcher.look_for_kubelet();
+
+        // Nothing is registered before there is a list to send.
+        let mut first = inventory_view.clone();
+        let wanted = names.clone();
+        drop(first.wait_for(|inventory| wanted.iter().all(|name| inventory.resources.contains_key(name))).await);
+
+        let config = RegistrationConfig {
+            kubelet_socket: watcher::kubelet_socket(&settings.device_plugins()),
+            resources: names,
+            bind: actors.serving.mailbox(),
+            retire: actors.serving.mailbox(),
+            kubelet: kubelet_view.clone(),
+            status: Arc::new(registrations),
+        };
+        registration.start(here, supervision, move |life| Registration::new(config.clone(), life.number, life));
+
+        let (ready, ready_view) = watch::channel(specs.is_empty());
+        let views = Views {
+            inventory: inventory_view,
+            grants: grants_view,
+            registrations: registrations_view,
+            kubelet: kubelet_view,
+            ready: ready_view.clone(),
+        };
+        let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
+        let metrics = telemetry::metrics::install();
+        if let Some(address) = settings.config.listen {
+            tasks.extend(telemetry::http::serve(address, telemetry::http::routes(metrics, ready_view)).await);
+        }
+        let control = control::socket_path(&roots.run);
+        let source = control::Source { views: views.clone(), store: Arc::clone(&store), started: Instant::now() };
+        tasks.extend(control::serve(&control, source));
+
+        Ok(App {
+            actors,
+            views,
+            escalated,
+            store,
+            sockets,
+            gate,
+            drain,
+            ending,
+            arbiters: vec![ledger_arbiter, discovery_arbiter],
+            tasks,
+            control,
+        })
+    }
+
+    /// Waits until an actor has died too often. Its name.
+    pub async fn escalated(&mut self) -> &'static str {
+        self.escalated.recv().await.unwrap_or("supervisor")
+    }
+
+    /// Ends everything in order: Allocates that have begun are answered, the ledger is checkpointed, the streams end
+    /// last. An empty list is never sent: the kubelet would take every device for gone.
+    pub async fn shut_down(self) {
+        let App { gate, store, sockets, drain, ending, arbiters, tasks, control, .. } = self;
+        ending.send_replace(true);
+        if tokio::time::timeout(DRAIN_DEADLINE, gate.write()).await.is_err() {
+            tracing::warn!("an Allocate is still under way and is cut off");
+        }
+        for task in tasks {
+            task.abort();
+        }
+        {
+            let mut store = store.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if let Err(error) = store.checkpoint() {
+                tracing::warn!(%error, "the last checkpoint failed; the journal has everything");
+            }
+        }
+        drain.send_replace(true);
+        sockets.close_all();
+        drop(std::fs::remove_file(control));
+        for arbiter in arbiters {
+            arbiter.stop();
+        }
+        tracing::info!("ended");
+    }
+}
+
+/// The resources: those of the configuration, else the known hardware under its usual names; and in any case those
+/// that somebody holds a device of (I3), else a container could not start again.
+fn specs(config: &Config, scan: &hardware::Scan, grants: &[Grant]) -> Arc<[Arc<ResourceSpec>]> {
+    let mut specs = config.resources.clone();
+    if specs.is_empty() {
+        specs = hardware::defaults::specs(scan).into_iter().map(Arc::new).collect();
+    }
+    let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
+    let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).collect();
+    for name in held.into_iter().filter(|name| !known.contains(*name)) {
+        tracing::warn!(resource = %name, "not configured, but a container holds its devices; it stays registered until they are free");
+        specs.push(Arc::new(ResourceSpec::orphan(name.clone())));
+    }
+    specs.into()
+}

@@ -50,6 +50,17 @@ impl Default for Policy {
     }
 }
 
+/// What all guardians share.
+#[derive(Debug, Clone)]
+pub struct Supervision {
+    /// How death is answered.
+    pub policy: Policy,
+    /// Gets the name of an actor that has died too often.
+    pub escalate: mpsc::Sender<&'static str>,
+    /// True while the daemon shuts down: a death then is meant.
+    pub ending: watch::Receiver<bool>,
+}
+
 /// Owned by an actor as long as it lives. Its drop is the news of the actor's death.
 #[derive(Debug)]
 pub struct Life {
@@ -71,55 +82,72 @@ impl<A: Actor> Clone for Handle<A> {
     }
 }
 
-/// Starts an actor on `arbiter` and keeps it alive. `factory` builds it from what is durable, for every life anew.
-///
-/// Sends `name` to `escalate` when the actor has died too often. Must be called on the actix system's thread.
-pub fn supervise<A, F>(
-    name: &'static str,
-    arbiter: ArbiterHandle,
-    policy: Policy,
-    escalate: mpsc::Sender<&'static str>,
-    factory: F,
-) -> Handle<A>
-where
-    A: Actor<Context = Context<A>>,
-    F: Fn(Life) -> A + Clone + Send + 'static,
-{
-    let (publish, address) = watch::channel(None);
-    let guardian = async move {
-        let mut deaths: VecDeque<Instant> = VecDeque::new();
-        for number in 1.. {
-            let (death, died) = oneshot::channel();
-            let life = Life { number, _death: death };
-            let factory = factory.clone();
-            let addr = A::start_in_arbiter(&arbiter, move |context| {
-                context.set_mailbox_capacity(MAILBOX_CAPACITY);
-                factory(life)
-            });
-            publish.send_replace(Some(addr));
-            // The sender is never used, only dropped: an error is the expected end.
-            drop(died.await);
-            publish.send_replace(None);
+/// A place for an actor: its handle can be given away before the actor is built, so that actors can know each other.
+#[derive(Debug)]
+pub struct Slot<A: Actor> {
+    handle: Handle<A>,
+    publish: watch::Sender<Option<Addr<A>>>,
+}
 
-            let now = Instant::now();
-            deaths.push_back(now);
-            while deaths.front().is_some_and(|death| now.duration_since(*death) > policy.window) {
-                deaths.pop_front();
+impl<A: Actor<Context = Context<A>>> Slot<A> {
+    /// An empty place. Calls to its handle wait until the actor is there.
+    #[must_use]
+    pub fn new(name: &'static str) -> Self {
+        let (publish, address) = watch::channel(None);
+        Slot { handle: Handle { name, address }, publish }
+    }
+
+    /// The door to the actor, now and later.
+    #[must_use]
+    pub fn handle(&self) -> Handle<A> {
+        self.handle.clone()
+    }
+
+    /// Starts the actor on `arbiter` and keeps it alive. `factory` builds it from what is durable, for every life anew.
+    ///
+    /// Must be called on the actix system's thread.
+    pub fn start<F>(self, arbiter: ArbiterHandle, supervision: Supervision, factory: F)
+    where
+        F: Fn(Life) -> A + Clone + Send + 'static,
+    {
+        let Slot { handle: Handle { name, address: _ }, publish } = self;
+        let Supervision { policy, escalate, ending } = supervision;
+        actix::spawn(async move {
+            let mut deaths: VecDeque<Instant> = VecDeque::new();
+            for number in 1.. {
+                let (death, died) = oneshot::channel();
+                let life = Life { number, _death: death };
+                let factory = factory.clone();
+                let addr = A::start_in_arbiter(&arbiter, move |context| {
+                    context.set_mailbox_capacity(MAILBOX_CAPACITY);
+                    factory(life)
+                });
+                publish.send_replace(Some(addr));
+                // The sender is never used, only dropped: an error is the expected end.
+                drop(died.await);
+                publish.send_replace(None);
+                if *ending.borrow() {
+                    return;
+                }
+
+                let now = Instant::now();
+                deaths.push_back(now);
+                while deaths.front().is_some_and(|death| now.duration_since(*death) > policy.window) {
+                    deaths.pop_front();
+                }
+                metrics::actor_restarted(name);
+                if deaths.len() >= policy.deaths_max {
+                    tracing::error!(actor = name, deaths = deaths.len(), "the actor died too often and is given up");
+                    // Full means that another actor escalated first: the daemon is on its way out.
+                    drop(escalate.try_send(name));
+                    return;
+                }
+                let wait = backoff(&policy, deaths.len());
+                tracing::warn!(actor = name, life = number, wait_ms = wait.as_millis(), "the actor died and is rebuilt");
+                tokio::time::sleep(wait).await;
             }
-            metrics::actor_restarted(name);
-            if deaths.len() >= policy.deaths_max {
-                tracing::error!(actor = name, deaths = deaths.len(), "the actor died too often and is given up");
-                // Full means that another actor escalated first: the daemon is on its way out.
-                drop(escalate.try_send(name));
-                return;
-            }
-            let wait = backoff(&policy, deaths.len());
-            tracing::warn!(actor = name, life = number, wait_ms = wait.as_millis(), "the actor died and is rebuilt");
-            tokio::time::sleep(wait).await;
-        }
-    };
-    actix::spawn(guardian);
-    Handle { name, address }
+        });
+    }
 }
 
 /// The wait after the `deaths`-th death within the window.

@@ -1,6 +1,6 @@
 //! What one file may say: every key optional, every unknown key an error.
 
-use super::Durability;
+use crate::domain::Durability;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
 use std::collections::BTreeMap;

@@ -12,7 +12,7 @@ mod validate;
 pub use error::ConfigError;
 pub use merge::load;
 
-use crate::domain::ResourceSpec;
+use crate::domain::{Durability, ResourceSpec};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,17 +31,6 @@ pub struct Roots {
     pub state: PathBuf,
     /// Sockets and other things that do not outlive the boot.
     pub run: PathBuf,
-}
-
-/// When a grant counts as recorded.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Durability {
-    /// It survives a power cut: on disk before Allocate answers.
-    #[default]
-    PowerLoss,
-    /// It survives the death of the process: written before Allocate answers, on disk right after.
-    ProcessCrash,
 }
 
 /// The validated configuration.

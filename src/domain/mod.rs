@@ -5,6 +5,7 @@
 //! fact about it. Ordered maps only: what leaves Holdfast is the same bytes every time.
 
 mod device;
+mod durability;
 mod edits;
 mod evidence;
 mod grant;
@@ -16,6 +17,7 @@ mod resource;
 mod time;
 
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
+pub use durability::Durability;
 pub use edits::{ContainerEdits, EditDevice, EditMount};
 pub use evidence::Evidence;
 pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef};

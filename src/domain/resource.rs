@@ -171,6 +171,23 @@ pub struct ResourceSpec {
 }
 
 impl ResourceSpec {
+    /// A resource that is not configured (any more) and offers nothing of its own.
+    #[must_use]
+    pub fn orphan(name: ResourceName) -> Self {
+        ResourceSpec {
+            name,
+            class: DeviceClass::Other,
+            contract: ContractKind::Generic,
+            // Matches no device: an id is never empty.
+            select: Select { id: vec![DeviceId::new("")], ..Select::default() },
+            exclude: None,
+            paths: Vec::new(),
+            replicas: 1,
+            env: BTreeMap::new(),
+            mounts: Vec::new(),
+        }
+    }
+
     /// Whether at most one container holds a device at a time.
     #[must_use]
     pub fn is_exclusive(&self) -> bool {

@@ -1,13 +1,11 @@
 //! The host: the only place that speaks to the kernel — sysfs under a root, inotify, uevents, locks, clocks.
 
 mod clock;
-mod lock;
 mod root;
 mod uevent;
 mod watch;
 
 pub use clock::{boot_id, now};
-pub use lock::{Lock, LockError};
 pub use root::HostRoot;
 pub use uevent::{Uevent, UeventSocket};
 pub use watch::{Change, DirWatch};

@@ -1,6 +1,7 @@
 //! The one table of metrics: every name, its kind, its unit and its help. Base units; bounded labels.
 
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 const ACTOR_RESTARTS: &str = "holdfast_actor_restarts_total";
@@ -17,16 +18,20 @@ const STREAM_ENDS: &str = "holdfast_stream_ends_total";
 /// Upper bounds of the histograms' buckets, in seconds: from a call without a disk to the internal deadline.
 const BUCKETS: [f64; 14] = [0.000_05, 0.000_1, 0.000_2, 0.000_4, 0.000_8, 0.001_6, 0.003_2, 0.006_4, 0.012_8, 0.05, 0.1, 0.5, 1.0, 2.0];
 
-/// Starts the recorder for the whole process.
-///
-/// # Errors
-/// When a recorder is there already.
-pub fn install() -> Result<PrometheusHandle, BuildError> {
-    let recorder = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &BUCKETS)?.build_recorder();
-    let handle = recorder.handle();
-    metrics::set_global_recorder(recorder).map_err(|_| BuildError::FailedToSetGlobalRecorder)?;
-    describe();
-    Ok(handle)
+/// Starts the recorder for the whole process, once; later calls return the same one.
+pub fn install() -> PrometheusHandle {
+    static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
+    let start = || {
+        let builder = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &BUCKETS);
+        let recorder = builder.expect("the buckets are not empty").build_recorder();
+        let handle = recorder.handle();
+        if metrics::set_global_recorder(recorder).is_err() {
+            tracing::warn!("another metrics recorder is installed; /metrics stays empty");
+        }
+        describe();
+        handle
+    };
+    HANDLE.get_or_init(start).clone()
 }
 
 fn describe() {

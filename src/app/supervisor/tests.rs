@@ -71,7 +71,10 @@ impl Handler<PanicBefore> for Victim {
 fn victim(plan: &Arc<Plan>, policy: Policy) -> (Handle<Victim>, mpsc::Receiver<&'static str>) {
     let (escalate, escalated) = mpsc::channel(1);
     let plan = Arc::clone(plan);
-    let handle = supervise("victim", actix::Arbiter::current(), policy, escalate, move |life| {
+    let slot = Slot::new("victim");
+    let handle = slot.handle();
+    let (_, ending) = watch::channel(false);
+    slot.start(actix::Arbiter::current(), Supervision { policy, escalate, ending }, move |life| {
         assert!(!take(&plan.factory_panics), "planned: factory");
         Victim { life, plan: Arc::clone(&plan) }
     });

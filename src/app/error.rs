@@ -1,0 +1,60 @@
+//! Why the daemon cannot start.
+
+use crate::store::StoreError;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A start that failed. Nothing has been changed.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The kubelet's directory cannot be one.
+    #[error("the kubelet directory `{}` cannot be used: {why}; give the kubelet's own directory with `--kubelet-dir`", path.display())]
+    KubeletDir {
+        /// The path that was given.
+        path: PathBuf,
+        /// What is in the way.
+        why: String,
+    },
+    /// The ledger cannot be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A missing directory is waited for; one that never can be the kubelet's is an error.
+pub(super) fn check_kubelet_dir(path: &Path) -> Result<(), StartError> {
+    let unusable = |path: &Path, why: String| Err(StartError::KubeletDir { path: path.to_owned(), why });
+    for dir in [path.to_owned(), path.join("device-plugins")] {
+        match std::fs::metadata(&dir) {
+            Ok(metadata) if !metadata.is_dir() => return unusable(&dir, "it is not a directory".into()),
+            Ok(_) => {
+                if let Err(error) = std::fs::read_dir(&dir) {
+                    return unusable(&dir, error.to_string());
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return unusable(&dir, error.to_string()),
+        }
+    }
+    let socket = path.join("device-plugins/kubelet.sock");
+    if socket.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
+        return unusable(&socket, "a directory stands where the kubelet's socket belongs".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absent_directory_is_waited_for_and_a_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(check_kubelet_dir(&dir.path().join("later")).is_ok());
+        assert!(check_kubelet_dir(dir.path()).is_ok());
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        for path in [file.clone(), file.join("below")] {
+            assert!(check_kubelet_dir(&path).unwrap_err().to_string().contains("--kubelet-dir"));
+        }
+    }
+}

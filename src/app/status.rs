@@ -1,0 +1,83 @@
+//! What `status` and readiness say of the daemon.
+
+use super::Views;
+use crate::domain::KubeletGeneration;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+/// The daemon at a glance (`status -o json`).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The version of this document's form.
+    pub schema: u32,
+    /// The daemon's version.
+    pub version: String,
+    /// Seconds since its start.
+    pub uptime_seconds: u64,
+    /// Whether READY has been reached.
+    pub ready: bool,
+    /// The kubelet's registration socket; `null` while there is none.
+    pub kubelet: Option<KubeletGeneration>,
+    /// The resources by name.
+    pub resources: Vec<ResourceReport>,
+}
+
+/// One resource of [`Status`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ResourceReport {
+    /// Its name.
+    pub name: String,
+    /// Whether the kubelet has opened our stream.
+    pub registered: bool,
+    /// Ids in the list.
+    pub devices: usize,
+    /// Healthy ids among them.
+    pub healthy: usize,
+    /// Ids that a grant holds.
+    pub held: usize,
+    /// From the begin of the last registration to its stream, in milliseconds.
+    pub last_registration_ms: Option<f64>,
+}
+
+impl Status {
+    /// Reads the views.
+    pub(super) fn of(views: &Views, uptime: std::time::Duration) -> Self {
+        let registrations = views.registrations.borrow().clone();
+        let grants = views.grants.borrow().clone();
+        let held = |name: &str| {
+            let live = grants.iter().filter(|grant| grant.is_live() && grant.resource.as_str() == name);
+            live.flat_map(|grant| &grant.devices).map(|device| &device.id).collect::<std::collections::BTreeSet<_>>().len()
+        };
+        let report = |(name, offering): (&crate::domain::ResourceName, &crate::domain::Offering)| {
+            let registration = registrations.get(name).cloned().unwrap_or_default();
+            ResourceReport {
+                name: name.to_string(),
+                registered: registration.registered,
+                devices: offering.devices.len(),
+                healthy: offering.devices.values().filter(|offered| offered.health.is_healthy()).count(),
+                held: held(name.as_str()),
+                #[expect(clippy::cast_precision_loss, reason = "microseconds of a registration")]
+                last_registration_ms: registration.last_registration_us.map(|us| us as f64 / 1e3),
+            }
+        };
+        Status {
+            schema: 1,
+            version: env!("CARGO_PKG_VERSION").into(),
+            uptime_seconds: uptime.as_secs(),
+            ready: *views.ready.borrow(),
+            kubelet: *views.kubelet.borrow(),
+            resources: views.inventory.borrow().resources.iter().map(report).collect(),
+        }
+    }
+}
+
+/// Sets `ready` once every resource is registered or waits for an absent kubelet (I11), and never takes it back.
+pub(super) async fn become_ready(views: Views, resources: usize, ready: watch::Sender<bool>) {
+    let mut registrations = views.registrations;
+    let settled = registrations
+        .wait_for(|all| all.len() == resources && all.values().all(|status| status.registered || status.awaiting_kubelet))
+        .await;
+    if settled.is_ok() {
+        ready.send_replace(true);
+    }
+}

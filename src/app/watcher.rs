@@ -1,0 +1,174 @@
+//! The host watch: turns what happens on disk and in the kernel into messages. Every message is only a reason to look;
+//! a slow poll looks anyway.
+
+use crate::domain::{DeviceClass, KubeletGeneration, ResourceSpec};
+use crate::host::{Change, DirWatch, HostRoot, UeventSocket};
+use crate::messages::{KubeletSeen, Mailbox, Reconcile, Rescan, SocketLost};
+use crate::serving::Sockets;
+use std::collections::BTreeSet;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// inotify may drop events; this looks at what they would have told.
+const POLL: Duration = Duration::from_secs(10);
+/// Hardware events come in swarms: one scan answers them all.
+const RESCAN_AFTER: Duration = Duration::from_millis(100);
+/// The kubelet writes its checkpoint once for each container of a pod.
+const RECONCILE_AFTER: Duration = Duration::from_millis(50);
+
+/// Where the kubelet listens for registrations.
+pub(super) fn kubelet_socket(device_plugins: &Path) -> PathBuf {
+    device_plugins.join("kubelet.sock")
+}
+
+#[derive(Debug)]
+pub(super) struct Watcher {
+    pub(super) device_plugins: PathBuf,
+    pub(super) host_root: HostRoot,
+    pub(super) specs: Arc<[Arc<ResourceSpec>]>,
+    pub(super) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
+    pub(super) sockets: Arc<Sockets>,
+    pub(super) rescan: Mailbox<Rescan>,
+    pub(super) reconcile: Mailbox<Reconcile>,
+    pub(super) kubelet_seen: Mailbox<KubeletSeen>,
+    pub(super) socket_lost: Mailbox<SocketLost>,
+}
+
+/// What one wait brought.
+enum Event {
+    Change(std::io::Result<Change>),
+    Uevent(std::io::Result<Option<crate::host::Uevent>>),
+    RescanDue,
+    ReconcileDue,
+    Poll,
+}
+
+impl Watcher {
+    /// Reads the kubelet's socket; true when it is another one than before.
+    pub(super) fn look_for_kubelet(&self) -> bool {
+        let socket = kubelet_socket(&self.device_plugins).symlink_metadata().ok();
+        let generation = socket.filter(|metadata| metadata.file_type().is_socket()).map(|metadata| KubeletGeneration {
+            inode: metadata.ino(),
+            ctime_ns: metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec()),
+        });
+        self.kubelet.send_if_modified(|known| std::mem::replace(known, generation) != generation)
+    }
+
+    /// Directories whose entries matter: the kubelet's, our sockets', and those of device nodes.
+    fn directories(&self) -> BTreeSet<PathBuf> {
+        let mut dirs = BTreeSet::from([self.device_plugins.clone(), self.sockets.directory().to_owned()]);
+        for spec in self.specs.iter() {
+            if spec.class != DeviceClass::Char {
+                dirs.insert(self.host_root.path("dev"));
+            }
+            for path in &spec.paths {
+                // The deepest directory before the first wildcard.
+                let fixed = path.host.split(['*', '?', '[']).next().unwrap_or_default();
+                let dir = fixed.rsplit_once('/').map_or("/dev", |(dir, _)| dir);
+                dirs.insert(self.host_root.path(dir.trim_start_matches('/')));
+            }
+        }
+        dirs
+    }
+
+    pub(super) async fn run(self) {
+        let mut watch = match DirWatch::new(self.directories()) {
+            Ok(watch) => Some(watch),
+            Err(error) => {
+                tracing::warn!(%error, "inotify is not available (see fs.inotify.max_user_instances); changes are seen by polling only");
+                None
+            }
+        };
+        // Events of this machine say nothing of a captured tree.
+        let mut uevents = if self.host_root.is_live() { UeventSocket::open().ok() } else { None };
+        let mut poll = tokio::time::interval_at(Instant::now() + POLL, POLL);
+        let (mut rescan_at, mut reconcile_at) = (None, Some(Instant::now()));
+        // The kubelet may have come between the first look and the watch.
+        self.look();
+        loop {
+            let event = tokio::select! {
+                change = next(watch.as_mut(), |watch| watch.next()) => Event::Change(change),
+                uevent = next(uevents.as_ref(), |socket| socket.next()) => Event::Uevent(uevent),
+                () = at(rescan_at) => Event::RescanDue,
+                () = at(reconcile_at) => Event::ReconcileDue,
+                _ = poll.tick() => Event::Poll,
+            };
+            match event {
+                Event::Change(Ok(Change::Entry { dir, name })) if dir == self.device_plugins => {
+                    if name == "kubelet.sock" {
+                        self.look();
+                    } else if name == "kubelet_internal_checkpoint" {
+                        reconcile_at.get_or_insert_with(|| Instant::now() + RECONCILE_AFTER);
+                    }
+                }
+                Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => self.look(),
+                Event::Change(Ok(Change::Entry { .. })) => {
+                    rescan_at.get_or_insert_with(|| Instant::now() + RESCAN_AFTER);
+                }
+                Event::Change(Ok(Change::Anything)) => {
+                    self.look();
+                    rescan_at.get_or_insert_with(|| Instant::now() + RESCAN_AFTER);
+                    reconcile_at.get_or_insert_with(|| Instant::now() + RECONCILE_AFTER);
+                }
+                Event::Change(Err(error)) => {
+                    tracing::warn!(%error, "inotify failed; changes are seen by polling only");
+                    watch = None;
+                }
+                Event::Uevent(Ok(event)) => {
+                    tracing::debug!(?event, "uevent");
+                    rescan_at.get_or_insert_with(|| Instant::now() + RESCAN_AFTER);
+                }
+                Event::Uevent(Err(error)) => {
+                    tracing::warn!(%error, "the uevent socket failed; hardware changes are seen by polling only");
+                    uevents = None;
+                }
+                Event::RescanDue => {
+                    rescan_at = None;
+                    self.rescan.tell(Rescan);
+                }
+                Event::ReconcileDue => {
+                    reconcile_at = None;
+                    self.reconcile.tell(Reconcile);
+                }
+                Event::Poll => {
+                    if let Some(watch) = &mut watch {
+                        watch.rearm();
+                    }
+                    self.look();
+                }
+            }
+        }
+    }
+
+    /// Tells registration of another kubelet socket, and of sockets of our own that are gone.
+    fn look(&self) {
+        if self.look_for_kubelet() {
+            self.kubelet_seen.tell(KubeletSeen(*self.kubelet.borrow()));
+        }
+        for (resource, registration) in self.sockets.lost() {
+            self.socket_lost.tell(SocketLost { resource, registration });
+        }
+    }
+}
+
+/// The next item of a source that may be missing: then never.
+async fn next<S, F, T>(source: Option<S>, wait: impl FnOnce(S) -> F) -> T
+where
+    F: Future<Output = T>,
+{
+    match source {
+        Some(source) => wait(source).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
