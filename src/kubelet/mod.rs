@@ -1,4 +1,5 @@
 //! The kubelet's side: its APIs on the wire, its sockets and its files, turned into the domain's values.
 
+pub mod pod_resources;
 pub mod proto;
 pub mod uds;
