@@ -428,7 +428,7 @@ async fn the_late_end_of_the_old_stream_cuts_the_new_client() {
 #[tokio::test]
 async fn over_a_restart_a_pod_with_an_init_container_lives_only_if_its_plugin_is_back_in_time() {
     for in_time in [true, false] {
-        let gap = if in_time { Duration::from_secs(1) } else { Duration::from_millis(1) };
+        let gap = if in_time { Duration::from_millis(400) } else { Duration::from_millis(1) };
         let node = Node::start_with(|config| config.first_batch_after = gap).await;
         let plugin = TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
         let plain = node.kubelet.add_pod(PodSpec::new("default", "plain").app("main", &gpu(), 1)).await;
@@ -493,7 +493,7 @@ async fn a_kill_cuts_every_connection_and_a_start_removes_only_sockets_directly_
 
 #[tokio::test]
 async fn a_pod_that_is_added_while_the_kubelet_is_down_is_admitted_by_the_next_one() {
-    let node = Node::start_with(|config| config.first_batch_after = Duration::from_secs(1)).await;
+    let node = Node::start_with(|config| config.first_batch_after = Duration::from_millis(400)).await;
     let plugin = TestPlugin::serve(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual);
     node.kubelet.stop();
     let outcome = node.kubelet.add_pod(PodSpec::new("default", "early").app("main", &gpu(), 1)).await;
@@ -555,7 +555,7 @@ async fn a_device_that_leaves_the_list_while_it_is_allocated_would_crash_the_kub
 async fn with_a_topology_policy_a_held_device_that_left_the_list_crashes_the_next_kubelet() {
     let node = Node::start_with(|config| {
         config.topology_manager = true;
-        config.first_batch_after = Duration::from_secs(1);
+        config.first_batch_after = Duration::from_millis(400);
     })
     .await;
     let mut near = device("b", "Healthy");
@@ -624,6 +624,23 @@ fn a_purge_during_an_allocate_forgets_its_reservation_and_gives_the_device_out_t
     manager.granted("first", "main", &gpu(), &first, Default::default()).unwrap();
     assert_eq!(reserve(&mut manager, "second"), ids(&["a"]));
     assert_eq!(reserve(&mut manager, "third"), first, "held, and given out again");
+}
+
+#[tokio::test]
+async fn a_pod_that_is_deleted_by_force_frees_its_device_while_its_containers_run_on() {
+    let node = Node::start().await;
+    let plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
+    let old = node.kubelet.add_pod(PodSpec::new("default", "old").app("main", &gpu(), 1)).await;
+    assert!(node.kubelet.force_delete_pod(&old.uid));
+    assert!(!node.kubelet.force_delete_pod(&old.uid));
+    let new = node.kubelet.add_pod(PodSpec::new("default", "new").app("main", &gpu(), 1)).await;
+    assert_eq!(new.phase, PodPhase::Running);
+    assert_eq!(*plugin.allocated.lock().unwrap(), [ids(&["a"]), ids(&["a"])]);
+
+    let cgroup = node.dir.path().join(format!("host/sys/fs/cgroup/kubepods/pod{}", old.uid));
+    assert!(cgroup.exists());
+    assert!(node.kubelet.delete_pod(&old.uid).unwrap());
+    assert!(!cgroup.exists());
 }
 
 #[tokio::test]
