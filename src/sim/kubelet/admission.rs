@@ -203,9 +203,8 @@ fn start(shared: &Shared, life: u64, spec: &PodSpec) {
         };
         let mut files = Ok(());
         // A pod that was deleted while it was admitted is not started.
-        if let Some(pod) = state.pod(&spec.uid)
-            && pod.phase == PodPhase::Pending
-        {
+        let Some(pod) = state.pod(&spec.uid) else { return files };
+        if pod.phase == PodPhase::Pending {
             pod.phase = PodPhase::Running;
             files = shared.files.create_pod(spec);
             for (container, edits) in edits {

@@ -98,7 +98,7 @@ impl KubeletConfig {
 pub struct PodOutcome {
     /// Its UID.
     pub uid: String,
-    /// Running or failed; pending only if the kubelet is down or goes down before it decides.
+    /// Running or failed; pending only if the kubelet goes down or the pod is deleted before it decides.
     pub phase: PodPhase,
 }
 
@@ -215,8 +215,8 @@ impl Kubelet {
         loop {
             changes.borrow_and_update();
             let decided = self.view(|view| {
-                let phase = view.pod(&uid).map_or(PodPhase::Pending, |pod| pod.phase.clone());
-                (phase != PodPhase::Pending || !view.is_running()).then_some(phase)
+                let Some(pod) = view.pod(&uid) else { return Some(PodPhase::Pending) };
+                (pod.phase != PodPhase::Pending || !view.is_running()).then(|| pod.phase.clone())
             });
             if let Some(phase) = decided {
                 return PodOutcome { uid, phase };
@@ -227,14 +227,28 @@ impl Kubelet {
         }
     }
 
-    /// Deletes a pod: its containers end, its cgroup empties and goes, its log folder goes. Says whether there was one.
+    /// Deletes a pod: its containers end, its cgroup empties and goes, its log folder goes. Also ends what a pod left
+    /// behind that was deleted by force. Says whether there was one.
     pub fn delete_pod(&self, uid: &str) -> Result<bool, io::Error> {
-        let Some(spec) = self.view(|view| view.pod(uid).map(|pod| pod.spec.clone())) else { return Ok(false) };
+        let spec = self.shared.peek().spec(uid).cloned();
+        let Some(spec) = spec else { return Ok(false) };
         self.shared.files.remove_cgroup(uid)?;
         self.shared.files.remove_logs(&spec)?;
-        self.shared.update(|state| state.pods.retain(|pod| pod.spec.uid != uid));
+        self.shared.update(|state| {
+            state.orphans.remove(uid);
+            state.pods.retain(|pod| pod.spec.uid != uid);
+        });
         self.shared.log(EventKind::Deleted { pod_uid: uid.to_owned() });
         Ok(true)
+    }
+
+    /// Deletes a pod by force: the kubelet counts its devices as free at once, while its containers run on until
+    /// [`Kubelet::delete_pod`]. Says whether there was one.
+    pub fn force_delete_pod(&self, uid: &str) -> bool {
+        self.shared.update(|state| {
+            let orphan = state.pods.iter().position(|pod| pod.spec.uid == uid).map(|index| state.pods.remove(index));
+            orphan.is_some_and(|orphan| state.orphans.insert(uid.to_owned(), orphan.spec).is_none())
+        })
     }
 
     /// A container crashes and waits for its next start: after a restart of the kubelet it does not count as running.

@@ -8,7 +8,7 @@ use super::error::NilDereference;
 use super::event::{EventKind, EventLog};
 use super::files::Files;
 use super::link::Links;
-use super::pod::Pod;
+use super::pod::{Pod, PodSpec};
 use crate::domain::ResourceName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,6 +49,8 @@ pub(super) struct State {
     pub(super) starts: u64,
     /// In the order of their creation.
     pub(super) pods: Vec<Pod>,
+    /// Pods that were deleted by force: their containers run on, and the kubelet knows nothing of them.
+    pub(super) orphans: BTreeMap<String, PodSpec>,
     pub(super) events: EventLog,
     pub(super) rejections: u64,
     pub(super) panicked: Option<String>,
@@ -57,6 +59,12 @@ pub(super) struct State {
 impl State {
     pub(super) fn pod(&mut self, uid: &str) -> Option<&mut Pod> {
         self.pods.iter_mut().find(|pod| pod.spec.uid == uid)
+    }
+
+    /// What a pod asked for, also one that was deleted by force.
+    pub(super) fn spec(&self, uid: &str) -> Option<&PodSpec> {
+        let pod = self.pods.iter().find(|pod| pod.spec.uid == uid).map(|pod| &pod.spec);
+        pod.or_else(|| self.orphans.get(uid))
     }
 
     /// The pods that the kubelet counts as active: known to this life and not failed.

@@ -1,8 +1,9 @@
 //! The simulated kubelet against a tiny plugin, over real sockets. Every test waits for values, none sleeps.
 
-use super::core::{ListedDevice, Options};
+use super::core::{ListedDevice, Options, Step};
 use super::held::PodDevices;
 use super::*;
+use crate::kubelet::pod_resources::{PodResources, PodResourcesError};
 use crate::kubelet::proto::podresources_v1 as resources;
 use crate::kubelet::proto::podresources_v1::pod_resources_lister_client::PodResourcesListerClient;
 use crate::kubelet::proto::v1beta1 as api;
@@ -427,7 +428,7 @@ async fn the_late_end_of_the_old_stream_cuts_the_new_client() {
 #[tokio::test]
 async fn over_a_restart_a_pod_with_an_init_container_lives_only_if_its_plugin_is_back_in_time() {
     for in_time in [true, false] {
-        let gap = if in_time { Duration::from_secs(1) } else { Duration::from_millis(1) };
+        let gap = if in_time { Duration::from_millis(400) } else { Duration::from_millis(1) };
         let node = Node::start_with(|config| config.first_batch_after = gap).await;
         let plugin = TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a", "b"]), Behaviour::Usual).await;
         let plain = node.kubelet.add_pod(PodSpec::new("default", "plain").app("main", &gpu(), 1)).await;
@@ -492,7 +493,7 @@ async fn a_kill_cuts_every_connection_and_a_start_removes_only_sockets_directly_
 
 #[tokio::test]
 async fn a_pod_that_is_added_while_the_kubelet_is_down_is_admitted_by_the_next_one() {
-    let node = Node::start_with(|config| config.first_batch_after = Duration::from_secs(1)).await;
+    let node = Node::start_with(|config| config.first_batch_after = Duration::from_millis(400)).await;
     let plugin = TestPlugin::serve(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual);
     node.kubelet.stop();
     let outcome = node.kubelet.add_pod(PodSpec::new("default", "early").app("main", &gpu(), 1)).await;
@@ -554,7 +555,7 @@ async fn a_device_that_leaves_the_list_while_it_is_allocated_would_crash_the_kub
 async fn with_a_topology_policy_a_held_device_that_left_the_list_crashes_the_next_kubelet() {
     let node = Node::start_with(|config| {
         config.topology_manager = true;
-        config.first_batch_after = Duration::from_secs(1);
+        config.first_batch_after = Duration::from_millis(400);
     })
     .await;
     let mut near = device("b", "Healthy");
@@ -579,4 +580,76 @@ async fn a_corrupt_checkpoint_makes_everything_look_free() {
     node.kubelet.start_again().await.unwrap();
     node.wait_for_event(|kind| matches!(kind, EventKind::CheckpointUnreadable { .. })).await;
     assert!(node.kubelet.devices(&outcome.uid, "main").is_empty());
+}
+
+#[tokio::test]
+async fn the_pod_resources_client_puts_the_messages_together_and_survives_a_restart() {
+    let node = Node::start().await;
+    let client = PodResources::new(node.dir.path().join("kubelet/pod-resources/kubelet.sock"));
+    assert_eq!(client.list().await.unwrap(), []);
+    let mut spread = device("a", "Healthy");
+    spread.topology = Some(api::TopologyInfo { nodes: vec![api::NumaNode { id: 0 }, api::NumaNode { id: 1 }] });
+    let _plugin = TestPlugin::registered(&node, "sub/gpu.sock", vec![spread, device("b", "Healthy")], Behaviour::Usual).await;
+    node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 2)).await;
+
+    let listed = client.list().await.unwrap();
+    assert_eq!(listed[0].containers[0].devices, BTreeMap::from([(gpu(), ids(&["a", "b"]))]));
+    assert_eq!(client.get("default", "train").await.unwrap().as_ref(), listed.first());
+    assert_eq!(client.get("default", "other").await.unwrap(), None);
+
+    node.kubelet.stop();
+    assert!(matches!(client.list().await, Err(PodResourcesError::Refused { .. })));
+    node.kubelet.start_again().await.unwrap();
+    node.settled().await;
+    assert_eq!(client.list().await.unwrap(), listed);
+}
+
+#[test]
+fn a_purge_during_an_allocate_forgets_its_reservation_and_gives_the_device_out_twice() {
+    let mut manager = DeviceManager::<()>::start(PodDevices::default(), BTreeSet::new(), BTreeSet::new(), Duration::ZERO);
+    manager.connected(&gpu(), (), Options { preferred_allocation: false, pre_start: false });
+    let listed = |id: &str| ListedDevice { id: DeviceId::new(id), healthy: true, numa_nodes: Vec::new() };
+    manager.listed(&gpu(), vec![listed("a"), listed("b")]);
+    manager.set_sources_ready();
+    let reserve = |manager: &mut DeviceManager<()>, uid: &str| match manager.allocate(uid, "main", &gpu(), 1).unwrap() {
+        Step::Choose(choice) => manager.choose(choice, &BTreeSet::new()).unwrap(),
+        other => panic!("a free device is to be chosen: {other:?}"),
+    };
+    let dead = reserve(&mut manager, "dead");
+    manager.granted("dead", "main", &gpu(), &dead, Default::default()).unwrap();
+    let first = reserve(&mut manager, "first");
+    assert_eq!((dead, &first), (ids(&["a"]), &ids(&["b"])));
+
+    manager.purge(&BTreeSet::from(["first".to_owned()]));
+    manager.granted("first", "main", &gpu(), &first, Default::default()).unwrap();
+    assert_eq!(reserve(&mut manager, "second"), ids(&["a"]));
+    assert_eq!(reserve(&mut manager, "third"), first, "held, and given out again");
+}
+
+#[tokio::test]
+async fn a_pod_that_is_deleted_by_force_frees_its_device_while_its_containers_run_on() {
+    let node = Node::start().await;
+    let plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
+    let old = node.kubelet.add_pod(PodSpec::new("default", "old").app("main", &gpu(), 1)).await;
+    assert!(node.kubelet.force_delete_pod(&old.uid));
+    assert!(!node.kubelet.force_delete_pod(&old.uid));
+    let new = node.kubelet.add_pod(PodSpec::new("default", "new").app("main", &gpu(), 1)).await;
+    assert_eq!(new.phase, PodPhase::Running);
+    assert_eq!(*plugin.allocated.lock().unwrap(), [ids(&["a"]), ids(&["a"])]);
+
+    let cgroup = node.dir.path().join(format!("host/sys/fs/cgroup/kubepods/pod{}", old.uid));
+    assert!(cgroup.exists());
+    assert!(node.kubelet.delete_pod(&old.uid).unwrap());
+    assert!(!cgroup.exists());
+}
+
+#[tokio::test]
+async fn its_futures_can_run_on_any_thread() {
+    fn check(_: impl Send) {}
+    let node = Node::start().await;
+    check(node.kubelet.add_pod(PodSpec::new("default", "train")));
+    check(node.kubelet.wait_for(|view| view.is_settled(), SOON));
+    check(node.kubelet.restart());
+    check(PodResources::new("/nowhere").list());
+    check(PodResources::new("/nowhere").get("default", "train"));
 }
