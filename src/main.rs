@@ -1,3 +1,5 @@
 //! The `holdfast` command.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    holdfast::cli::main()
+}

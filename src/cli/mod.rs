@@ -1,4 +1,165 @@
-//! The command line: verbs, output and exit codes.
+//! The command line: verbs, output and exit codes. Data on standard output, everything else on standard error.
 
+pub mod bench;
+pub mod demo;
 pub mod discover;
+pub mod exit;
+pub mod ledger;
+pub mod run;
+pub mod status;
 pub mod table;
+pub mod who;
+
+use self::exit::Failed;
+use crate::config::{self, Roots};
+use crate::telemetry::logging::{self, LogFormat};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+use std::fmt;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Offers a Kubernetes node's devices to the kubelet, and never loses track of which container holds which.
+#[derive(Debug, Parser)]
+#[command(name = "holdfast", version, max_term_width = 100, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 configuration, 4 kubelet directory, 5 state directory, \
+                          6 already running, 7 an actor died too often.";
+
+/// Options of every verb.
+#[derive(Debug, Clone, Args)]
+pub struct Global {
+    /// The configuration file; drop-ins are read from `config.d` beside it [default: /etc/holdfast/config.toml]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where the node's sys, proc, dev, run/udev and var/log/pods lie
+    #[arg(long, global = true, value_name = "DIR", default_value = "/")]
+    pub host_root: PathBuf,
+    /// The kubelet's directory
+    #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/kubelet")]
+    pub kubelet_dir: PathBuf,
+    /// The ledger's directory
+    #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/holdfast")]
+    pub state_dir: PathBuf,
+    /// Where the control socket lies
+    #[arg(long, global = true, value_name = "DIR", default_value = "/run/holdfast")]
+    pub run_dir: PathBuf,
+    /// How results are printed
+    #[arg(short, long, global = true, value_name = "FORM", default_value = "table")]
+    pub output: Output,
+    /// How log lines look
+    #[arg(long, global = true, value_name = "FORM", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// How results are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Run the daemon
+    Run,
+    /// Show what Holdfast does, on a simulated node with a simulated kubelet: no privileges, no hardware
+    Demo(demo::Options),
+    /// List the devices of this node
+    Discover {
+        /// Every PCI function, bridges too
+        #[arg(long)]
+        all: bool,
+    },
+    /// Show the running daemon at a glance
+    Status,
+    /// Show which container holds which device
+    Who,
+    /// Work on the ledger
+    #[command(subcommand)]
+    Ledger(ledger::Verb),
+    /// Measure
+    #[command(subcommand)]
+    Bench(bench::Verb),
+}
+
+impl Global {
+    /// The four roots.
+    #[must_use]
+    pub fn roots(&self) -> Roots {
+        Roots {
+            host: self.host_root.clone(),
+            kubelet: self.kubelet_dir.clone(),
+            state: self.state_dir.clone(),
+            run: self.run_dir.clone(),
+        }
+    }
+
+    fn load_config(&self) -> Result<config::Config, Failed> {
+        Ok(config::load(self.config.as_deref())?)
+    }
+}
+
+/// Parses the command line and does what it says.
+#[must_use]
+pub fn main() -> ExitCode {
+    let Cli { global, verb } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // `--help` and `--version` are no errors to their reader.
+            drop(error.print());
+            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::SUCCESS });
+        }
+    };
+    let quiet = matches!(verb, Verb::Demo(_) | Verb::Bench(_));
+    logging::init(global.log_format, if quiet { "off" } else { "info" });
+    exit::end(match verb {
+        Verb::Run => run::run(&global),
+        Verb::Demo(options) => demo::run(&options),
+        Verb::Discover { all } => discover::run(&global, all),
+        Verb::Status => status::run(&global),
+        Verb::Who => who::run(&global),
+        Verb::Ledger(verb) => ledger::run(&global, &verb),
+        Verb::Bench(verb) => bench::run(&global, &verb),
+    })
+}
+
+/// Prints data. A reader that has gone (`holdfast who | head -1`) is no failure.
+fn print(text: fmt::Arguments<'_>) -> Result<(), Failed> {
+    match std::io::stdout().lock().write_fmt(text) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failed::new(exit::FAILURE, format_args!("cannot print: {error}"))),
+        _ => Ok(()),
+    }
+}
+
+/// Says something to the person at the terminal.
+fn eprintln(text: fmt::Arguments<'_>) {
+    // Nobody is left to be told when standard error is closed.
+    drop(writeln!(std::io::stderr().lock(), "{text}"));
+}
+
+/// Prints a document as JSON, or as what `table` makes of it.
+fn show<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> String) -> Result<(), Failed> {
+    match output {
+        Output::Table => print(format_args!("{}", table(document))),
+        Output::Json => {
+            let json = serde_json::to_string_pretty(document).map_err(|error| Failed::new(exit::FAILURE, error))?;
+            print(format_args!("{json}\n"))
+        }
+    }
+}
+
+/// A single-threaded runtime for verbs that ask the daemon.
+fn block_on<F: Future>(future: F) -> Result<F::Output, Failed> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(future))
+}

@@ -1,0 +1,76 @@
+//! Exit codes. Stable: service managers and scripts decide by them.
+
+use std::process::ExitCode;
+
+/// Done.
+pub const SUCCESS: u8 = 0;
+/// Something failed that has no code of its own.
+pub const FAILURE: u8 = 1;
+/// The command line is not understood.
+pub const USAGE: u8 = 2;
+/// The configuration is not valid. Starting again does not help.
+pub const CONFIG: u8 = 3;
+/// The kubelet's directory cannot be one. Starting again does not help.
+pub const KUBELET_DIR: u8 = 4;
+/// The state directory cannot be read or written.
+pub const STATE: u8 = 5;
+/// Another daemon runs on the same state directory.
+pub const ALREADY_RUNNING: u8 = 6;
+/// An actor died too often; a fresh start may help.
+pub const ESCALATED: u8 = 7;
+
+/// Why a verb ends without success: the sentence for standard error, and the code.
+#[derive(Debug)]
+pub struct Failed {
+    /// One sentence: what failed, on what, why, what to do.
+    pub sentence: String,
+    /// One of the codes above.
+    pub code: u8,
+}
+
+impl Failed {
+    /// A failure with a code of its own.
+    pub fn new(code: u8, sentence: impl std::fmt::Display) -> Self {
+        Failed { sentence: sentence.to_string(), code }
+    }
+}
+
+impl From<std::io::Error> for Failed {
+    fn from(error: std::io::Error) -> Self {
+        Failed::new(FAILURE, error)
+    }
+}
+
+impl From<crate::config::ConfigError> for Failed {
+    fn from(error: crate::config::ConfigError) -> Self {
+        Failed::new(CONFIG, error)
+    }
+}
+
+impl From<crate::store::StoreError> for Failed {
+    fn from(error: crate::store::StoreError) -> Self {
+        let code = if matches!(error, crate::store::StoreError::InUse { .. }) { ALREADY_RUNNING } else { STATE };
+        Failed::new(code, error)
+    }
+}
+
+impl From<crate::app::StartError> for Failed {
+    fn from(error: crate::app::StartError) -> Self {
+        match error {
+            crate::app::StartError::KubeletDir { .. } => Failed::new(KUBELET_DIR, error),
+            crate::app::StartError::Store(error) => error.into(),
+        }
+    }
+}
+
+/// Ends a verb: the sentence goes to standard error, the code to the caller.
+#[must_use]
+pub fn end(result: Result<(), Failed>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::from(SUCCESS),
+        Err(Failed { sentence, code }) => {
+            super::eprintln(format_args!("holdfast: {sentence}"));
+            ExitCode::from(code)
+        }
+    }
+}

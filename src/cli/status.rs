@@ -1,0 +1,34 @@
+//! `holdfast status`: the running daemon at a glance.
+
+use super::exit::{FAILURE, Failed};
+use super::table::Table;
+use super::{Global, block_on, show};
+use crate::app::{ResourceReport, Status, control_get};
+use std::time::Duration;
+
+/// Asks the daemon and prints its answer.
+///
+/// # Errors
+/// When no daemon runs.
+pub fn run(global: &Global) -> Result<(), Failed> {
+    let status: Status = block_on(control_get(&global.run_dir, "/v1/status"))?.map_err(|error| Failed::new(FAILURE, error))?;
+    show(global.output, &status, text)
+}
+
+fn text(status: &Status) -> String {
+    let uptime = humantime::format_duration(Duration::from_secs(status.uptime_seconds));
+    let ready = if status.ready { "ready" } else { "not ready yet" };
+    let kubelet = if status.kubelet.is_some() { "present" } else { "absent" };
+    let mut table = Table::new(&["RESOURCE", "REGISTERED", "DEVICES", "HEALTHY", "HELD", "LAST REGISTRATION"]);
+    for ResourceReport { name, registered, devices, healthy, held, last_registration_ms } in &status.resources {
+        table.row([
+            name.clone(),
+            if *registered { "yes" } else { "no" }.into(),
+            devices.to_string(),
+            healthy.to_string(),
+            held.to_string(),
+            last_registration_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms")),
+        ]);
+    }
+    format!("holdfast {}, {ready}, up {uptime}; kubelet {kubelet}\n\n{table}", status.version)
+}
