@@ -106,22 +106,22 @@ fn row(device: &Device, resource: Option<String>, health: Option<Health>) -> Row
     }
 }
 
-/// The same devices for people. The id stands last: a UUID or a serial number is the longest of the cells.
+/// The same devices for people, within 120 columns: what is not here (PCI ids, groups, bridges) is in the document. The
+/// id stands last: a UUID or a serial number is the longest of the cells.
 #[must_use]
 pub fn table(document: &Document) -> Table {
-    let mut table = Table::new(&["address", "class", "pci id", "driver", "numa", "interfaces", "resource", "health", "id"]);
+    let mut table = Table::new(&["address", "class", "driver", "numa", "names", "resource", "health", "id"]);
     for row in &document.devices {
-        let pci_id = row.vendor_id.as_ref().zip(row.device_id.as_ref()).map(|(vendor, device)| format!("{vendor}:{device}"));
         let address = row.pci_address.map(|address| address.to_string()).or_else(|| row.nodes.first().cloned());
         let class = if row.is_vf { format!("{} vf", row.class) } else { row.class.to_string() };
         let health = row.health.map(|health| row.reason.unwrap_or(health).to_owned());
-        let interfaces = [&row.rdma, &row.nvme, &row.net].into_iter().find(|names| !names.is_empty()).map(|names| short_list(names));
+        let names = [&row.rdma, &row.nvme, &row.net].into_iter().find(|names| !names.is_empty()).map(|names| short_list(names));
         // An id that is the address says nothing new.
         let id = Some(row.id.clone()).filter(|id| Some(id) != address.as_ref());
         table.row(
-            [address, Some(class), pci_id, row.driver.clone(), row.numa_node.map(|node| node.to_string())]
+            [address, Some(class), row.driver.clone(), row.numa_node.map(|node| node.to_string())]
                 .into_iter()
-                .chain([interfaces, row.resource.clone(), health, id])
+                .chain([names, row.resource.clone(), health, id])
                 .map(Option::unwrap_or_default),
         );
     }
@@ -134,5 +134,59 @@ fn short_list(names: &[String]) -> String {
         [] => String::new(),
         [only] => only.clone(),
         [first, rest @ ..] => format!("{first} +{}", rest.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::{defaults, discover_in, scan};
+    use crate::sim::hardware::{GPUS, SimNode};
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    fn simulated(all: bool, breakage: impl Fn(&SimNode)) -> Document {
+        let dir = tempfile::tempdir().unwrap();
+        let node = SimNode::create(dir.path()).unwrap();
+        breakage(&node);
+        let root = HostRoot::new(node.root());
+        let functions = scan(&root);
+        let specs: Vec<_> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
+        document(&root, &discover_in(&root, functions, &specs, &BTreeMap::new()), all)
+    }
+
+    /// The document is an interface: a change here is a change for everybody who reads it.
+    #[test]
+    fn the_document_is_what_is_promised() {
+        let document = simulated(false, |node| node.remove_gpu_node(1).unwrap());
+        let json = serde_json::to_string(&document).unwrap();
+        let start = concat!(
+            r#"{"schema":1,"devices":[{"id":"GPU-5ca1ab1e-0000-4000-8000-000000000000","class":"gpu","vendor_id":"10de","#,
+            r#""device_id":"2330","pci_class":"030200","pci_address":"0000:18:00.0","numa_node":0,"driver":"nvidia","#,
+            r#""is_vf":false,"pf":null,"vfs":[],"iommu_group":null,"net":[],"rdma":[],"nvme":[],"#,
+            r#""nodes":["/dev/nvidia0","/dev/nvidiactl","/dev/nvidia-uvm","/dev/nvidia-uvm-tools"],"#,
+            r#""bridges":["0000:15:01.0","0000:16:00.0","0000:17:00.0"],"resource":"nvidia.com/gpu","#,
+            r#""health":"Healthy","reason":null},"#,
+        );
+        assert!(json.starts_with(start), "{json}");
+        let broken = &document.devices[1];
+        assert_eq!((broken.health, broken.reason), (Some("Unhealthy"), Some("node_missing")));
+        let adapter = document.devices.iter().find(|row| row.rdma == ["mlx5_0"]).unwrap();
+        assert_eq!((adapter.resource.as_ref(), adapter.health, adapter.vfs.len()), (None, None, 4));
+    }
+
+    #[test]
+    fn all_shows_the_bridges_too() {
+        let (known, all) = (simulated(false, |_| ()), simulated(true, |_| ()));
+        assert!(known.devices.iter().all(|row| row.class != DeviceClass::Other));
+        assert!(all.devices.iter().any(|row| row.class == DeviceClass::Other));
+        assert_eq!(known.devices.iter().filter(|row| row.resource.is_some()).count(), GPUS);
+    }
+
+    #[test]
+    fn the_table_can_be_read_on_a_terminal() {
+        let text = table(&simulated(true, |node| node.remove_gpu_node(1).unwrap())).to_string();
+        assert!(text.lines().all(|line| line.len() <= 120 && line == line.trim_end()), "{text}");
+        assert!(text.contains("0000:19:00.0  gpu      nvidia     0     -       nvidia.com/gpu  node_missing"), "{text}");
     }
 }

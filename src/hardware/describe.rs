@@ -57,3 +57,48 @@ fn vfio_nodes(function: &PciFunction) -> Vec<DeviceNode> {
     let group = function.iommu_group.map(|group| required(format!("/dev/vfio/{group}")));
     std::iter::once(required("/dev/vfio/vfio")).chain(group).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{function, write};
+    use super::*;
+
+    fn describe(dir: &tempfile::TempDir, function: &PciFunction) -> Device {
+        Describer::new(&HostRoot::new(dir.path())).device(function)
+    }
+
+    #[test]
+    fn a_function_for_a_guest_has_vfios_nodes_whatever_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let gpu = PciFunction {
+            vendor: Some(nvidia::VENDOR),
+            class: Some(0x03_0200),
+            driver: Some("vfio-pci".into()),
+            iommu_group: Some(38),
+            ..function("0000:08:00.0")
+        };
+        let device = describe(&dir, &gpu);
+        let nodes: Vec<_> = device.nodes.iter().map(|node| node.host.as_str()).collect();
+        assert_eq!((device.class, nodes), (DeviceClass::Gpu, vec!["/dev/vfio/vfio", "/dev/vfio/38"]));
+        assert_eq!(device.key, "pci:0000:08:00.0/10de:????");
+    }
+
+    #[test]
+    fn nodes_that_may_be_missing_are_left_out_where_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let info = "Device Minor: \t 2\n";
+        write(dir.path(), "proc/driver/nvidia/gpus/0000:08:00.0/information", info);
+        write(dir.path(), "proc/driver/nvidia/capabilities/gpu2/mig/gi3/access", "DeviceFileMinor: 30\n");
+        write(dir.path(), "dev/nvidia-uvm", "");
+        let gpu = PciFunction {
+            vendor: Some(nvidia::VENDOR),
+            class: Some(0x03_0200),
+            driver: Some(nvidia::DRIVER.into()),
+            ..function("0000:08:00.0")
+        };
+        let device = describe(&dir, &gpu);
+        let nodes: Vec<_> = device.nodes.iter().map(|node| node.host.as_str()).collect();
+        assert_eq!(nodes, ["/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm"]);
+        assert_eq!(device.attributes["mig"], "enabled", "cut into instances: no resource offers the whole");
+    }
+}

@@ -73,19 +73,23 @@ fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> PciFu
     let text = |name: &str| if has(name) { root.read(&format!("{dir}/{name}")) } else { None };
     let link = |name: &str| if has(name) { root.link_name(&format!("{dir}/{name}")) } else { None };
     let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
-    let uevent = text("uevent").unwrap_or_default();
+    let ids = [hex16("vendor"), hex16("device"), hex16("subsystem_vendor"), hex16("subsystem_device")];
+    let (class, driver) = (text("class"), link("driver"));
+    // The uevent repeats all of this; it is read only for what its own file or link does not say.
+    let complete = driver.is_some() && class.is_some() && ids.iter().all(Option::is_some);
+    let uevent = if complete { None } else { text("uevent") }.unwrap_or_default();
     let uevent = |key: &str| uevent_value(&uevent, key);
     let (vendor, device) = id_pair(uevent("PCI_ID"));
     let (subsystem_vendor, subsystem_device) = id_pair(uevent("PCI_SUBSYS_ID"));
 
     PciFunction {
         address,
-        vendor: hex16("vendor").or(vendor),
-        device: hex16("device").or(device),
-        subsystem_vendor: hex16("subsystem_vendor").or(subsystem_vendor),
-        subsystem_device: hex16("subsystem_device").or(subsystem_device),
-        class: text("class").or_else(|| uevent("PCI_CLASS")).and_then(|class| parse_hex(&class)),
-        driver: link("driver").or_else(|| uevent("DRIVER")),
+        vendor: ids[0].or(vendor),
+        device: ids[1].or(device),
+        subsystem_vendor: ids[2].or(subsystem_vendor),
+        subsystem_device: ids[3].or(subsystem_device),
+        class: class.or_else(|| uevent("PCI_CLASS")).and_then(|class| parse_hex(&class)),
+        driver: driver.or_else(|| uevent("DRIVER")),
         // Parsing as unsigned drops -1, by which the firmware says that it told nothing.
         numa_node: text("numa_node").and_then(|node| node.parse().ok()),
         physfn: link("physfn").and_then(|name| name.parse().ok()),
@@ -185,4 +189,106 @@ fn is_child_name(class: &str, name: &str) -> bool {
 /// Whether `name` is `prefix` and a number.
 pub(super) fn is_numbered(name: &str, prefix: &str) -> bool {
     name.strip_prefix(prefix).is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::write;
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    /// A function's real folder and the link to it, as in a real sysfs.
+    fn place(root: &Path, path: &str, files: &[(&str, &str)]) {
+        let address = path.rsplit('/').next().unwrap();
+        for (name, text) in files {
+            write(root, &format!("sys/devices/{path}/{name}"), text);
+        }
+        fs::create_dir_all(root.join(format!("sys/devices/{path}"))).unwrap();
+        fs::create_dir_all(root.join(DEVICES)).unwrap();
+        symlink(format!("../../../devices/{path}"), root.join(DEVICES).join(address)).unwrap();
+    }
+
+    fn scanned(dir: &tempfile::TempDir, address: &str) -> PciFunction {
+        scan(&HostRoot::new(dir.path())).functions[&address.parse().unwrap()].clone()
+    }
+
+    #[test]
+    fn a_function_behind_vmd_has_a_long_domain_and_its_whole_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = "pci0000:6f/0000:6f:00.5/pci10001:80/10001:80:07.0/10001:84:00.0";
+        place(dir.path(), path, &[("vendor", "0x8086\n"), ("class", "0x010802"), ("numa_node", "-1\n"), ("nvme/nvme3/state", "live")]);
+        let function = scanned(&dir, "10001:84:00.0");
+        assert_eq!(function.bridges, ["0000:6f:00.5".parse().unwrap(), "10001:80:07.0".parse().unwrap()]);
+        assert_eq!((function.vendor, function.class, function.numa_node), (Some(0x8086), Some(0x01_0802), None));
+        assert_eq!(function.nvme, ["nvme3"]);
+    }
+
+    #[test]
+    fn virtual_functions_reach_into_the_next_device_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let pf = "pci0000:00/0000:00:03.0/0000:08:00.0";
+        place(root, pf, &[("sriov_totalvfs", "16"), ("sriov_numvfs", "12")]);
+        let vf = |index: u32| format!("0000:08:{:02x}.{}", (4 + index) / 8, (4 + index) % 8);
+        for index in 0..12 {
+            place(root, &format!("pci0000:00/0000:00:03.0/{}", vf(index)), &[("vendor", "0x10de")]);
+            symlink(format!("../{}", vf(index)), root.join(format!("sys/devices/{pf}/virtfn{index}"))).unwrap();
+        }
+        symlink("../0000:08:00.0", root.join("sys/devices/pci0000:00/0000:00:03.0/0000:08:00.4/physfn")).unwrap();
+        let scan = scan(&HostRoot::new(root));
+        let pf: PciAddress = "0000:08:00.0".parse().unwrap();
+        let expected: Vec<PciAddress> = (0..12).map(|index| vf(index).parse().unwrap()).collect();
+        assert_eq!(scan.functions[&pf].virtfns, expected, "virtfn10 comes after virtfn9");
+        assert!(scan.has_vfs(pf));
+        // The link back is missing of all but one: they are virtual functions none the less.
+        assert!(expected.iter().all(|vf| scan.functions[vf].physfn == Some(pf)));
+        assert!(!scan.functions[&pf].is_vf());
+    }
+
+    #[test]
+    fn the_uevent_tells_what_files_and_links_do_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let uevent = "DRIVER=dfl-pci\nPCI_CLASS=30200\nPCI_ID=8086:BCCE\nPCI_SUBSYS_ID=8086:1771\n";
+        place(dir.path(), "pci0000:b0/0000:b1:00.0", &[("uevent", uevent), ("device", "0xbccf")]);
+        let function = scanned(&dir, "0000:b1:00.0");
+        assert_eq!((function.vendor, function.device, function.class), (Some(0x8086), Some(0xbccf), Some(0x03_0200)));
+        assert_eq!((function.subsystem_device, function.driver.as_deref()), (Some(0x1771), Some("dfl-pci")));
+    }
+
+    #[test]
+    fn links_that_dangle_pipes_and_folders_in_place_of_links_stop_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        place(root, "pci0000:00/0000:00:01.0", &[("iommu_group/type", "DMA"), ("device", "garbage"), ("numa_node", "")]);
+        symlink("../../../bus/pci/drivers/nvidia", root.join("sys/devices/pci0000:00/0000:00:01.0/driver")).unwrap();
+        let pipe = root.join("sys/devices/pci0000:00/0000:00:01.0/vendor");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        symlink("../../../devices/pci0000:00/0000:00:02.0", root.join(DEVICES).join("0000:00:02.0")).unwrap();
+        write(root, "sys/bus/pci/devices/0000:00:03.0/vendor", "0x10de");
+        write(root, "sys/bus/pci/devices/no-address/vendor", "0x10de");
+        let scan = scan(&HostRoot::new(root));
+        assert_eq!(scan.functions.len(), 3);
+        let first = scanned(&dir, "0000:00:01.0");
+        assert_eq!((first.vendor, first.device, first.iommu_group, first.numa_node), (None, None, None, None));
+        assert_eq!(first.driver.as_deref(), Some("nvidia"));
+        assert_eq!(scanned(&dir, "0000:00:03.0").vendor, Some(0x10de));
+    }
+
+    #[test]
+    fn class_links_and_virtio_children_belong_to_the_function_above() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        place(root, "pci0000:00/0000:00:03.0", &[("virtio0/net/ens3/mtu", "1500"), ("drm/card0/card0-DP-1/status", "x")]);
+        place(root, "pci0000:80/0000:82:00.0", &[("drm/version", "x"), ("net/ib1/mtu", "1500")]);
+        fs::create_dir_all(root.join("sys/class/net")).unwrap();
+        symlink("../../devices/pci0000:80/0000:82:00.0/net/ib0", root.join("sys/class/net/ib0")).unwrap();
+        symlink("../../devices/virtual/net/lo", root.join("sys/class/net/lo")).unwrap();
+        write(root, "sys/class/net/bonding_masters", "");
+        assert_eq!(scanned(&dir, "0000:00:03.0").net, ["ens3"]);
+        assert_eq!(scanned(&dir, "0000:00:03.0").drm, ["card0"]);
+        assert_eq!(scanned(&dir, "0000:82:00.0").net, ["ib0", "ib1"]);
+        assert!(scanned(&dir, "0000:82:00.0").drm.is_empty());
+    }
 }

@@ -76,7 +76,8 @@ fn offers(spec: &ResourceSpec, device: &Device, chars: &BTreeMap<String, Resourc
 /// What no configuration can offer: the functions of an FPGA card that have no port, and a GPU that is cut into MIG
 /// instances, whose whole can not be used any more.
 fn is_usable(device: &Device) -> bool {
-    !(device.class == DeviceClass::Fpga && device.nodes.is_empty()) && !device.attributes.contains_key("mig")
+    let without_port = device.class == DeviceClass::Fpga && device.nodes.is_empty();
+    !without_port && !device.attributes.contains_key("mig")
 }
 
 /// Every list that is not empty holds one match. What is unknown of a device matches no list.

@@ -51,19 +51,14 @@ impl HostRoot {
     /// Whatever else has the name is never opened for reading: a FIFO would wait for its writer for ever.
     #[must_use]
     pub fn read(&self, rel: &str) -> Option<String> {
-        // A pipe without a writer opens at once and reads as empty; a device node must not be opened at all, so the
-        // type is asked before (opening a watchdog arms it) and again on what was opened.
-        let path = self.path(rel);
-        if !path.metadata().ok()?.is_file() {
-            return None;
-        }
+        // A pipe without a writer opens at once with O_NONBLOCK; what was opened is then seen to be no file.
         let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
-        let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
-        if !file.metadata().ok()?.is_file() {
+        let file: File = OpenOptions::new().read(true).custom_flags(flags).open(self.path(rel)).ok()?;
+        let metadata = file.metadata().ok()?;
+        if !metadata.is_file() {
             return None;
         }
-        let mut bytes = Vec::new();
-        file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+        let bytes = read_bounded(file, metadata.len())?;
         let text = String::from_utf8_lossy(&bytes);
         let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
         (!text.is_empty()).then(|| text.to_owned())
@@ -194,6 +189,18 @@ impl HostRoot {
     }
 }
 
+/// A scan reads thousands of small files, so one call each where that is enough: sysfs gives a whole attribute at once
+/// and states a size; `/proc` states none and gives its text in parts.
+fn read_bounded(mut file: File, stated: u64) -> Option<Vec<u8>> {
+    let mut page = [0; 4096];
+    let first = file.read(&mut page).ok()?;
+    let mut bytes = page[..first].to_vec();
+    if stated == 0 || first == page.len() {
+        file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    }
+    Some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,7 +221,9 @@ mod tests {
         fs::write(dir.path().join("sys/serial"), b"S3RIAL  \0\0\n").unwrap();
         fs::write(dir.path().join("sys/empty"), b"\n").unwrap();
         assert_eq!(root.read("sys/serial").as_deref(), Some("S3RIAL"));
+        fs::write(dir.path().join("sys/long"), "x".repeat(10_000)).unwrap();
         assert_eq!(root.read("sys/empty"), None);
+        assert_eq!(root.read("sys/long").map(|text| text.len()), Some(10_000));
         assert_eq!(root.read("sys/missing"), None);
         assert_eq!(root.read("sys"), None, "a directory has no text");
     }

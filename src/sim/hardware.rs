@@ -1,0 +1,387 @@
+//! A node's hardware as plain files: a host root that an unprivileged process can make, scan and break.
+//!
+//! ```text
+//!  NUMA 0  pci0000:15 ─ 15:01.0 ─ 16:00.0 ─┬ 17:00.0..17:03.0 ─ GPU 0..3  (18:00.0 .. 1b:00.0)
+//!                                          └ 17:04.0 ────────── HCA 0     (1c:00.0, VFs 1c:00.1 .. 1c:00.4)
+//!  NUMA 1  pci0000:97 ─ 97:01.0 ─ 98:00.0 ─┬ 99:00.0..99:03.0 ─ GPU 4..7  (9a:00.0 .. 9d:00.0)
+//!                                          └ 99:04.0 ────────── HCA 1     (9e:00.0, VFs 9e:00.1 .. 9e:00.4)
+//!          pci0000:b0 ─ b0:02.0 ─────────────────────────────── FPGA      (b1:00.0)
+//! ```
+//!
+//! Links are relative and directories nest as in a real sysfs; plain files stand for the device nodes.
+
+use crate::domain::PciAddress;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+/// How many GPUs the node has.
+pub const GPUS: usize = 8;
+/// How many RDMA adapters it has.
+pub const ADAPTERS: usize = 2;
+/// How many virtual functions each adapter has.
+pub const VFS_PER_ADAPTER: usize = 4;
+
+const GPUS_PER_SWITCH: usize = GPUS / ADAPTERS;
+/// Processors of each NUMA node; the second half of each pair of ranges are hyper-threads.
+const CPU_LISTS: [&str; ADAPTERS] = ["0-55,112-167", "56-111,168-223"];
+
+/// One simulated node. Its files stay when it is dropped: they belong to whoever gave the folder.
+#[derive(Debug)]
+pub struct SimNode {
+    root: PathBuf,
+}
+
+/// What one PCI function shows in sysfs.
+struct Function<'a> {
+    path: String,
+    numa: usize,
+    class: &'a str,
+    ids: (&'a str, &'a str),
+    driver: Option<&'a str>,
+}
+
+impl SimNode {
+    /// Writes the node's files below `dir`.
+    pub fn create(dir: impl Into<PathBuf>) -> io::Result<SimNode> {
+        let node = SimNode { root: dir.into() };
+        for (numa, cpulist) in CPU_LISTS.iter().enumerate() {
+            node.write(&format!("sys/devices/system/node/node{numa}/cpulist"), cpulist)?;
+            node.write_switch(numa)?;
+            node.write_adapter(numa)?;
+        }
+        for index in 0..GPUS {
+            node.restore_gpu(index)?;
+        }
+        node.write_fpga()?;
+        for path in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "infiniband/rdma_cm", "fuse"] {
+            node.create_node(&format!("/dev/{path}"))?;
+        }
+        Ok(node)
+    }
+
+    /// Where its `sys`, `proc` and `dev` lie: what `--host-root` takes.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The address of the GPU with this index.
+    #[must_use]
+    pub fn gpu_address(&self, index: usize) -> PciAddress {
+        let bus = [0x18, 0x9a][index / GPUS_PER_SWITCH % ADAPTERS] + index % GPUS_PER_SWITCH;
+        address(bus, 0)
+    }
+
+    /// The UUID of the GPU with this index, which is also its id.
+    #[must_use]
+    pub fn gpu_uuid(&self, index: usize) -> String {
+        format!("GPU-5ca1ab1e-0000-4000-8000-{index:012x}")
+    }
+
+    /// The address of an adapter's physical function.
+    #[must_use]
+    pub fn adapter_address(&self, index: usize) -> PciAddress {
+        address([0x1c, 0x9e][index % ADAPTERS], 0)
+    }
+
+    /// The address of the FPGA card.
+    #[must_use]
+    pub fn fpga_address(&self) -> PciAddress {
+        address(0xb1, 0)
+    }
+
+    /// Takes the GPU's node away, as a driver that fails to initialise the GPU does.
+    pub fn remove_gpu_node(&self, index: usize) -> io::Result<()> {
+        self.remove_node(&format!("/dev/nvidia{index}"))
+    }
+
+    /// Puts the GPU's node back.
+    pub fn restore_gpu_node(&self, index: usize) -> io::Result<()> {
+        self.create_node(&format!("/dev/nvidia{index}"))
+    }
+
+    /// Makes a node, such as `/dev/ttyUSB0`.
+    pub fn create_node(&self, path: &str) -> io::Result<()> {
+        self.write(path.trim_start_matches('/'), "")
+    }
+
+    /// Takes a node away.
+    pub fn remove_node(&self, path: &str) -> io::Result<()> {
+        fs::remove_file(self.root.join(path.trim_start_matches('/')))
+    }
+
+    /// Surprise removal: the function's entry goes first, then its folder and the links of its class devices.
+    pub fn remove_function(&self, address: PciAddress) -> io::Result<()> {
+        let link = self.root.join(format!("sys/bus/pci/devices/{address}"));
+        let folder = fs::canonicalize(&link)?;
+        fs::remove_file(&link)?;
+        fs::remove_dir_all(folder)?;
+        for class in fs::read_dir(self.root.join("sys/class"))? {
+            for entry in fs::read_dir(class?.path())? {
+                let entry = entry?.path();
+                // What now leads nowhere was below the function.
+                if !entry.exists() {
+                    fs::remove_file(entry)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a GPU in its slot with everything that its driver shows; the reverse of [`SimNode::remove_function`].
+    pub fn restore_gpu(&self, index: usize) -> io::Result<()> {
+        let (numa, slot) = (index / GPUS_PER_SWITCH % ADAPTERS, index % GPUS_PER_SWITCH);
+        let address = self.gpu_address(index);
+        let path = format!("{}/{address}", downstream(numa, slot));
+        self.function(&Function { path, numa, class: "0x030200", ids: ("0x10de", "0x2330"), driver: Some("nvidia") })?;
+        let uuid = self.gpu_uuid(index);
+        let information =
+            format!("Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t {uuid}\nBus Location: \t {address}\nDevice Minor: \t {index}\n");
+        self.write(&format!("proc/driver/nvidia/gpus/{address}/information"), &information)?;
+        self.restore_gpu_node(index)
+    }
+
+    /// Takes a function's driver away, as a write to the driver's `unbind` does.
+    pub fn unbind_driver(&self, address: PciAddress) -> io::Result<()> {
+        let folder = format!("sys/bus/pci/devices/{address}");
+        let uevent = self.root.join(&folder).join("uevent");
+        let text = fs::read_to_string(&uevent)?;
+        let rest: String = text.lines().filter(|line| !line.starts_with("DRIVER=")).map(|line| format!("{line}\n")).collect();
+        fs::write(uevent, rest)?;
+        fs::remove_file(self.root.join(folder).join("driver"))
+    }
+
+    fn write_switch(&self, numa: usize) -> io::Result<()> {
+        let bridge = |path: String, ids| Function { path, numa, class: "0x060400", ids, driver: Some("pcieport") };
+        self.function(&bridge(root_port(numa), ("0x8086", "0x352a")))?;
+        self.function(&bridge(upstream(numa), ("0x1000", "0xc030")))?;
+        (0..=GPUS_PER_SWITCH).try_for_each(|slot| self.function(&bridge(downstream(numa, slot), ("0x1000", "0xc030"))))
+    }
+
+    fn write_adapter(&self, index: usize) -> io::Result<()> {
+        let pf = self.adapter_address(index);
+        let slot = downstream(index, GPUS_PER_SWITCH);
+        let at = |address: PciAddress| format!("{slot}/{address}");
+        let function = |path, device| Function { path, numa: index, class: "0x020000", ids: ("0x15b3", device), driver: Some("mlx5_core") };
+        self.function(&function(at(pf), "0x1021"))?;
+        self.write(&format!("sys/devices/{}/sriov_totalvfs", at(pf)), "16")?;
+        self.write(&format!("sys/devices/{}/sriov_numvfs", at(pf)), &VFS_PER_ADAPTER.to_string())?;
+        // As on real machines, the numbers of the nodes do not follow those of the RDMA devices.
+        let first_node = index * (VFS_PER_ADAPTER + 1);
+        self.rdma_device(&at(pf), &format!("mlx5_{index}"), first_node, &format!("a088:c203:0050:{:04x}", 0x1000 + index))?;
+        self.net_device(&at(pf), &format!("ens{}np0", index + 1))?;
+        for number in 0..VFS_PER_ADAPTER {
+            let vf = PciAddress { function: pf.function + u8::try_from(number + 1).unwrap_or(0), ..pf };
+            self.function(&function(at(vf), "0x101e"))?;
+            self.link(&format!("sys/devices/{}/virtfn{number}", at(pf)), &format!("../{vf}"))?;
+            self.link(&format!("sys/devices/{}/physfn", at(vf)), &format!("../{pf}"))?;
+            let device = ADAPTERS + index * VFS_PER_ADAPTER + number;
+            self.rdma_device(&at(vf), &format!("mlx5_{device}"), first_node + 1 + number, "0000:0000:0000:0000")?;
+            self.net_device(&at(vf), &format!("ens{}v{number}", index + 1))?;
+        }
+        Ok(())
+    }
+
+    fn write_fpga(&self) -> io::Result<()> {
+        let port = format!("pci0000:b0/{}", PciAddress { device: 2, ..address(0xb0, 0) });
+        self.function(&Function { path: port.clone(), numa: 1, class: "0x060400", ids: ("0x8086", "0x352a"), driver: Some("pcieport") })?;
+        let path = format!("{port}/{}", self.fpga_address());
+        self.function(&Function { path: path.clone(), numa: 1, class: "0x120000", ids: ("0x8086", "0xbcce"), driver: Some("dfl-pci") })?;
+        let region = format!("{path}/fpga_region/region0");
+        self.write(&format!("sys/devices/{region}/dfl-port.0/afu_id"), "d8424dc4a4a3c413f89e433683f9040b")?;
+        self.write(&format!("sys/devices/{region}/dfl-fme.0/ports_num"), "1")?;
+        self.class_link("fpga_region", "region0", &region)?;
+        self.create_node("/dev/dfl-port.0")?;
+        self.create_node("/dev/dfl-fme.0")
+    }
+
+    fn function(&self, function: &Function<'_>) -> io::Result<()> {
+        let Function { path, numa, class, ids, driver } = function;
+        let folder = format!("sys/devices/{path}");
+        let name = path.rsplit('/').next().unwrap_or_default();
+        let up = "../".repeat(path.split('/').count() + 1);
+        let hex = |id: &str| id.trim_start_matches("0x").to_uppercase();
+        let mut uevent =
+            format!("PCI_CLASS={}\nPCI_ID={}:{}\nPCI_SLOT_NAME={name}\n", hex(class).trim_start_matches('0'), hex(ids.0), hex(ids.1));
+        if let Some(driver) = driver {
+            uevent.insert_str(0, &format!("DRIVER={driver}\n"));
+            self.link(&format!("{folder}/driver"), &format!("{up}bus/pci/drivers/{driver}"))?;
+        }
+        let files = [
+            ("class", *class),
+            ("vendor", ids.0),
+            ("device", ids.1),
+            ("subsystem_vendor", ids.0),
+            ("subsystem_device", "0x0001"),
+            ("numa_node", &numa.to_string()),
+            ("local_cpulist", CPU_LISTS[numa % ADAPTERS]),
+            ("uevent", uevent.trim_end()),
+        ];
+        for (file, text) in files {
+            self.write(&format!("{folder}/{file}"), text)?;
+        }
+        self.link(&format!("sys/bus/pci/devices/{name}"), &format!("../../../devices/{path}"))
+    }
+
+    fn rdma_device(&self, path: &str, name: &str, node: usize, guid: &str) -> io::Result<()> {
+        let device = format!("{path}/infiniband/{name}");
+        let files = [
+            ("node_guid", guid),
+            ("node_type", "1: CA"),
+            ("fw_ver", "28.39.1002"),
+            ("ports/1/state", "4: ACTIVE"),
+            ("ports/1/phys_state", "5: LinkUp"),
+            ("ports/1/link_layer", "Ethernet"),
+        ];
+        for (file, text) in files {
+            self.write(&format!("sys/devices/{device}/{file}"), text)?;
+        }
+        self.class_link("infiniband", name, &device)?;
+        let verbs = format!("uverbs{node}");
+        self.write(&format!("sys/devices/{path}/infiniband_verbs/{verbs}/ibdev"), name)?;
+        self.class_link("infiniband_verbs", &verbs, &format!("{path}/infiniband_verbs/{verbs}"))?;
+        self.create_node(&format!("/dev/infiniband/{verbs}"))
+    }
+
+    fn net_device(&self, path: &str, name: &str) -> io::Result<()> {
+        self.write(&format!("sys/devices/{path}/net/{name}/operstate"), "up")?;
+        self.class_link("net", name, &format!("{path}/net/{name}"))
+    }
+
+    fn class_link(&self, class: &str, name: &str, path: &str) -> io::Result<()> {
+        self.link(&format!("sys/class/{class}/{name}"), &format!("../../devices/{path}"))
+    }
+
+    fn write(&self, rel: &str, text: &str) -> io::Result<()> {
+        let path = self.root.join(rel);
+        self.make_parent(&path)?;
+        fs::write(path, if text.is_empty() { String::new() } else { format!("{text}\n") })
+    }
+
+    fn link(&self, rel: &str, target: &str) -> io::Result<()> {
+        let path = self.root.join(rel);
+        self.make_parent(&path)?;
+        symlink(target, path)
+    }
+
+    fn make_parent(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir_all(path.parent().unwrap_or(&self.root))
+    }
+}
+
+fn address(bus: usize, function: u8) -> PciAddress {
+    PciAddress { domain: 0, bus: u8::try_from(bus).unwrap_or(u8::MAX), device: 0, function }
+}
+
+fn root_port(numa: usize) -> String {
+    ["pci0000:15/0000:15:01.0", "pci0000:97/0000:97:01.0"][numa % ADAPTERS].to_owned()
+}
+
+fn upstream(numa: usize) -> String {
+    format!("{}/{}", root_port(numa), address([0x16, 0x98][numa % ADAPTERS], 0))
+}
+
+fn downstream(numa: usize, slot: usize) -> String {
+    let port = PciAddress { device: u8::try_from(slot).unwrap_or(u8::MAX), ..address([0x17, 0x99][numa % ADAPTERS], 0) };
+    format!("{}/{port}", upstream(numa))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{ContractKind, Device, DeviceClass, Health, Reason, ResourceSpec, Select};
+    use crate::hardware::{Discovery, defaults, discover, discover_in, node_health, scan};
+    use crate::host::HostRoot;
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    fn spec(name: &str, class: DeviceClass, select: Select) -> Arc<ResourceSpec> {
+        Arc::new(ResourceSpec {
+            name: name.parse().unwrap(),
+            class,
+            contract: ContractKind::Generic,
+            select,
+            exclude: None,
+            paths: Vec::new(),
+            replicas: 1,
+            env: BTreeMap::new(),
+            mounts: Vec::new(),
+        })
+    }
+
+    fn offered<'a>(found: &'a Discovery, resource: &str) -> &'a [Arc<Device>] {
+        &found.selection.resources[&resource.parse().unwrap()]
+    }
+
+    #[test]
+    fn discovery_finds_exactly_this_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = SimNode::create(dir.path()).unwrap();
+        let root = HostRoot::new(node.root());
+        let mut specs: Vec<Arc<ResourceSpec>> = defaults::specs(&scan(&root)).into_iter().map(Arc::new).collect();
+        assert_eq!(specs.len(), 1);
+        specs.push(spec("example.com/rdma", DeviceClass::Rdma, Select::default()));
+        specs.push(spec("example.com/fpga", DeviceClass::Fpga, Select::default()));
+        let found = discover(&root, &specs, &BTreeMap::new());
+
+        let gpus = offered(&found, "nvidia.com/gpu");
+        assert_eq!(gpus.len(), GPUS);
+        for (index, gpu) in gpus.iter().enumerate() {
+            assert_eq!(gpu.id.as_str(), node.gpu_uuid(index));
+            assert_eq!(gpu.pci.as_ref().unwrap().address, node.gpu_address(index));
+            assert_eq!(gpu.numa_nodes, [u32::try_from(index / 4).unwrap()]);
+            assert_eq!(gpu.pci.as_ref().unwrap().bridges.len(), 3);
+            assert_eq!(gpu.nodes[0].host, format!("/dev/nvidia{index}"));
+            assert_eq!(gpu.nodes.len(), 4);
+            assert_eq!(node_health(&root, gpu), Some(Health::Healthy));
+        }
+        // The virtual functions are offered, so the two physical ones are not.
+        let vfs = offered(&found, "example.com/rdma");
+        assert_eq!(vfs.len(), ADAPTERS * VFS_PER_ADAPTER);
+        assert!(vfs.iter().all(|vf| vf.pci.as_ref().unwrap().is_vf() && node_health(&root, vf) == Some(Health::Healthy)));
+        assert_eq!(vfs[0].id.as_str(), "0000:1c:00.1");
+        assert_eq!(vfs[0].nodes[0].host, "/dev/infiniband/uverbs1");
+        assert_eq!(found.selection.warnings.len(), ADAPTERS);
+        let fpgas = offered(&found, "example.com/fpga");
+        assert_eq!((fpgas.len(), fpgas[0].nodes[0].host.as_str()), (1, "/dev/dfl-port.0"));
+
+        let bridges = found.devices.iter().filter(|device| device.class == DeviceClass::Other).count();
+        assert_eq!(bridges, 2 * (2 + GPUS_PER_SWITCH + 1) + 1);
+        assert_eq!(found.devices.len(), bridges + GPUS + ADAPTERS * (1 + VFS_PER_ADAPTER) + 1);
+        assert_eq!(found.named.len(), GPUS + ADAPTERS * VFS_PER_ADAPTER + 1);
+        let pf = found.devices.iter().find(|device| device.id.as_str() == "a088:c203:0050:1000").unwrap();
+        assert_eq!(pf.pci.as_ref().unwrap().net, ["ens1np0"]);
+    }
+
+    #[test]
+    fn what_breaks_is_seen_and_what_is_mended_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = SimNode::create(dir.path()).unwrap();
+        let root = HostRoot::new(node.root());
+        let look = || {
+            let functions = scan(&root);
+            let specs: Vec<_> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
+            discover_in(&root, functions, &specs, &BTreeMap::new())
+        };
+        let health = |index: usize| node_health(&root, &offered(&look(), "nvidia.com/gpu")[index]);
+
+        node.remove_gpu_node(3).unwrap();
+        assert_eq!(health(3), Some(Health::Unhealthy(Reason::NodeMissing)));
+        assert_eq!(health(2), Some(Health::Healthy));
+        node.restore_gpu_node(3).unwrap();
+        assert_eq!(health(3), Some(Health::Healthy));
+
+        let before = look();
+        node.remove_function(node.gpu_address(5)).unwrap();
+        assert_eq!(offered(&look(), "nvidia.com/gpu").len(), GPUS - 1);
+        node.restore_gpu(5).unwrap();
+        assert_eq!(look(), before);
+
+        node.unbind_driver(node.gpu_address(0)).unwrap();
+        assert_eq!(offered(&look(), "nvidia.com/gpu").len(), GPUS - 1);
+        node.remove_function(node.adapter_address(0)).unwrap();
+        assert!(!root.exists("sys/class/infiniband/mlx5_0"));
+    }
+}
