@@ -276,7 +276,10 @@ impl Shelf {
     /// Closes the database; sled writes what it has buffered.
     pub(super) fn close(self) {
         // A panic here would come after everything that matters.
-        drop(guard(move || Ok(drop(self))));
+        drop(guard(move || {
+            drop(self);
+            Ok(())
+        }));
     }
 }
 

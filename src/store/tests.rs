@@ -522,6 +522,17 @@ fn opening_with_1000_live_grants_is_fast() {
         .collect();
     micros.sort_unstable();
     println!("append: p50 {} us, p99 {} us", micros[1000], micros[1980]);
+    let mut file = File::create(dir.path().join("floor")).unwrap();
+    let mut floor: Vec<_> = (0..2000)
+        .map(|_| {
+            let began = Instant::now();
+            std::io::Write::write_all(&mut file, &[7; 800]).unwrap();
+            file.sync_data().unwrap();
+            began.elapsed().as_nanos() / 1000
+        })
+        .collect();
+    floor.sort_unstable();
+    println!("write + fdatasync of 800 bytes: p50 {} us, p99 {} us", floor[1000], floor[1980]);
     let began = Instant::now();
     store.checkpoint().unwrap();
     println!("checkpoint: {:?}", began.elapsed());
