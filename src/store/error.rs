@@ -1,0 +1,103 @@
+//! What can go wrong with the store, in words for the person who has to act.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why the store could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The operating system refused.
+    #[error("failed to {doing} `{path}`: {source}{}", Advice(source))]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// To which file or directory.
+        path: PathBuf,
+        /// Why it was refused.
+        source: io::Error,
+    },
+    /// Another process has the same state directory open.
+    #[error(
+        "state directory `{path}` is in use by another process: stop the other Holdfast, hand over with `--take-over`, or choose another \
+         `--state-dir`"
+    )]
+    InUse {
+        /// The state directory.
+        path: PathBuf,
+    },
+    /// A later version of Holdfast has written here.
+    #[error(
+        "`{path}` was written by a newer Holdfast (record version {version}; this one reads {known}): run that version or a newer one; its \
+         grants would be lost otherwise",
+        known = super::codec::VERSION
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// The version that was found.
+        version: u32,
+    },
+    /// There is no journal to read.
+    #[error("state directory `{path}` has no journal: no Holdfast has run with this `--state-dir`")]
+    NoJournal {
+        /// The state directory.
+        path: PathBuf,
+    },
+    /// One entry is larger than a record can be.
+    #[error("an entry of {bytes} bytes does not fit into a journal record: a grant must stay below 1 MiB")]
+    TooLarge {
+        /// The size of its payload.
+        bytes: usize,
+    },
+    /// The query database failed. The journal is not touched by that.
+    #[error("query database `{path}` failed: {why}: it is rebuilt from the journal at the next checkpoint")]
+    Database {
+        /// Its directory.
+        path: PathBuf,
+        /// What sled said.
+        why: String,
+    },
+}
+
+impl StoreError {
+    /// For `map_err`: the operation and the path of an I/O error.
+    pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+        move |source| StoreError::Io { doing, path: path.to_owned(), source }
+    }
+}
+
+/// What to do about an I/O error, where that is known.
+struct Advice<'a>(&'a io::Error);
+
+impl fmt::Display for Advice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0.kind() {
+            io::ErrorKind::PermissionDenied => {
+                ": the state directory must be writable for the user that runs Holdfast (`--state-dir` chooses another)"
+            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                ": make room on its file system; Allocate is refused until grants can be recorded"
+            }
+            io::ErrorKind::ReadOnlyFilesystem => {
+                ": its file system is mounted read-only, as the kernel does after disk errors; Allocate is refused until grants can be recorded"
+            }
+            io::ErrorKind::NotADirectory => ": a file is in the way of a directory",
+            _ => "",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_path_the_reason_and_the_way_out() {
+        let error = StoreError::io("write", Path::new("/var/lib/holdfast/journal/1.log"))(io::ErrorKind::StorageFull.into());
+        let text = error.to_string();
+        for part in ["`/var/lib/holdfast/journal/1.log`", "no storage space", "make room"] {
+            assert!(text.contains(part), "`{part}` in `{text}`");
+        }
+    }
+}

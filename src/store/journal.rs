@@ -1,0 +1,114 @@
+//! Writing the journal: one file at a time, appended to, synced, replaced by the next.
+//!
+//! A segment is `<state-dir>/journal/<first seq, 20 digits>.log`: a header line, the head (every live grant and every
+//! name at that moment), then the entries in the order in which they became true. A segment is opened once, by the
+//! process that writes it; it is never appended to again after a restart and never repaired.
+
+use super::StoreError;
+use super::codec;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// First word of a segment; the version of the framing follows.
+pub(super) const MAGIC: &str = "holdfast-journal ";
+/// The header line is never longer than this.
+pub(super) const HEADER_BYTES_MAX: usize = 64;
+
+/// The segment that is being written.
+#[derive(Debug)]
+pub(super) struct Journal {
+    file: File,
+    path: PathBuf,
+    first: u64,
+    head_bytes: u64,
+    bytes: u64,
+    dirty: bool,
+}
+
+impl Journal {
+    /// Opens a new segment that starts with `head`, durable when this returns: the data first, then its name.
+    pub(super) fn create<'a>(dir: &Path, first: u64, head: impl ExactSizeIterator<Item = &'a [u8]>) -> Result<Self, StoreError> {
+        let path = dir.join(file_name(first));
+        let mut bytes = header(head.len()).into_bytes();
+        for (payload, seq) in head.zip(first..) {
+            codec::frame(&mut bytes, seq, payload);
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(StoreError::io("create", &path))?;
+        let written = file
+            .write_all(&bytes)
+            .and_then(|()| file.sync_data())
+            .map_err(StoreError::io("write", &path))
+            .and_then(|()| sync_directory(dir));
+        if let Err(error) = written {
+            // Half a head is of no use, and nobody has been told of it.
+            drop(fs::remove_file(&path));
+            return Err(error);
+        }
+        let bytes = bytes.len() as u64;
+        Ok(Journal { file, path, first, head_bytes: bytes, bytes, dirty: false })
+    }
+
+    /// Appends whole records with one write. They survive the death of the process, not yet that of the machine.
+    pub(super) fn append(&mut self, records: &[u8]) -> Result<(), StoreError> {
+        self.file.write_all(records).map_err(StoreError::io("write", &self.path))?;
+        self.bytes += records.len() as u64;
+        self.dirty = true;
+        Ok(())
+    }
+
+    /// Makes what was appended survive the death of the machine: one fdatasync, or nothing if nothing is new.
+    pub(super) fn sync(&mut self) -> Result<(), StoreError> {
+        if self.dirty {
+            self.file.sync_data().map_err(StoreError::io("sync", &self.path))?;
+            self.dirty = false;
+        }
+        Ok(())
+    }
+
+    /// Every later write fails.
+    #[cfg(test)]
+    pub(super) fn break_for_test(&mut self) {
+        self.file = File::open(&self.path).expect("the segment is there");
+    }
+
+    /// Sequence number of the first record that this segment holds or will hold.
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Bytes after the head.
+    pub(super) fn bytes_appended(&self) -> u64 {
+        self.bytes - self.head_bytes
+    }
+}
+
+/// The header line. Its crc tells a later version from a flipped bit.
+fn header(records: usize) -> String {
+    let text = format!("{MAGIC}{} head={records}", codec::VERSION);
+    format!("{text} crc={:08x}\n", crc32fast::hash(text.as_bytes()))
+}
+
+/// The file name of a segment.
+pub(super) fn file_name(first: u64) -> String {
+    format!("{first:020}.log")
+}
+
+/// Every segment in `dir`, oldest first. Other files, quarantined ones too, are no segments.
+pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).map_err(StoreError::io("read", dir))? {
+        let path = entry.map_err(StoreError::io("read", dir))?.path();
+        let first = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".log"));
+        if let Some(first) = first.filter(|digits| digits.len() == 20).and_then(|digits| digits.parse().ok()) {
+            found.push((first, path));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Makes the names in a directory durable.
+pub(super) fn sync_directory(dir: &Path) -> Result<(), StoreError> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(StoreError::io("sync", dir))
+}

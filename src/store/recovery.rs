@@ -1,0 +1,244 @@
+//! Two copies, one truth: the journal's fold and sled's image merged by sequence number.
+//!
+//! | a live grant that is in | is |
+//! | --- | --- |
+//! | both | what the higher sequence number says |
+//! | the journal only | live, unless sled has it as released by a later entry (the journal's tail was lost) |
+//! | sled only, older than the newest complete head | released: a head names every live grant (sled rolled back) |
+//! | sled only, otherwise | live: the journal has lost it |
+
+use super::StoreError;
+use super::codec;
+use super::journal::Journal;
+use super::replay::Fold;
+use super::sled::{Image, Shelf};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// What was found at start, for the log, `status` and `ledger verify`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RecoveryReport {
+    /// Journal segments that were read.
+    pub segments: usize,
+    /// Entries that were read from them.
+    pub entries: u64,
+    /// Bytes of cut-off writes at the ends of segments: entries that were never confirmed.
+    pub torn_bytes: u64,
+    /// Live grants that only the query database still had.
+    pub from_database: usize,
+    /// Entries that neither copy has. More than 0: the ledger is partial.
+    pub missing: u64,
+    /// Damaged files and directories, by the name that they were given.
+    pub quarantined: Vec<PathBuf>,
+    /// What was wrong, in words.
+    pub findings: Vec<String>,
+    /// How long opening took.
+    pub took: Duration,
+}
+
+impl RecoveryReport {
+    /// Whether everything was there and sound. A cut-off write is no damage: kill -9 leaves one.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.missing == 0 && self.findings.is_empty()
+    }
+}
+
+impl fmt::Display for RecoveryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RecoveryReport { segments, entries, torn_bytes, from_database, missing, .. } = self;
+        if *missing > 0 {
+            write!(f, "partial, {missing} missing: ")?;
+        }
+        write!(f, "{entries} entries of {segments} journal segments")?;
+        if *torn_bytes > 0 {
+            write!(f, ", {torn_bytes} bytes of a cut-off write left out")?;
+        }
+        if *from_database > 0 {
+            write!(f, ", {from_database} grants from the query database")?;
+        }
+        for finding in &self.findings {
+            write!(f, "; {finding}")?;
+        }
+        for path in &self.quarantined {
+            write!(f, "; moved to `{}`", path.display())?;
+        }
+        Ok(())
+    }
+}
+
+/// The payload of every live grant, with the sequence number of the latest entry about it.
+pub(super) type LivePayloads = BTreeMap<AllocId, (u64, Vec<u8>)>;
+
+/// What both copies together say.
+#[derive(Debug, Default)]
+pub(super) struct Truth {
+    /// Live grants, by the sequence number of the latest entry.
+    pub(super) live: BTreeMap<AllocId, (u64, Grant)>,
+    /// Released grants that the journal still tells of.
+    pub(super) released: BTreeMap<AllocId, (u64, Grant)>,
+    /// Names of devices.
+    pub(super) names: BTreeMap<String, (u64, DeviceId)>,
+    /// The highest sequence number that either has.
+    pub(super) last: u64,
+}
+
+/// Merges. `released_in_history` says which of some grants the database has among its released ones.
+pub(super) fn merge(
+    fold: Fold,
+    image: &Image,
+    report: &mut RecoveryReport,
+    released_in_history: impl FnOnce(&BTreeSet<AllocId>) -> BTreeMap<AllocId, u64>,
+) -> Truth {
+    report.segments = fold.segments.len();
+    report.entries = fold.entries;
+    report.torn_bytes = fold.torn_bytes;
+    let mut truth = Truth { last: fold.last.max(image.last), names: fold.names, ..Truth::default() };
+    for (id, (seq, grant)) in fold.grants {
+        if grant.is_live() { &mut truth.live } else { &mut truth.released }.insert(id, (seq, grant));
+    }
+
+    let mut unreadable = 0;
+    for (id, (seq, payload)) in &image.live {
+        let known = truth.live.get(id).or_else(|| truth.released.get(id)).map(|(seq, _)| *seq);
+        let newer = match known {
+            Some(known) => *seq > known,
+            None => *seq >= fold.complete_from,
+        };
+        if !newer {
+            continue;
+        }
+        let Ok(Entry::Grant(grant)) = codec::decode(payload) else {
+            unreadable += 1;
+            continue;
+        };
+        report.from_database += usize::from(known.is_none());
+        truth.released.remove(id);
+        truth.live.insert(id.clone(), (*seq, *grant));
+    }
+
+    let broken = fold.torn_bytes > 0 || !fold.gaps.is_empty() || !fold.damaged.is_empty();
+    // Entries that say what became of a grant whose own entry only the database has, or nobody.
+    let mut lost_grants = 0;
+    for (id, (seq, state)) in fold.orphans {
+        match truth.live.remove(&id) {
+            Some((known, grant)) if known > seq => drop(truth.live.insert(id, (known, grant))),
+            Some((_, grant)) => {
+                let moved = Grant { state, ..grant };
+                if moved.is_live() { &mut truth.live } else { &mut truth.released }.insert(id, (seq, moved));
+            }
+            // With every entry at hand there was no such grant, and so nothing is lost.
+            None => lost_grants += u64::from(broken && !matches!(state, GrantState::Released { .. })),
+        }
+    }
+
+    // What sled has as released by a later entry than the journal knows does not come back.
+    let doubtful: BTreeSet<AllocId> = truth
+        .live
+        .iter()
+        .filter(|(id, (seq, _))| !image.live.contains_key(*id) && (broken || *seq <= image.applied))
+        .map(|(id, _)| id.clone())
+        .collect();
+    if !doubtful.is_empty() {
+        for (id, seq) in released_in_history(&doubtful) {
+            if truth.live.get(&id).is_some_and(|(known, _)| *known < seq) {
+                truth.live.remove(&id);
+                truth.last = truth.last.max(seq);
+            }
+        }
+    }
+    for (key, (seq, id)) in &image.names {
+        if truth.names.get(key).is_none_or(|(known, _)| known < seq) {
+            truth.names.insert(key.clone(), (*seq, id.clone()));
+        }
+    }
+
+    // A gap that sled had already applied costs nothing; of the rest, sled may have had single entries.
+    let in_database: BTreeSet<u64> = image.live.values().map(|(seq, _)| *seq).chain(image.names.values().map(|(seq, _)| *seq)).collect();
+    let gone = |(from, to): &(u64, u64)| {
+        let from = (*from).max(image.applied + 1);
+        (*to + 1).saturating_sub(from) - in_database.range(from..=(*to).max(from)).filter(|seq| **seq <= *to).count() as u64
+    };
+    // A gap takes the grants' own entries with it: an orphan is one of those missing, not one more.
+    report.missing = fold.gaps.iter().map(gone).sum::<u64>().max(lost_grants) + unreadable;
+    truth
+}
+
+pub(super) fn note_findings(fold: &Fold, image: &Image, had_database: bool, report: &mut RecoveryReport) {
+    for path in &fold.damaged {
+        report.findings.push(format!("journal segment `{}` is damaged", path.display()));
+    }
+    let oldest = fold.segments.first().map_or(0, |(first, _)| *first);
+    if !had_database && oldest > 1 {
+        report.findings.push("the query database is gone, and with it the history".into());
+    } else if image.applied + 1 < oldest && report.findings.is_empty() {
+        report.findings.push(format!("the query database has lost what it had after entry {}", image.applied));
+    }
+    if fold.segments.is_empty() && image.applied > 0 {
+        report.findings.push("the journal is gone; grants come from the query database".into());
+    }
+}
+
+pub(super) fn encode(entry: &Entry) -> Result<Vec<u8>, StoreError> {
+    // Every map of an entry has strings for keys, so serde_json has nothing to refuse.
+    let payload = codec::encode(entry).unwrap_or_default();
+    match payload.len() {
+        1..=codec::PAYLOAD_BYTES_MAX => Ok(payload),
+        bytes => Err(StoreError::TooLarge { bytes }),
+    }
+}
+
+pub(super) fn decode_grant(payload: &[u8]) -> Option<Grant> {
+    match codec::decode(payload) {
+        Ok(Entry::Grant(grant)) => Some(*grant),
+        _ => None,
+    }
+}
+
+pub(super) fn encode_live(truth: &Truth) -> Result<LivePayloads, StoreError> {
+    let one = |(id, (seq, grant)): (&AllocId, &(u64, Grant))| {
+        encode(&Entry::Grant(Box::new(grant.clone()))).map(|payload| (id.clone(), (*seq, payload)))
+    };
+    truth.live.iter().map(one).collect()
+}
+
+/// Opens the segment `first` with everything live as its head. Returns the sequence number after that.
+pub(super) fn open_segment(
+    dir: &Path,
+    first: u64,
+    live: &LivePayloads,
+    names: &BTreeMap<String, DeviceId>,
+) -> Result<(Journal, u64), StoreError> {
+    let names = names.iter().map(|(key, id)| encode(&Entry::Named { key: key.clone(), id: id.clone() })).collect::<Result<Vec<_>, _>>()?;
+    let head: Vec<&[u8]> = live.values().map(|(_, payload)| payload.as_slice()).chain(names.iter().map(Vec::as_slice)).collect();
+    let records = head.len() as u64;
+    // An entry has a number only if the head before it is complete, so an empty head still takes none.
+    Ok((Journal::create(dir, first, head.into_iter())?, first + records))
+}
+
+/// Gives sled what it lacks. What it has already is not written again.
+pub(super) fn catch_up(shelf: &mut Shelf, image: &Image, truth: &Truth, live: &LivePayloads) -> Result<(), StoreError> {
+    // A grant that was released and is in sled's live tree moves; a stale one that nobody knows any more goes.
+    for (seq, grant) in truth.released.values() {
+        if *seq > image.applied || image.live.contains_key(&grant.alloc_id) {
+            shelf.retire(grant, *seq, &encode(&Entry::Grant(Box::new(grant.clone())))?)?;
+        }
+    }
+    for id in image.live.keys().filter(|id| !live.contains_key(*id) && !truth.released.contains_key(*id)) {
+        shelf.discard(id)?;
+    }
+    for (id, (seq, payload)) in live {
+        if image.live.get(id).is_none_or(|(_, there)| there != payload) {
+            shelf.put(id, *seq, payload)?;
+        }
+    }
+    for (key, (seq, id)) in &truth.names {
+        if image.names.get(key).is_none_or(|(_, there)| there != id) {
+            shelf.name(key, *seq, id)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! Reading the journal: segments folded, oldest first, into what each grant became and which entries are missing.
+//!
+//! A complete head is a statement about everything: what is not in it is not held. So damage in an older segment, or a
+//! gap before this one, costs no live grant; and a grant whose write failed, and which Allocate therefore never
+//! confirmed, does not come back although its bytes may have reached the disk.
+
+use super::StoreError;
+use super::codec::{self, Defect};
+use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// What the journal says.
+#[derive(Debug, Default)]
+pub(super) struct Fold {
+    /// Every grant that it knows, the released ones too, with the sequence number of the latest entry about it.
+    pub(super) grants: BTreeMap<AllocId, (u64, Grant)>,
+    /// Names of devices.
+    pub(super) names: BTreeMap<String, (u64, DeviceId)>,
+    /// The latest state of grants whose own entry could not be read.
+    pub(super) orphans: BTreeMap<AllocId, (u64, GrantState)>,
+    /// First sequence number of the newest complete head; 0 without one.
+    pub(super) complete_from: u64,
+    /// The highest sequence number that was read.
+    pub(super) last: u64,
+    /// Sequence numbers, from and to, both included, that should be there and are not.
+    pub(super) gaps: Vec<(u64, u64)>,
+    /// Segments that were read.
+    pub(super) segments: Vec<(u64, PathBuf)>,
+    /// Segments with damage inside.
+    pub(super) damaged: Vec<PathBuf>,
+    /// Bytes of writes that were cut off at the end of a segment.
+    pub(super) torn_bytes: u64,
+    /// Entries that were read.
+    pub(super) entries: u64,
+}
+
+/// What one segment's header says.
+enum Header {
+    Head { records: u64, bytes: usize },
+    Newer(u32),
+    Torn,
+    Damaged,
+}
+
+impl Fold {
+    /// Reads every segment in `dir`.
+    pub(super) fn read(dir: &Path) -> Result<Self, StoreError> {
+        let mut fold = Fold::default();
+        for (first, path) in journal::segments(dir)? {
+            match fs::read(&path) {
+                Ok(bytes) => fold.segment(first, &path, &bytes)?,
+                // The disk cannot read its own sectors: that is damage, and the other copy is asked.
+                Err(error) if error.raw_os_error() == Some(EIO) => fold.damaged.push(path.clone()),
+                Err(error) => return Err(StoreError::io("read", &path)(error)),
+            }
+            fold.segments.push((first, path));
+        }
+        Ok(fold)
+    }
+
+    /// Reads every segment although a daemon may be writing: a segment that is deleted under the reader starts it anew.
+    pub(super) fn read_beside_a_writer(dir: &Path) -> Result<Self, StoreError> {
+        // A rotation deletes once per some thousand grants; to lose this race five times in a row is no accident.
+        for _ in 0..4 {
+            match Fold::read(dir) {
+                Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && dir.exists() => {}
+                done => return done,
+            }
+        }
+        Fold::read(dir)
+    }
+
+    fn segment(&mut self, first: u64, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+        let (head, mut at) = match header(bytes) {
+            Header::Head { records, bytes } => (Some(records), bytes),
+            Header::Newer(version) => return Err(StoreError::Newer { path: path.to_owned(), version }),
+            Header::Torn => {
+                self.gap_before(first);
+                self.torn_bytes += bytes.len() as u64;
+                return Ok(());
+            }
+            Header::Damaged => {
+                self.damaged.push(path.to_owned());
+                (None, 0)
+            }
+        };
+        // The entries of a head are copies. With everything up to it at hand, damage in it costs nothing.
+        let covered = self.complete_from > 0 && self.gaps.is_empty() && self.last + 1 == first;
+        let copies_to = if covered { first + head.unwrap_or(0) } else { first };
+        self.gap_before(first);
+        let mut expected = first;
+        let mut in_head: Option<BTreeSet<AllocId>> = head.map(|_| BTreeSet::new());
+        loop {
+            if let (Some(records), Some(held)) = (head, in_head.take_if(|_| Some(expected - first) >= head)) {
+                debug_assert_eq!(expected, first + records, "a complete head has no gap");
+                self.gaps.truncate(0);
+                self.orphans.clear();
+                self.grants.retain(|id, (_, grant)| !grant.is_live() || held.contains(id));
+                self.complete_from = first;
+            }
+            if at >= bytes.len() {
+                break;
+            }
+            match codec::unframe(&bytes[at..]) {
+                Ok(record) if record.seq == expected => {
+                    let read = codec::decode(record.payload);
+                    at += record.len();
+                    expected += 1;
+                    match read {
+                        Ok(entry) => {
+                            if let (Some(held), Entry::Grant(grant)) = (in_head.as_mut(), &entry) {
+                                held.insert(grant.alloc_id.clone());
+                            }
+                            self.apply(record.seq, entry);
+                        }
+                        Err(Defect::Newer(version)) => return Err(StoreError::Newer { path: path.to_owned(), version }),
+                        // The crc holds and the text does not: written so. One entry is missing.
+                        Err(Defect::Torn | Defect::Damaged) => {
+                            self.damage(path, record.seq.max(copies_to), record.seq);
+                            in_head = None;
+                        }
+                    }
+                }
+                _ => match resynchronise(bytes, at, expected) {
+                    Some((next, seq)) => {
+                        self.damage(path, expected.max(copies_to), seq - 1);
+                        in_head = None;
+                        (at, expected) = (next, seq);
+                    }
+                    None => {
+                        self.torn_bytes += (bytes.len() - at) as u64;
+                        break;
+                    }
+                },
+            }
+        }
+        self.last = self.last.max(expected - 1);
+        self.damaged.dedup();
+        // A head that was cut off promised entries that are not there. The next segment's head makes up for it, if one follows.
+        if let (Some(records), true, false) = (head, in_head.is_some(), covered) {
+            self.gaps.push((expected, first + records - 1));
+        }
+        Ok(())
+    }
+
+    /// Notes what is missing in front of a segment, until its head makes up for it.
+    fn gap_before(&mut self, first: u64) {
+        let from = self.gaps.last().map_or(0, |(_, to)| *to).max(self.last) + 1;
+        if first > from {
+            self.gaps.push((from, first - 1));
+        }
+    }
+
+    fn damage(&mut self, path: &Path, from: u64, to: u64) {
+        self.damaged.push(path.to_owned());
+        if from <= to {
+            self.gaps.push((from, to));
+        }
+    }
+
+    fn apply(&mut self, seq: u64, entry: Entry) {
+        self.entries += 1;
+        match entry {
+            Entry::Grant(grant) => {
+                self.orphans.remove(&grant.alloc_id);
+                self.grants.insert(grant.alloc_id.clone(), (seq, *grant));
+            }
+            Entry::Moved { alloc_id, state } => match self.grants.get_mut(&alloc_id) {
+                // Nothing follows a release; the store did not apply such an entry either.
+                Some((_, grant)) if !grant.is_live() => {}
+                Some((at, grant)) => {
+                    *at = seq;
+                    grant.state = state;
+                }
+                None => match self.orphans.get(&alloc_id) {
+                    Some((_, GrantState::Released { .. })) => {}
+                    _ => drop(self.orphans.insert(alloc_id, (seq, state))),
+                },
+            },
+            Entry::Named { key, id } => {
+                self.names.insert(key, (seq, id));
+            }
+        }
+    }
+}
+
+/// `EIO` of Linux.
+const EIO: i32 = 5;
+
+fn header(bytes: &[u8]) -> Header {
+    let front = &bytes[..bytes.len().min(HEADER_BYTES_MAX)];
+    let Some(end) = front.iter().position(|byte| *byte == b'\n') else {
+        return if bytes.len() < HEADER_BYTES_MAX { Header::Torn } else { Header::Damaged };
+    };
+    let sound = |line: &str| {
+        let (text, crc) = line.rsplit_once(" crc=")?;
+        (u32::from_str_radix(crc, 16).ok()? == crc32fast::hash(text.as_bytes())).then(|| text.to_owned())
+    };
+    let Some(text) = std::str::from_utf8(&front[..end]).ok().and_then(sound) else {
+        return Header::Damaged;
+    };
+    let Some((version, rest)) = text.strip_prefix(MAGIC).and_then(|rest| rest.split_once(' ')) else {
+        return Header::Damaged;
+    };
+    match (version.parse::<u32>(), rest.strip_prefix("head=").and_then(|count| count.parse().ok())) {
+        (Ok(version), _) if version > codec::VERSION => Header::Newer(version),
+        (Ok(codec::VERSION), Some(records)) => Header::Head { records, bytes: end + 1 },
+        _ => Header::Damaged,
+    }
+}
+
+/// The next readable record at or after `at`, and its sequence number. None: nothing follows, so the write was cut off.
+///
+/// A random place passes for a record only if its crc holds and its sequence number is one that this many bytes could
+/// have reached (a record has at least 17), so the crc is computed for next to no place.
+fn resynchronise(bytes: &[u8], at: usize, expected: u64) -> Option<(usize, u64)> {
+    let highest = expected + (bytes.len() - at) as u64 / 17 + 1;
+    (at..bytes.len().saturating_sub(codec::PREFIX_BYTES)).find_map(|place| {
+        let seq = bytes.get(place + 4..place + 12)?.try_into().ok().map(u64::from_le_bytes)?;
+        if !(expected..=highest).contains(&seq) {
+            return None;
+        }
+        codec::unframe(&bytes[place..]).ok().map(|record| (place, record.seq))
+    })
+}

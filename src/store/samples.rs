@@ -1,0 +1,72 @@
+//! Grants for the tests of the store.
+
+use crate::domain::{
+    AllocId, ContainerEdits, DeviceId, EditDevice, EditMount, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, Timestamp,
+};
+use std::collections::BTreeMap;
+
+/// The `n`-th grant, just made.
+pub(super) fn grant(n: u64) -> Grant {
+    Grant {
+        alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}")),
+        resource: "nvidia.com/gpu".parse().unwrap(),
+        devices: vec![GrantedDevice {
+            id: DeviceId::new(format!("GPU-{n}")),
+            key: format!("pci:0000:{n:02x}:00.0/10de:2330"),
+            numa_nodes: vec![0],
+        }],
+        edits: ContainerEdits {
+            envs: BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".into(), format!("GPU-{n}"))]),
+            mounts: vec![EditMount { host: "/etc/a".into(), container: "/etc/b".into(), read_only: true }],
+            devices: vec![EditDevice { host: "/dev/nvidia0".into(), container: "/dev/nvidia0".into(), permissions: "rw".into() }],
+            annotations: BTreeMap::from([(AllocId::ANNOTATION.into(), format!("01890a5d-ac96-774b-bcce-{n:012}"))]),
+            cdi_devices: vec![],
+        },
+        boot_id: "6f1d7d0c-8a54-4b2a-8a3f-0d1f6a4f2b11".into(),
+        kubelet: Some(KubeletGeneration { inode: 4_242, ctime_ns: 1_700_000_000_000_000_000 }),
+        granted_at: Timestamp(1_700_000_000_000 + n),
+        version: "0.1.0".into(),
+        state: GrantState::Granted,
+    }
+}
+
+pub(super) fn pod(n: u64) -> PodRef {
+    PodRef { uid: format!("uid-{n}"), namespace: Some("default".into()), name: Some(format!("pod-{n}")) }
+}
+
+pub(super) fn made(n: u64) -> Entry {
+    Entry::Grant(Box::new(grant(n)))
+}
+
+pub(super) fn bound(n: u64) -> Entry {
+    let bound_at = Timestamp(1_700_000_001_000 + n);
+    Entry::Moved { alloc_id: grant(n).alloc_id, state: GrantState::Bound { pod: pod(n), container: "main".into(), bound_at } }
+}
+
+pub(super) fn suspect(n: u64) -> Entry {
+    let (bound_at, suspect_at) = (Timestamp(1_700_000_001_000 + n), Timestamp(1_700_000_002_000 + n));
+    Entry::Moved { alloc_id: grant(n).alloc_id, state: GrantState::Suspect { pod: pod(n), container: "main".into(), bound_at, suspect_at } }
+}
+
+pub(super) fn released(n: u64) -> Entry {
+    released_at(n, 1_700_000_003_000 + n)
+}
+
+pub(super) fn released_at(n: u64, millis: u64) -> Entry {
+    let state = GrantState::Released {
+        pod: Some(pod(n)),
+        container: Some("main".into()),
+        bound_at: Some(Timestamp(1_700_000_001_000 + n)),
+        released_at: Timestamp(millis),
+        released_by: "pod_gone".into(),
+    };
+    Entry::Moved { alloc_id: grant(n).alloc_id, state }
+}
+
+pub(super) fn named(n: u64) -> Entry {
+    Entry::Named { key: format!("pci:0000:{n:02x}:00.0/10de:2330"), id: DeviceId::new(format!("GPU-{n}")) }
+}
+
+pub(super) fn one_of_each() -> Vec<Entry> {
+    vec![made(1), bound(1), suspect(1), released(1), named(1)]
+}

@@ -1,0 +1,366 @@
+//! sled, behind a guard: the only file that names it.
+//!
+//! sled 0.34.7 is fast and small, and must not be trusted further than it deserves: its `flush()` survives a kill but
+//! not a power cut (no fsync), a damaged log tail rolls back in silence, and some damaged images panic at open. So
+//! everything here runs under `catch_unwind`, opening has a time limit and reads every live record with its crc and
+//! sequence number, a checkpoint adds the fdatasync, and whatever looks wrong is renamed away and rebuilt from the
+//! journal. Nothing is ever repaired in place: deleting a bad snapshot of sled's can leave an empty database without an
+//! error.
+
+use super::StoreError;
+use super::codec;
+use super::journal::sync_directory;
+use super::layout::quarantine;
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Opening 1000 records takes 3 to 11 ms; what takes this long does not end.
+const OPEN_LIMIT: Duration = Duration::from_secs(5);
+/// A process that has just ended may hold sled's lock until its last thread is gone.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// sled's page cache. The whole daemon may use 12 MiB.
+const CACHE_BYTES: u64 = 2 * 1024 * 1024;
+/// Released grants that are kept, at most.
+const HISTORY_GRANTS_MAX: u64 = 100_000;
+/// How long a released grant is kept.
+const HISTORY_AGE_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
+
+const APPLIED: &str = "applied";
+const OPENED: &str = "opened";
+const SCHEMA: &str = "schema";
+const HISTORY_COUNT: &str = "history-count";
+
+/// An open database.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    dir: PathBuf,
+    db: sled::Db,
+    live: sled::Tree,
+    history: sled::Tree,
+    names: sled::Tree,
+    meta: sled::Tree,
+    /// sled's own log, opened once more for the fdatasync that sled does not do.
+    log: File,
+    history_count: u64,
+}
+
+/// What the database holds, history aside.
+#[derive(Debug, Default)]
+pub(super) struct Image {
+    /// Everything up to this sequence number had been applied at its last checkpoint.
+    pub(super) applied: u64,
+    /// The highest sequence number seen in it.
+    pub(super) last: u64,
+    /// Live grants: sequence number of the latest entry, and the payload.
+    pub(super) live: BTreeMap<AllocId, (u64, Vec<u8>)>,
+    /// Names of devices.
+    pub(super) names: BTreeMap<String, (u64, DeviceId)>,
+    /// Records that cannot be read.
+    pub(super) damaged: u64,
+}
+
+/// Why the database could not be opened or is not to be used.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// Another process has it.
+    InUse,
+    /// A later version wrote it.
+    Newer(u32),
+    /// It is damaged, with what could be read.
+    Damaged { why: String, readable: Image },
+}
+
+impl Shelf {
+    /// Opens or creates the database in `dir`, on a thread of its own so that it can be given up on.
+    pub(super) fn open(dir: &Path) -> Result<(Self, Image), Refusal> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let path = dir.to_owned();
+        let damaged = |why: String| Refusal::Damaged { why, readable: Image::default() };
+        let open = move || {
+            let opened = guard(|| Ok(Shelf::open_here(&path))).unwrap_or_else(|why| Err(damaged(why)));
+            // Nobody listens after the limit; then the handle is dropped here.
+            drop(sender.send(opened));
+        };
+        thread::Builder::new().name("sled-open".into()).spawn(open).map_err(|error| damaged(error.to_string()))?;
+        receiver.recv_timeout(OPEN_LIMIT).unwrap_or_else(|_| Err(damaged(format!("it does not open within {} s", OPEN_LIMIT.as_secs()))))
+    }
+
+    fn open_here(dir: &Path) -> Result<(Self, Image), Refusal> {
+        let damaged = |why: sled::Error| Refusal::Damaged { why: why.to_string(), readable: Image::default() };
+        let fresh = !dir.exists();
+        let began = Instant::now();
+        let db = loop {
+            match sled::Config::new().path(dir).cache_capacity(CACHE_BYTES).flush_every_ms(None).open() {
+                Ok(db) => break db,
+                // 0.34.7 gives a refused lock no kind of its own.
+                Err(sled::Error::Io(error)) if error.to_string().contains("could not acquire lock") => {
+                    if began.elapsed() > LOCK_PATIENCE {
+                        return Err(Refusal::InUse);
+                    }
+                    thread::sleep(Duration::from_millis(10));
+                }
+                Err(error) => return Err(damaged(error)),
+            }
+        };
+        let shelf = Shelf::with_trees(dir, db).map_err(damaged)?;
+        if fresh {
+            let parent = dir.parent().unwrap_or(dir);
+            shelf.set_number(SCHEMA, codec::VERSION.into()).and_then(|()| shelf.persist()).map_err(damaged)?;
+            sync_directory(dir).and_then(|()| sync_directory(parent)).map_err(|error| damaged(reported(&error)))?;
+        }
+        let image = shelf.scan().map_err(damaged)?;
+        if shelf.number(SCHEMA).map_err(damaged)?.is_none() {
+            return Err(Refusal::Damaged { why: "it opens empty although it is not new".into(), readable: image });
+        }
+        if let Some(version) = shelf.number(SCHEMA).map_err(damaged)?.filter(|version| *version > u64::from(codec::VERSION)) {
+            return Err(Refusal::Newer(u32::try_from(version).unwrap_or(u32::MAX)));
+        }
+        if image.damaged > 0 {
+            return Err(Refusal::Damaged { why: format!("{} of its records are damaged", image.damaged), readable: image });
+        }
+        match shelf.probe() {
+            Ok(()) => Ok((shelf, image)),
+            Err(error) => Err(Refusal::Damaged { why: error.to_string(), readable: image }),
+        }
+    }
+
+    fn with_trees(dir: &Path, db: sled::Db) -> sled::Result<Self> {
+        let log = File::open(dir.join("db"))?;
+        let (live, history) = (db.open_tree("live")?, db.open_tree("history")?);
+        let (names, meta) = (db.open_tree("names")?, db.open_tree("meta")?);
+        let mut shelf = Shelf { dir: dir.to_owned(), db, live, history, names, meta, log, history_count: 0 };
+        shelf.history_count = shelf.number(HISTORY_COUNT)?.unwrap_or(0);
+        Ok(shelf)
+    }
+
+    /// Reads every live grant and every name.
+    fn scan(&self) -> sled::Result<Image> {
+        let applied = self.number(APPLIED)?.unwrap_or(0);
+        let mut image = Image { applied, last: applied, ..Image::default() };
+        for pair in &self.live {
+            let (key, value) = pair?;
+            match (std::str::from_utf8(&key), codec::unstamp(&value)) {
+                (Ok(id), Ok(record)) => drop(image.live.insert(AllocId::new(id), (record.seq, record.payload.to_vec()))),
+                _ => image.damaged += 1,
+            }
+        }
+        for pair in &self.names {
+            let (key, value) = pair?;
+            match (std::str::from_utf8(&key), codec::unstamp(&value).map(|record| (record.seq, std::str::from_utf8(record.payload)))) {
+                (Ok(key), Ok((seq, Ok(id)))) => drop(image.names.insert(key.to_owned(), (seq, DeviceId::new(id)))),
+                _ => image.damaged += 1,
+            }
+        }
+        let latest = image.live.values().map(|(seq, _)| *seq).chain(image.names.values().map(|(seq, _)| *seq)).max();
+        image.last = image.last.max(latest.unwrap_or(0));
+        Ok(image)
+    }
+
+    /// Writes something, so that a database which reads and does not write is found out now.
+    fn probe(&self) -> sled::Result<()> {
+        self.set_number(OPENED, self.number(OPENED)?.unwrap_or(0) + 1)
+    }
+
+    /// Puts a live grant; the value that was there is replaced.
+    pub(super) fn put(&self, alloc_id: &AllocId, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
+        self.run(|| self.live.insert(alloc_id.as_str(), codec::stamp(seq, payload)).map(drop))
+    }
+
+    /// Moves a grant from the live ones into the history. Doing so twice changes nothing.
+    pub(super) fn retire(&mut self, grant: &Grant, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
+        let key = history_key(grant);
+        let new = self.run(|| {
+            let old = self.history.insert(key.as_slice(), codec::stamp(seq, payload))?;
+            self.live.remove(grant.alloc_id.as_str())?;
+            Ok(old.is_none())
+        })?;
+        self.history_count += u64::from(new);
+        Ok(())
+    }
+
+    /// Removes a live grant that the journal says is none.
+    pub(super) fn discard(&self, alloc_id: &AllocId) -> Result<(), StoreError> {
+        self.run(|| self.live.remove(alloc_id.as_str()).map(drop))
+    }
+
+    /// Remembers a device's name.
+    pub(super) fn name(&self, key: &str, seq: u64, id: &DeviceId) -> Result<(), StoreError> {
+        self.run(|| self.names.insert(key, codec::stamp(seq, id.as_str().as_bytes())).map(drop))
+    }
+
+    /// Trims the history, then makes everything up to `applied` survive a power cut.
+    pub(super) fn checkpoint(&mut self, applied: u64, now: Timestamp) -> Result<(), StoreError> {
+        let trimmed = self.run(|| self.trim(now))?;
+        self.history_count = self.history_count.saturating_sub(trimmed);
+        self.run(|| {
+            self.set_number(HISTORY_COUNT, self.history_count)?;
+            self.set_number(APPLIED, applied)?;
+            self.persist()
+        })
+    }
+
+    fn persist(&self) -> sled::Result<()> {
+        self.db.flush()?;
+        // In simulated power cuts flush() alone lost up to everything; with this, nothing in 46 cuts.
+        Ok(self.log.sync_data()?)
+    }
+
+    fn trim(&self, now: Timestamp) -> sled::Result<u64> {
+        let oldest = now.0.saturating_sub(u64::try_from(HISTORY_AGE_MAX.as_millis()).unwrap_or(u64::MAX));
+        let excess = self.history_count.saturating_sub(HISTORY_GRANTS_MAX);
+        let mut trimmed = 0;
+        for key in self.history.iter().keys() {
+            let key = key?;
+            let at = key.get(..8).and_then(|at| at.try_into().ok()).map_or(0, u64::from_be_bytes);
+            if trimmed >= excess && at >= oldest {
+                break;
+            }
+            self.history.remove(key)?;
+            trimmed += 1;
+        }
+        Ok(trimmed)
+    }
+
+    /// Released grants, newest first, until `take` says no more. A record that cannot be read is skipped.
+    pub(super) fn history(&self, mut take: impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
+        self.run(|| {
+            for pair in self.history.iter().rev() {
+                let (_, value) = pair?;
+                if let Some(Entry::Grant(grant)) = codec::unstamp(&value).ok().and_then(|record| codec::decode(record.payload).ok())
+                    && !take(*grant)
+                {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Which of `wanted` are among the newest released grants, and by which entry.
+    pub(super) fn released_among(&self, wanted: &BTreeSet<AllocId>) -> Result<BTreeMap<AllocId, u64>, StoreError> {
+        // What the journal does not tell was released after its last readable entry: recently.
+        const NEWEST: usize = 10_000;
+        self.run(|| {
+            let mut found = BTreeMap::new();
+            for pair in self.history.iter().rev().take(NEWEST) {
+                let (key, value) = pair?;
+                let id = key.get(8..).and_then(|id| std::str::from_utf8(id).ok()).map(AllocId::new);
+                if let (Some(id), Ok(record)) = (id, codec::unstamp(&value))
+                    && wanted.contains(&id)
+                {
+                    found.insert(id, record.seq);
+                }
+            }
+            Ok(found)
+        })
+    }
+
+    fn number(&self, key: &str) -> sled::Result<Option<u64>> {
+        Ok(self.meta.get(key)?.and_then(|value| value.as_ref().try_into().ok()).map(u64::from_le_bytes))
+    }
+
+    fn set_number(&self, key: &str, number: u64) -> sled::Result<()> {
+        self.meta.insert(key, &number.to_le_bytes()).map(drop)
+    }
+
+    fn run<T>(&self, operation: impl FnOnce() -> sled::Result<T>) -> Result<T, StoreError> {
+        guard(operation).map_err(|why| StoreError::Database { path: self.dir.clone(), why })
+    }
+
+    /// Closes the database; sled writes what it has buffered.
+    pub(super) fn close(self) {
+        // A panic here would come after everything that matters.
+        drop(guard(move || {
+            drop(self);
+            Ok(())
+        }));
+    }
+}
+
+/// A database that is ready, and what came of the one that was there.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) shelf: Shelf,
+    /// What the ready one holds.
+    pub(super) holds: Image,
+    /// What could be read of a damaged one, and what was wrong with it. It vouches for nothing but its single records.
+    pub(super) salvaged: Option<(Image, String)>,
+}
+
+/// Opens the database in `dir`; one that is damaged is renamed away and replaced by an empty one.
+pub(super) fn open_or_replace(dir: &Path, quarantined: &mut Vec<PathBuf>) -> Result<Opened, StoreError> {
+    let refused = |refusal| match refusal {
+        Refusal::InUse => StoreError::InUse { path: dir.parent().unwrap_or(dir).to_owned() },
+        Refusal::Newer(version) => StoreError::Newer { path: dir.to_owned(), version },
+        Refusal::Damaged { why, .. } => StoreError::Database { path: dir.to_owned(), why },
+    };
+    match Shelf::open(dir) {
+        Ok((shelf, holds)) => Ok(Opened { shelf, holds, salvaged: None }),
+        Err(Refusal::Damaged { why, readable }) => {
+            if dir.exists() {
+                quarantined.push(quarantine(dir)?);
+            }
+            let (shelf, holds) = Shelf::open(dir).map_err(refused)?;
+            Ok(Opened { shelf, holds, salvaged: Some((Image { applied: 0, ..readable }, why)) })
+        }
+        Err(refusal) => Err(refused(refusal)),
+    }
+}
+
+/// Released grants of the database in `dir`, read from a copy in `scratch`: sled cannot open read-only, and must not be
+/// opened under a daemon that uses it. A copy that was taken while sled was writing may not open.
+pub(super) fn history_of_copy(dir: &Path, scratch: &Path) -> Result<Vec<Grant>, StoreError> {
+    let copy = scratch.join("db");
+    copy_directory(dir, &copy)?;
+    let (shelf, _) = Shelf::open(&copy).map_err(|refusal| StoreError::Database { path: dir.to_owned(), why: format!("{refusal:?}") })?;
+    let mut grants = Vec::new();
+    let read = shelf.history(|grant| {
+        grants.push(grant);
+        true
+    });
+    shelf.close();
+    read.map(|()| grants)
+}
+
+fn copy_directory(from: &Path, to: &Path) -> Result<(), StoreError> {
+    fs::create_dir_all(to).map_err(StoreError::io("create", to))?;
+    for entry in fs::read_dir(from).map_err(StoreError::io("read", from))? {
+        let entry = entry.map_err(StoreError::io("read", from))?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            copy_directory(&source, &target)?;
+        } else {
+            fs::copy(&source, &target).map_err(StoreError::io("copy", &source))?;
+        }
+    }
+    Ok(())
+}
+
+/// The time of release first, so that the newest are found without an index.
+fn history_key(grant: &Grant) -> Vec<u8> {
+    let at = if let GrantState::Released { released_at, .. } = &grant.state { released_at.0 } else { 0 };
+    let mut key = at.to_be_bytes().to_vec();
+    key.extend_from_slice(grant.alloc_id.as_str().as_bytes());
+    key
+}
+
+/// Runs something of sled's; a panic becomes an error.
+fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(operation)) {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            Err(text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_else(|| "it panicked".into()))
+        }
+    }
+}
+
+fn reported(error: &StoreError) -> sled::Error {
+    sled::Error::ReportableBug(error.to_string())
+}

@@ -1,0 +1,539 @@
+//! The store as a whole, on real files.
+
+use super::layout::{database_dir, journal_dir};
+use super::samples::{bound, made, named, released_at, suspect};
+use super::*;
+use crate::domain::GrantState;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+/// Released just now: an old release is trimmed by the first checkpoint.
+fn released(n: u64) -> Entry {
+    released_at(n, Timestamp::from_system(SystemTime::now()).0)
+}
+
+fn open(dir: &Path) -> (Store, Recovered) {
+    Store::open(dir, Durability::PowerLoss).unwrap()
+}
+
+fn ids(recovered: &Recovered) -> Vec<u64> {
+    let number = |grant: &Grant| grant.devices[0].id.as_str().trim_start_matches("GPU-").parse().unwrap();
+    recovered.grants.iter().map(number).collect()
+}
+
+/// As a kill leaves it: nothing is closed, sled's buffer is gone.
+fn kill(mut store: Store, dir: &Path, keep_database: &Path) {
+    // sled writes its buffer when dropped; a killed process does not. So the database is put back as it was.
+    drop(store.shelf.take());
+    drop(store);
+    let _ = fs::remove_dir_all(database_dir(dir));
+    if keep_database.exists() {
+        copy(keep_database, &database_dir(dir));
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().flatten() {
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to.join(entry.file_name()));
+        } else {
+            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+    }
+}
+
+fn segments(dir: &Path) -> Vec<PathBuf> {
+    journal::segments(&journal_dir(dir)).unwrap().into_iter().map(|(_, path)| path).collect()
+}
+
+fn quarantined(dir: &Path) -> usize {
+    let count =
+        |dir: &Path| fs::read_dir(dir).unwrap().flatten().filter(|e| e.file_name().to_string_lossy().contains(".quarantine-")).count();
+    count(dir) + count(&journal_dir(dir))
+}
+
+#[test]
+fn what_was_appended_is_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, recovered) = open(dir.path());
+    assert!(recovered.grants.is_empty() && recovered.report.is_clean(), "{}", recovered.report);
+    store.append(&[named(1), made(1), made(2)]).unwrap();
+    store.append(&[bound(1)]).unwrap();
+    store.append(&[made(3), bound(3), suspect(3), released(2)]).unwrap();
+    let live = store.load();
+    assert_eq!(ids(&live), [1, 3]);
+    drop(store);
+    let (store, again) = open(dir.path());
+    assert!(again.report.is_clean(), "{}", again.report);
+    assert_eq!((&again.grants, &again.names), (&live.grants, &live.names));
+    assert!(matches!(again.grants[0].state, GrantState::Bound { .. }));
+    assert!(matches!(again.grants[1].state, GrantState::Suspect { .. }));
+    assert_eq!(store.load().grants, again.grants, "what an actor loads is what was recovered");
+    assert_eq!(store.history(10, |_| true).unwrap().len(), 1);
+    assert_eq!(store.export().unwrap().len(), 3);
+}
+
+#[test]
+fn a_killed_process_loses_nothing_that_was_appended() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[named(1), made(1), made(2)]).unwrap();
+    store.append(&[bound(1), released(2), made(3)]).unwrap();
+    let before = store.load();
+    kill(store, dir.path(), Path::new("/nonexistent"));
+    let (store, after) = open(dir.path());
+    assert_eq!((&before.grants, &before.names), (&after.grants, &after.names));
+    assert_eq!(store.history(10, |_| true).unwrap().len(), 1, "the history too comes from the journal");
+}
+
+#[test]
+fn a_second_store_on_the_same_directory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_store, _) = open(dir.path());
+    let error = Store::open(dir.path(), Durability::PowerLoss).unwrap_err();
+    assert!(matches!(error, StoreError::InUse { .. }), "{error}");
+}
+
+#[test]
+fn a_checkpoint_leaves_one_segment_and_an_equal_database() {
+    let dir = tempfile::tempdir().unwrap();
+    for n in 1..=3 {
+        let (mut store, _) = open(dir.path());
+        store.append(&[made(n)]).unwrap();
+    }
+    assert_eq!(segments(dir.path()).len(), 3);
+    let (mut store, _) = open(dir.path());
+    store.checkpoint().unwrap();
+    assert_eq!(segments(dir.path()).len(), 1);
+    drop(store);
+    fs::remove_dir_all(journal_dir(dir.path())).unwrap();
+    let (_store, recovered) = open(dir.path());
+    assert_eq!(ids(&recovered), [1, 2, 3]);
+    assert_eq!(recovered.report.from_database, 3);
+    assert!(!recovered.report.is_clean(), "a journal that is gone is said");
+}
+
+#[test]
+fn a_long_segment_is_replaced_and_the_old_one_goes_with_the_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let batch: Vec<_> = (1..=500).map(made).collect();
+    while store.journal.bytes_appended() <= SEGMENT_BYTES {
+        store.append(&batch).unwrap();
+    }
+    store.checkpoint().unwrap();
+    let left = segments(dir.path());
+    assert_eq!(left, [journal_dir(dir.path()).join(journal::file_name(store.journal.first()))]);
+    assert_eq!(store.journal.bytes_appended(), 0);
+    assert_eq!(peek(dir.path()).unwrap().grants.len(), 500);
+}
+
+#[test]
+fn without_checkpoints_an_append_starts_the_new_segment() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let batch: Vec<_> = (1..=500).map(made).collect();
+    for _ in 0..SEGMENT_BYTES_MAX / 300_000 + 2 {
+        store.append(&batch).unwrap();
+    }
+    assert!(segments(dir.path()).len() > 1);
+    assert!(store.journal.bytes_appended() < SEGMENT_BYTES_MAX);
+}
+
+#[test]
+fn daemons_that_die_at_once_do_not_pile_up_segments() {
+    let dir = tempfile::tempdir().unwrap();
+    for n in 1..=30 {
+        let (mut store, _) = open(dir.path());
+        store.append(&[made(n)]).unwrap();
+    }
+    assert!(segments(dir.path()).len() <= OLD_SEGMENTS_MAX + 2, "{}", segments(dir.path()).len());
+    assert_eq!(ids(&open(dir.path()).1).len(), 30);
+}
+
+#[test]
+fn a_journal_that_cannot_be_written_refuses_until_a_new_segment_opens() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1)]).unwrap();
+    // A descriptor that cannot be written: every write fails, as on a disk that went read-only.
+    store.journal.break_for_test();
+    assert!(store.append(&[made(2)]).is_err());
+    assert_eq!(store.is_sound(), (false, true));
+    assert_eq!(ids(&store.load()), [1], "what was not confirmed is not remembered");
+    fs::rename(journal_dir(dir.path()), dir.path().join("away")).unwrap();
+    let error = store.append(&[made(2)]).unwrap_err();
+    assert!(error.to_string().contains("journal"), "{error}");
+    fs::rename(dir.path().join("away"), journal_dir(dir.path())).unwrap();
+    store.append(&[made(2)]).unwrap();
+    assert_eq!(store.is_sound(), (true, true));
+    drop(store);
+    assert_eq!(ids(&open(dir.path()).1), [1, 2]);
+}
+
+#[test]
+fn a_database_that_fails_costs_no_grant_and_comes_back_with_the_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2)]).unwrap();
+    store.abandon_database(&StoreError::Database { path: dir.path().into(), why: "a test".into() });
+    store.append(&[made(3), bound(1), released(2)]).unwrap();
+    assert!(store.history(1, |_| true).is_err());
+    store.checkpoint().unwrap();
+    assert_eq!(store.is_sound(), (true, true));
+    assert_eq!(store.history(9, |_| true).unwrap().len(), 1, "released while the database was closed");
+    drop(store);
+    fs::remove_dir_all(journal_dir(dir.path())).unwrap();
+    assert_eq!(ids(&open(dir.path()).1), [1, 3]);
+}
+
+#[test]
+fn a_damaged_database_is_moved_away_and_rebuilt() {
+    for file in ["db", "conf"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open(dir.path());
+        store.append(&(1..=50).map(made).collect::<Vec<_>>()).unwrap();
+        store.checkpoint().unwrap();
+        drop(store);
+        fs::write(database_dir(dir.path()).join(file), vec![0xa5; 700_000]).unwrap();
+        let (store, recovered) = open(dir.path());
+        assert_eq!(recovered.grants.len(), 50, "{file}");
+        assert_eq!(quarantined(dir.path()), 1, "{file}: {}", recovered.report);
+        assert!(recovered.report.missing == 0 && !recovered.report.is_clean());
+        drop(store);
+        let (_, again) = open(dir.path());
+        assert!(again.report.is_clean(), "whole again: {}", again.report);
+    }
+}
+
+#[test]
+fn a_database_that_rolled_back_does_not_bring_released_grants_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2)]).unwrap();
+    store.checkpoint().unwrap();
+    drop(store);
+    let old = tempfile::tempdir().unwrap();
+    copy(&database_dir(dir.path()), &old.path().join("db"));
+    let (mut store, _) = open(dir.path());
+    store.append(&[released(1), made(3)]).unwrap();
+    store.checkpoint().unwrap();
+    store.journal.first();
+    drop(store);
+    // Two starts and checkpoints later no segment tells of the release any more.
+    let (mut store, _) = open(dir.path());
+    store.checkpoint().unwrap();
+    drop(store);
+    fs::remove_dir_all(database_dir(dir.path())).unwrap();
+    copy(&old.path().join("db"), &database_dir(dir.path()));
+    let (_, recovered) = open(dir.path());
+    assert_eq!(ids(&recovered), [2, 3]);
+    assert!(recovered.report.findings.iter().any(|f| f.contains("has lost what it had")), "{}", recovered.report);
+}
+
+#[test]
+fn a_journal_whose_end_is_gone_does_not_bring_released_grants_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2)]).unwrap();
+    let kept = fs::read(&segments(dir.path())[0]).unwrap();
+    store.append(&[released(1), made(3)]).unwrap();
+    store.checkpoint().unwrap();
+    drop(store);
+    fs::write(&segments(dir.path())[0], kept).unwrap();
+    let (_, recovered) = open(dir.path());
+    assert_eq!(ids(&recovered), [2, 3], "{}", recovered.report);
+}
+
+#[test]
+fn an_entry_lost_in_the_middle_comes_from_the_database_or_is_said() {
+    for checkpointed in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open(dir.path());
+        store.append(&[made(1)]).unwrap();
+        let at = fs::metadata(&segments(dir.path())[0]).unwrap().len();
+        store.append(&[made(2), made(3)]).unwrap();
+        if checkpointed {
+            store.checkpoint().unwrap();
+            drop(store);
+        } else {
+            kill(store, dir.path(), Path::new("/nonexistent"));
+        }
+        let path = segments(dir.path())[0].clone();
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[usize::try_from(at).unwrap() + 40] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let (_, recovered) = open(dir.path());
+        if checkpointed {
+            assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 2, 3], 0));
+        } else {
+            assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 3], 1));
+            assert!(recovered.report.to_string().starts_with("partial, 1 missing"), "{}", recovered.report);
+        }
+        assert_eq!(quarantined(dir.path()), 1);
+        assert!(open(dir.path()).1.report.is_clean(), "the next start has nothing to complain of");
+    }
+}
+
+#[test]
+fn a_journal_of_a_later_version_stops_the_start_and_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1)]).unwrap();
+    drop(store);
+    let path = segments(dir.path())[0].clone();
+    let mut bytes = fs::read(&path).unwrap();
+    let payload = br#"{"v":2,"record":{"entry":"leased"}}"#;
+    codec::frame(&mut bytes, 2, payload);
+    fs::write(&path, &bytes).unwrap();
+    let error = Store::open(dir.path(), Durability::PowerLoss).unwrap_err();
+    assert!(matches!(error, StoreError::Newer { version: 2, .. }), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+    assert_eq!(quarantined(dir.path()), 0);
+}
+
+#[test]
+fn peek_sees_what_a_running_daemon_has_confirmed_and_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(peek(dir.path()), Err(StoreError::NoJournal { .. })));
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2), released(2), named(1)]).unwrap();
+    store.checkpoint().unwrap();
+    store.append(&[made(3), released(3)]).unwrap();
+    let seen = peek(dir.path()).unwrap();
+    assert_eq!((seen.grants, seen.names), (store.load().grants, store.load().names));
+    let (history, trouble) = peek_history(dir.path()).unwrap();
+    assert!(trouble.is_none(), "{trouble:?}");
+    assert_eq!(history.len(), 2);
+    assert!(history[0].devices[0].id.as_str() == "GPU-3", "newest first");
+}
+
+#[test]
+fn history_is_trimmed_by_age() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let now = Timestamp::from_system(SystemTime::now()).0;
+    let day = 24 * 3600 * 1000;
+    store.append(&[made(1), made(2), released_at(1, now - 91 * day), released_at(2, now - 89 * day)]).unwrap();
+    assert_eq!(store.history(9, |_| true).unwrap().len(), 2);
+    store.checkpoint().unwrap();
+    let left = store.history(9, |_| true).unwrap();
+    assert_eq!(left.iter().map(|grant| grant.devices[0].id.as_str()).collect::<Vec<_>>(), ["GPU-2"]);
+}
+
+#[test]
+fn process_crash_durability_writes_at_once_and_syncs_when_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash).unwrap();
+    store.append(&[made(1)]).unwrap();
+    assert_eq!(ids(&peek(dir.path()).unwrap()), [1], "written before the sync");
+    store.sync().unwrap();
+    store.sync().unwrap();
+}
+
+/// Some step of a ledger's life, over few grants so that steps meet.
+fn step() -> impl Strategy<Value = Vec<Entry>> {
+    let entry = (0..5_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
+        0 => made(n),
+        1 => bound(n),
+        2 => suspect(n),
+        3 => released(n),
+        _ => named(n),
+    });
+    prop::collection::vec(entry, 1..4)
+}
+
+/// What the entries say: the model that the store is compared with.
+fn model(entries: &[Entry]) -> BTreeMap<AllocId, Grant> {
+    let mut live: BTreeMap<AllocId, Grant> = BTreeMap::new();
+    for entry in entries {
+        match entry {
+            Entry::Grant(grant) => drop(live.insert(grant.alloc_id.clone(), (**grant).clone())),
+            Entry::Moved { alloc_id, state } => {
+                if let Some(grant) = live.get_mut(alloc_id) {
+                    grant.state = state.clone();
+                    if !grant.is_live() {
+                        live.remove(alloc_id);
+                    }
+                }
+            }
+            Entry::Named { .. } => {}
+        }
+    }
+    live
+}
+
+fn as_map(recovered: Recovered) -> BTreeMap<AllocId, Grant> {
+    recovered.grants.into_iter().map(|grant| (grant.alloc_id.clone(), grant)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn replay_equals_live(lives in prop::collection::vec((prop::collection::vec(step(), 0..6), 0..4_u8), 1..5)) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut all = Vec::new();
+        for (steps, ending) in lives {
+            let (mut store, recovered) = open(dir.path());
+            prop_assert_eq!(as_map(recovered), model(&all));
+            let database = tempfile::tempdir().unwrap();
+            copy(&database_dir(dir.path()), &database.path().join("db"));
+            for step in steps {
+                store.append(&step).unwrap();
+                all.extend(step);
+                prop_assert_eq!(as_map(store.load()), model(&all));
+            }
+            match ending {
+                0 => store.close().unwrap(),
+                1 => drop(store),
+                // The database as it was at the start, or as it is when sled had written something.
+                2 => kill(store, dir.path(), &database.path().join("db")),
+                _ => { store.checkpoint().unwrap(); drop(store); }
+            }
+            prop_assert_eq!(as_map(peek(dir.path()).unwrap()), model(&all));
+        }
+        let (_, recovered) = open(dir.path());
+        prop_assert!(recovered.report.missing == 0, "{}", recovered.report);
+        prop_assert_eq!(as_map(recovered), model(&all));
+    }
+
+    #[test]
+    fn a_bit_flipped_anywhere_in_the_journal_loses_no_live_grant_in_silence(
+        steps in prop::collection::vec(step(), 1..8), at in any::<prop::sample::Index>(), bit in 0..8_u8, checkpointed in any::<bool>(),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open(dir.path());
+        let all: Vec<Entry> = steps.concat();
+        for step in &steps {
+            store.append(step).unwrap();
+        }
+        if checkpointed { store.checkpoint().unwrap(); drop(store); } else { kill(store, dir.path(), Path::new("/nonexistent")); }
+        let path = segments(dir.path()).pop().unwrap();
+        let mut bytes = fs::read(&path).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        fs::write(&path, bytes).unwrap();
+        let (_, recovered) = open(dir.path());
+        let report = recovered.report.clone();
+        let (found, wanted) = (as_map(recovered), model(&all));
+        if checkpointed {
+            prop_assert_eq!(found, wanted, "{}", report);
+        } else {
+            let lost = wanted.keys().filter(|id| !found.contains_key(*id)).count();
+            prop_assert!(lost == 0 || report.missing > 0 || report.torn_bytes > 0, "{lost} lost: {report}");
+        }
+    }
+
+    #[test]
+    fn sleds_files_may_be_damaged_in_any_way(
+        steps in prop::collection::vec(step(), 1..8), how in 0..3_u8, file in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open(dir.path());
+        let all: Vec<Entry> = steps.concat();
+        store.append(&all).unwrap();
+        store.checkpoint().unwrap();
+        drop(store);
+        let files: Vec<_> = fs::read_dir(database_dir(dir.path())).unwrap().flatten().map(|e| e.path()).filter(|p| p.is_file()).collect();
+        let path = file.get(&files);
+        let mut bytes = fs::read(path).unwrap();
+        let at = at.index(bytes.len().max(1));
+        match how {
+            0 => bytes.truncate(at),
+            1 => for byte in bytes.iter_mut().skip(at).take(64) { *byte ^= 0xff; },
+            _ => bytes = Vec::new(),
+        }
+        if bytes.is_empty() && how == 2 { fs::remove_file(path).unwrap(); } else { fs::write(path, bytes).unwrap(); }
+        let (_, recovered) = open(dir.path());
+        prop_assert_eq!(as_map(recovered), model(&all));
+    }
+}
+
+/// Every length at which a crash can leave the file: what was whole is there, and nothing else.
+#[test]
+fn a_journal_cut_at_any_byte_keeps_every_whole_entry_and_invents_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let batches = [vec![made(1), named(1)], vec![bound(1), made(2)], vec![released(1)], vec![made(3)]];
+    let path = segments(dir.path())[0].clone();
+    let header = fs::metadata(&path).unwrap().len();
+    let mut confirmed = vec![(header, 0)];
+    let mut all = Vec::new();
+    for batch in &batches {
+        store.append(batch).unwrap();
+        all.extend(batch.clone());
+        confirmed.push((fs::metadata(&path).unwrap().len(), all.len()));
+    }
+    let bytes = fs::read(&path).unwrap();
+    drop(store);
+    let possible: BTreeSet<Vec<(AllocId, &str)>> = (0..=all.len()).map(|n| states(&model(&all[..n]))).collect();
+    for cut in usize::try_from(header).unwrap()..=bytes.len() {
+        let copy = tempfile::tempdir().unwrap();
+        fs::create_dir_all(journal_dir(copy.path())).unwrap();
+        fs::write(journal_dir(copy.path()).join(path.file_name().unwrap()), &bytes[..cut]).unwrap();
+        let seen = peek(copy.path()).unwrap();
+        let confirmed = confirmed.iter().rev().find(|(length, _)| *length <= cut as u64).unwrap().1;
+        let found = states(&as_map(seen));
+        let at_least = &model(&all[..confirmed]);
+        assert!(possible.contains(&found), "cut at {cut}: {found:?}");
+        for id in at_least.keys() {
+            assert!(found.iter().any(|(found, _)| found == id) || confirmed < 5 && cut < bytes.len(), "cut at {cut}: {id} is lost");
+        }
+        // Reading is cheap and covers every byte; opening is the same fold, so every 97th does.
+        if cut % 97 == 0 {
+            let (_, opened) = open(copy.path());
+            assert_eq!(states(&as_map(opened)), found, "cut at {cut}");
+        }
+    }
+}
+
+fn states(live: &BTreeMap<AllocId, Grant>) -> Vec<(AllocId, &'static str)> {
+    live.iter().map(|(id, grant)| (id.clone(), grant.state_name())).collect()
+}
+
+#[test]
+#[ignore = "a measurement: cargo test --release -- --ignored --nocapture opening"]
+fn opening_with_1000_live_grants_is_fast() {
+    let dir = tempfile::tempdir_in(std::env::var("HOLDFAST_BENCH_DIR").unwrap_or_else(|_| "/var/tmp".into())).unwrap();
+    let (mut store, _) = open(dir.path());
+    for n in 1..=1000 {
+        store.append(&[made(n), named(n)]).unwrap();
+        store.append(&[bound(n)]).unwrap();
+    }
+    for ending in ["killed", "checkpointed", "checkpointed"] {
+        if ending == "checkpointed" {
+            store.checkpoint().unwrap();
+        }
+        drop(store);
+        let began = Instant::now();
+        let (opened, recovered) = open(dir.path());
+        println!("{ending}: opened in {:?}: {}", began.elapsed(), recovered.report);
+        assert_eq!(recovered.grants.len(), 1000);
+        store = opened;
+    }
+    let mut micros: Vec<_> = (2000..4000)
+        .map(|n| {
+            let began = Instant::now();
+            store.append(&[made(n)]).unwrap();
+            began.elapsed().as_nanos() / 1000
+        })
+        .collect();
+    micros.sort_unstable();
+    println!("append: p50 {} us, p99 {} us", micros[1000], micros[1980]);
+    let mut file = File::create(dir.path().join("floor")).unwrap();
+    let mut floor: Vec<_> = (0..2000)
+        .map(|_| {
+            let began = Instant::now();
+            std::io::Write::write_all(&mut file, &[7; 800]).unwrap();
+            file.sync_data().unwrap();
+            began.elapsed().as_nanos() / 1000
+        })
+        .collect();
+    floor.sort_unstable();
+    println!("write + fdatasync of 800 bytes: p50 {} us, p99 {} us", floor[1000], floor[1980]);
+    let began = Instant::now();
+    store.checkpoint().unwrap();
+    println!("checkpoint: {:?}", began.elapsed());
+}
