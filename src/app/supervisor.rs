@@ -139,7 +139,7 @@ impl<A: Actor<Context = Context<A>>> Slot<A> {
                 if deaths.len() >= policy.deaths_max {
                     tracing::error!(actor = name, deaths = deaths.len(), "the actor died too often and is given up");
                     // Full means that another actor escalated first: the daemon is on its way out.
-                    drop(escalate.try_send(name));
+                    let _ = escalate.try_send(name);
                     return;
                 }
                 let wait = backoff(&policy, deaths.len());
@@ -184,14 +184,15 @@ where
     fn call(&self, message: M, deadline: Duration) -> BoxFuture<'static, Result<M::Result, CallError>> {
         let Handle { name, mut address } = self.clone();
         Box::pin(async move {
-            let attempts = async {
+            let attempts = async move {
                 loop {
                     let addr = match address.wait_for(Option::is_some).await {
                         Ok(addr) => addr.clone(),
                         Err(_gone) => return Err(CallError::GivenUp(name)),
                     };
                     let Some(addr) = addr else { continue };
-                    match addr.send(message.clone()).await {
+                    let copy = message.clone();
+                    match addr.send(copy).await {
                         Ok(answer) => return Ok(answer),
                         // The actor died with the message in its mailbox or in its hands. Its address may be
                         // published for an instant longer: wait for the news of the death, then for the next life.

@@ -1,10 +1,37 @@
 //! `holdfast discover`: what is on this host, as one JSON document or as a table.
 
+use super::exit::Failed;
 use super::table::Table;
+use super::{Global, show};
 use crate::domain::{Device, DeviceClass, Health, PciAddress};
-use crate::hardware::{Discovery, node_health};
+use crate::hardware::{self, Discovery, node_health};
 use crate::host::HostRoot;
+use crate::store;
 use serde::Serialize;
+use std::sync::Arc;
+
+/// Looks at the host and prints what is there, with the resources of the configuration, else the usual ones.
+///
+/// # Errors
+/// When the configuration is not valid.
+pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
+    let mut specs = global.load_config()?.resources;
+    let root = HostRoot::new(&global.host_root);
+    let scan = hardware::scan(&root);
+    if specs.is_empty() {
+        specs = hardware::defaults::specs(&scan).into_iter().map(Arc::new).collect();
+    }
+    // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
+    let names = store::peek(&global.state_dir).map(|recovered| recovered.names).unwrap_or_default();
+    let discovery = hardware::discover_in(&root, scan, &specs, &names);
+    for warning in &discovery.selection.warnings {
+        super::eprintln(format_args!("holdfast: {warning}"));
+    }
+    show(global.output, &document(&root, &discovery, all), |document| {
+        let table = table(document);
+        if table.is_empty() { "no devices found; --all lists every PCI function\n".into() } else { table.to_string() }
+    })
+}
 
 /// The version of the document's format.
 const SCHEMA: u32 = 1;

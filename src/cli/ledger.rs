@@ -25,7 +25,9 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
             let grants = match asked {
                 Ok(grants) => grants,
                 Err(ControlError::Absent { .. }) => {
-                    let (grants, problem) = store::peek_history(&global.state_dir)?;
+                    let mut grants = store::peek(&global.state_dir)?.grants;
+                    let (released, problem) = store::peek_history(&global.state_dir)?;
+                    grants.extend(released);
                     if let Some(problem) = problem {
                         super::eprintln(format_args!("holdfast: what was given back is missing from this export: {problem}"));
                     }

@@ -96,12 +96,7 @@ impl Global {
     /// The four roots.
     #[must_use]
     pub fn roots(&self) -> Roots {
-        Roots {
-            host: self.host_root.clone(),
-            kubelet: self.kubelet_dir.clone(),
-            state: self.state_dir.clone(),
-            run: self.run_dir.clone(),
-        }
+        Roots { host: self.host_root.clone(), kubelet: self.kubelet_dir.clone(), state: self.state_dir.clone(), run: self.run_dir.clone() }
     }
 
     fn load_config(&self) -> Result<config::Config, Failed> {
@@ -136,7 +131,9 @@ pub fn main() -> ExitCode {
 /// Prints data. A reader that has gone (`holdfast who | head -1`) is no failure.
 fn print(text: fmt::Arguments<'_>) -> Result<(), Failed> {
     match std::io::stdout().lock().write_fmt(text) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failed::new(exit::FAILURE, format_args!("cannot print: {error}"))),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failed::new(exit::FAILURE, format_args!("cannot print: {error}")))
+        }
         _ => Ok(()),
     }
 }

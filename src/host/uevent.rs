@@ -48,7 +48,9 @@ impl UeventSocket {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket::socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkKObjectUEvent)?;
         socket::bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &NetlinkAddr::new(0, 1))?;
-        Ok(UeventSocket(AsyncFd::with_interest(fd, Interest::READABLE)?))
+        #[expect(deprecated, reason = "its replacement is unsafe; an owned descriptor that nobody else closes is what it asks for")]
+        let socket = AsyncFd::with_interest(fd, Interest::READABLE)?;
+        Ok(UeventSocket(socket))
     }
 
     /// Waits for the next event of the kernel. `None` means that events were lost: read everything again.

@@ -180,7 +180,7 @@ async fn attempt(config: RegistrationConfig, resource: ResourceName, number: Reg
         metrics::registered(resource.as_str(), matches!(outcome, Outcome::Registered));
     }
     // The actor may have died meanwhile; its next life registers anew.
-    drop(report.send(Attempted { resource, number, outcome }).await);
+    let _ = report.send(Attempted { resource, number, outcome }).await;
 }
 
 async fn register(config: &RegistrationConfig, resource: &ResourceName, number: RegistrationNumber) -> Result<(), Outcome> {

@@ -36,7 +36,7 @@ use self::layout::{database_dir, journal_dir, lock, quarantine};
 use self::recovery::{LivePayloads, Truth, catch_up, decode_grant, encode, encode_live, note_findings, open_segment};
 use self::replay::Fold;
 use self::sled::{Image, Opened, Shelf};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, Timestamp};
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Timestamp};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -52,16 +52,6 @@ const OLD_SEGMENTS_MAX: usize = 8;
 /// Older segments that are kept for a database that cannot be written, before the oldest are given up (their live grants
 /// are in every later head; what goes is history).
 const OLD_SEGMENTS_WITHOUT_DATABASE_MAX: usize = 64;
-
-/// What a confirmed entry survives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Durability {
-    /// A power cut: `append` returns after an fdatasync.
-    #[default]
-    PowerLoss,
-    /// The death of the process: `append` returns after the write, and the caller calls `sync` right after its answer.
-    ProcessCrash,
-}
 
 /// The durable truth at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -1,0 +1,357 @@
+//! The shell: group commit, publication, and the looks at the kubelet that move grants on.
+//!
+//! A commit takes everything that is in the mailbox: the first `Record` of a batch puts a `Commit` behind those that
+//! already wait, so one write and one fdatasync answer them all, and a lone one waits for nobody.
+
+use super::core::{Change, Ledger, Watchlist, reconcile};
+use super::observe::{Looker, Wants};
+use crate::domain::{DeviceId, Entry, Grant, GrantState, KubeletGeneration, Observation};
+use crate::host;
+use crate::messages::{Crash, Reconcile, Record, Remember};
+use crate::store::{Store, StoreError};
+use crate::telemetry::metrics;
+use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{RwLock, oneshot, watch};
+
+/// How soon the kubelet is looked at again while a move waits for proof.
+const LOOK_SOON: Duration = Duration::from_secs(3);
+/// How often the pods' cgroups are looked at while somebody holds devices. That costs one `stat` for each pod and
+/// keeps "released within 30 s" together with the two listings that follow.
+const LOOK_HELD: Duration = Duration::from_secs(10);
+/// How long after a change the query database may lag behind the journal.
+const CHECKPOINT_AFTER: Duration = Duration::from_secs(30);
+
+/// What the actor needs; the same for every life.
+#[derive(Debug, Clone)]
+pub struct LedgerConfig {
+    /// The store, which outlives the actor.
+    pub store: Arc<Mutex<Store>>,
+    /// Whether a grant is synced after its answer instead of before.
+    pub process_crash: bool,
+    /// Where the live grants are published.
+    pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
+    /// Where the remembered ids are published.
+    pub names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
+    /// `kubelet_internal_checkpoint`.
+    pub checkpoint: PathBuf,
+    /// The pod-resources socket.
+    pub pod_resources: PathBuf,
+    /// Below it lie the pods' logs and cgroups.
+    pub host_root: PathBuf,
+    /// This boot's identity.
+    pub boot_id: String,
+    /// The kubelet's socket as last seen by the host watch.
+    pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// Keeps pod listings and Allocates apart.
+    pub gate: Arc<RwLock<()>>,
+}
+
+type Answer = oneshot::Sender<Result<(), Arc<StoreError>>>;
+
+/// The actor.
+pub struct LedgerActor {
+    config: LedgerConfig,
+    ledger: Ledger,
+    watchlist: Watchlist,
+    looker: Looker,
+    pending: Vec<(Vec<Entry>, Answer)>,
+    /// Whether a `Publish` is in the mailbox.
+    publishing: bool,
+    /// Whether a look is under way, and whether another one was asked for meanwhile.
+    looking: bool,
+    look_again: bool,
+    look_timer: Option<SpawnHandle>,
+    checkpoint_timer: Option<SpawnHandle>,
+    _life: Box<dyn Any + Send>,
+}
+
+impl std::fmt::Debug for LedgerActor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LedgerActor").field("ledger", &self.ledger).finish_non_exhaustive()
+    }
+}
+
+/// Behind every `Record` that waits: make them all durable.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+struct Commit;
+
+/// Behind every commit that waits: tell the others.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+struct Publish;
+
+/// A look at the kubelet is done.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+struct Observed(Observation);
+
+impl LedgerActor {
+    /// Builds one life of the actor from what the store has.
+    pub fn new(config: LedgerConfig, life: impl Any + Send) -> Self {
+        let recovered = lock(&config.store).load();
+        let ledger = Ledger::from_recovered(recovered.grants, recovered.names);
+        let looker = Looker::new(&config);
+        LedgerActor {
+            config,
+            ledger,
+            watchlist: Watchlist::default(),
+            looker,
+            pending: Vec::new(),
+            publishing: false,
+            looking: false,
+            look_again: false,
+            look_timer: None,
+            checkpoint_timer: None,
+            _life: Box::new(life),
+        }
+    }
+
+    /// Puts entries into the next commit.
+    fn submit(&mut self, entries: Vec<Entry>, context: &mut Context<Self>) -> oneshot::Receiver<Result<(), Arc<StoreError>>> {
+        let (answer, answered) = oneshot::channel();
+        if self.pending.is_empty() {
+            context.notify(Commit);
+        }
+        self.pending.push((entries, answer));
+        answered
+    }
+
+    /// Durable, then known, then answered (I1).
+    fn commit(&mut self, context: &mut Context<Self>) {
+        let batch = std::mem::take(&mut self.pending);
+        let entries: Vec<Entry> = batch.iter().flat_map(|(entries, _)| entries).cloned().collect();
+        if entries.is_empty() {
+            return;
+        }
+        let clock = Instant::now();
+        let result = lock(&self.config.store).append(&entries).map_err(Arc::new);
+        metrics::journal_synced(clock.elapsed());
+        match &result {
+            Ok(()) => {
+                for entry in &entries {
+                    tell(&self.ledger.evolve(entry), entry);
+                }
+            }
+            Err(error) => tracing::error!(%error, "the ledger cannot be written"),
+        }
+        for (_, answer) in batch {
+            // A caller that no longer waits finds its grant when it asks again.
+            drop(answer.send(result.clone()));
+        }
+        if result.is_ok() && self.config.process_crash {
+            // Entries are safe from the process's death already; this one is for the power.
+            if let Err(error) = lock(&self.config.store).sync() {
+                tracing::error!(%error, "the journal cannot be synced");
+            }
+        }
+        if !std::mem::replace(&mut self.publishing, true) {
+            context.notify(Publish);
+        }
+        if self.checkpoint_timer.is_none() {
+            self.checkpoint_timer = Some(context.run_later(CHECKPOINT_AFTER, |this, _| {
+                this.checkpoint_timer = None;
+                if let Err(error) = lock(&this.config.store).checkpoint() {
+                    tracing::warn!(%error, "the query database lags behind the journal");
+                }
+            }));
+        }
+    }
+
+    fn publish(&mut self) {
+        self.publishing = false;
+        let grants: Vec<Arc<Grant>> = self.ledger.grants().cloned().collect();
+        for (resource, states) in count(&grants) {
+            for (state, count) in states {
+                metrics::grants(resource, state, count);
+            }
+        }
+        self.config.grants.send_replace(Arc::new(grants));
+        let names = self.ledger.names();
+        self.config.names.send_if_modified(|published| {
+            let changed = **published != *names;
+            if changed {
+                *published = Arc::new(names.clone());
+            }
+            changed
+        });
+    }
+
+    /// Looks at the kubelet's files and at the pods, away from this thread; `Observed` brings the result.
+    fn look(&mut self, context: &mut Context<Self>) {
+        if self.ledger.grants().len() == 0 {
+            return;
+        }
+        if std::mem::replace(&mut self.looking, true) {
+            self.look_again = true;
+            return;
+        }
+        let pods = self.ledger.grants().filter_map(|grant| grant.pod().map(|pod| pod.uid.clone())).collect();
+        let unnamed = self.ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_none()));
+        let suspect = self.ledger.grants().any(|grant| matches!(grant.state, GrantState::Suspect { .. }));
+        let wants = Wants { pods, list: unnamed || suspect };
+        let (looker, me) = (self.looker.clone(), context.address());
+        actix::spawn(async move {
+            let observation = looker.look(wants).await;
+            // The actor may have died meanwhile; its next life looks for itself.
+            let _ = me.send(Observed(observation)).await;
+        });
+    }
+
+    /// The next look, if nothing calls for one before.
+    fn schedule(&mut self, dead: bool, context: &mut Context<Self>) {
+        if let Some(timer) = self.look_timer.take() {
+            context.cancel_future(timer);
+        }
+        if self.ledger.grants().len() == 0 {
+            return;
+        }
+        let wait = if dead || self.watchlist.is_waiting() { LOOK_SOON } else { LOOK_HELD };
+        self.look_timer = Some(context.run_later(wait, |this, context| {
+            this.look_timer = None;
+            this.look(context);
+        }));
+    }
+}
+
+/// One line of the log for each change of a grant.
+fn tell(change: &Change, entry: &Entry) {
+    if *change == Change::Nothing {
+        return;
+    }
+    match entry {
+        Entry::Grant(grant) => {
+            let devices: Vec<&str> = grant.devices.iter().map(|device| device.id.as_str()).collect();
+            tracing::info!(alloc_id = %grant.alloc_id, resource = %grant.resource, ?devices, "granted");
+        }
+        Entry::Moved { alloc_id, state } => match state {
+            GrantState::Granted => {}
+            GrantState::Bound { pod, container, .. } => tracing::info!(
+                %alloc_id, namespace = pod.namespace.as_deref(), pod = pod.name.as_deref(), uid = pod.uid, container, "bound"
+            ),
+            GrantState::Suspect { pod, .. } => tracing::info!(%alloc_id, uid = pod.uid, "the pod is not listed any more"),
+            GrantState::Released { released_by, .. } => tracing::info!(%alloc_id, released_by, "released"),
+        },
+        Entry::Named { key, id } => tracing::debug!(key, %id, "named"),
+    }
+}
+
+/// Live grants by resource and state; a state without any is counted as 0, so that its gauge falls.
+fn count(grants: &[Arc<Grant>]) -> BTreeMap<&str, BTreeMap<&'static str, usize>> {
+    let mut counts: BTreeMap<&str, BTreeMap<&'static str, usize>> = BTreeMap::new();
+    for grant in grants {
+        let none = || BTreeMap::from([("granted", 0), ("bound", 0), ("suspect", 0)]);
+        *counts.entry(grant.resource.as_str()).or_insert_with(none).entry(grant.state_name()).or_default() += 1;
+    }
+    counts
+}
+
+fn lock(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
+    // The store marks itself failed before it changes anything that a panic could leave half done.
+    store.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Actor for LedgerActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, context: &mut Self::Context) {
+        self.publish();
+        self.look(context);
+    }
+}
+
+impl Handler<Record> for LedgerActor {
+    type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
+
+    fn handle(&mut self, Record(grant): Record, context: &mut Self::Context) -> Self::Result {
+        // Sent again after a death: the first time may have reached the store.
+        if self.ledger.grant(&grant.alloc_id).is_some() {
+            return Box::pin(std::future::ready(Ok(())));
+        }
+        let answered = self.submit(vec![Entry::Grant(Box::new(grant))], context);
+        Box::pin(answer(answered))
+    }
+}
+
+impl Handler<Remember> for LedgerActor {
+    type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
+
+    fn handle(&mut self, Remember(names): Remember, context: &mut Self::Context) -> Self::Result {
+        let new = names.into_iter().filter(|(key, id)| self.ledger.names().get(key) != Some(id));
+        let entries: Vec<Entry> = new.map(|(key, id)| Entry::Named { key, id }).collect();
+        if entries.is_empty() {
+            return Box::pin(std::future::ready(Ok(())));
+        }
+        let answered = self.submit(entries, context);
+        Box::pin(answer(answered))
+    }
+}
+
+/// Waits for the commit. When the actor dies before it, the waiting message dies too, and the caller's mailbox sends
+/// it to the next life. `resume_unwind` ends this task as a panic would, without another report of the same death.
+async fn answer(answered: oneshot::Receiver<Result<(), Arc<StoreError>>>) -> Result<(), Arc<StoreError>> {
+    match answered.await {
+        Ok(result) => result,
+        Err(_) => std::panic::resume_unwind(Box::new("the ledger actor died before its commit")),
+    }
+}
+
+impl Handler<Commit> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Commit, context: &mut Self::Context) {
+        self.commit(context);
+    }
+}
+
+impl Handler<Publish> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Publish, context: &mut Self::Context) {
+        self.publish();
+        if self.look_timer.is_none() && !self.looking {
+            self.schedule(false, context);
+        }
+    }
+}
+
+impl Handler<Reconcile> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Reconcile, context: &mut Self::Context) {
+        self.look(context);
+    }
+}
+
+impl Handler<Observed> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, Observed(observation): Observed, context: &mut Self::Context) {
+        self.looking = false;
+        let entries = reconcile(&mut self.watchlist, &self.ledger, &observation, host::now());
+        // A pod whose processes are gone asks for listings; until they agree it is only a suspicion.
+        let dead = observation.cgroups.values().any(|state| state.is_dead());
+        if !entries.is_empty() {
+            // Nobody waits for this answer; a failed write is logged, and the next look decides the same again.
+            drop(self.submit(entries, context));
+        }
+        if std::mem::take(&mut self.look_again) {
+            self.look(context);
+        }
+        self.schedule(dead, context);
+    }
+}
+
+impl Handler<Crash> for LedgerActor {
+    type Result = ();
+
+    #[expect(clippy::panic, reason = "the message asks for it")]
+    fn handle(&mut self, _: Crash, _: &mut Self::Context) {
+        panic!("asked to crash");
+    }
+}
