@@ -1,1 +1,3 @@
 //! The ledger actor: who holds what, durable before it is answered.
+
+pub mod core;

@@ -1,0 +1,167 @@
+//! Who holds what, as a value: the fold of the durable entries.
+//!
+//! ```text
+//!                Allocate is answered
+//!                        │
+//!                        ▼              alloc-id in the kubelet's checkpoint
+//!                     Granted ─────────────────────────────────▶ Bound ◀───────┐
+//!        (which container is not known)                (pod and container)     │ listed again
+//!                        │                                         │           │
+//!                        │ never in a checkpoint                   ▼ not listed│
+//!                        │ that was written after it            Suspect ───────┘
+//!                        ▼                                         │
+//!               Released(never_started)                            ▼ absent twice, kubelet settled, cgroup dead
+//!                                                           Released(pod_gone)
+//! ```
+//!
+//! A release removes the grant from here; the store keeps it as history. [`reconcile`] decides the moves after the first,
+//! from what can be seen of the kubelet. Grants of the same ids stand side by side: an init container and the app
+//! container after it get the same ids by two Allocates, and each has its own record.
+
+mod evidence;
+mod reconcile;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::reconcile::{ABSENCE_MIN, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, Watchlist, reconcile};
+
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantedDevice, ResourceName};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// The live grants and the names of devices.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ledger {
+    grants: BTreeMap<AllocId, Arc<Grant>>,
+    /// Which grants hold an id: more than one after an init container.
+    holders: BTreeMap<ResourceName, BTreeMap<DeviceId, BTreeSet<AllocId>>>,
+    names: BTreeMap<String, DeviceId>,
+}
+
+/// What an entry changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// A grant came to be.
+    Granted,
+    /// A grant moved on and still holds its devices.
+    Moved,
+    /// A grant gave its devices back.
+    Released,
+    /// A device got its id.
+    Named,
+    /// Nothing: it was so already, or the grant is not live.
+    Nothing,
+}
+
+impl Ledger {
+    /// The ledger that the store has kept.
+    pub fn from_recovered(grants: impl IntoIterator<Item = Grant>, names: BTreeMap<String, DeviceId>) -> Self {
+        let mut ledger = Ledger { names, ..Ledger::default() };
+        grants.into_iter().filter(Grant::is_live).for_each(|grant| ledger.insert(grant));
+        ledger
+    }
+
+    /// Applies one durable fact. Total, and applying it twice changes nothing.
+    pub fn evolve(&mut self, entry: &Entry) -> Change {
+        match entry {
+            Entry::Grant(grant) => match self.grants.get(&grant.alloc_id) {
+                Some(known) if **known == **grant => Change::Nothing,
+                known => {
+                    let (known, live) = (known.is_some(), grant.is_live());
+                    self.remove(&grant.alloc_id);
+                    if live {
+                        self.insert((**grant).clone());
+                    }
+                    match (known, live) {
+                        (false, true) => Change::Granted,
+                        (true, true) => Change::Moved,
+                        (true, false) => Change::Released,
+                        (false, false) => Change::Nothing,
+                    }
+                }
+            },
+            Entry::Moved { alloc_id, state } => {
+                let Some(grant) = self.grants.get_mut(alloc_id).filter(|grant| grant.state != *state) else {
+                    return Change::Nothing;
+                };
+                Arc::make_mut(grant).state = state.clone();
+                if grant.is_live() {
+                    return Change::Moved;
+                }
+                self.remove(alloc_id);
+                Change::Released
+            }
+            Entry::Named { key, id } => {
+                if self.names.get(key) == Some(id) {
+                    return Change::Nothing;
+                }
+                self.names.insert(key.clone(), id.clone());
+                Change::Named
+            }
+        }
+    }
+
+    /// The live grants, in the order in which they were made.
+    pub fn grants(&self) -> impl ExactSizeIterator<Item = &Arc<Grant>> {
+        self.grants.values()
+    }
+
+    /// One live grant.
+    #[must_use]
+    pub fn grant(&self, alloc_id: &AllocId) -> Option<&Arc<Grant>> {
+        self.grants.get(alloc_id)
+    }
+
+    /// The live grants that hold an id of a resource, oldest first.
+    pub fn holders(&self, resource: &ResourceName, id: &DeviceId) -> impl Iterator<Item = &Arc<Grant>> {
+        let ids = self.holders.get(resource).and_then(|devices| devices.get(id));
+        ids.into_iter().flatten().filter_map(|alloc_id| self.grants.get(alloc_id))
+    }
+
+    /// Every held id by resource, with what is needed to offer it on when its device has gone (I3). Where several grants
+    /// hold one id, the newest tells: the kubelet has copied its NUMA nodes last.
+    #[must_use]
+    pub fn held(&self) -> BTreeMap<ResourceName, BTreeMap<DeviceId, GrantedDevice>> {
+        let mut held: BTreeMap<ResourceName, BTreeMap<DeviceId, GrantedDevice>> = BTreeMap::new();
+        for grant in self.grants.values() {
+            let devices = held.entry(grant.resource.clone()).or_default();
+            devices.extend(grant.devices.iter().map(|device| (device.id.clone(), device.clone())));
+        }
+        held
+    }
+
+    /// The id of each device that ever got one, by physical key (I6).
+    #[must_use]
+    pub fn names(&self) -> &BTreeMap<String, DeviceId> {
+        &self.names
+    }
+
+    fn insert(&mut self, grant: Grant) {
+        let devices = self.holders.entry(grant.resource.clone()).or_default();
+        for device in &grant.devices {
+            devices.entry(device.id.clone()).or_default().insert(grant.alloc_id.clone());
+        }
+        self.grants.insert(grant.alloc_id.clone(), Arc::new(grant));
+    }
+
+    fn remove(&mut self, alloc_id: &AllocId) {
+        let Some(grant) = self.grants.remove(alloc_id) else {
+            return;
+        };
+        let Some(devices) = self.holders.get_mut(&grant.resource) else {
+            return;
+        };
+        for device in &grant.devices {
+            if let Some(holders) = devices.get_mut(&device.id) {
+                holders.remove(alloc_id);
+                if holders.is_empty() {
+                    devices.remove(&device.id);
+                }
+            }
+        }
+        if devices.is_empty() {
+            self.holders.remove(&grant.resource);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What one observation says about one grant.
+
+use super::Ledger;
+use crate::domain::{
+    AllocId, CgroupState, CheckpointEntry, DeviceId, Grant, ListedContainer, ListedPod, Observation, PodName, PodRef, ResourceName,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Whether the kubelet lists a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Listing {
+    /// It was not asked, did not answer, or has started too recently for an absence to mean anything.
+    Silent,
+    /// It lists the pod, or a pod that may be this one.
+    Present,
+    /// It lists others, or none, and this pod is not among them.
+    Absent,
+}
+
+/// An observation with the indexes that looking things up needs.
+pub(super) struct Evidence<'a> {
+    observation: &'a Observation,
+    ledger: &'a Ledger,
+    by_alloc_id: BTreeMap<&'a AllocId, &'a CheckpointEntry>,
+    uids: BTreeSet<&'a str>,
+}
+
+impl<'a> Evidence<'a> {
+    pub(super) fn new(ledger: &'a Ledger, observation: &'a Observation) -> Self {
+        let entries = || observation.checkpoint.iter().flat_map(|checkpoint| &checkpoint.entries);
+        Evidence {
+            observation,
+            ledger,
+            by_alloc_id: entries().filter_map(|entry| Some((entry.alloc_id.as_ref()?, entry))).collect(),
+            uids: entries().map(|entry| entry.pod_uid.as_str()).collect(),
+        }
+    }
+
+    /// The checkpoint's entry that holds our response for this grant.
+    pub(super) fn checkpointed(&self, grant: &Grant) -> Option<&'a CheckpointEntry> {
+        self.by_alloc_id.get(&grant.alloc_id).copied()
+    }
+
+    /// Whether there is a checkpoint, and it has nothing at all of this pod.
+    pub(super) fn checkpoint_lacks(&self, uid: &str) -> bool {
+        self.observation.checkpoint.is_some() && !self.uids.contains(uid)
+    }
+
+    pub(super) fn cgroup(&self, uid: &str) -> CgroupState {
+        self.observation.cgroups.get(uid).copied().unwrap_or_default()
+    }
+
+    /// The pod's names: from its log folder, or else from the one listed container that can only be this one.
+    pub(super) fn names(&self, grant: &Grant, uid: &str, container: &str) -> Option<PodName> {
+        if let Some(name) = self.observation.names.get(uid) {
+            return Some(name.clone());
+        }
+        // Another pod's grant of the same ids could be the one that is listed.
+        let rival = grant.devices.iter().flat_map(|device| self.ledger.holders(&grant.resource, &device.id));
+        if rival.into_iter().any(|other| other.pod().is_none_or(|pod| pod.uid != uid) && other.alloc_id != grant.alloc_id) {
+            return None;
+        }
+        let ids = ids(grant);
+        let same = |listed: &ListedContainer| listed.name == container && listed.devices.get(&grant.resource) == Some(&ids);
+        let mut found = self.listed().filter(|pod| pod.containers.iter().any(same)).map(name_of);
+        match (found.next(), found.next()) {
+            // The log folder of another UID with this name says that the name is taken.
+            (Some(name), None) if !self.observation.names.values().any(|taken| *taken == name) => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Whether the kubelet lists the pod of a bound grant.
+    pub(super) fn listing(&self, grant: &Grant, pod: &PodRef) -> Listing {
+        if self.observation.pods.is_none() {
+            return Listing::Silent;
+        }
+        let present = match (&pod.namespace, &pod.name) {
+            (Some(namespace), Some(name)) => {
+                let name = PodName { namespace: namespace.clone(), name: name.clone() };
+                self.listed().any(|listed| name_of(listed) == name && self.is_ours(grant, &pod.uid, &name, listed))
+            }
+            // Without a name: a pod that has one of our ids, or one that no UID is known of, may be it.
+            _ => self.listed().any(|listed| {
+                has_one_of(listed, &grant.resource, &ids(grant)) || !self.observation.names.values().any(|known| *known == name_of(listed))
+            }),
+        };
+        match (present, self.observation.kubelet_settled) {
+            (true, _) => Listing::Present,
+            (false, true) => Listing::Absent,
+            // After a start the list is empty until the first pods have come, and nothing says when that is.
+            (false, false) => Listing::Silent,
+        }
+    }
+
+    /// Whether nothing at all is listed.
+    pub(super) fn listing_is_empty(&self) -> bool {
+        self.observation.pods.as_ref().is_some_and(Vec::is_empty)
+    }
+
+    /// Whether a listed pod of our name is our pod: not when it is proven to be another.
+    fn is_ours(&self, grant: &Grant, uid: &str, name: &PodName, listed: &ListedPod) -> bool {
+        if has_one_of(listed, &grant.resource, &ids(grant)) && self.uids.contains(uid) {
+            return true;
+        }
+        // A StatefulSet's next pod has the same name and another UID.
+        let namesakes = self.observation.names.iter().filter(|(other, known)| *other != uid && *known == name);
+        let replaced = namesakes.into_iter().any(|(other, _)| {
+            let in_its_place = self.uids.contains(other.as_str()) && self.checkpoint_lacks(uid);
+            let alive_instead = self.cgroup(other) == CgroupState::Populated && self.cgroup(uid).is_dead();
+            in_its_place || alive_instead
+        });
+        // Kubelets before 1.34 list pods that have ended, without devices; their checkpoint entries are gone as well.
+        let ended = !has_one_of(listed, &grant.resource, &ids(grant)) && self.checkpoint_lacks(uid);
+        !replaced && !ended
+    }
+
+    /// Whether something other than our alloc-id says that a container may have the devices of a grant that is in no
+    /// checkpoint: an entry whose response has no alloc-id, or a listed container that no other grant explains.
+    pub(super) fn may_be_in_use(&self, grant: &Grant) -> bool {
+        let ids = ids(grant);
+        let overlaps = |others: &BTreeSet<DeviceId>| !others.is_disjoint(&ids);
+        let entries = self.observation.checkpoint.iter().flat_map(|checkpoint| &checkpoint.entries);
+        let mut unmarked = entries.filter(|entry| entry.alloc_id.is_none() && entry.resource == grant.resource);
+        if unmarked.any(|entry| overlaps(&entry.device_ids)) {
+            return true;
+        }
+        let explained = |listed: &ListedPod| {
+            let others = ids.iter().flat_map(|id| self.ledger.holders(&grant.resource, id));
+            others
+                .into_iter()
+                .filter_map(|other| other.pod())
+                .any(|pod| pod.namespace.as_deref() == Some(listed.namespace.as_str()) && pod.name.as_deref() == Some(listed.name.as_str()))
+        };
+        self.listed().any(|listed| has_one_of(listed, &grant.resource, &ids) && !explained(listed))
+    }
+
+    fn listed(&self) -> impl Iterator<Item = &'a ListedPod> {
+        self.observation.pods.iter().flatten()
+    }
+}
+
+fn ids(grant: &Grant) -> BTreeSet<DeviceId> {
+    grant.devices.iter().map(|device| device.id.clone()).collect()
+}
+
+fn name_of(listed: &ListedPod) -> PodName {
+    PodName { namespace: listed.namespace.clone(), name: listed.name.clone() }
+}
+
+fn has_one_of(listed: &ListedPod, resource: &ResourceName, ids: &BTreeSet<DeviceId>) -> bool {
+    listed.containers.iter().filter_map(|container| container.devices.get(resource)).any(|devices| !devices.is_disjoint(ids))
+}

@@ -1,0 +1,587 @@
+//! The rules of the ledger, one sentence each, and what must hold whatever is observed.
+
+use super::*;
+use crate::domain::{
+    CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, GrantState, ListedContainer, ListedPod, Moment, Observation, PodName, PodRef,
+    Timestamp,
+};
+use proptest::prelude::*;
+use std::time::Duration;
+
+const BOOT: &str = "boot-1";
+const WALL: u64 = 1_700_000_000_000;
+
+fn at(seconds: u64) -> Moment {
+    Moment { boot: Duration::from_secs(1000 + seconds), wall: Timestamp(WALL + seconds * 1000) }
+}
+
+fn resource() -> ResourceName {
+    "nvidia.com/gpu".parse().unwrap()
+}
+
+fn alloc(n: u64) -> AllocId {
+    AllocId::new(format!("alloc-{n}"))
+}
+
+fn grant(n: u64, device: &str, boot: &str) -> Grant {
+    Grant {
+        alloc_id: alloc(n),
+        resource: resource(),
+        devices: vec![GrantedDevice { id: DeviceId::new(device), key: format!("pci:{device}"), numa_nodes: vec![] }],
+        edits: ContainerEdits::default(),
+        boot_id: boot.into(),
+        kubelet: None,
+        granted_at: Timestamp(WALL),
+        version: "0.1.0".into(),
+        state: GrantState::Granted,
+    }
+}
+
+fn entry(uid: &str, container: &str, device: &str, alloc_id: Option<AllocId>) -> CheckpointEntry {
+    CheckpointEntry {
+        pod_uid: uid.into(),
+        container: container.into(),
+        resource: resource(),
+        device_ids: BTreeSet::from([DeviceId::new(device)]),
+        alloc_id,
+    }
+}
+
+fn listed(name: &str, devices: &[&str]) -> ListedPod {
+    let ids: BTreeSet<_> = devices.iter().map(|id| DeviceId::new(*id)).collect();
+    let devices = if ids.is_empty() { BTreeMap::new() } else { BTreeMap::from([(resource(), ids)]) };
+    ListedPod { namespace: "default".into(), name: name.into(), containers: vec![ListedContainer { name: "main".into(), devices }] }
+}
+
+fn name(name: &str) -> PodName {
+    PodName { namespace: "default".into(), name: name.into() }
+}
+
+/// A ledger, its watchlist and the world it looks at.
+struct World {
+    ledger: Ledger,
+    watchlist: Watchlist,
+    seen: Observation,
+}
+
+impl World {
+    /// One pod `web` (UID `u1`), running with `gpu0`, granted as 1 and not yet bound.
+    fn new() -> Self {
+        let mut ledger = Ledger::default();
+        ledger.evolve(&Entry::Grant(Box::new(grant(1, "gpu0", BOOT))));
+        let checkpoint = Checkpoint { entries: vec![entry("u1", "main", "gpu0", Some(alloc(1)))], written_at: Timestamp(WALL + 1) };
+        let seen = Observation {
+            boot_id: BOOT.into(),
+            kubelet_settled: true,
+            checkpoint: Some(checkpoint),
+            pods: Some(vec![listed("web", &["gpu0"])]),
+            names: BTreeMap::from([("u1".into(), name("web"))]),
+            cgroups: BTreeMap::from([("u1".into(), CgroupState::Populated)]),
+        };
+        World { ledger, watchlist: Watchlist::default(), seen }
+    }
+
+    /// The same, bound.
+    fn bound() -> Self {
+        let mut world = World::new();
+        world.look(0);
+        assert_eq!(world.state(1), "bound");
+        world
+    }
+
+    /// The same, and the pod has gone; another pod keeps the list from being empty.
+    fn gone() -> Self {
+        let mut world = World::bound();
+        world.seen.pods = Some(vec![listed("other", &[])]);
+        world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+        world
+    }
+
+    fn look(&mut self, seconds: u64) -> Vec<Entry> {
+        let entries = reconcile(&mut self.watchlist, &self.ledger, &self.seen, at(seconds));
+        for entry in &entries {
+            self.ledger.evolve(entry);
+        }
+        entries
+    }
+
+    fn state(&self, n: u64) -> &'static str {
+        self.ledger.grant(&alloc(n)).map_or("released", |grant| grant.state_name())
+    }
+
+    fn checkpoint(&mut self) -> &mut Checkpoint {
+        self.seen.checkpoint.as_mut().unwrap()
+    }
+}
+
+fn released_by(entries: &[Entry]) -> Option<&str> {
+    match entries {
+        [Entry::Moved { state: GrantState::Released { released_by, .. }, .. }] => Some(released_by),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_grant_is_bound_by_its_alloc_id_in_the_checkpoint() {
+    let mut world = World::new();
+    let entries = world.look(3);
+    let pod = PodRef { uid: "u1".into(), namespace: Some("default".into()), name: Some("web".into()) };
+    let state = GrantState::Bound { pod, container: "main".into(), bound_at: at(3).wall };
+    assert_eq!(entries, [Entry::Moved { alloc_id: alloc(1), state }]);
+    assert_eq!(world.look(4), [], "and that is said once");
+}
+
+#[test]
+fn the_same_ids_without_the_alloc_id_bind_nothing() {
+    let mut world = World::new();
+    world.checkpoint().entries = vec![entry("u1", "main", "gpu0", Some(alloc(7)))];
+    assert_eq!(world.look(0), []);
+}
+
+#[test]
+fn a_name_that_is_found_later_is_filled_in() {
+    let mut world = World::new();
+    world.seen.names.clear();
+    world.seen.pods = None;
+    world.look(0);
+    let named = |world: &World| world.ledger.grant(&alloc(1)).unwrap().pod().unwrap().name.clone();
+    assert_eq!(named(&world), None);
+    world.seen.names.insert("u1".into(), name("web"));
+    assert_eq!(world.look(1).len(), 1);
+    assert_eq!(named(&world).as_deref(), Some("web"));
+    assert_eq!(world.look(2), []);
+}
+
+#[test]
+fn a_name_comes_from_the_listing_when_only_one_container_can_be_meant() {
+    let mut world = World::new();
+    world.seen.names.clear();
+    world.look(0);
+    assert_eq!(world.ledger.grant(&alloc(1)).unwrap().pod().unwrap().name.as_deref(), Some("web"));
+}
+
+#[test]
+fn an_ambiguous_listing_names_nothing() {
+    for change in ["two pods", "another grant of the id", "the name is another's"] {
+        let mut world = World::new();
+        world.seen.names.clear();
+        match change {
+            "two pods" => world.seen.pods = Some(vec![listed("web", &["gpu0"]), listed("web-2", &["gpu0"])]),
+            "another grant of the id" => drop(world.ledger.evolve(&Entry::Grant(Box::new(grant(2, "gpu0", BOOT))))),
+            _ => drop(world.seen.names.insert("u9".into(), name("web"))),
+        }
+        world.look(0);
+        assert_eq!(world.ledger.grant(&alloc(1)).unwrap().pod().unwrap().name, None, "{change}");
+    }
+}
+
+#[test]
+fn a_pod_that_is_gone_is_released_at_the_second_listing_five_seconds_on() {
+    let mut world = World::gone();
+    assert_eq!(world.look(10).len(), 1);
+    assert_eq!(world.state(1), "suspect");
+    assert!(world.watchlist.is_waiting());
+    assert_eq!(world.look(14), [], "4 s are not 5");
+    assert_eq!(released_by(&world.look(15)), Some(POD_GONE));
+    assert!(!world.watchlist.is_waiting());
+    assert!(world.ledger.held().is_empty());
+}
+
+#[test]
+fn one_listing_is_not_two() {
+    let mut world = World::gone();
+    world.look(10);
+    world.seen.pods = None;
+    assert_eq!(world.look(60), []);
+    assert_eq!(world.state(1), "suspect");
+}
+
+#[test]
+fn a_pod_that_is_listed_again_is_bound_again_and_its_absence_forgotten() {
+    let mut world = World::gone();
+    world.look(10);
+    let away = world.seen.pods.replace(vec![listed("web", &["gpu0"])]);
+    world.look(12);
+    assert_eq!(world.state(1), "bound");
+    world.seen.pods = away;
+    world.look(20);
+    assert_eq!(world.state(1), "suspect", "the first absence does not count any more");
+}
+
+#[test]
+fn a_populated_or_unknown_cgroup_holds_the_grant_for_ever() {
+    for cgroup in [Some(CgroupState::Populated), Some(CgroupState::Unknown), None] {
+        let mut world = World::gone();
+        world.seen.cgroups = cgroup.map(|state| ("u1".to_owned(), state)).into_iter().collect();
+        for seconds in 0..50 {
+            world.look(seconds * 1000);
+        }
+        assert_eq!(world.state(1), "suspect", "{cgroup:?}");
+    }
+}
+
+#[test]
+fn an_unsettled_kubelets_absences_are_not_listened_to() {
+    let mut world = World::gone();
+    world.seen.kubelet_settled = false;
+    world.seen.pods = Some(vec![]);
+    for seconds in 0..100 {
+        assert_eq!(world.look(seconds), []);
+    }
+    world.seen.kubelet_settled = true;
+    world.look(100);
+    assert_eq!(world.state(1), "suspect");
+}
+
+#[test]
+fn a_kubelet_restart_between_two_listings_starts_the_proof_anew() {
+    let mut world = World::gone();
+    world.look(10);
+    world.seen.kubelet_settled = false;
+    world.look(12);
+    world.seen.kubelet_settled = true;
+    world.look(80);
+    assert_eq!(world.state(1), "suspect");
+    assert_eq!(released_by(&world.look(85)), Some(POD_GONE));
+}
+
+#[test]
+fn with_an_empty_listing_the_cgroup_decides_and_empty_is_not_enough() {
+    let mut world = World::gone();
+    world.seen.pods = Some(vec![]);
+    world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
+    for seconds in 10..100 {
+        world.look(seconds);
+    }
+    assert_eq!(world.state(1), "suspect");
+    world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+    assert_eq!(released_by(&world.look(100)), Some(POD_GONE));
+}
+
+#[test]
+fn an_empty_cgroup_is_enough_when_other_pods_are_listed() {
+    let mut world = World::gone();
+    world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
+    world.look(10);
+    assert_eq!(released_by(&world.look(15)), Some(POD_GONE));
+}
+
+#[test]
+fn neither_a_missing_checkpoint_nor_a_silent_kubelet_frees_anything() {
+    let mut world = World::gone();
+    world.seen = Observation { boot_id: BOOT.into(), kubelet_settled: true, ..Observation::default() };
+    for seconds in 0..100 {
+        assert_eq!(world.look(seconds * 100), []);
+    }
+    assert_eq!(world.state(1), "bound");
+}
+
+#[test]
+fn a_clock_that_jumps_neither_releases_nor_delays() {
+    let mut world = World::gone();
+    let look = |world: &mut World, boot: u64, wall: u64| {
+        let now = Moment { boot: Duration::from_secs(boot), wall: Timestamp(wall) };
+        let entries = reconcile(&mut world.watchlist, &world.ledger, &world.seen, now);
+        for entry in &entries {
+            world.ledger.evolve(entry);
+        }
+    };
+    look(&mut world, 5000, WALL);
+    look(&mut world, 5001, WALL + 86_400_000);
+    assert_eq!(world.state(1), "suspect");
+    look(&mut world, 5005, 0);
+    assert_eq!(world.state(1), "released");
+}
+
+#[test]
+fn the_next_pod_of_the_same_name_does_not_keep_the_old_grant() {
+    // The replacement has the device: the checkpoint has its UID in the old one's place.
+    let mut world = World::gone();
+    world.ledger.evolve(&Entry::Grant(Box::new(grant(2, "gpu0", BOOT))));
+    world.seen.pods = Some(vec![listed("web", &["gpu0"])]);
+    world.seen.names.insert("u2".into(), name("web"));
+    world.checkpoint().entries = vec![entry("u2", "main", "gpu0", Some(alloc(2)))];
+    world.look(10);
+    world.look(15);
+    assert_eq!((world.state(1), world.state(2)), ("released", "bound"));
+
+    // It has none, so nothing rewrote the checkpoint: the cgroups tell the two apart.
+    let mut world = World::gone();
+    world.seen.pods = Some(vec![listed("web", &[])]);
+    world.seen.names.insert("u2".into(), name("web"));
+    world.look(10);
+    assert_eq!(world.state(1), "bound", "not proven to be another pod");
+    world.seen.cgroups.insert("u2".into(), CgroupState::Populated);
+    world.look(20);
+    world.look(25);
+    assert_eq!(world.state(1), "released");
+}
+
+#[test]
+fn a_pod_that_has_ended_and_is_still_listed_as_before_1_34_is_gone() {
+    let mut world = World::gone();
+    world.seen.pods = Some(vec![listed("web", &[])]);
+    world.look(10);
+    assert_eq!(world.state(1), "bound", "its checkpoint entry may be stale or not");
+    world.checkpoint().entries.clear();
+    world.look(20);
+    assert_eq!(released_by(&world.look(25)), Some(POD_GONE));
+}
+
+#[test]
+fn an_init_container_and_its_app_container_hold_the_same_id_side_by_side() {
+    let mut world = World::new();
+    world.ledger.evolve(&Entry::Grant(Box::new(grant(2, "gpu0", BOOT))));
+    world.checkpoint().entries = vec![entry("u1", "init", "gpu0", Some(alloc(1))), entry("u1", "main", "gpu0", Some(alloc(2)))];
+    world.look(0);
+    assert_eq!((world.state(1), world.state(2)), ("bound", "bound"));
+    assert_eq!(world.ledger.holders(&resource(), &DeviceId::new("gpu0")).count(), 2);
+    assert_eq!(world.look(100), [], "an init container is not listed, its pod is");
+    world.seen.pods = Some(vec![listed("other", &[])]);
+    world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+    world.look(200);
+    world.look(205);
+    assert_eq!((world.state(1), world.state(2)), ("released", "released"));
+}
+
+#[test]
+fn an_init_container_that_alone_has_the_device_holds_it_as_long_as_its_pod_is_listed() {
+    let mut world = World::bound();
+    world.seen.pods = Some(vec![listed("web", &[])]);
+    world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
+    for seconds in 0..100 {
+        assert_eq!(world.look(seconds), []);
+    }
+}
+
+#[test]
+fn a_pod_without_a_known_name_may_be_any_listed_pod_without_a_known_uid() {
+    let mut world = World::new();
+    world.seen.names.clear();
+    world.seen.pods = None;
+    world.look(0);
+    world.seen.pods = Some(vec![listed("starting", &[])]);
+    world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
+    for seconds in 0..100 {
+        assert_eq!(world.look(seconds), []);
+    }
+    world.seen.names.insert("u5".into(), name("starting"));
+    world.look(200);
+    assert_eq!(released_by(&world.look(205)), Some(POD_GONE), "every listed pod is another");
+}
+
+#[test]
+fn after_a_reboot_a_pod_in_the_checkpoint_is_kept_for_it_will_be_started_again() {
+    let mut world = World::gone();
+    world.seen.boot_id = "boot-2".into();
+    for seconds in 0..100 {
+        world.look(seconds);
+    }
+    assert_eq!(world.state(1), "suspect");
+    world.seen.checkpoint = None;
+    world.look(150);
+    assert_eq!(world.state(1), "suspect", "no checkpoint is no proof");
+    world.seen.checkpoint = Some(Checkpoint { entries: vec![], written_at: Timestamp(WALL + 200_000) });
+    assert_eq!(released_by(&world.look(200)), Some(POD_GONE));
+}
+
+#[test]
+fn a_grant_that_reached_no_checkpoint_was_never_started() {
+    let mut world = World::new();
+    world.checkpoint().entries.clear();
+    world.seen.pods = Some(vec![]);
+    world.look(0);
+    assert_eq!(world.look(59), []);
+    assert_eq!(released_by(&world.look(60)), Some(NEVER_STARTED));
+}
+
+#[test]
+fn a_checkpoint_older_than_the_grant_says_nothing_about_it() {
+    let mut world = World::new();
+    *world.checkpoint() = Checkpoint { entries: vec![], written_at: Timestamp(WALL - 1) };
+    world.seen.pods = Some(vec![]);
+    for seconds in 0..10 {
+        assert_eq!(world.look(seconds * 100), []);
+    }
+    // The wall clock was set back, so the next one looks older still. It is another one.
+    world.checkpoint().written_at = Timestamp(WALL - 500);
+    assert_eq!(released_by(&world.look(2000)), Some(NEVER_STARTED));
+}
+
+#[test]
+fn no_checkpoint_at_all_or_an_unsettled_kubelet_never_means_never_started() {
+    let mut world = World::new();
+    world.checkpoint().entries.clear();
+    world.seen.kubelet_settled = false;
+    world.look(0);
+    assert_eq!(world.look(500), []);
+    world.seen.kubelet_settled = true;
+    world.seen.checkpoint = None;
+    assert_eq!(world.look(1000), []);
+    world.seen.checkpoint = Some(Checkpoint { entries: vec![], written_at: Timestamp(WALL + 1) });
+    world.seen.pods = None;
+    assert_eq!(world.look(2000), [], "nor does a listing that was not seen");
+}
+
+#[test]
+fn an_unbound_grant_that_a_listed_container_may_have_is_kept() {
+    let mut world = World::new();
+    world.checkpoint().entries.clear();
+    world.look(0);
+    assert_eq!(world.look(100), [], "`web` is listed with gpu0, and no other grant explains that");
+
+    let mut world = World::new();
+    world.checkpoint().entries = vec![entry("u1", "main", "gpu0", None)];
+    world.seen.pods = Some(vec![]);
+    world.look(0);
+    assert_eq!(world.look(100), [], "an entry without an alloc-id has gpu0");
+}
+
+#[test]
+fn an_unbound_grant_is_released_when_another_grant_explains_the_listed_container() {
+    let mut world = World::new();
+    world.ledger.evolve(&Entry::Grant(Box::new(grant(2, "gpu0", BOOT))));
+    world.checkpoint().entries = vec![entry("u1", "main", "gpu0", Some(alloc(2)))];
+    world.look(0);
+    assert_eq!(world.state(2), "bound");
+    assert_eq!(released_by(&world.look(60)), Some(NEVER_STARTED));
+    assert_eq!((world.state(1), world.state(2)), ("released", "bound"));
+}
+
+#[test]
+fn held_ids_carry_what_is_needed_to_offer_them_on() {
+    let mut ledger = Ledger::default();
+    ledger.evolve(&Entry::Grant(Box::new(grant(1, "gpu0", BOOT))));
+    let mut newer = grant(2, "gpu0", BOOT);
+    newer.devices[0].numa_nodes = vec![1];
+    ledger.evolve(&Entry::Grant(Box::new(newer.clone())));
+    assert_eq!(ledger.held()[&resource()][&DeviceId::new("gpu0")], newer.devices[0]);
+}
+
+#[test]
+fn evolving_twice_changes_nothing() {
+    let mut ledger = Ledger::default();
+    let made = Entry::Grant(Box::new(grant(1, "gpu0", BOOT)));
+    let named = Entry::Named { key: "pci:gpu0".into(), id: DeviceId::new("gpu0") };
+    let state = GrantState::Released {
+        pod: None,
+        container: None,
+        bound_at: None,
+        released_at: Timestamp(WALL),
+        released_by: NEVER_STARTED.into(),
+    };
+    let released = Entry::Moved { alloc_id: alloc(1), state };
+    assert_eq!(ledger.evolve(&released), Change::Nothing, "nothing to release");
+    for (entry, change) in [(&made, Change::Granted), (&named, Change::Named), (&released, Change::Released)] {
+        assert_eq!(ledger.evolve(entry), change);
+        let once = ledger.clone();
+        assert_eq!(ledger.evolve(entry), Change::Nothing);
+        assert_eq!(ledger, once);
+    }
+    assert_eq!(ledger, Ledger::from_recovered([], ledger.names().clone()));
+}
+
+/// Any view of up to three pods that hold up to three ids, as wrong as it can be.
+fn observation() -> impl Strategy<Value = Observation> {
+    let cgroup = prop_oneof![
+        2 => Just(CgroupState::Populated), 3 => Just(CgroupState::Gone), 2 => Just(CgroupState::Empty), 1 => Just(CgroupState::Unknown),
+    ];
+    let checkpoint = prop::collection::vec((0..3_u8, 0..3_u8, prop::option::of(0..4_u64)), 0..4);
+    let pods = prop::collection::vec((0..4_u8, prop::option::of(0..3_u8)), 0..4);
+    (
+        any::<[bool; 2]>(),
+        prop::option::of((checkpoint, 0..200_000_u64)),
+        prop::option::weighted(0.8, pods),
+        prop::collection::btree_map(0..3_u8, 0..4_u8, 0..3),
+        prop::collection::btree_map(0..3_u8, cgroup, 0..4),
+    )
+        .prop_map(|([settled, rebooted], checkpoint, pods, names, cgroups)| Observation {
+            boot_id: if rebooted { "boot-2".into() } else { BOOT.into() },
+            kubelet_settled: settled,
+            checkpoint: checkpoint.map(|(entries, written)| Checkpoint {
+                entries: entries.into_iter().map(|(u, d, a)| entry(&format!("u{u}"), "main", &format!("gpu{d}"), a.map(alloc))).collect(),
+                written_at: Timestamp(WALL + written),
+            }),
+            pods: pods.map(|pods| {
+                let one = |(n, d): (u8, Option<u8>)| {
+                    let id = d.map(|d| format!("gpu{d}"));
+                    listed(&format!("pod-{n}"), &id.iter().map(String::as_str).collect::<Vec<_>>())
+                };
+                pods.into_iter().map(one).collect()
+            }),
+            names: names.into_iter().map(|(u, n)| (format!("u{u}"), name(&format!("pod-{n}")))).collect(),
+            cgroups: cgroups.into_iter().map(|(u, state)| (format!("u{u}"), state)).collect(),
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn nothing_is_released_without_every_proof(
+        looks in prop::collection::vec((observation(), 0..40_u64, 0..3_u8), 1..25),
+    ) {
+        let mut ledger = Ledger::default();
+        let mut watchlist = Watchlist::default();
+        let mut clock = 0;
+        // Per grant: when its pod was missed first, and how often, since the last look that contradicts it.
+        let mut missed: BTreeMap<AllocId, (u64, u32)> = BTreeMap::new();
+        let mut made = BTreeMap::new();
+        for (n, (seen, wait, act)) in looks.into_iter().enumerate() {
+            clock += wait;
+            if act == 0 {
+                let n = n as u64 % 4;
+                if let std::collections::btree_map::Entry::Vacant(first) = made.entry(alloc(n)) {
+                    first.insert(clock);
+                    ledger.evolve(&Entry::Grant(Box::new(grant(n, &format!("gpu{}", n % 3), BOOT))));
+                }
+            }
+            let before = ledger.clone();
+            let entries = reconcile(&mut watchlist, &ledger, &seen, at(clock));
+            if !seen.kubelet_settled { missed.clear(); }
+            if seen.pods.is_some() && seen.kubelet_settled {
+                for grant in before.grants().filter(|grant| grant.state != GrantState::Granted) {
+                    let missed = missed.entry(grant.alloc_id.clone()).or_insert((clock, 0));
+                    missed.1 += 1;
+                }
+            }
+            let mut moved = BTreeSet::new();
+            for entry in &entries {
+                let Entry::Moved { alloc_id, state } = entry else { panic!("reconcile only moves: {entry:?}") };
+                prop_assert!(moved.insert(alloc_id.clone()), "one entry per grant");
+                let was = before.grant(alloc_id).expect("it moves what is live");
+                prop_assert!(was.state != *state, "an entry says something new");
+                let GrantState::Released { pod, released_by, .. } = state else { continue };
+                prop_assert!(seen.kubelet_settled);
+                match pod {
+                    Some(pod) => {
+                        prop_assert_eq!(released_by, POD_GONE);
+                        let cgroup = seen.cgroups.get(&pod.uid).copied().unwrap_or_default();
+                        prop_assert!(cgroup.is_dead(), "{cgroup:?}");
+                        let (since, times) = missed.get(alloc_id).copied().unwrap_or((clock, 0));
+                        prop_assert!(times >= 2 && clock - since >= 5, "{times} listings in {} s", clock - since);
+                        let listed = seen.pods.as_ref().expect("a listing that lacks it");
+                        prop_assert!(!listed.is_empty() || cgroup == CgroupState::Gone);
+                        if seen.boot_id != BOOT {
+                            let checkpoint = seen.checkpoint.as_ref().expect("the proof after a reboot");
+                            prop_assert!(checkpoint.entries.iter().all(|entry| entry.pod_uid != pod.uid));
+                        }
+                    }
+                    None => {
+                        prop_assert_eq!(released_by, NEVER_STARTED);
+                        prop_assert!(clock - made[alloc_id] >= 60);
+                        let checkpoint = seen.checkpoint.as_ref().expect("a checkpoint that lacks it");
+                        prop_assert!(checkpoint.entries.iter().all(|entry| entry.alloc_id.as_ref() != Some(alloc_id)));
+                    }
+                }
+            }
+            for entry in &entries {
+                ledger.evolve(entry);
+            }
+            let again = reconcile(&mut watchlist.clone(), &ledger, &Observation { pods: None, ..seen }, at(clock));
+            prop_assert_eq!(again, vec![], "what was decided stays decided");
+            let rebuilt = Ledger::from_recovered(ledger.grants().map(|grant| (**grant).clone()), ledger.names().clone());
+            prop_assert_eq!(&rebuilt, &ledger, "the indexes are those of the grants");
+        }
+    }
+}
