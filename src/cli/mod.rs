@@ -1,1 +1,3 @@
 //! The command line: verbs, output and exit codes.
+
+pub mod who;
