@@ -169,7 +169,7 @@ impl App {
             process_crash: settings.config.durability == Durability::ProcessCrash,
             grants: Arc::new(grants),
             names: Arc::new(remembered),
-            checkpoint: settings.device_plugins().join("kubelet_internal_checkpoint"),
+            device_plugins: settings.device_plugins(),
             pod_resources: settings.pod_resources(),
             host_root: roots.host.clone(),
             boot_id: host::boot_id(&roots.host),

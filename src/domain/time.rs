@@ -15,13 +15,22 @@ impl Timestamp {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }
+
+    /// RFC 3339 in whole seconds, for tables.
+    #[must_use]
+    pub fn to_seconds(self) -> String {
+        humantime::format_rfc3339_seconds(self.to_system()).to_string()
+    }
+
+    /// RFC 3339 ends with the year 9999, and humantime refuses what lies beyond.
+    fn to_system(self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.0.min(253_402_300_799_000))
+    }
 }
 
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // RFC 3339 ends with the year 9999, and humantime refuses what lies beyond.
-        let millis = self.0.min(253_402_300_799_000);
-        write!(f, "{}", humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(millis)))
+        write!(f, "{}", humantime::format_rfc3339_millis(self.to_system()))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The host: the only place that speaks to the kernel — sysfs under a root, inotify, uevents, locks, clocks.
 
 mod clock;
+pub mod pods;
 mod root;
 mod uevent;
 mod watch;

@@ -6,7 +6,7 @@
 use super::proto::podresources_v1 as api;
 use super::proto::podresources_v1::pod_resources_lister_client::PodResourcesListerClient;
 use super::uds;
-use crate::domain::{DeviceId, ResourceName};
+use crate::domain::{DeviceId, ListedContainer, ListedPod, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,26 +18,6 @@ const DEADLINE: Duration = Duration::from_secs(2);
 
 /// A node of 110 pods with 64 devices each stays below 1 MiB; tonic's own limit of 4 MiB leaves too little room.
 const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
-
-/// What one pod holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListedPod {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name. A later pod may have the same.
-    pub name: String,
-    /// Its application containers and sidecars, also those without devices.
-    pub containers: Vec<ListedContainer>,
-}
-
-/// What one container holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ListedContainer {
-    /// Its name.
-    pub name: String,
-    /// Its devices by resource.
-    pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
-}
 
 /// The kubelet could not be asked.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -66,7 +66,10 @@ impl Registrar {
         request.set_timeout(REGISTER_DEADLINE);
         let refused = |status| RegisterError::Refused(Box::new(status));
         match tokio::time::timeout(REGISTER_DEADLINE, self.0.register(request)).await {
-            Ok(answer) => answer.map(drop).map_err(refused),
+            Ok(Ok(_)) => Ok(()),
+            // A status with a cause was made on our side: the connection broke, the kubelet said nothing.
+            Ok(Err(status)) if status.source().is_some() => Err(RegisterError::Absent("it closed the connection".into())),
+            Ok(Err(status)) => Err(refused(status)),
             Err(_) => Err(refused(tonic::Status::deadline_exceeded("no answer in time"))),
         }
     }

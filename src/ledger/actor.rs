@@ -4,8 +4,8 @@
 //! already wait, so one write and one fdatasync answer them all, and a lone one waits for nobody.
 
 use super::core::{Change, Ledger, Watchlist, reconcile};
-use super::observe::{Looker, Wants};
-use crate::domain::{DeviceId, Entry, Grant, GrantState, KubeletGeneration, Observation};
+use super::observe::{KubeletAge, Looker, Wants};
+use crate::domain::{CgroupState, DeviceId, Entry, Grant, GrantState, KubeletGeneration, Observation};
 use crate::host;
 use crate::messages::{Crash, Reconcile, Record, Remember};
 use crate::store::{Store, StoreError};
@@ -37,8 +37,8 @@ pub struct LedgerConfig {
     pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
     /// Where the remembered ids are published.
     pub names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
-    /// `kubelet_internal_checkpoint`.
-    pub checkpoint: PathBuf,
+    /// `<kubelet-dir>/device-plugins`, where the kubelet keeps its checkpoint.
+    pub device_plugins: PathBuf,
     /// The pod-resources socket.
     pub pod_resources: PathBuf,
     /// Below it lie the pods' logs and cgroups.
@@ -59,6 +59,7 @@ pub struct LedgerActor {
     ledger: Ledger,
     watchlist: Watchlist,
     looker: Looker,
+    kubelet_age: KubeletAge,
     pending: Vec<(Vec<Entry>, Answer)>,
     /// Whether a `Publish` is in the mailbox.
     publishing: bool,
@@ -102,6 +103,7 @@ impl LedgerActor {
             ledger,
             watchlist: Watchlist::default(),
             looker,
+            kubelet_age: KubeletAge::default(),
             pending: Vec::new(),
             publishing: false,
             looking: false,
@@ -192,15 +194,29 @@ impl LedgerActor {
             return;
         }
         let pods = self.ledger.grants().filter_map(|grant| grant.pod().map(|pod| pod.uid.clone())).collect();
-        let unnamed = self.ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_none()));
-        let suspect = self.ledger.grants().any(|grant| matches!(grant.state, GrantState::Suspect { .. }));
-        let wants = Wants { pods, list: unnamed || suspect };
+        let unnamed = |grant: &Arc<Grant>| grant.pod().is_some_and(|pod| pod.name.is_none());
+        let list = self.ledger.grants().any(|grant| unnamed(grant) || matches!(grant.state, GrantState::Suspect { .. }));
+        let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
+        let wants = Wants { pods, list, kubelet_settled: settled };
         let (looker, me) = (self.looker.clone(), context.address());
         actix::spawn(async move {
             let observation = looker.look(wants).await;
             // The actor may have died meanwhile; its next life looks for itself.
             let _ = me.send(Observed(observation)).await;
         });
+    }
+
+    /// The look of the timer: while every grant is bound to a pod whose processes run there is nothing to be found out.
+    fn glance(&mut self, context: &mut Context<Self>) {
+        let calm = |grant: &Arc<Grant>| match &grant.state {
+            GrantState::Bound { pod, .. } => pod.name.is_some() && self.looker.cgroup(&pod.uid) == CgroupState::Populated,
+            _ => false,
+        };
+        if self.ledger.grants().all(calm) {
+            self.schedule(false, context);
+        } else {
+            self.look(context);
+        }
     }
 
     /// The next look, if nothing calls for one before.
@@ -214,7 +230,7 @@ impl LedgerActor {
         let wait = if dead || self.watchlist.is_waiting() { LOOK_SOON } else { LOOK_HELD };
         self.look_timer = Some(context.run_later(wait, |this, context| {
             this.look_timer = None;
-            this.look(context);
+            this.glance(context);
         }));
     }
 }
@@ -335,7 +351,8 @@ impl Handler<Observed> for LedgerActor {
         self.looking = false;
         let entries = reconcile(&mut self.watchlist, &self.ledger, &observation, host::now());
         // A pod whose processes are gone asks for listings; until they agree it is only a suspicion.
-        let dead = observation.cgroups.values().any(|state| state.is_dead());
+        let is_dead = |uid: &String| observation.cgroups.get(uid).is_some_and(|state| state.is_dead());
+        let dead = self.ledger.grants().filter_map(|grant| grant.pod()).any(|pod| is_dead(&pod.uid));
         if !entries.is_empty() {
             // Nobody waits for this answer; a failed write is logged, and the next look decides the same again.
             drop(self.submit(entries, context));

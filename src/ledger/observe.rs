@@ -1,21 +1,163 @@
 //! One look at the kubelet: its checkpoint, the pods' logs and cgroups, and where needed its listing.
 
 use super::actor::LedgerConfig;
-use crate::domain::Observation;
+use crate::domain::{CgroupState, KubeletGeneration, ListedPod, Moment, Observation};
+use crate::host::pods::{self, PodCgroups};
+use crate::kubelet::checkpoint;
+use crate::kubelet::pod_resources::PodResources;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::RwLock;
 
-#[derive(Debug, Clone)]
-pub(super) struct Looker {}
+/// A kubelet younger than this has not heard of all its pods.
+const SETTLED_AFTER: Duration = Duration::from_secs(60);
+
+/// How long an Allocate may have to wait for a listing that is under way.
+const LIST_DEADLINE: Duration = Duration::from_millis(500);
+
+/// What one look is for.
 #[derive(Debug, Clone)]
 pub(super) struct Wants {
+    /// UIDs of the pods that hold something.
     pub(super) pods: BTreeSet<String>,
+    /// Whether the kubelet's listing is needed in any case.
     pub(super) list: bool,
+    /// Whether the kubelet has settled.
+    pub(super) kubelet_settled: bool,
 }
-impl Looker {
-    pub(super) fn new(_: &LedgerConfig) -> Self {
-        Looker {}
+
+/// Since when the kubelet has been there.
+#[derive(Debug, Default)]
+pub(super) struct KubeletAge {
+    seen: Option<(Option<KubeletGeneration>, Duration)>,
+    changed: bool,
+}
+
+impl KubeletAge {
+    /// Whether this kubelet is older than a minute: by our own watch where it has come while we looked, else by its
+    /// socket's time, which a jump of the wall clock could age.
+    pub(super) fn is_settled(&mut self, kubelet: Option<KubeletGeneration>, now: Moment) -> bool {
+        let since = match self.seen {
+            Some((seen, since)) if seen == kubelet => since,
+            before => {
+                self.changed = before.is_some();
+                self.seen = Some((kubelet, now.boot));
+                now.boot
+            }
+        };
+        let Some(kubelet) = kubelet else { return false };
+        let watched = now.boot.saturating_sub(since);
+        let made = Duration::from_nanos(u64::try_from(kubelet.ctime_ns).unwrap_or_default());
+        let by_socket = Duration::from_millis(now.wall.0).saturating_sub(made);
+        watched >= SETTLED_AFTER || (!self.changed && by_socket >= SETTLED_AFTER)
     }
-    pub(super) async fn look(self, _: Wants) -> Observation {
-        Observation::default()
+}
+
+/// Looks. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(super) struct Looker {
+    device_plugins: PathBuf,
+    host_root: PathBuf,
+    boot_id: String,
+    /// Found once; found again when a pod is in none of them.
+    cgroups: Arc<Mutex<Arc<PodCgroups>>>,
+    pod_resources: PodResources,
+    gate: Arc<RwLock<()>>,
+}
+
+impl Looker {
+    pub(super) fn new(config: &LedgerConfig) -> Self {
+        Looker {
+            device_plugins: config.device_plugins.clone(),
+            host_root: config.host_root.clone(),
+            boot_id: config.boot_id.clone(),
+            cgroups: Arc::new(Mutex::new(Arc::new(PodCgroups::find(&config.host_root, None)))),
+            pod_resources: PodResources::new(&config.pod_resources),
+            gate: Arc::clone(&config.gate),
+        }
+    }
+
+    /// What the pod's cgroup tells now.
+    pub(super) fn cgroup(&self, uid: &str) -> CgroupState {
+        self.hierarchies().state(uid)
+    }
+
+    fn hierarchies(&self) -> Arc<PodCgroups> {
+        Arc::clone(&self.cgroups.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) async fn look(self, wants: Wants) -> Observation {
+        let files = {
+            let (this, wants) = (self.clone(), wants.clone());
+            move || this.read(&wants)
+        };
+        let mut observation = match tokio::task::spawn_blocking(files).await {
+            Ok(observation) => observation,
+            Err(error) => {
+                tracing::warn!(%error, "the kubelet's files could not be looked at");
+                return Observation::default();
+            }
+        };
+        // Everything else of a pod can be seen without the kubelet's help.
+        if wants.list || wants.pods.iter().any(|uid| observation.cgroups.get(uid) != Some(&CgroupState::Populated)) {
+            observation.pods = self.list().await;
+        }
+        observation
+    }
+
+    /// The files, on a thread that may wait.
+    fn read(&self, wants: &Wants) -> Observation {
+        // The kubelet makes its hierarchy with its first pod.
+        let mut hierarchies = self.hierarchies();
+        if wants.pods.iter().any(|uid| hierarchies.state(uid) == CgroupState::Unknown) {
+            hierarchies = Arc::new(PodCgroups::find(&self.host_root, None));
+            *self.cgroups.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&hierarchies);
+        }
+        let checkpoint = checkpoint::read(&self.device_plugins).map_err(|error| tracing::debug!(%error, "no checkpoint")).ok();
+        let names = pods::names(&self.host_root).unwrap_or_default();
+        let uids = wants.pods.iter().chain(names.keys());
+        let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).collect();
+        Observation { boot_id: self.boot_id.clone(), kubelet_settled: wants.kubelet_settled, checkpoint, pods: None, names, cgroups }
+    }
+
+    /// The listing. Never while an Allocate is under way: the kubelet frees what dead pods held before it answers, and
+    /// forgets with it what it has just reserved. An Allocate that comes meanwhile waits for the listing.
+    async fn list(&self) -> Option<Vec<ListedPod>> {
+        let _gate = self.gate.try_write().ok()?;
+        match tokio::time::timeout(LIST_DEADLINE, self.pod_resources.list()).await {
+            Ok(Ok(pods)) => Some(pods),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "no pod listing");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::Timestamp;
+
+    fn at(boot_secs: u64, wall_secs: u64) -> Moment {
+        Moment { boot: Duration::from_secs(boot_secs), wall: Timestamp(wall_secs * 1000) }
+    }
+
+    #[test]
+    fn a_kubelet_settles_a_minute_after_its_start() {
+        let kubelet = |secs: i64| Some(KubeletGeneration { inode: 1, ctime_ns: secs * 1_000_000_000 });
+        let mut age = KubeletAge::default();
+        assert!(!age.is_settled(None, at(100, 1_000)));
+        assert!(!age.is_settled(kubelet(1_000), at(100, 1_000)));
+        // The wall clock jumps by an hour; the kubelet came while we watched.
+        assert!(!age.is_settled(kubelet(1_000), at(159, 4_600)));
+        assert!(age.is_settled(kubelet(1_000), at(160, 4_600)));
+
+        let mut age = KubeletAge::default();
+        assert!(age.is_settled(kubelet(1_000), at(100, 1_060)), "it was there before us");
+        assert!(!age.is_settled(kubelet(2_000), at(101, 3_000)), "a new one has to be watched");
     }
 }

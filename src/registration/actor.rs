@@ -97,7 +97,7 @@ impl Registration {
             let took = now.saturating_sub(resource.begun_at);
             resource.took = Some(took);
             resource.said = None;
-            tracing::info!(resource = %name, ms = took.as_secs_f64() * 1e3, "registered with the kubelet");
+            tracing::info!(resource = %name, took = ?took, "registered with the kubelet");
         }
         let settled = matches!(resource.machine.state(), State::Steady | State::Settling { .. });
         if settled && resource.retired != resource.machine.latest() {

@@ -6,6 +6,7 @@
 
 use super::StoreError;
 use super::codec;
+use super::layout::{note, sync_data, sync_directory};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -35,9 +36,10 @@ impl Journal {
             codec::frame(&mut bytes, seq, payload);
         }
         let mut file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(StoreError::io("create", &path))?;
+        note("write");
         let written = file
             .write_all(&bytes)
-            .and_then(|()| file.sync_data())
+            .and_then(|()| sync_data(&file))
             .map_err(StoreError::io("write", &path))
             .and_then(|()| sync_directory(dir));
         if let Err(error) = written {
@@ -51,6 +53,7 @@ impl Journal {
 
     /// Appends whole records with one write. They survive the death of the process, not yet that of the machine.
     pub(super) fn append(&mut self, records: &[u8]) -> Result<(), StoreError> {
+        note("write");
         self.file.write_all(records).map_err(StoreError::io("write", &self.path))?;
         self.bytes += records.len() as u64;
         self.dirty = true;
@@ -60,7 +63,7 @@ impl Journal {
     /// Makes what was appended survive the death of the machine: one fdatasync, or nothing if nothing is new.
     pub(super) fn sync(&mut self) -> Result<(), StoreError> {
         if self.dirty {
-            self.file.sync_data().map_err(StoreError::io("sync", &self.path))?;
+            sync_data(&self.file).map_err(StoreError::io("sync", &self.path))?;
             self.dirty = false;
         }
         Ok(())
@@ -106,9 +109,4 @@ pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
     }
     found.sort();
     Ok(found)
-}
-
-/// Makes the names in a directory durable.
-pub(super) fn sync_directory(dir: &Path) -> Result<(), StoreError> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(StoreError::io("sync", dir))
 }

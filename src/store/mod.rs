@@ -32,7 +32,7 @@ pub use peek::{peek, peek_history};
 pub use recovery::RecoveryReport;
 
 use self::journal::Journal;
-use self::layout::{database_dir, journal_dir, lock, quarantine};
+use self::layout::{database_dir, journal_dir, lock, note, quarantine};
 use self::recovery::{LivePayloads, Truth, catch_up, decode_grant, encode, encode_live, note_findings, open_segment};
 use self::replay::Fold;
 use self::sled::{Image, Opened, Shelf};
@@ -371,6 +371,7 @@ impl Store {
         let mut old = journal::segments(&dir)?;
         old.retain(|(first, _)| *first < self.journal.first());
         for (_, path) in old.iter().rev().skip(keep) {
+            note("delete");
             fs::remove_file(path).map_err(StoreError::io("delete", path))?;
         }
         Ok(())

@@ -332,6 +332,96 @@ fn process_crash_durability_writes_at_once_and_syncs_when_asked() {
     store.sync().unwrap();
 }
 
+#[test]
+fn a_record_cut_out_of_the_middle_is_missed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let path = segments(dir.path())[0].clone();
+    let length = || usize::try_from(fs::metadata(&path).unwrap().len()).unwrap();
+    store.append(&[made(1)]).unwrap();
+    let from = length();
+    store.append(&[made(2)]).unwrap();
+    let to = length();
+    store.append(&[made(3)]).unwrap();
+    kill(store, dir.path(), Path::new("/nonexistent"));
+    let mut bytes = fs::read(&path).unwrap();
+    bytes.drain(from..to);
+    fs::write(&path, bytes).unwrap();
+    let (_, recovered) = open(dir.path());
+    assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 3], 1), "{}", recovered.report);
+}
+
+#[test]
+fn a_grant_that_was_never_confirmed_does_not_come_back_from_an_older_segment() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1)]).unwrap();
+    let path = segments(dir.path())[0].clone();
+    store.journal.break_for_test();
+    assert!(store.append(&[made(2)]).is_err());
+    // The write failed and its bytes are there, as after a failed fdatasync.
+    let mut bytes = fs::read(&path).unwrap();
+    codec::frame(&mut bytes, 2, &codec::encode(&made(2)).unwrap());
+    fs::write(&path, bytes).unwrap();
+    store.append(&[made(3)]).unwrap();
+    kill(store, dir.path(), Path::new("/nonexistent"));
+    let (_, recovered) = open(dir.path());
+    assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 3], 0), "{}", recovered.report);
+}
+
+#[test]
+fn segments_are_kept_as_long_as_the_database_cannot_take_them_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2)]).unwrap();
+    store.abandon_database(&StoreError::Database { path: dir.path().into(), why: "a test".into() });
+    let (other, _) = Shelf::open(&database_dir(dir.path())).unwrap();
+    store.append(&[released(1)]).unwrap();
+    store.rotate().unwrap();
+    store.checkpoint().unwrap();
+    assert_eq!((store.is_sound(), segments(dir.path()).len()), ((true, false), 2));
+    other.close();
+    store.checkpoint().unwrap();
+    assert_eq!((store.is_sound(), segments(dir.path()).len()), ((true, true), 1));
+    assert_eq!(store.history(9, |_| true).unwrap().len(), 1);
+}
+
+#[test]
+fn a_damaged_record_of_the_database_comes_from_the_journal_and_the_rest_of_it_is_not_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2)]).unwrap();
+    store.checkpoint().unwrap();
+    store.shelf.as_ref().unwrap().damage_for_test(&super::samples::grant(1).alloc_id);
+    drop(store);
+    let (_, recovered) = open(dir.path());
+    assert_eq!((ids(&recovered), recovered.report.missing, quarantined(dir.path())), (vec![1, 2], 0, 1), "{}", recovered.report);
+    assert!(open(dir.path()).1.report.is_clean());
+}
+
+/// No file system here forgets what was not synced, so the order of the steps is what is checked (I1).
+#[test]
+fn what_is_promised_is_synced_before_it_is_relied_on() {
+    use super::layout::take_steps;
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    assert_eq!(take_steps(), ["write", "sync", "sync directory"], "a segment: its data, then its name");
+    store.append(&[made(1), made(2)]).unwrap();
+    assert_eq!(take_steps(), ["write", "sync"], "one write and one sync for any number of entries");
+    store.rotate().unwrap();
+    take_steps();
+    store.checkpoint().unwrap();
+    assert_eq!(take_steps(), ["flush", "sync", "delete"], "sled has it before the journal forgets it");
+    drop(store);
+    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash).unwrap();
+    take_steps();
+    store.append(&[made(3)]).unwrap();
+    assert_eq!(take_steps(), ["write"]);
+    store.sync().unwrap();
+    store.sync().unwrap();
+    assert_eq!(take_steps(), ["sync"]);
+}
+
 /// Some step of a ledger's life, over few grants so that steps meet.
 fn step() -> impl Strategy<Value = Vec<Entry>> {
     let entry = (0..5_u8, 1..6_u64).prop_map(|(kind, n)| match kind {

@@ -110,7 +110,9 @@ fn unbound(
     let watch = *watchlist.unbound.entry(grant.alloc_id.clone()).or_insert(Unbound { since: now.boot, checkpoint: written_at });
     let written_after = written_at.is_some_and(|at| at > grant.granted_at || watch.checkpoint.is_some_and(|first| first != at));
     let waited = now.boot.saturating_sub(watch.since) >= NEVER_STARTED_MIN;
-    if !(waited && written_after && observation.kubelet_settled) || evidence.may_be_in_use(grant) {
+    // Without a listing it is not known whether a container is listed with these ids.
+    let asked = observation.kubelet_settled && observation.pods.is_some();
+    if !(waited && written_after && asked) || evidence.may_be_in_use(grant) {
         return None;
     }
     watchlist.unbound.remove(&grant.alloc_id);

@@ -418,6 +418,9 @@ fn no_checkpoint_at_all_or_an_unsettled_kubelet_never_means_never_started() {
     world.seen.kubelet_settled = true;
     world.seen.checkpoint = None;
     assert_eq!(world.look(1000), []);
+    world.seen.checkpoint = Some(Checkpoint { entries: vec![], written_at: Timestamp(WALL + 1) });
+    world.seen.pods = None;
+    assert_eq!(world.look(2000), [], "nor does a listing that was not seen");
 }
 
 #[test]
@@ -528,8 +531,8 @@ proptest! {
             clock += wait;
             if act == 0 {
                 let n = n as u64 % 4;
-                if !made.contains_key(&alloc(n)) {
-                    made.insert(alloc(n), clock);
+                if let std::collections::btree_map::Entry::Vacant(first) = made.entry(alloc(n)) {
+                    first.insert(clock);
                     ledger.evolve(&Entry::Grant(Box::new(grant(n, &format!("gpu{}", n % 3), BOOT))));
                 }
             }

@@ -1,0 +1,226 @@
+//! Reading `kubelet_internal_checkpoint`: the kubelet's own record of which container has which ids.
+//!
+//! The file is advisory. Its checksum cannot be computed outside Go (FNV over a Go dump of the value) and is ignored, as
+//! are unknown fields; entries of pods that have gone stay until the next write. What makes it precious is that it keeps
+//! our own response, and with it the annotation that carries the alloc-id.
+
+use super::proto::v1beta1::ContainerAllocateResponse;
+use crate::domain::{AllocId, Checkpoint, CheckpointEntry, DeviceId, Timestamp};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use prost::Message;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// File name in the device-plugin directory.
+pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
+/// A larger file is not read. 250 pods with 64 devices and 20 KiB of response each come to some 7 MiB.
+pub const BYTES_MAX: u64 = 32 * 1024 * 1024;
+
+/// Why the checkpoint tells nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// It could not be read; `NotFound` on a node where no device was ever allocated.
+    #[error("failed to read the kubelet's checkpoint `{path}`: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is larger than any kubelet writes.
+    #[error("the kubelet's checkpoint `{path}` has more than {BYTES_MAX} bytes and is not read")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is not the JSON that kubelets 1.20 to 1.36 write.
+    #[error("the kubelet's checkpoint is not understood: {0}")]
+    Malformed(#[from] serde_json::Error),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Document {
+    data: Data,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Data {
+    /// Null on a node without device pods.
+    #[serde(default)]
+    pod_device_entries: Option<Vec<PodDeviceEntry>>,
+}
+
+#[derive(Deserialize)]
+struct PodDeviceEntry {
+    #[serde(rename = "PodUID")]
+    pod_uid: String,
+    #[serde(rename = "ContainerName")]
+    container_name: String,
+    #[serde(rename = "ResourceName")]
+    resource_name: String,
+    /// By NUMA node, `-1` for none. An id near two nodes stands under both.
+    #[serde(rename = "DeviceIDs", default)]
+    device_ids: Option<BTreeMap<String, Option<BTreeSet<DeviceId>>>>,
+    /// Base64 of the protobuf message.
+    #[serde(rename = "AllocResp", default)]
+    alloc_resp: Option<String>,
+}
+
+/// Reads the checkpoint in the device-plugin directory.
+///
+/// # Errors
+/// When it is not there, cannot be read or is not understood: then nothing is known, and nothing follows from that.
+pub fn read(device_plugin_dir: &Path) -> Result<Checkpoint, CheckpointError> {
+    let path = device_plugin_dir.join(FILE_NAME);
+    let failed = |source| CheckpointError::Io { path: path.clone(), source };
+    let file = File::open(&path).map_err(failed)?;
+    // The time of the very file that is read: the kubelet replaces it by rename.
+    let written_at = file.metadata().and_then(|metadata| metadata.modified()).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > BYTES_MAX {
+        return Err(CheckpointError::TooLarge { path });
+    }
+    parse(&bytes, Timestamp::from_system(written_at))
+}
+
+/// Parses the file's bytes.
+///
+/// # Errors
+/// When they are not the JSON that the kubelet writes.
+pub fn parse(bytes: &[u8], written_at: Timestamp) -> Result<Checkpoint, CheckpointError> {
+    let document: Document = serde_json::from_slice(bytes)?;
+    let entries = document.data.pod_device_entries.unwrap_or_default().into_iter().filter_map(entry).collect();
+    Ok(Checkpoint { entries, written_at })
+}
+
+/// One entry; `None` for a resource name that no kubelet accepts, which therefore is not ours.
+fn entry(entry: PodDeviceEntry) -> Option<CheckpointEntry> {
+    Some(CheckpointEntry {
+        resource: entry.resource_name.parse().ok()?,
+        pod_uid: entry.pod_uid,
+        container: entry.container_name,
+        device_ids: entry.device_ids.into_iter().flatten().filter_map(|(_, ids)| ids).flatten().collect(),
+        alloc_id: entry.alloc_resp.as_deref().and_then(alloc_id),
+    })
+}
+
+/// Our annotation in a stored response. A response that cannot be decoded has none: another plugin's business.
+fn alloc_id(response: &str) -> Option<AllocId> {
+    let bytes = STANDARD.decode(response).ok()?;
+    let mut response = ContainerAllocateResponse::decode(bytes.as_slice()).ok()?;
+    response.annotations.remove(AllocId::ANNOTATION).map(AllocId::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// As a kubelet 1.36 wrote it for a static pod with two devices of another plugin.
+    const REAL: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"6c66f772555a04be4eb20709fe93c16a","ContainerName":"main","ResourceName":"example.com/foo","DeviceIDs":{"-1":["d0","d1"]},"AllocResp":"CgsKBlJJR19kMRIBMQoLCgZSSUdfZDASATEaHAoLL2Rldi9mb28tZDESCS9kZXYvemVybxoCcncaHAoLL2Rldi9mb28tZDASCS9kZXYvemVybxoCcnc="}],"RegisteredDevices":{"example.com/foo":["d0","d1"]}},"Checksum":2706400148}"#;
+
+    fn ids(ids: &[&str]) -> BTreeSet<DeviceId> {
+        ids.iter().map(|id| DeviceId::new(*id)).collect()
+    }
+
+    fn of(entries: &str) -> Result<Checkpoint, CheckpointError> {
+        parse(format!(r#"{{"Data":{{"PodDeviceEntries":{entries},"RegisteredDevices":{{}}}},"Checksum":1}}"#).as_bytes(), Timestamp(7))
+    }
+
+    #[test]
+    fn a_real_checkpoint_is_read() {
+        let checkpoint = parse(REAL.as_bytes(), Timestamp(7)).unwrap();
+        let entry = CheckpointEntry {
+            pod_uid: "6c66f772555a04be4eb20709fe93c16a".into(),
+            container: "main".into(),
+            resource: "example.com/foo".parse().unwrap(),
+            device_ids: ids(&["d0", "d1"]),
+            alloc_id: None,
+        };
+        assert_eq!(checkpoint, Checkpoint { entries: vec![entry], written_at: Timestamp(7) });
+    }
+
+    #[test]
+    fn the_alloc_id_is_found_in_the_stored_response() {
+        let annotations = BTreeMap::from([(AllocId::ANNOTATION.to_owned(), "alloc-7".to_owned())]);
+        let response = ContainerAllocateResponse { annotations, ..ContainerAllocateResponse::default() };
+        let base64 = STANDARD.encode(response.encode_to_vec());
+        let json =
+            format!(r#"[{{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{"0":["x"]}},"AllocResp":"{base64}"}}]"#);
+        assert_eq!(of(&json).unwrap().entries[0].alloc_id, Some(AllocId::new("alloc-7")));
+    }
+
+    #[test]
+    fn a_node_without_device_pods_has_null_entries() {
+        assert_eq!(of("null").unwrap().entries, []);
+    }
+
+    #[test]
+    fn an_id_near_two_numa_nodes_is_one_id() {
+        let json =
+            r#"[{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{"0":["x","y"],"1":["x"],"2":null},"AllocResp":""}]"#;
+        assert_eq!(of(json).unwrap().entries[0].device_ids, ids(&["x", "y"]));
+    }
+
+    #[test]
+    fn fields_of_later_kubelets_are_skipped_and_missing_ones_are_empty() {
+        let json = r#"[{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","New":{"deep":[1]}},{"PodUID":"v","ContainerName":"c","ResourceName":"nonsense"}]"#;
+        let entries = of(json).unwrap().entries;
+        assert_eq!(entries.len(), 1);
+        assert!(entries[0].device_ids.is_empty() && entries[0].alloc_id.is_none());
+    }
+
+    #[test]
+    fn a_response_that_cannot_be_decoded_has_no_alloc_id() {
+        for response in ["%%%", "/////w==", "CgsKBlJJR19k"] {
+            let json =
+                format!(r#"[{{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{}},"AllocResp":"{response}"}}]"#);
+            assert_eq!(of(&json).unwrap().entries[0].alloc_id, None, "{response}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_checkpoint_is_an_error() {
+        for text in ["", "{}", "null", "[]", r#"{"Data":7}"#, &REAL[..200]] {
+            assert!(parse(text.as_bytes(), Timestamp(0)).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn it_is_read_with_the_time_of_its_writing_and_not_beyond_the_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(read(dir.path()), Err(CheckpointError::Io { .. })));
+        std::fs::write(dir.path().join(FILE_NAME), REAL).unwrap();
+        let modified = std::fs::metadata(dir.path().join(FILE_NAME)).unwrap().modified().unwrap();
+        assert_eq!(read(dir.path()).unwrap().written_at, Timestamp::from_system(modified));
+        File::create(dir.path().join(FILE_NAME)).unwrap().set_len(BYTES_MAX + 1).unwrap();
+        assert!(matches!(read(dir.path()), Err(CheckpointError::TooLarge { .. })));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn no_bytes_make_it_panic(flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6), cut in any::<prop::sample::Index>(), whole in any::<bool>()) {
+            let mut bytes = REAL.as_bytes().to_vec();
+            for (at, byte) in flips {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            if !whole { bytes.truncate(cut.index(bytes.len())); }
+            drop(parse(&bytes, Timestamp(0)));
+        }
+
+        #[test]
+        fn no_stored_response_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            drop(alloc_id(&STANDARD.encode(bytes)));
+        }
+    }
+}
