@@ -114,7 +114,10 @@ pub async fn get<T: DeserializeOwned>(run_dir: &Path, resource: &str) -> Result<
     let path = socket_path(run_dir);
     let stream = match UnixStream::connect(&path).await {
         Ok(stream) => stream,
-        Err(source) => return Err(ControlError::Absent { path, source }),
+        Err(source) if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Err(ControlError::Absent { path, source });
+        }
+        Err(error) => return Err(ControlError::Failed { path, why: format!("{error}; only root may ask") }),
     };
     let failed = |why: String| ControlError::Failed { path: path.clone(), why };
     let ask = async {

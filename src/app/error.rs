@@ -18,6 +18,9 @@ pub enum StartError {
     /// The ledger cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// An actor died too often before the first inventory was there.
+    #[error("the {0} actor died too often at the start; see the log for its panics")]
+    Escalated(&'static str),
 }
 
 /// A missing directory is waited for; one that never can be the kubelet's is an error.

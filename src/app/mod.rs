@@ -125,8 +125,7 @@ impl App {
             tracing::warn!(report = %recovered.report, "the ledger was damaged");
         }
 
-        let scan = hardware::scan(&host_root);
-        let specs = specs(&settings.config, &scan, &recovered.grants);
+        let specs = specs(&settings.config, &host_root, &recovered.grants);
         let names: Arc<[ResourceName]> = specs.iter().map(|spec| spec.name.clone()).collect();
         if names.is_empty() {
             tracing::warn!("no resource is configured and no known hardware is found; nothing is offered");
@@ -159,7 +158,7 @@ impl App {
             registration: registration.handle(),
         };
 
-        let (escalate, escalated) = mpsc::channel(1);
+        let (escalate, mut escalated) = mpsc::channel(1);
         let supervision = Supervision { policy: Policy::default(), escalate, ending: ending_view };
         // A stalled disk must not stall the streams, nor a slow scan an Allocate.
         let (ledger_arbiter, discovery_arbiter, here) = (Arbiter::new(), Arbiter::new(), Arbiter::current());
@@ -222,7 +221,11 @@ impl App {
         // Nothing is registered before there is a list to send.
         let mut first = inventory_view.clone();
         let wanted = names.clone();
-        drop(first.wait_for(|inventory| wanted.iter().all(|name| inventory.resources.contains_key(name))).await);
+        let complete = |inventory: &Arc<Inventory>| wanted.iter().all(|name| inventory.resources.contains_key(name));
+        tokio::select! {
+            _ = first.wait_for(complete) => {}
+            Some(actor) = escalated.recv() => return Err(StartError::Escalated(actor)),
+        }
 
         let config = RegistrationConfig {
             kubelet_socket: watcher::kubelet_socket(&settings.device_plugins()),
@@ -300,10 +303,10 @@ impl App {
 
 /// The resources: those of the configuration, else the known hardware under its usual names; and in any case those
 /// that somebody holds a device of (I3), else a container could not start again.
-fn specs(config: &Config, scan: &hardware::Scan, grants: &[Grant]) -> Arc<[Arc<ResourceSpec>]> {
+fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> Arc<[Arc<ResourceSpec>]> {
     let mut specs = config.resources.clone();
     if specs.is_empty() {
-        specs = hardware::defaults::specs(scan).into_iter().map(Arc::new).collect();
+        specs = hardware::defaults::specs(&hardware::scan(host_root)).into_iter().map(Arc::new).collect();
     }
     let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
     let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).collect();

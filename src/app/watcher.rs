@@ -118,6 +118,7 @@ impl Watcher {
                     tracing::warn!(%error, "inotify failed; changes are seen by polling only");
                     watch = None;
                 }
+                Event::Uevent(Ok(Some(event))) if !event.may_matter() => {}
                 Event::Uevent(Ok(event)) => {
                     tracing::debug!(?event, "uevent");
                     rescan_at.get_or_insert_with(|| Instant::now() + RESCAN_AFTER);

@@ -59,6 +59,7 @@ impl From<crate::app::StartError> for Failed {
         match error {
             crate::app::StartError::KubeletDir { .. } => Failed::new(KUBELET_DIR, error),
             crate::app::StartError::Store(error) => error.into(),
+            crate::app::StartError::Escalated(_) => Failed::new(ESCALATED, error),
         }
     }
 }

@@ -35,6 +35,18 @@ impl Uevent {
     }
 }
 
+impl Uevent {
+    /// Whether it can be about hardware that is offered. Every pod's start makes a swarm of events for its virtual
+    /// network devices; they must not make a swarm of scans.
+    #[must_use]
+    pub fn may_matter(&self) -> bool {
+        let noise = ["bdi", "queues", "net", "workqueue", "memory", "cpu"];
+        let is_noise = self.subsystem.as_deref().is_some_and(|subsystem| noise.contains(&subsystem));
+        let is_device = self.devpath.starts_with("/devices/");
+        is_device && !(is_noise && self.devpath.starts_with("/devices/virtual/"))
+    }
+}
+
 /// The netlink socket of the kernel's event group.
 #[derive(Debug)]
 pub struct UeventSocket(AsyncFd<OwnedFd>);
@@ -95,6 +107,9 @@ mod tests {
         let event = Uevent::parse(datagram).unwrap();
         assert_eq!((event.action.as_str(), event.subsystem.as_deref()), ("unbind", Some("pci")));
         assert_eq!(event.devpath, "/devices/pci0000:00/0000:00:04.0");
+        assert!(event.may_matter());
+        let veth = Uevent { action: "add".into(), devpath: "/devices/virtual/net/veth1".into(), subsystem: Some("net".into()) };
+        assert!(!veth.may_matter());
         for other in [&b"libudev\0\xfe\xed\xca\xfe"[..], b"", b"@/x", b"add@x", b"\xff\xfe@/"] {
             assert_eq!(Uevent::parse(other), None);
         }

@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{RwLock, oneshot, watch};
 
-/// How soon the kubelet is looked at again while a move waits for proof.
-const LOOK_SOON: Duration = Duration::from_secs(3);
+/// How soon the kubelet is looked at again while a move waits for proof, or a grant for its container.
+const LOOK_SOON: Duration = Duration::from_millis(1500);
 /// How often the pods' cgroups are looked at while somebody holds devices. That costs one `stat` for each pod and
 /// keeps "released within 30 s" together with the two listings that follow.
 const LOOK_HELD: Duration = Duration::from_secs(10);
@@ -227,7 +227,8 @@ impl LedgerActor {
         if self.ledger.grants().len() == 0 {
             return;
         }
-        let wait = if dead || self.watchlist.is_waiting() { LOOK_SOON } else { LOOK_HELD };
+        let unbound = self.ledger.grants().any(|grant| grant.state == GrantState::Granted);
+        let wait = if dead || unbound || self.watchlist.is_waiting() { LOOK_SOON } else { LOOK_HELD };
         self.look_timer = Some(context.run_later(wait, |this, context| {
             this.look_timer = None;
             this.glance(context);
