@@ -1,7 +1,7 @@
 //! The store as a whole, on real files.
 
 use super::layout::{database_dir, journal_dir};
-use super::samples::{bound, made, named, released_at, suspect};
+use super::samples::{bound, grant, made, named, released_at, suspect};
 use super::*;
 use crate::domain::GrantState;
 use proptest::prelude::*;
@@ -392,7 +392,7 @@ fn a_damaged_record_of_the_database_comes_from_the_journal_and_the_rest_of_it_is
     let (mut store, _) = open(dir.path());
     store.append(&[made(1), made(2)]).unwrap();
     store.checkpoint().unwrap();
-    store.shelf.as_ref().unwrap().damage_for_test(&super::samples::grant(1).alloc_id);
+    store.shelf.as_ref().unwrap().damage_for_test(&grant(1).alloc_id);
     drop(store);
     let (_, recovered) = open(dir.path());
     assert_eq!((ids(&recovered), recovered.report.missing, quarantined(dir.path())), (vec![1, 2], 0, 1), "{}", recovered.report);
@@ -434,6 +434,19 @@ fn step() -> impl Strategy<Value = Vec<Entry>> {
     prop::collection::vec(entry, 1..4)
 }
 
+/// Leaves out what no ledger writes: an alloc-id is made once, and nothing follows its release. Where the journal has lost
+/// a release, an entry after it could not be told from one before it.
+fn as_a_ledger_writes(steps: Vec<Vec<Entry>>) -> Vec<Vec<Entry>> {
+    let (mut made, mut gone) = (BTreeSet::new(), BTreeSet::new());
+    let mut written = |entry: &Entry| match entry {
+        Entry::Grant(grant) => made.insert(grant.alloc_id.clone()),
+        Entry::Moved { alloc_id, state: GrantState::Released { .. } } => made.contains(alloc_id) && gone.insert(alloc_id.clone()),
+        Entry::Moved { alloc_id, .. } => made.contains(alloc_id) && !gone.contains(alloc_id),
+        Entry::Named { .. } => true,
+    };
+    steps.into_iter().map(|step| step.into_iter().filter(&mut written).collect()).collect()
+}
+
 /// What the entries say: the model that the store is compared with.
 fn model(entries: &[Entry]) -> BTreeMap<AllocId, Grant> {
     let mut live: BTreeMap<AllocId, Grant> = BTreeMap::new();
@@ -459,7 +472,7 @@ fn as_map(recovered: Recovered) -> BTreeMap<AllocId, Grant> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(std::env::var("HOLDFAST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(24)))]
 
     #[test]
     fn replay_equals_live(lives in prop::collection::vec((prop::collection::vec(step(), 0..6), 0..4_u8), 1..5)) {
@@ -491,7 +504,7 @@ proptest! {
 
     #[test]
     fn a_bit_flipped_anywhere_in_the_journal_loses_no_live_grant_in_silence(
-        steps in prop::collection::vec(step(), 1..8), at in any::<prop::sample::Index>(), bit in 0..8_u8, checkpointed in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..12).prop_map(as_a_ledger_writes), at in any::<prop::sample::Index>(), bit in 0..8_u8, checkpointed in any::<bool>(),
     ) {
         let dir = tempfile::tempdir().unwrap();
         let (mut store, _) = open(dir.path());
@@ -518,7 +531,7 @@ proptest! {
 
     #[test]
     fn sleds_files_may_be_damaged_in_any_way(
-        steps in prop::collection::vec(step(), 1..8), how in 0..3_u8, file in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(),
+        steps in prop::collection::vec(step(), 1..12).prop_map(as_a_ledger_writes), how in 0..3_u8, file in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(),
     ) {
         let dir = tempfile::tempdir().unwrap();
         let (mut store, _) = open(dir.path());
