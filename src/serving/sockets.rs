@@ -54,7 +54,7 @@ pub(super) struct Bound {
 }
 
 impl Sockets {
-    /// A table without sockets. Nothing is made on disk before the first [`Sockets::bind`].
+    /// A table without sockets. Nothing is made on disk before the first `bind`.
     #[must_use]
     pub fn new(device_plugins: &Path) -> Self {
         let millis = host::now().wall.0;
