@@ -14,6 +14,8 @@ use holdfast::domain::AllocId;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::sim::kubelet::{EventKind, Kubelet};
 use holdfast::store;
+use nix::sys::signal::Signal;
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tonic::transport::Channel;
@@ -71,7 +73,7 @@ fn kill_after(daemon: &Daemon, wait: Duration) -> std::thread::JoinHandle<()> {
         while Instant::now() < at {
             std::hint::spin_loop();
         }
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        nix::sys::signal::kill(pid, Signal::SIGKILL).unwrap();
     })
 }
 
@@ -101,9 +103,8 @@ async fn kill_between(daemon: &Daemon, api: &mut Api, random: &mut Random, tally
     killer.join().unwrap();
 }
 
-/// A kill while many callers allocate as fast as they can.
-async fn kill_under_load(daemon: &Daemon, api: &Api, random: &mut Random, tally: &mut Tally) {
-    let killer = kill_after(daemon, Duration::from_micros(random.below(10_000)));
+/// Many callers allocate as fast as they can, until the first error; each answer is looked at as it comes.
+async fn load(api: &Api, answered: impl Fn()) -> Vec<Result<AllocId, tonic::Status>> {
     let caller = async |caller: usize| {
         let (mut api, mut answers) = (api.clone(), Vec::new());
         for call in 0.. {
@@ -112,12 +113,29 @@ async fn kill_under_load(daemon: &Daemon, api: &Api, random: &mut Random, tally:
             if answers.last().is_some_and(Result::is_err) {
                 break;
             }
+            answered();
         }
         answers
     };
     let answers = soon("callers of a killed daemon", join_all((0..CALLERS).map(caller))).await;
-    tally.note(answers.into_iter().flatten().collect());
+    answers.into_iter().flatten().collect()
+}
+
+/// A kill while the callers allocate.
+async fn kill_under_load(daemon: &Daemon, api: &Api, random: &mut Random, tally: &mut Tally) {
+    let killer = kill_after(daemon, Duration::from_micros(random.below(10_000)));
+    tally.note(load(api, || {}).await);
     killer.join().unwrap();
+}
+
+/// A kill in the instant of an answer: what is not on disk by then never will be.
+async fn kill_at_an_answer(daemon: &Daemon, api: &Api, random: &mut Random, tally: &mut Tally) {
+    let left = Cell::new(random.below(20));
+    let answered = || match left.get() {
+        0 => daemon.signal(Signal::SIGKILL),
+        n => left.set(n - 1),
+    };
+    tally.note(load(api, answered).await);
 }
 
 #[test]
@@ -142,10 +160,10 @@ fn a_daemon_killed_at_any_moment_has_every_answered_grant_and_serves_again() {
             tally.starts.push(took);
             tally.check(&node);
             let mut api = dial(&kubelet, &node, &name("example.com/gpu")).await;
-            if kill % 2 == 0 {
-                kill_between(&daemon, &mut api, &mut random, &mut tally).await;
-            } else {
-                kill_under_load(&daemon, &api, &mut random, &mut tally).await;
+            match kill % 3 {
+                0 => kill_between(&daemon, &mut api, &mut random, &mut tally).await,
+                1 => kill_under_load(&daemon, &api, &mut random, &mut tally).await,
+                _ => kill_at_an_answer(&daemon, &api, &mut random, &mut tally).await,
             }
             daemon.kill();
             tally.check(&node);
