@@ -12,7 +12,7 @@
 //!   callers ── Handle ─┘   (a watch: the address of the day; calls wait for it and are sent again)
 //! ```
 
-use crate::messages::{CallError, Door, Mailbox};
+use crate::messages::{CallError, Crash, Door, Mailbox};
 use crate::telemetry::metrics;
 use actix::dev::ToEnvelope;
 use actix::{Actor, Addr, ArbiterHandle, Context, Handler, MailboxError, Message};
@@ -171,6 +171,26 @@ impl<A: Actor> Handle<A> {
         M::Result: Send,
     {
         Mailbox::new(self.clone())
+    }
+
+    /// Lets the present life die, and waits until the next one has taken its place. A [`Mailbox::call`] would send the
+    /// message to the next life too, and to the one after it.
+    ///
+    /// # Errors
+    /// When the supervisor has given the actor up.
+    pub async fn crash(&self) -> Result<(), CallError>
+    where
+        A: Handler<Crash>,
+        A::Context: ToEnvelope<A, Crash>,
+    {
+        let mut address = self.address.clone();
+        let given_up = |_| CallError::GivenUp(self.name);
+        let Some(victim) = address.wait_for(Option::is_some).await.map_err(given_up)?.clone() else { return Ok(()) };
+        // No answer: that is what is asked for.
+        let _ = victim.send(Crash).await;
+        let next = |current: &Option<Addr<A>>| current.as_ref().is_some_and(|current| *current != victim);
+        address.wait_for(next).await.map_err(given_up)?;
+        Ok(())
     }
 }
 

@@ -1,0 +1,331 @@
+//! What the tests of the whole daemon share: a node in a folder, the daemon as a child process, waits for values.
+//!
+//! Nothing here sleeps: a wait ends with the value it waits for, or fails loudly when the daemon hangs.
+
+#![allow(dead_code, reason = "each test file uses its part of this")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a helper of a test fails the test, and may say why")]
+
+use holdfast::app::{App, Settings};
+use holdfast::config::{self, Roots};
+use holdfast::domain::{AllocId, DeviceId, Grant, ResourceName};
+use holdfast::kubelet::proto::v1beta1 as api;
+use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
+use holdfast::kubelet::uds;
+use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig};
+use holdfast::store;
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tonic::transport::Channel;
+
+/// A daemon that takes longer than this hangs. No promise is measured with it.
+pub(crate) const HANG: Duration = Duration::from_secs(60);
+
+/// Runs a test inside an actix system, as the daemon runs.
+pub(crate) fn run<F: Future>(test: F) -> F::Output {
+    actix::System::new().block_on(test)
+}
+
+/// Has the panics that a test asks for pass without a report: a backtrace takes longer than the rebuild it hides.
+pub(crate) fn quiet_crashes() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let asked_for = panic.payload_as_str().is_some_and(|text| text.contains("asked to crash"));
+        if !asked_for {
+            report(panic);
+        }
+    }));
+}
+
+/// Waits, but not for ever.
+pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
+    tokio::time::timeout(HANG, future).await.unwrap_or_else(|_| panic!("hangs: {what}"))
+}
+
+pub(crate) fn name(text: &str) -> ResourceName {
+    text.parse().unwrap()
+}
+
+/// A node: a host root in which plain files stand for device nodes, and a place for everything else.
+#[derive(Debug)]
+pub(crate) struct Node {
+    dir: TempDir,
+}
+
+impl Node {
+    /// An empty node. Its path is short: the paths of sockets may have 107 bytes.
+    pub(crate) fn new() -> Node {
+        let node = Node { dir: tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap() };
+        std::fs::create_dir_all(node.path("host/dev")).unwrap();
+        std::fs::create_dir(node.path("etc")).unwrap();
+        node
+    }
+
+    /// A node with `count` nodes `/dev/<stem>0`, `/dev/<stem>1`, … for each stem, each a resource `example.com/<stem>`.
+    pub(crate) fn with(resources: &[(&str, usize)]) -> Node {
+        let node = Node::new();
+        let mut text = String::from("[telemetry]\nlisten = \"off\"\n");
+        for (stem, count) in resources {
+            (0..*count).for_each(|index| node.create_device(stem, index));
+            text += &resource(stem);
+        }
+        node.write_config(&text);
+        node
+    }
+
+    pub(crate) fn path(&self, rel: &str) -> PathBuf {
+        self.dir.path().join(rel)
+    }
+
+    pub(crate) fn config_file(&self) -> PathBuf {
+        self.path("etc/config.toml")
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.path("state")
+    }
+
+    pub(crate) fn write_config(&self, text: &str) {
+        std::fs::write(self.config_file(), text).unwrap();
+    }
+
+    pub(crate) fn create_device(&self, stem: &str, index: usize) {
+        std::fs::write(self.path(&format!("host/dev/{stem}{index}")), "").unwrap();
+    }
+
+    pub(crate) fn remove_device(&self, stem: &str, index: usize) {
+        std::fs::remove_file(self.path(&format!("host/dev/{stem}{index}"))).unwrap();
+    }
+
+    pub(crate) fn sockets(&self) -> PathBuf {
+        self.path("kubelet/device-plugins/.holdfast")
+    }
+
+    fn roots(&self) -> Roots {
+        Roots { host: self.path("host"), kubelet: self.path("kubelet"), state: self.state(), run: self.path("run") }
+    }
+
+    /// Starts the daemon in this process.
+    pub(crate) async fn start_app(&self) -> App {
+        let config = config::load(Some(&self.config_file())).unwrap();
+        soon("the start", App::start(Settings { roots: self.roots(), config })).await.unwrap()
+    }
+
+    pub(crate) fn kubelet_config(&self) -> KubeletConfig {
+        KubeletConfig::new(self.path("kubelet"), self.path("host"))
+    }
+
+    pub(crate) async fn start_kubelet(&self) -> Kubelet {
+        Kubelet::start(self.kubelet_config()).await.unwrap()
+    }
+
+    /// A verb with this node's roots. `HOLDFAST_BIN` takes the place of the binary that was just built.
+    pub(crate) fn command(&self, verb: &[&str]) -> Command {
+        let binary = std::env::var_os("HOLDFAST_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_holdfast").into());
+        let mut command = Command::new(binary);
+        command.args(verb).env_remove("NOTIFY_SOCKET").env_remove("HOLDFAST_LOG").stdin(Stdio::null());
+        let Roots { host, kubelet, state, run } = self.roots();
+        for (option, path) in [("host-root", &host), ("kubelet-dir", &kubelet), ("state-dir", &state), ("run-dir", &run)] {
+            command.arg(format!("--{option}")).arg(path);
+        }
+        command.arg("--config").arg(self.config_file());
+        command
+    }
+
+    /// Runs a verb to its end. Not while the kubelet of this thread is needed for it.
+    pub(crate) fn output(&self, verb: &[&str]) -> Output {
+        self.command(verb).output().unwrap()
+    }
+
+    /// Runs a verb that prints a JSON document.
+    pub(crate) fn json(&self, verb: &[&str]) -> serde_json::Value {
+        let output = self.output(&[verb, &["-o", "json"]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    pub(crate) fn start_daemon(&self) -> Daemon {
+        Daemon::spawn(&mut self.command(&["run"]))
+    }
+
+    /// The live grants, as the journal tells them.
+    pub(crate) fn grants(&self) -> Vec<Grant> {
+        store::peek(&self.state()).unwrap().grants
+    }
+}
+
+/// The configuration of a resource that offers the nodes `/dev/<stem>*`.
+pub(crate) fn resource(stem: &str) -> String {
+    format!("[[resource]]\nname = \"example.com/{stem}\"\nclass = \"char\"\npaths = [\"/dev/{stem}*\"]\n")
+}
+
+/// The daemon as a child process; it dies with this value.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    child: Child,
+    lines: watch::Receiver<Vec<String>>,
+}
+
+impl Daemon {
+    pub(crate) fn spawn(command: &mut Command) -> Daemon {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        let (sender, lines) = watch::channel(Vec::new());
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                sender.send_modify(|lines| lines.push(line));
+            }
+        });
+        Daemon { child, lines }
+    }
+
+    pub(crate) fn pid(&self) -> nix::unistd::Pid {
+        nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).unwrap())
+    }
+
+    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
+        nix::sys::signal::kill(self.pid(), signal).unwrap();
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.lines.borrow().clone()
+    }
+
+    /// Waits for a line of the log that contains `text`.
+    pub(crate) async fn logged(&self, text: &str) -> String {
+        let mut lines = self.lines.clone();
+        let find = |lines: &Vec<String>| lines.iter().find(|line| line.contains(text)).cloned();
+        let found = soon(text, lines.wait_for(|lines| find(lines).is_some())).await;
+        let found = found.unwrap_or_else(|_| panic!("the daemon ended without saying `{text}`:\n{}", self.log().join("\n")));
+        find(&found).unwrap()
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        let mut lines = self.lines.clone();
+        soon("the end of the daemon", async { while lines.changed().await.is_ok() {} }).await;
+        self.child.wait().unwrap()
+    }
+
+    /// Kills it with SIGKILL, and waits until nothing is left of it.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        assert_eq!(self.child.wait().unwrap().signal(), Some(9));
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.child.kill());
+        drop(self.child.wait());
+        if std::thread::panicking() {
+            let log = self.log();
+            eprintln!("the daemon's last words:\n{}", log[log.len().saturating_sub(40)..].join("\n"));
+        }
+    }
+}
+
+/// Waits until the kubelet counts so many devices of the resource as healthy.
+pub(crate) async fn offered(kubelet: &Kubelet, resource: &ResourceName, healthy: usize) {
+    kubelet.wait_for(|view| view.capacity(resource).allocatable == healthy, HANG).await.unwrap();
+}
+
+/// How many events fit.
+pub(crate) fn count(kubelet: &Kubelet, fits: impl Fn(&EventKind) -> bool) -> usize {
+    kubelet.view(|view| view.events().iter().filter(|event| fits(&event.kind)).count())
+}
+
+/// The device-plugin API on the socket that the resource registered last.
+pub(crate) async fn dial(kubelet: &Kubelet, node: &Node, resource: &ResourceName) -> DevicePluginClient<Channel> {
+    let endpoint = kubelet.view(|view| {
+        let event = view.last(|kind| matches!(kind, EventKind::Registered { .. }) && kind.resource() == Some(resource)).cloned();
+        match event.map(|event| event.kind) {
+            Some(EventKind::Registered { endpoint, .. }) => endpoint,
+            _ => panic!("{resource} is not registered"),
+        }
+    });
+    let channel = uds::connect(&node.path("kubelet/device-plugins").join(endpoint)).await.unwrap();
+    DevicePluginClient::new(channel)
+}
+
+/// Allocates for one container; its alloc-id.
+pub(crate) async fn allocate(api: &mut DevicePluginClient<Channel>, ids: &[&str]) -> Result<AllocId, tonic::Status> {
+    let request = api::ContainerAllocateRequest { devices_ids: ids.iter().map(ToString::to_string).collect() };
+    let response = api.allocate(api::AllocateRequest { container_requests: vec![request] }).await?;
+    Ok(AllocId::new(response.into_inner().container_responses[0].annotations[AllocId::ANNOTATION].clone()))
+}
+
+/// The ids of a grant.
+pub(crate) fn ids(grant: &Grant) -> BTreeSet<DeviceId> {
+    grant.devices.iter().map(|device| device.id.clone()).collect()
+}
+
+/// A GET without ceremony: status code and body.
+pub(crate) fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(HANG)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// Whether this process may do everything, so that permissions hinder nothing.
+pub(crate) fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+/// The middle, the 99th of a hundred and the largest.
+pub(crate) fn percentiles(mut values: Vec<Duration>) -> String {
+    values.sort();
+    let at = |share: usize| values.get((values.len() * share / 100).min(values.len() - 1)).copied().unwrap_or_default();
+    format!("p50 {:?}, p99 {:?}, max {:?}", at(50), at(99), at(100))
+}
+
+/// Small random numbers from a printed seed; `HOLDFAST_SEED` repeats a run.
+#[derive(Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new() -> Random {
+        let fresh = || u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() & u128::from(u64::MAX)).unwrap();
+        let seed = std::env::var("HOLDFAST_SEED").ok().map_or_else(fresh, |text| text.parse().unwrap());
+        println!("seed {seed}; HOLDFAST_SEED={seed} repeats this run");
+        Random(seed)
+    }
+
+    /// Below `bound` (splitmix64).
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % bound.max(1)
+    }
+}
+
+/// Every file below a directory with its bytes, to be compared later.
+pub(crate) fn files_below(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            match entry.file_type().unwrap() {
+                kind if kind.is_dir() => dirs.push(entry.path()),
+                kind if kind.is_file() => found.push((entry.path(), std::fs::read(entry.path()).unwrap())),
+                _ => {}
+            }
+        }
+    }
+    found.sort();
+    found
+}
