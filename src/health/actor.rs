@@ -101,8 +101,10 @@ impl Actor for HealthActor {
 }
 
 impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
-    fn handle(&mut self, _: Arc<Vec<Arc<Grant>>>, context: &mut Self::Context) {
-        self.publish(context);
+    fn handle(&mut self, grants: Arc<Vec<Arc<Grant>>>, context: &mut Self::Context) {
+        if !self.judge.is_judged_with(grants.iter().map(AsRef::as_ref)) {
+            self.publish(context);
+        }
     }
 
     /// The ledger's publisher ends with the daemon only; the actor has other sources.

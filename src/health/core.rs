@@ -45,12 +45,14 @@ pub(super) struct Judge {
     /// Ids that are in the list although they are not offered any more, and since when.
     leaving: BTreeMap<(ResourceName, DeviceId), Duration>,
     inventory: Arc<Inventory>,
+    /// Whether the list has only ids that are offered: then it does not matter who holds them.
+    complete: bool,
 }
 
 impl Judge {
     /// Begins with what was published last, so that a rebuilt actor drops nothing from the list.
     pub(super) fn new(specs: Arc<[Arc<ResourceSpec>]>, published: Arc<Inventory>) -> Self {
-        Judge { specs, evidence: None, broken: BTreeMap::new(), leaving: BTreeMap::new(), inventory: published }
+        Judge { specs, evidence: None, broken: BTreeMap::new(), leaving: BTreeMap::new(), inventory: published, complete: false }
     }
 
     /// Takes the result of a scan. It overrules what was found broken before it began.
@@ -72,16 +74,28 @@ impl Judge {
         self.leaving.values().min().map(|since| *since + LEAVE_AFTER)
     }
 
+    /// Whether the list is as it would be judged with these grants. A node that loses no device never has to judge
+    /// because of an Allocate.
+    pub(super) fn is_judged_with<'a>(&self, mut grants: impl Iterator<Item = &'a Grant>) -> bool {
+        let is_listed = |grant: &Grant| {
+            let listed = self.inventory.resources.get(&grant.resource).map(|offering| &offering.devices);
+            listed.is_some_and(|listed| grant.devices.iter().all(|device| listed.contains_key(&device.id)))
+        };
+        self.complete && grants.all(is_listed)
+    }
+
     /// Judges everything. `None` before the first evidence: nothing is known, so nothing is said.
     pub(super) fn judge(&mut self, held: &Held, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
         let mut resources = BTreeMap::new();
         let mut leaving = BTreeMap::new();
+        let mut complete = true;
         for spec in self.specs.iter() {
             let mut devices = self.offered(spec, &evidence);
             let empty = BTreeMap::new();
             let held = held.get(&spec.name).unwrap_or(&empty);
             for (id, device) in self.absent(spec, &devices, held) {
+                complete = false;
                 let key = (spec.name.clone(), id.clone());
                 let is_held = held.contains_key(&id);
                 let since = self.leaving.get(&key).copied().unwrap_or(now);
@@ -94,7 +108,7 @@ impl Judge {
             }
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
         }
-        self.leaving = leaving;
+        (self.leaving, self.complete) = (leaving, complete);
         self.inventory = Arc::new(Inventory { resources });
         Some(Arc::clone(&self.inventory))
     }

@@ -1,7 +1,7 @@
 //! The judge's rules as sentences.
 
 use super::*;
-use crate::domain::{ContractKind, DeviceNode, Moment, Select, Timestamp};
+use crate::domain::{AllocId, ContainerEdits, ContractKind, DeviceNode, GrantState, GrantedDevice, Moment, Select, Timestamp};
 
 fn at(secs: u64) -> Duration {
     Duration::from_secs(secs)
@@ -45,6 +45,21 @@ fn evidence(secs: u64, found: &[&str], selected: &[&str], missing: &[&str]) -> A
 fn holding(ids: &[&str]) -> Held {
     let known = |id: &&str| (DeviceId::new(*id), HeldDevice { key: format!("dev:/dev/{id}"), numa_nodes: vec![1] });
     Held::from([(spec(1).name.clone(), ids.iter().map(known).collect())])
+}
+
+fn grant(ids: &[&str]) -> Grant {
+    let device = |id: &&str| GrantedDevice { id: DeviceId::new(*id), key: format!("dev:/dev/{id}"), numa_nodes: vec![1] };
+    Grant {
+        alloc_id: AllocId::new("a-1"),
+        resource: spec(1).name.clone(),
+        devices: ids.iter().map(device).collect(),
+        edits: ContainerEdits::default(),
+        boot_id: "boot".into(),
+        kubelet: None,
+        granted_at: Timestamp(0),
+        version: "0.1.0".into(),
+        state: GrantState::Granted,
+    }
 }
 
 fn judge(replicas: u32) -> Judge {
@@ -148,4 +163,18 @@ fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
     let mut second = Judge::new(Arc::from([spec(1)]), published);
     second.discovered(evidence(10, &[], &[], &[]));
     assert_eq!(list(second.judge(&Held::new(), at(10))), ["a=device_gone"]);
+}
+
+#[test]
+fn holders_matter_only_where_an_id_is_not_offered() {
+    let mut judge = judge(1);
+    let holds = |judge: &Judge, ids: &[&str]| judge.is_judged_with([grant(ids)].iter());
+    assert!(!holds(&judge, &["a"]), "nothing has been judged yet");
+    judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
+    judge.judge(&Held::new(), at(0));
+    assert!(holds(&judge, &["a", "b"]));
+    assert!(!holds(&judge, &["ghost"]), "it has to be listed");
+    judge.discovered(evidence(10, &["b"], &["b"], &[]));
+    judge.judge(&Held::new(), at(10));
+    assert!(!holds(&judge, &["b"]), "an id is about to leave");
 }
