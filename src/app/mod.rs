@@ -120,6 +120,8 @@ impl App {
 
         tracing::debug!("opening the ledger");
         let (store, recovered) = Store::open(&roots.state, settings.config.durability)?;
+        // Not before: a start that the user can mend ends in one sentence, without a log around it.
+        tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
         if !recovered.report.is_clean() {
             tracing::warn!(report = %recovered.report, "the ledger was damaged");
