@@ -18,7 +18,6 @@ fn sentence(command: &mut Command, code: u8) -> String {
     assert_eq!(output.status.code(), Some(code.into()), "{said}");
     assert_eq!(said.trim_end().lines().count(), 1, "not one line:\n{said}");
     assert!(said.starts_with("holdfast: ") && !said.contains("panic"), "{said}");
-    println!("{}", said.trim_end());
     assert!(output.stdout.is_empty());
     said
 }

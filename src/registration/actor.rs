@@ -58,6 +58,8 @@ pub struct Registration {
     config: RegistrationConfig,
     resources: BTreeMap<ResourceName, Resource>,
     timer: Option<SpawnHandle>,
+    /// Whether it has been said that there is no kubelet: once, not for every resource.
+    said_absent: bool,
     _life: Box<dyn Any + Send>,
 }
 
@@ -77,7 +79,7 @@ impl Registration {
             (name.clone(), Resource { machine, under_way: None, begun_at: now, took: None, retired: 0, said: None })
         };
         let resources = config.resources.iter().map(resource).collect();
-        Registration { config, resources, timer: None, _life: Box::new(life) }
+        Registration { config, resources, timer: None, said_absent: false, _life: Box::new(life) }
     }
 
     fn on(&mut self, name: &ResourceName, event: Event, context: &mut Context<Self>) {
@@ -97,6 +99,7 @@ impl Registration {
             let took = now.saturating_sub(resource.begun_at);
             resource.took = Some(took);
             resource.said = None;
+            self.said_absent = false;
             tracing::info!(resource = %name, took = ?took, "registered with the kubelet");
         }
         let settled = matches!(resource.machine.state(), State::Steady | State::Settling { .. });
@@ -118,7 +121,7 @@ impl Registration {
     fn publish(&self) {
         let status = |resource: &Resource| ResourceStatus {
             registered: resource.machine.is_registered(),
-            awaiting_kubelet: matches!(resource.machine.state(), State::AwaitingKubelet { .. }),
+            awaiting_kubelet: resource.machine.is_kubelet_absent(),
             last_registration_us: resource.took.and_then(|took| u64::try_from(took.as_micros()).ok()),
         };
         let all = self.resources.iter().map(|(name, resource)| (name.clone(), status(resource))).collect();
@@ -213,7 +216,9 @@ impl Handler<Attempted> for Registration {
         match outcome {
             Outcome::Registered => self.on(&resource, Event::Registered(number), context),
             Outcome::Absent(problem) => {
-                self.say(&resource, format!("waiting for the kubelet: {problem}"));
+                if !std::mem::replace(&mut self.said_absent, true) {
+                    tracing::warn!("waiting for the kubelet: {problem}");
+                }
                 self.on(&resource, Event::Absent(number), context);
             }
             Outcome::Failed(problem) => {

@@ -207,6 +207,13 @@ impl Daemon {
         find(&found).unwrap()
     }
 
+    /// Waits until `text` has been logged so many times.
+    pub(crate) async fn logged_often(&self, text: &str, times: usize) {
+        let mut lines = self.lines.clone();
+        let often = |lines: &Vec<String>| lines.iter().filter(|line| line.contains(text)).count() >= times;
+        let _ = soon(text, lines.wait_for(often)).await.unwrap();
+    }
+
     /// Waits for its end.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
         let mut lines = self.lines.clone();
