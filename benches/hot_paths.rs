@@ -1,16 +1,81 @@
 //! Micro-benchmarks of the hot paths. `cargo bench`
 
+#![expect(clippy::unwrap_used, reason = "a benchmark that cannot be set up has nothing to measure")]
+
+use divan::{Bencher, black_box};
+use holdfast::domain::{
+    AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, Health, Offered, Offering, Timestamp,
+};
+use holdfast::hardware;
+use holdfast::host::HostRoot;
+use holdfast::kubelet::convert;
+use holdfast::sim::hardware::SimNode;
+use holdfast::store::Store;
+use prost::Message;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 fn main() {
     divan::main();
 }
 
-/// A scan of the simulated node, and what the configuration makes of it.
+fn grant(number: u64) -> Entry {
+    let device = |n: u64| GrantedDevice { id: DeviceId::new(format!("GPU-{n:032x}")), key: format!("pci:{n:x}"), numa_nodes: vec![0] };
+    Entry::Grant(Box::new(Grant {
+        alloc_id: AllocId::new(format!("00000000-0000-7000-8000-{number:012x}")),
+        resource: "nvidia.com/gpu".parse().unwrap(),
+        devices: (0..2).map(|n| device(number * 2 + n)).collect(),
+        edits: ContainerEdits { envs: BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".into(), "GPU".repeat(20))]), ..ContainerEdits::default() },
+        boot_id: "00000000-0000-4000-8000-000000000000".into(),
+        kubelet: None,
+        granted_at: Timestamp(1_700_000_000_000 + number),
+        version: "0.1.0".into(),
+        state: GrantState::Granted,
+    }))
+}
+
+/// One scan of the simulated node, and what the usual resources make of it.
 #[divan::bench]
-fn discover(bencher: divan::Bencher<'_, '_>) {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let node = holdfast::sim::hardware::SimNode::create(dir.path()).expect("the simulated node");
-    let root = holdfast::host::HostRoot::new(node.root());
-    let scan = holdfast::hardware::scan(&root);
-    let specs: Vec<_> = holdfast::hardware::defaults::specs(&scan).into_iter().map(std::sync::Arc::new).collect();
-    bencher.bench_local(|| holdfast::hardware::discover(&root, &specs, &std::collections::BTreeMap::new()));
+fn discover(bencher: Bencher<'_, '_>) {
+    let dir = tempfile::tempdir().unwrap();
+    let node = SimNode::create(dir.path()).unwrap();
+    let root = HostRoot::new(node.root());
+    let specs: Vec<_> = hardware::defaults::specs(&hardware::scan(&root)).into_iter().map(Arc::new).collect();
+    bencher.bench_local(|| hardware::discover(&root, &specs, &BTreeMap::new()));
+}
+
+/// One ListAndWatch message of 8 or 512 ids, from the inventory to the bytes on the wire.
+#[divan::bench(args = [8, 512])]
+fn encode_list(bencher: Bencher<'_, '_>, ids: u32) {
+    let dir = tempfile::tempdir().unwrap();
+    let node = SimNode::create(dir.path()).unwrap();
+    let root = HostRoot::new(node.root());
+    let scan = hardware::scan(&root);
+    let spec = Arc::new(hardware::defaults::specs(&scan).remove(0));
+    let device = hardware::discover(&root, &[Arc::clone(&spec)], &BTreeMap::new()).devices.remove(0);
+    let offered = |n: u32| (device.id.share(n), Offered { device: Arc::clone(&device), health: Health::Healthy });
+    let offering = Offering { spec, devices: (0..ids).map(offered).collect() };
+    bencher.bench_local(|| convert::list(black_box(&offering)).encode_to_vec());
+}
+
+/// One durable grant: written, synced, and put into the query database.
+#[divan::bench(args = [Durability::PowerLoss, Durability::ProcessCrash])]
+fn commit(bencher: Bencher<'_, '_>, durability: Durability) {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (mut store, _) = Store::open(dir.path(), durability).unwrap();
+    let mut number = 0;
+    bencher.bench_local(|| {
+        number += 1;
+        store.append(&[grant(number)]).unwrap();
+    });
+}
+
+/// A start with this many live grants.
+#[divan::bench(args = [100, 1000])]
+fn replay(bencher: Bencher<'_, '_>, grants: u64) {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash).unwrap();
+    store.append(&(0..grants).map(grant).collect::<Vec<_>>()).unwrap();
+    store.close().unwrap();
+    bencher.bench_local(|| Store::open(dir.path(), Durability::ProcessCrash).unwrap().0.close().unwrap());
 }

@@ -3,7 +3,7 @@
 //! A commit takes everything that is in the mailbox: the first `Record` of a batch puts a `Commit` behind those that
 //! already wait, so one write and one fdatasync answer them all, and a lone one waits for nobody.
 
-use super::core::{Change, Ledger, Watchlist, reconcile};
+use super::core::{Change, Ledger, NEVER_STARTED_MIN, Watchlist, reconcile};
 use super::observe::{KubeletAge, Looker, Wants};
 use crate::domain::{CgroupState, DeviceId, Entry, Grant, GrantState, KubeletGeneration, Observation};
 use crate::host;
@@ -195,8 +195,15 @@ impl LedgerActor {
         }
         let pods = self.ledger.grants().filter_map(|grant| grant.pod().map(|pod| pod.uid.clone())).collect();
         let unnamed = |grant: &Arc<Grant>| grant.pod().is_some_and(|pod| pod.name.is_none());
-        let list = self.ledger.grants().any(|grant| unnamed(grant) || matches!(grant.state, GrantState::Suspect { .. }));
-        let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
+        let now = host::now();
+        let waited = NEVER_STARTED_MIN.as_millis();
+        let list = self.ledger.grants().any(|grant| match grant.state {
+            // Only a listing tells that nobody has it, and it is asked for when that can be decided.
+            GrantState::Granted => u128::from(now.wall.0.saturating_sub(grant.granted_at.0)) >= waited,
+            GrantState::Suspect { .. } => true,
+            GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
+        });
+        let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), now);
         let wants = Wants { pods, list, kubelet_settled: settled };
         let (looker, me) = (self.looker.clone(), context.address());
         actix::spawn(async move {

@@ -14,7 +14,7 @@
 //!                                                           Released(pod_gone)
 //! ```
 //!
-//! A release removes the grant from here; the store keeps it as history. [`reconcile`] decides the moves after the first,
+//! A release removes the grant from here; the store keeps it as history. [`reconcile()`] decides the moves after the first,
 //! from what can be seen of the kubelet. Grants of the same ids stand side by side: an init container and the app
 //! container after it get the same ids by two Allocates, and each has its own record.
 

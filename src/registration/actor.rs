@@ -40,6 +40,8 @@ pub struct RegistrationConfig {
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// Where the state of every resource is published.
     pub status: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
+    /// Becomes true when the daemon ends its streams: they are not to be replaced.
+    pub drain: watch::Receiver<bool>,
 }
 
 struct Resource {
@@ -83,6 +85,9 @@ impl Registration {
     }
 
     fn on(&mut self, name: &ResourceName, event: Event, context: &mut Context<Self>) {
+        if *self.config.drain.borrow() {
+            return;
+        }
         let now = host::now().boot;
         let Some(resource) = self.resources.get_mut(name) else { return };
         let was_registered = resource.machine.is_registered();

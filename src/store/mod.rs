@@ -15,6 +15,7 @@
 //! passed over (I1, I9). It does not know what a grant means: it keeps entries and folds them.
 
 mod codec;
+mod database;
 mod error;
 mod journal;
 mod layout;
@@ -23,7 +24,6 @@ mod recovery;
 mod replay;
 #[cfg(test)]
 mod samples;
-mod sled;
 #[cfg(test)]
 mod tests;
 
@@ -31,11 +31,11 @@ pub use error::StoreError;
 pub use peek::{peek, peek_history};
 pub use recovery::RecoveryReport;
 
+use self::database::{Image, Opened, Shelf};
 use self::journal::Journal;
 use self::layout::{database_dir, journal_dir, lock, note, quarantine};
 use self::recovery::{LivePayloads, Truth, catch_up, decode_grant, encode, encode_live, note_findings, open_segment};
 use self::replay::Fold;
-use self::sled::{Image, Opened, Shelf};
 use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Timestamp};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -102,7 +102,7 @@ impl Store {
         // The two copies are read side by side.
         let (fold, opened) = std::thread::scope(|scope| {
             let quarantined = &mut report.quarantined;
-            let database = scope.spawn(|| sled::open_or_replace(&database_dir, quarantined));
+            let database = scope.spawn(|| database::open_or_replace(&database_dir, quarantined));
             let fold = Fold::read(&journal_dir);
             let opened = database
                 .join()
@@ -351,7 +351,7 @@ impl Store {
     fn restore_database(&mut self) {
         let mut quarantined = Vec::new();
         let restored = Fold::read(&journal_dir(&self.dir)).and_then(|fold| {
-            let Opened { mut shelf, holds, .. } = sled::open_or_replace(&database_dir(&self.dir), &mut quarantined)?;
+            let Opened { mut shelf, holds, .. } = database::open_or_replace(&database_dir(&self.dir), &mut quarantined)?;
             let live = self.live.iter().filter_map(|(id, (seq, payload))| Some((id.clone(), (*seq, decode_grant(payload)?)))).collect();
             let (released, names) = (fold.grants.into_iter().filter(|(_, (_, grant))| !grant.is_live()).collect(), fold.names);
             let truth = Truth { live, released, names, last: self.next_seq - 1 };

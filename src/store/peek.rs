@@ -4,7 +4,7 @@
 
 use super::layout::{database_dir, journal_dir};
 use super::replay::Fold;
-use super::{Recovered, RecoveryReport, StoreError, recovery, sled};
+use super::{Recovered, RecoveryReport, StoreError, database, recovery};
 use crate::domain::{AllocId, Grant, GrantState};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -18,7 +18,7 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
     let mut report = RecoveryReport::default();
     let damaged: Vec<_> = fold.damaged.iter().map(|path| format!("journal segment `{}` is damaged", path.display())).collect();
     report.findings.extend(damaged);
-    let truth = recovery::merge(fold, &sled::Image::default(), &mut report, |_| BTreeMap::new());
+    let truth = recovery::merge(fold, &database::Image::default(), &mut report, |_| BTreeMap::new());
     Ok(Recovered {
         grants: truth.live.into_values().map(|(_, grant)| grant).collect(),
         names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).collect(),
@@ -35,7 +35,7 @@ pub fn peek_history(state_dir: &Path) -> Result<(Vec<Grant>, Option<StoreError>)
     let fold = read(state_dir)?;
     let copied = tempfile::tempdir()
         .map_err(StoreError::io("create", &std::env::temp_dir()))
-        .and_then(|scratch| sled::history_of_copy(&database_dir(state_dir), scratch.path()));
+        .and_then(|scratch| database::history_of_copy(&database_dir(state_dir), scratch.path()));
     let (shelved, trouble) = match copied {
         Ok(grants) => (grants, None),
         Err(error) => (Vec::new(), Some(error)),

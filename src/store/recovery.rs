@@ -9,9 +9,9 @@
 
 use super::StoreError;
 use super::codec;
+use super::database::{Image, Shelf};
 use super::journal::Journal;
 use super::replay::Fold;
-use super::sled::{Image, Shelf};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

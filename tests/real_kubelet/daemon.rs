@@ -1,0 +1,107 @@
+//! The daemon under test, and its verbs.
+
+use crate::node::Process;
+use crate::sandbox::output;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Whether another binary than the one just built was named: then it is worth measuring.
+pub(crate) fn is_named() -> bool {
+    std::env::var_os("HOLDFAST_BIN").is_some()
+}
+
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    dir: PathBuf,
+    process: Process,
+}
+
+/// One grant of `who -o json`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) alloc_id: String,
+    pub(crate) resource: String,
+    pub(crate) devices: Vec<String>,
+    pub(crate) state: String,
+    /// `namespace/name uid container`, once all of it is known.
+    pub(crate) holder: Option<String>,
+}
+
+fn holdfast(dir: &Path) -> Command {
+    let binary = std::env::var_os("HOLDFAST_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_holdfast")), PathBuf::from);
+    let mut command = Command::new(binary);
+    command.arg("--config").arg(dir.join("holdfast.toml"));
+    command.arg("--state-dir").arg(dir.join("state")).arg("--run-dir").arg(dir.join("run"));
+    command
+}
+
+impl Daemon {
+    pub(crate) fn start(dir: &Path, config: &str) -> Self {
+        fs::write(dir.join("holdfast.toml"), config).unwrap();
+        let process = Process::start(holdfast(dir).arg("run"), dir.join("holdfast.log"));
+        Daemon { dir: dir.to_owned(), process }
+    }
+
+    fn ask(&self, verb: &str) -> Value {
+        serde_json::from_str(&output(holdfast(&self.dir).args([verb, "-o", "json"]))).unwrap()
+    }
+
+    /// Who holds what.
+    pub(crate) fn who(&self) -> Vec<Held> {
+        let document = self.ask("who");
+        let held = |grant: &Value| {
+            let text = |value: &Value| value.as_str().map(str::to_owned);
+            let pod = &grant["pod"];
+            let holder = || {
+                let (namespace, name) = (text(&pod["namespace"])?, text(&pod["name"])?);
+                Some(format!("{namespace}/{name} {} {}", text(&pod["uid"])?, text(&grant["container"])?))
+            };
+            Held {
+                alloc_id: text(&grant["alloc_id"]).unwrap(),
+                resource: text(&grant["resource"]).unwrap(),
+                devices: grant["devices"].as_array().unwrap().iter().map(|id| text(id).unwrap()).collect(),
+                state: text(&grant["state"]).unwrap(),
+                holder: holder(),
+            }
+        };
+        document["grants"].as_array().unwrap().iter().map(held).collect()
+    }
+
+    /// Whether the kubelet has opened a stream for every resource.
+    pub(crate) fn is_registered(&self) -> bool {
+        if !self.dir.join("run/control.sock").exists() {
+            return false;
+        }
+        let status = self.ask("status");
+        let resources = status["resources"].as_array().unwrap();
+        !resources.is_empty() && resources.iter().all(|resource| resource["registered"] == true)
+    }
+
+    /// Resident memory in KiB.
+    pub(crate) fn resident_kib(&self) -> u64 {
+        number(&self.proc("status"), "VmRSS:")
+    }
+
+    /// By thread, with its name: how often it has gone to sleep by itself so far.
+    pub(crate) fn sleeps(&self) -> BTreeMap<String, u64> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.pid())).unwrap();
+        let ids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
+        ids.map(|id| {
+            let name = self.proc(&format!("task/{id}/comm"));
+            (format!("{} {id}", name.trim()), number(&self.proc(&format!("task/{id}/status")), "voluntary_ctxt_switches:"))
+        })
+        .collect()
+    }
+
+    fn proc(&self, file: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{file}", self.process.pid())).unwrap()
+    }
+}
+
+/// The number behind a key of a `status` file.
+fn number(text: &str, key: &str) -> u64 {
+    text.lines().find_map(|line| line.strip_prefix(key)).unwrap().split_whitespace().next().unwrap().parse().unwrap()
+}

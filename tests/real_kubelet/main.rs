@@ -1,0 +1,82 @@
+//! Holdfast under a real kubelet, with containerd and runc: no API server, static pods.
+//!
+//! `KUBELET_BIN` names the kubelet (1.28 or newer); without it the test says that it is skipped. It needs root and the
+//! Debian packages `containerd runc busybox-static`. `HOLDFAST_BIN` names another binary than the one just built, such as
+//! a release build, which the figures of an idle daemon are about; `HOLDFAST_STRICT=1` allows no slow registration.
+//!
+//! Everything runs in mount and process namespaces of its own: the kubelet hard-codes `/var/lib/kubelet/device-plugins`,
+//! and finds an empty one; the end of the first process ends every other, containers and shims too. One run at a time:
+//! a lock file sees to it.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod checks;
+mod daemon;
+mod image;
+mod node;
+mod pods;
+mod sandbox;
+mod timeline;
+
+use daemon::Daemon;
+use node::Node;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// The resource that many may share: `/dev/urandom`, eight times.
+const SHARED: &str = "example.com/urandom";
+/// The resource of which there are two.
+const EXCLUSIVE: &str = "example.com/exclusive";
+
+const CONFIG: &str = r#"
+[telemetry]
+listen = "off"
+
+[[resource]]
+name = "example.com/urandom"
+class = "char"
+paths = [{ host = "/dev/urandom", container = "/dev/offered" }]
+replicas = 8
+env = { EXAMPLE = "1" }
+
+[[resource]]
+name = "example.com/exclusive"
+class = "char"
+paths = [{ host = "/dev/full", container = "/dev/exclusive/" }, { host = "/dev/zero", container = "/dev/exclusive/" }]
+"#;
+
+/// Says something at once: the harness would swallow it.
+fn say(text: impl std::fmt::Display) {
+    // Nobody is left to be told when standard error is closed.
+    drop(writeln!(std::io::stderr(), "{text}"));
+}
+
+/// Asks until there is an answer.
+fn wait_for<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(began.elapsed() < limit, "{what}: not within {limit:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn pods_of_a_real_kubelet_keep_their_devices() {
+    let Some(kubelet) = std::env::var_os("KUBELET_BIN").map(PathBuf::from) else {
+        say("SKIPPED: KUBELET_BIN is not set, so nothing was tested with a real kubelet; it names a kubelet binary, 1.28 or newer");
+        return;
+    };
+    match sandbox::work_dir() {
+        None => sandbox::run("pods_of_a_real_kubelet_keep_their_devices", &kubelet),
+        Some(dir) => {
+            sandbox::furnish(&dir);
+            let mut node = Node::start(&dir, &kubelet);
+            let daemon = Daemon::start(&dir, CONFIG);
+            checks::all(&mut node, &daemon);
+        }
+    }
+}

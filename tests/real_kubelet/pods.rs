@@ -1,0 +1,108 @@
+//! Static pods: their manifests, and what the kubelet says of them.
+
+use crate::image::BUSYBOX;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+
+/// One pod as the kubelet tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Pod {
+    pub(crate) uid: String,
+    pub(crate) phase: String,
+    pub(crate) reason: String,
+    pub(crate) message: String,
+    /// Since when its main container runs; empty when it does not.
+    pub(crate) started_at: String,
+    pub(crate) restarts: u64,
+}
+
+impl Pod {
+    pub(crate) fn runs(&self) -> bool {
+        self.phase == "Running" && !self.started_at.is_empty()
+    }
+}
+
+/// The folder of manifests and the kubelet's read-only port.
+#[derive(Debug)]
+pub(crate) struct Pods {
+    manifests: PathBuf,
+    port: u16,
+}
+
+impl Pods {
+    pub(crate) fn new(manifests: PathBuf, port: u16) -> Self {
+        Pods { manifests, port }
+    }
+
+    /// A pod whose main container holds `count` of `resource`; with `init`, an init container holds them before.
+    pub(crate) fn create(&self, name: &str, resource: &str, count: u32, init: bool) {
+        let container = |name: &str, script: &str| {
+            json!({
+                "name": name,
+                "image": BUSYBOX,
+                "imagePullPolicy": "Never",
+                "command": ["/bin/sh", "-c", script],
+                "resources": {"limits": {resource: count.to_string()}, "requests": {resource: count.to_string()}},
+            })
+        };
+        let setup: Vec<Value> = init.then(|| container("setup", "exit 0")).into_iter().collect();
+        let pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "hostNetwork": true,
+                "terminationGracePeriodSeconds": 1,
+                "initContainers": setup,
+                "containers": [container("main", "env; ls -lR /dev/offered /dev/exclusive; exec sleep 1000000")],
+            },
+        });
+        // Renamed into place: the kubelet may look at any moment. A JSON document is a YAML document.
+        let draft = self.manifests.with_extension("draft");
+        fs::write(&draft, pod.to_string()).unwrap();
+        fs::rename(draft, self.manifest(name)).unwrap();
+    }
+
+    pub(crate) fn delete(&self, name: &str) {
+        fs::remove_file(self.manifest(name)).unwrap();
+    }
+
+    fn manifest(&self, name: &str) -> PathBuf {
+        self.manifests.join(format!("{name}.json"))
+    }
+
+    /// A pod by the name of its manifest; `None` when the kubelet does not know it.
+    pub(crate) fn get(&self, name: &str) -> Option<Pod> {
+        let list = self.list()?;
+        let pod = list["items"].as_array()?.iter().find(|pod| pod["metadata"]["name"] == format!("{name}-node"))?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let (status, main) = (&pod["status"], &pod["status"]["containerStatuses"][0]);
+        Some(Pod {
+            uid: text(&pod["metadata"]["uid"]),
+            phase: text(&status["phase"]),
+            reason: text(&status["reason"]),
+            message: text(&status["message"]),
+            started_at: text(&main["state"]["running"]["startedAt"]),
+            restarts: main["restartCount"].as_u64().unwrap_or_default(),
+        })
+    }
+
+    /// The kubelet's pods; `None` while it does not answer.
+    pub(crate) fn list(&self) -> Option<Value> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        // With HTTP/1.0 the answer comes in one piece and ends with the connection.
+        stream.write_all(b"GET /pods HTTP/1.0\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        head.contains(" 200 ").then(|| serde_json::from_str(body).ok()).flatten()
+    }
+}
+
+/// What the main container of a pod has printed.
+pub(crate) fn log(name: &str, uid: &str) -> String {
+    fs::read_to_string(format!("/var/log/pods/default_{name}-node_{uid}/main/0.log")).unwrap_or_default()
+}

@@ -1,0 +1,134 @@
+//! The namespaces in which everything runs, and what has to be there for them.
+
+use crate::say;
+use std::fs::{self, File};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Set inside: the directory of this run.
+const INSIDE: &str = "HOLDFAST_REAL_KUBELET_DIR";
+
+/// What has to be on the `PATH`, and the Debian package that has it.
+const TOOLS: [(&str, &str); 9] = [
+    ("containerd", "containerd"),
+    ("ctr", "containerd"),
+    ("containerd-shim-runc-v2", "containerd"),
+    ("runc", "runc"),
+    ("busybox", "busybox-static"),
+    ("unshare", "util-linux"),
+    ("mount", "mount"),
+    ("tar", "tar"),
+    ("sha256sum", "coreutils"),
+];
+
+/// Directories that are this run's own inside.
+const OWN_DIRS: [&str; 4] = ["/var/lib/kubelet", "/var/log/pods", "/var/log/containers", "/run/containerd"];
+
+/// Kernel settings that the kubelet insists on. It finds them so, and does not change the machine's.
+const SETTINGS: [(&str, &str); 6] = [
+    ("vm/overcommit_memory", "1"),
+    ("vm/panic_on_oom", "0"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("kernel/keys/root_maxkeys", "1000000"),
+    ("kernel/keys/root_maxbytes", "25000000"),
+];
+
+/// The directory of this run, inside.
+pub(crate) fn work_dir() -> Option<PathBuf> {
+    std::env::var_os(INSIDE).map(PathBuf::from)
+}
+
+/// Where a program lies.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.is_file())
+}
+
+/// Runs a program to its end; what it printed.
+pub(crate) fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs `test` of this binary again, inside.
+pub(crate) fn run(test: &str, kubelet: &Path) {
+    assert!(nix::unistd::geteuid().is_root(), "KUBELET_BIN is set, but a kubelet needs root: run this test as root, or unset it");
+    assert!(kubelet.is_file(), "KUBELET_BIN names {}, which is no file", kubelet.display());
+    for (program, package) in TOOLS {
+        assert!(find(program).is_some(), "KUBELET_BIN is set, but `{program}` is missing: apt-get install {package}");
+    }
+    // Ports and cgroups are the machine's.
+    let lock_path = std::env::temp_dir().join("holdfast-real-kubelet.lock");
+    let lock = File::create(&lock_path).unwrap();
+    if lock.try_lock().is_err() {
+        say(format_args!("another run holds {}: waiting for it", lock_path.display()));
+        lock.lock().unwrap();
+    }
+    let kubelet_socket = Path::new("/var/lib/kubelet/device-plugins/kubelet.sock");
+    let in_use = std::os::unix::net::UnixStream::connect(kubelet_socket).is_ok();
+    assert!(!in_use, "a kubelet runs on this machine ({}): this test is not for nodes", kubelet_socket.display());
+    clear_cgroups();
+
+    let dir = tempfile::Builder::new().prefix("real-kubelet").tempdir().unwrap();
+    let mut inside = Command::new("unshare")
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(INSIDE, dir.path())
+        .env("KUBELET_BIN", fs::canonicalize(kubelet).unwrap())
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let held = inside.stdin.take();
+    let status = inside.wait().unwrap();
+    drop(held);
+    clear_cgroups();
+    if !status.success() {
+        panic!("the checks failed; the logs are in {}", dir.keep().display());
+    }
+}
+
+/// Makes the namespaces a node of its own. Inside only.
+pub(crate) fn furnish(dir: &Path) {
+    // This is the first process of its namespace: when the one outside is gone, everything here ends with it.
+    std::thread::spawn(|| {
+        let _ended = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL).unwrap();
+        #[expect(clippy::disallowed_methods, reason = "the first process of a namespace survives its own signals")]
+        std::process::exit(1);
+    });
+    for (index, path) in OWN_DIRS.iter().enumerate() {
+        let own = dir.join(format!("own-{index}"));
+        for path in [&own, Path::new(path)] {
+            fs::DirBuilder::new().recursive(true).mode(0o755).create(path).unwrap();
+        }
+        output(Command::new("mount").arg("--bind").arg(&own).arg(path));
+    }
+    for (name, value) in SETTINGS {
+        let (own, path) = (dir.join(name.replace('/', ".")), Path::new("/proc/sys").join(name));
+        fs::write(&own, format!("{value}\n")).unwrap();
+        if path.exists() {
+            output(Command::new("mount").arg("--bind").arg(&own).arg(path));
+        }
+    }
+}
+
+/// Removes what a kubelet leaves behind: empty cgroups. Those with processes stay, the kernel sees to it.
+fn clear_cgroups() {
+    fn clear(folder: &Path) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                clear(&entry.path());
+            }
+        }
+        drop(fs::remove_dir(folder));
+    }
+    let mount = Path::new("/sys/fs/cgroup");
+    let controllers = fs::read_dir(mount).into_iter().flatten().flatten().map(|entry| entry.path());
+    for root in controllers.chain([mount.to_owned()]) {
+        clear(&root.join("kubepods"));
+    }
+}

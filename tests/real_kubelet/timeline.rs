@@ -1,0 +1,39 @@
+//! What the kubelet's log tells of one start: how long each resource was without its devices.
+
+/// Logged when the kubelet begins to take registrations, and when a list has arrived.
+const BEGIN: &str = "Starting device plugin registration server";
+const LISTED: &str = "State pushed for device plugin";
+
+/// Milliseconds from the begin of registration to the first list of `resource`; `None` when it has not come yet.
+pub(crate) fn first_list_ms(log: &str, resource: &str) -> Option<f64> {
+    let begin = log.lines().find(|line| line.contains(BEGIN)).and_then(stamp)?;
+    let named = format!("\"{resource}\"");
+    let listed = log.lines().find(|line| line.contains(LISTED) && line.contains(&named)).and_then(stamp)?;
+    // A day may end in between.
+    Some((listed - begin).rem_euclid(86_400_000.0))
+}
+
+/// Milliseconds of the day of a line such as `I1120 11:34:56.123456  77 server.go:90] …`.
+fn stamp(line: &str) -> Option<f64> {
+    let mut parts = line.split_whitespace().nth(1)?.split(':');
+    let mut part = || parts.next()?.parse::<f64>().ok();
+    Some(((part()? * 60.0 + part()?) * 60.0 + part()?) * 1000.0)
+}
+
+/// The middle one.
+pub(crate) fn median(figures: &[f64]) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+#[test]
+fn the_time_to_the_first_list_is_read_from_the_log() {
+    let log = "\
+I1120 23:59:59.990500   77 server.go:90] \"Starting device plugin registration server\"
+I1120 23:59:59.999000   77 manager.go:300] \"State pushed for device plugin\" resource=\"example.com/other\" resourceCapacity=1
+I1121 00:00:00.002750   77 manager.go:300] \"State pushed for device plugin\" resource=\"example.com/x\" resourceCapacity=8
+I1121 00:00:09.000000   77 manager.go:300] \"State pushed for device plugin\" resource=\"example.com/x\" resourceCapacity=8";
+    assert!((first_list_ms(log, "example.com/x").unwrap() - 12.25).abs() < 1e-3);
+    assert_eq!(first_list_ms(log, "example.com/none"), None);
+}
