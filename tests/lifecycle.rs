@@ -4,13 +4,12 @@
 
 mod common;
 
-use common::{Daemon, HANG, Node, allocate, count, dial, http_get, name, offered, percentiles, resource, run, soon};
+use common::{Daemon, HANG, Node, allocate, count, dial, http_get, name, offered, percentiles, resource, run, soon, telemetry};
 use holdfast::domain::ResourceName;
 use holdfast::kubelet::proto::v1beta1 as api;
-use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec};
+use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, View};
 use nix::sys::signal::Signal;
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::net::UnixDatagram;
@@ -27,13 +26,6 @@ async fn notified(socket: &UnixDatagram, wanted: &str) {
         }
     };
     soon(wanted, told).await;
-}
-
-/// Where `/readyz` and the others are served, as the log tells.
-async fn telemetry(daemon: &Daemon) -> SocketAddr {
-    let line = daemon.logged("serving /metrics").await;
-    let (_, address) = line.split_once("address=").unwrap();
-    address.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 #[test]
@@ -148,8 +140,8 @@ fn a_socket_file_that_somebody_removes_is_replaced() {
         let _daemon = node.start_daemon();
         let gpu = name("example.com/gpu");
         offered(&kubelet, &gpu, 2).await;
-        let registered = |kind: &EventKind| matches!(kind, EventKind::Registered { .. });
-        let listed = |kind: &EventKind| matches!(kind, EventKind::Listed { .. });
+        let registered: fn(&EventKind) -> bool = |kind| matches!(kind, EventKind::Registered { .. });
+        let listed: fn(&EventKind) -> bool = |kind| matches!(kind, EventKind::Listed { .. });
         for whole_directory in [false, true] {
             let (registrations, lists, files) = (count(&kubelet, registered), count(&kubelet, listed), socket_files(&node));
             if whole_directory {
@@ -157,16 +149,11 @@ fn a_socket_file_that_somebody_removes_is_replaced() {
             } else {
                 files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
             }
-            let again = |fits: &dyn Fn(&EventKind) -> bool, before: usize| count(&kubelet, fits) > before;
-            kubelet.wait_for(|_| true, HANG).await.unwrap();
-            let mut seen = false;
-            while !seen {
-                let newest = count(&kubelet, |_| true);
-                seen = again(&registered, registrations) && again(&listed, lists);
-                if !seen {
-                    kubelet.wait_for(|view| view.events().iter().count() > newest, HANG).await.unwrap();
-                }
-            }
+            let again = |view: &View<'_>| {
+                let more = |fits: fn(&EventKind) -> bool, before| view.events().iter().filter(|event| fits(&event.kind)).count() > before;
+                more(registered, registrations) && more(listed, lists)
+            };
+            kubelet.wait_for(again, HANG).await.unwrap();
             assert!(socket_files(&node).is_disjoint(&files), "a used name is not used again");
             allocate(&mut dial(&kubelet, &node, &gpu).await, &["dev:gpu0"]).await.unwrap();
         }
@@ -201,7 +188,7 @@ fn a_daemon_that_is_told_to_end_answers_what_was_asked_and_ends_its_streams_last
 
             let ended = async {
                 while let Ok(Some(list)) = stream.message().await {
-                    assert_eq!(list.devices.len(), 4)
+                    assert_eq!(list.devices.len(), 4);
                 }
             };
             tokio::pin!(ended);

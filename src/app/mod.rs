@@ -117,6 +117,8 @@ impl App {
     /// When the kubelet's directory cannot be one, or the ledger cannot be opened.
     #[expect(clippy::too_many_lines, reason = "wiring, one straight line")]
     pub async fn start(settings: Settings) -> Result<App, StartError> {
+        // First of all: what is counted before there is a recorder is lost.
+        let metrics = telemetry::metrics::install();
         let roots = settings.roots.clone();
         error::check_kubelet_dir(&roots.kubelet)?;
         let host_root = HostRoot::new(&roots.host);
@@ -252,7 +254,6 @@ impl App {
             ready: ready_view.clone(),
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
-        let metrics = telemetry::metrics::install();
         if let Some(address) = settings.config.listen {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(metrics, ready_view)).await);
         }

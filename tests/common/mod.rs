@@ -275,6 +275,13 @@ pub(crate) fn ids(grant: &Grant) -> BTreeSet<DeviceId> {
     grant.devices.iter().map(|device| device.id.clone()).collect()
 }
 
+/// Where `/metrics` and the others are served, as the log tells.
+pub(crate) async fn telemetry(daemon: &Daemon) -> SocketAddr {
+    let line = daemon.logged("serving /metrics").await;
+    let (_, address) = line.split_once("address=").unwrap();
+    address.split_whitespace().next().unwrap().parse().unwrap()
+}
+
 /// A GET without ceremony: status code and body.
 pub(crate) fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).unwrap();
