@@ -10,7 +10,7 @@ use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tonic::Code;
 
 fn gpu() -> ResourceName {
@@ -71,6 +71,8 @@ fn a_device_that_vanishes_right_before_its_allocate_is_refused_and_unhealthy_at_
         std::fs::write(node.path("host/dev/hidden/node"), "").unwrap();
         symlink("hidden/node", node.path("host/dev/gpu9")).unwrap();
         let kubelet = node.start_kubelet().await;
+        // A directory that appears is a reason to scan again, which would see the loss too.
+        std::fs::create_dir(node.sockets()).unwrap();
         let _daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 3).await;
         let mut api = dial(&kubelet, &node, &gpu()).await;
@@ -79,7 +81,8 @@ fn a_device_that_vanishes_right_before_its_allocate_is_refused_and_unhealthy_at_
         let began = Instant::now();
         let error = allocate(&mut api, &["dev:hidden-node"]).await.unwrap_err();
         assert!(error.code() == Code::FailedPrecondition && error.message().contains("`dev:hidden-node`"), "{error}");
-        listed(&kubelet, &gpu(), (2, 1)).await;
+        // Before the next slow scan, which comes after half a minute.
+        tokio::time::timeout(Duration::from_secs(20), listed(&kubelet, &gpu(), (2, 1))).await.expect("the list follows at once");
         println!("from the Allocate to the list that has the device unhealthy: {:?}", began.elapsed());
         assert!(node.grants().is_empty());
 
