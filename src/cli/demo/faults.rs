@@ -1,0 +1,206 @@
+//! What goes wrong on a node: the kubelet restarts, actors of the daemon die, a device fails and returns.
+
+use super::beginning::{DEVICES, lines};
+use super::stage::{SOON, all_run, answered, held_by_kubelet, pods, recorded, shown};
+use super::{Chapter, Stop, Story, ms};
+use crate::domain::{DeviceId, Inventory, ResourceName};
+use crate::messages::{Crash, Reconcile, Retire};
+use crate::sim::hardware::GPUS;
+use crate::sim::kubelet::{EventKind, PodSpec, View};
+use crate::telemetry::metrics;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+impl Story {
+    pub(super) async fn kubelet_restart(&mut self) -> Result<(), Stop> {
+        self.begin(Chapter::KubeletRestart)?;
+        self.screen.say("A new kubelet admits its pods anew, some 75 ms after its socket appears. Who is not registered by")?;
+        self.screen.say("then loses them: of train-0 the init container has ended, so its devices are asked for again.")?;
+        let held = self.stage.kubelet.view(held_by_kubelet);
+        let spoilt = self.stage.spoils(Chapter::KubeletRestart);
+        if spoilt {
+            self.stage.stop_daemon().await;
+        }
+        self.stage.kubelet.restart().await?;
+        let admitted = self.stage.kubelet.wait_for(|view| view.is_settled(), SOON).await;
+        admitted.map_err(|error| Stop::Trouble(error.to_string()))?;
+        if spoilt {
+            self.stage.start_daemon().await?;
+        }
+        let kubelet = &self.stage.kubelet;
+        for resource in self.stage.resources() {
+            if let Some(took) = kubelet.view(|view| view.first_list(resource)) {
+                self.screen.fact(resource.as_str(), format_args!("first list {} after the kubelet's socket", ms(took)))?;
+            }
+        }
+        let admitted = kubelet.view(|view| view.events().since_start(|kind| matches!(kind, EventKind::SourcesReady)));
+        self.screen.fact("pods", format_args!("admitted again by {} after it", ms(admitted.unwrap_or_default())))?;
+
+        let (expected, seen) = kubelet.view(|view| (all_run(view), pods(view)));
+        self.screen.claim("every pod survives, the one with the init container too", expected, seen)?;
+        let expected = self.stage.capacities_of(DEVICES, DEVICES);
+        let seen = self.stage.kubelet_shows(&expected, |view| self.stage.capacities(view)).await;
+        self.screen.claim("every device is allocatable again", expected, seen)?;
+        let seen = self.stage.kubelet.view(held_by_kubelet);
+        self.screen.claim("every container holds what it held", held, seen)
+    }
+
+    pub(super) async fn actor_death(&mut self) -> Result<(), Stop> {
+        self.begin(Chapter::ActorDeath)?;
+        self.screen.say("mpi-0 asks for one virtual function for each of four containers. After its first Allocate the actor")?;
+        self.screen.say("that answers the kubelet and the one that keeps the ledger panic; the supervisor builds them anew.")?;
+        let from = self.stage.kubelet.view(|view| view.events().iter().count());
+        let mut spec = PodSpec::new("demo", "mpi-0");
+        for rank in 0..4 {
+            spec = spec.app(&format!("rank-{rank}"), &self.stage.rdma, 1);
+        }
+        // What the death of an actor would be without a supervisor.
+        let victim = if self.stage.spoils(Chapter::ActorDeath) { self.stage.take_daemon() } else { None };
+        let actors = victim.as_ref().map_or_else(|| self.stage.daemon().map(|daemon| daemon.actors.clone()), |daemon| Ok(daemon.actors.clone()))?;
+        let kubelet = &self.stage.kubelet;
+        let strike = async {
+            // A kubelet that never comes so far is told of by the claims.
+            drop(kubelet.wait_for(|view| allocates(view, from) > 0, SOON).await);
+            let answers = kubelet.view(|view| allocates(view, from));
+            match victim {
+                Some(daemon) => daemon.stop().await,
+                None => {
+                    actors.ledger.mailbox::<Crash>().tell(Crash);
+                    actors.serving.mailbox::<Crash>().tell(Crash);
+                }
+            }
+            answers
+        };
+        let (_, answers) = tokio::join!(self.stage.add_pod(spec), strike);
+        self.screen.fact("killed", format_args!("ledger and serving, after {answers} of 4 answers"))?;
+        self.show_allocations(from)?;
+
+        let in_between = if (1..4).contains(&answers) { "1 to 3" } else { "all or none" };
+        self.screen.claim("they died between two Allocates of the pod", "1 to 3", in_between)?;
+        let (expected, seen) = self.stage.kubelet.view(|view| (all_run(view), pods(view)));
+        self.screen.claim("the pod runs, and so do all others", expected, seen)?;
+        self.await_rebirth().await?;
+        let expected = "ledger died 1 time\nserving died 1 time";
+        self.screen.claim("both actors really died, once", expected, deaths(&["ledger", "serving"]))?;
+        let seen = self.stage.kubelet.view(|view| stream_ends(view, from));
+        self.screen.claim("no stream of the kubelet ended: it noticed nothing", "", seen)?;
+        let on_disk = self.stage.on_disk().map_or_else(|error| error.to_string(), |grants| recorded(&grants));
+        let expected = self.stage.kubelet.view(|view| answered(view, 0));
+        self.screen.claim("each answer is on disk exactly once", expected, on_disk)?;
+        self.holders_agree("the daemon still agrees with the kubelet on who holds what").await
+    }
+
+    /// Waits until both actors answer again: a message that means nothing, behind the one that killed them.
+    async fn await_rebirth(&self) -> Result<(), Stop> {
+        let actors = &self.stage.daemon()?.actors;
+        let nothing = Retire { resource: self.stage.rdma.clone(), newest: 0 };
+        let reborn = async {
+            actors.ledger.mailbox::<Reconcile>().call(Reconcile, SOON).await?;
+            actors.serving.mailbox::<Retire>().call(nothing, SOON).await
+        };
+        reborn.await.map_err(|error| Stop::Trouble(error.to_string()))
+    }
+
+    pub(super) async fn device_failure(&mut self) -> Result<(), Stop> {
+        self.begin(Chapter::DeviceFailure)?;
+        let (index, id) = self.free_gpu()?;
+        self.screen.say(format_args!("The driver gives up a GPU that nobody holds: /dev/nvidia{index} disappears."))?;
+        let began = Instant::now();
+        if !self.stage.spoils(Chapter::DeviceFailure) {
+            self.stage.node.remove_gpu_node(index)?;
+        }
+        let (expected, seen, judged) = self.health_becomes(&id, "Unhealthy, node_missing", began).await?;
+        let one_less = [GPUS - 1, DEVICES[1], DEVICES[2]];
+        let capacities = self.stage.capacities_of(one_less, DEVICES);
+        let told = self.stage.kubelet_shows(&capacities, |view| self.stage.capacities(view)).await;
+        self.screen.fact("device", &id)?;
+        self.screen.fact("unhealthy after", format_args!("{}, in the kubelet after {}", ms(judged), ms(began.elapsed())))?;
+        self.screen.claim("the device is unhealthy, with the reason", expected, seen)?;
+        self.screen.claim("the kubelet counts one GPU less as allocatable, and keeps it as capacity", capacities, told)?;
+
+        let (healthy, count) = self.healthy_and_free()?;
+        let spec = PodSpec::new("demo", "sweep-0").app("search", &self.stage.gpu, count);
+        let uid = self.stage.add_pod(spec).await;
+        let seen = self.gpus_of(&uid, "search");
+        self.screen.claim("sweep-0, which asks for all that is left, gets the healthy ones", lines(&healthy), lines(&seen))
+    }
+
+    pub(super) async fn device_return(&mut self) -> Result<(), Stop> {
+        self.begin(Chapter::DeviceReturn)?;
+        let (index, id) = self.free_gpu()?;
+        self.screen.say(format_args!("/dev/nvidia{index} is back. Nobody restarts anything."))?;
+        let began = Instant::now();
+        if !self.stage.spoils(Chapter::DeviceReturn) {
+            self.stage.node.restore_gpu_node(index)?;
+        }
+        let (expected, seen, judged) = self.health_becomes(&id, "Healthy", began).await?;
+        let capacities = self.stage.capacities_of(DEVICES, DEVICES);
+        let told = self.stage.kubelet_shows(&capacities, |view| self.stage.capacities(view)).await;
+        self.screen.fact("healthy after", format_args!("{}, in the kubelet after {}", ms(judged), ms(began.elapsed())))?;
+        self.screen.claim("the device is healthy by itself", expected, seen)?;
+        self.screen.claim("the kubelet counts it again", capacities, told)?;
+        let spec = PodSpec::new("demo", "late-0").app("train", &self.stage.gpu, 1);
+        let uid = self.stage.add_pod(spec).await;
+        let seen = self.gpus_of(&uid, "train");
+        self.screen.claim("late-0 gets it: the only GPU that was free", &id, lines(&seen))?;
+        self.holders_agree("the daemon agrees with the kubelet on who holds what").await
+    }
+
+    /// Waits until the daemon judges a GPU so: what was expected, what was seen, and how long it took.
+    async fn health_becomes(&self, id: &DeviceId, expected: &str, began: Instant) -> Result<(String, String, Duration), Stop> {
+        let health = |inventory: &Arc<Inventory>| {
+            let offering = inventory.resources.get(&self.stage.gpu);
+            let health = offering.and_then(|offering| offering.devices.get(id)).map(|offered| offered.health);
+            let text = |health: crate::domain::Health| match health.reason() {
+                Some(reason) => format!("{}, {reason}", health.as_str()),
+                None => health.as_str().to_owned(),
+            };
+            health.map_or_else(|| "not in the list".to_owned(), text)
+        };
+        let seen = shown(&self.stage.daemon()?.views.inventory, expected, health).await;
+        Ok((expected.to_owned(), seen, began.elapsed()))
+    }
+
+    /// The last GPU that no container holds.
+    fn free_gpu(&self) -> Result<(usize, DeviceId), Stop> {
+        let held = self.stage.kubelet.view(held_by_kubelet);
+        let mut gpus = (0..GPUS).map(|index| (index, self.stage.node.gpu_uuid(index)));
+        let free = gpus.rfind(|(_, uuid)| !held.contains(uuid));
+        free.map(|(index, uuid)| (index, DeviceId::new(uuid))).ok_or_else(|| Stop::Trouble("no GPU is free".to_owned()))
+    }
+
+    /// The GPUs that are healthy and that no container holds, and how many they are.
+    fn healthy_and_free(&self) -> Result<(Vec<DeviceId>, u32), Stop> {
+        let held = self.stage.kubelet.view(held_by_kubelet);
+        let inventory = self.stage.daemon()?.views.inventory.borrow().clone();
+        let offered = inventory.resources.get(&self.stage.gpu).into_iter().flat_map(|offering| &offering.devices);
+        let free = offered.filter(|(id, offered)| offered.health.is_healthy() && !held.contains(id.as_str()));
+        let ids: Vec<DeviceId> = free.map(|(id, _)| id.clone()).collect();
+        let count = u32::try_from(ids.len()).unwrap_or_default();
+        Ok((ids, count))
+    }
+}
+
+/// Allocate calls that were answered since the event at `from`.
+fn allocates(view: &View<'_>, from: usize) -> usize {
+    view.events().iter().skip(from).filter(|event| matches!(event.kind, EventKind::Allocated { .. })).count()
+}
+
+/// Streams that ended, and resources that were cut off, since the event at `from`.
+fn stream_ends(view: &View<'_>, from: usize) -> String {
+    let is_end = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { .. } | EventKind::Disconnected { .. });
+    let resource = |kind: &EventKind| kind.resource().map(ResourceName::to_string).unwrap_or_default();
+    let ends = view.events().iter().skip(from).filter(|event| is_end(&event.kind));
+    ends.map(|event| format!("{}: its stream ended", resource(&event.kind))).collect::<Vec<_>>().join("\n")
+}
+
+/// How often these actors have died in this process, as `/metrics` would tell.
+fn deaths(actors: &[&str]) -> String {
+    let text = metrics::install().render();
+    let count = |actor: &&str| {
+        let start = format!("holdfast_actor_restarts_total{{actor=\"{actor}\"}} ");
+        let count = text.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or("0");
+        format!("{actor} died {count} time{}", if count == "1" { "" } else { "s" })
+    };
+    actors.iter().map(count).collect::<Vec<_>>().join("\n")
+}
