@@ -1,6 +1,6 @@
 //! The first chapters: devices are found, the kubelet gets them, pods get them.
 
-use super::stage::{all_run, answered, held_by_grants, held_by_kubelet, offered, pods, recorded, shown};
+use super::stage::{all_run, answered, held_by_grants, held_by_kubelet, offered, pods, recorded};
 use super::{Chapter, Stop, Story, ms};
 use crate::app::control_get;
 use crate::domain::{DeviceId, Grant, Inventory, Offering, ResourceName};
@@ -9,6 +9,7 @@ use crate::sim::hardware::{ADAPTERS, GPUS, VFS_PER_ADAPTER};
 use crate::sim::kubelet::{EventKind, PodSpec, View};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What the simulated node has of each resource.
 pub(super) const DEVICES: [usize; 3] = [GPUS, ADAPTERS * VFS_PER_ADAPTER, 1];
@@ -25,14 +26,15 @@ impl Story {
         let took = self.stage.start_daemon().await?;
         self.screen.say(format_args!("From the start to the first inventory, read from sysfs and /dev: {}.", ms(took)))?;
         let inventory = self.stage.daemon()?.views.inventory.clone();
-        for (name, offering) in &inventory.borrow().resources {
-            self.screen.fact(name.as_str(), describe(offering))?;
+        for name in self.stage.resources() {
+            let text = inventory.borrow().resources.get(name).map(describe);
+            self.screen.fact(name.as_str(), text.unwrap_or_default())?;
         }
 
         let counts = self.stage.resources().into_iter().zip(DEVICES);
         let expected: BTreeMap<_, _> = counts.map(|(name, count)| (name.clone(), format!("{name}: {count} healthy"))).collect();
         let expected = expected.into_values().collect::<Vec<_>>().join("\n");
-        let seen = shown(&inventory, &expected, |inventory: &Arc<Inventory>| offered(inventory)).await;
+        let seen = self.stage.daemon_shows(&inventory, &expected, |inventory: &Arc<Inventory>| offered(inventory)).await;
         self.screen.claim("every device is found once and is healthy; physical functions and bridges are not offered", expected, seen)?;
 
         let uuids: Vec<String> = (0..GPUS).map(|index| self.stage.node.gpu_uuid(index)).collect();
@@ -46,6 +48,8 @@ impl Story {
         self.screen.say("Register, then ListAndWatch: the kubelet counts what the first list tells.")?;
         let expected = self.stage.capacities_of(DEVICES, DEVICES);
         let seen = self.stage.kubelet_shows(&expected, |view| self.stage.capacities(view)).await;
+        self.screen.claim("the kubelet counts every device as allocatable", expected, seen)?;
+
         let registrations = self.stage.daemon()?.views.registrations.clone();
         let all = |registrations: &BTreeMap<ResourceName, ResourceStatus>| {
             let registered = registrations.iter().filter(|(_, status)| status.registered);
@@ -53,13 +57,12 @@ impl Story {
         };
         let names: BTreeMap<_, _> = self.stage.resources().into_iter().map(|name| (name, name.to_string())).collect();
         let names = names.into_values().collect::<Vec<_>>().join("\n");
-        let registered = shown(&registrations, &names, all).await;
-        for (name, status) in registrations.borrow().iter() {
-            if let Some(took) = status.last_registration_us {
-                self.screen.fact(name.as_str(), format_args!("registered, and its stream open, in {}", us(took)))?;
-            }
+        let registered = self.stage.daemon_shows(&registrations, &names, all).await;
+        for name in self.stage.resources() {
+            let took = registrations.borrow().get(name).and_then(|status| status.last_registration_us);
+            let took = took.map(|us| format!("registered, and its stream open, in {}", ms(Duration::from_micros(us))));
+            self.screen.fact(name.as_str(), took.as_deref().unwrap_or("not registered"))?;
         }
-        self.screen.claim("the kubelet counts every device as allocatable", expected, seen)?;
         self.screen.claim("the daemon says so too: every resource is registered", names, registered)
     }
 
@@ -72,7 +75,7 @@ impl Story {
         }
         let serve = PodSpec::new("demo", "serve-0").app("api", &gpu, 1);
         let filter = PodSpec::new("demo", "filter-0").app("match", &fpga, 1);
-        self.screen.say("Allocate, as the kubelet asks for each container. train-0 has an init container that uses the GPUs first.")?;
+        self.screen.say("The kubelet calls Allocate for each container. train-0's init container uses the GPUs first.")?;
         let train_uid = train.uid.clone();
         for spec in [train, serve, filter] {
             self.stage.add_pod(spec).await;
@@ -116,7 +119,9 @@ impl Story {
         let expected = self.stage.kubelet.view(held_by_kubelet);
         let views = &self.stage.daemon()?.views;
         // A grant is bound as soon as the kubelet has written its checkpoint.
-        shown(&views.grants, &expected, |grants: &Arc<Vec<Arc<Grant>>>| held_by_grants(grants.iter().map(AsRef::as_ref))).await;
+        self.stage
+            .daemon_shows(&views.grants, &expected, |grants: &Arc<Vec<Arc<Grant>>>| held_by_grants(grants.iter().map(AsRef::as_ref)))
+            .await;
         let seen = self.ask_who().await.map(|grants| held_by_grants(&grants));
         self.screen.claim(claim, expected, seen.unwrap_or_else(|error| error))
     }
@@ -162,11 +167,13 @@ fn describe(offering: &Offering) -> String {
     for node in devices().flat_map(|device| &device.numa_nodes) {
         *numa.entry(*node).or_default() += 1;
     }
-    let numa: Vec<String> = numa.into_iter().map(|(node, count)| format!("{count} on NUMA node {node}")).collect();
-    let first = offering.devices.keys().next().map(|id| format!("first {id}")).unwrap_or_default();
-    format!("{:2} {:5} {:34} {first}", devices().count(), offering.spec.class, numa.join(", "))
-}
-
-fn us(microseconds: u64) -> String {
-    ms(std::time::Duration::from_micros(microseconds))
+    let numa: Vec<String> = numa.into_iter().map(|(node, count)| format!("NUMA {node}: {count}")).collect();
+    let first = offering.devices.keys().next().map(ToString::to_string).unwrap_or_default();
+    format!(
+        "{} {:5}  {:20}  {first}{}",
+        devices().count(),
+        offering.spec.class,
+        numa.join(", "),
+        if devices().count() > 1 { " ..." } else { "" }
+    )
 }

@@ -1,7 +1,7 @@
 //! The last chapters: the daemon restarts, a pod is deleted, and the table of who holds what.
 
 use super::beginning::{DEVICES, lines};
-use super::stage::{all_run, held_by_grants, held_by_kubelet, holder, pods, shown};
+use super::stage::{all_run, held_by_grants, held_by_kubelet, holder, pods};
 use super::{Chapter, Stop, Story, ms};
 use crate::cli::table::Table;
 use crate::domain::{DeviceId, Durability, Entry, Grant, GrantState, ResourceName, Timestamp};
@@ -34,7 +34,11 @@ impl Story {
         }
         self.screen.claim("while no daemon runs, its journal tells every grant", &before, on_disk)?;
         self.screen.claim("every device is allocatable again", expected, seen)?;
-        self.screen.claim("the new daemon has forgotten nothing: same grants, same ids, same holders", &before, facts(self.ask_who().await))?;
+        self.screen.claim(
+            "the new daemon has forgotten nothing: same grants, same ids, same holders",
+            &before,
+            facts(self.ask_who().await),
+        )?;
         let (expected, seen) = self.stage.kubelet.view(|view| (all_run(view), pods(view)));
         self.screen.claim("every pod runs on", expected, seen)
     }
@@ -49,7 +53,11 @@ impl Story {
         kubelet.delete_pod(&uid)?;
         let next = self.stage.add_pod(PodSpec::new("demo", "next-0").app("api", &self.stage.gpu, 1)).await;
         let got = self.gpus_of(&next, "api");
-        self.screen.claim("the kubelet gives it to next-0 at once, and Holdfast lets it: the kubelet decides", lines(&freed), lines(&got))?;
+        self.screen.claim(
+            "the kubelet gives it to next-0 at once, and Holdfast lets it: the kubelet decides",
+            lines(&freed),
+            lines(&got),
+        )?;
 
         // The look that binds next-0 has seen that serve-0 is gone.
         let mut expected: Vec<String> = self.stage.kubelet.view(held_by_kubelet).lines().map(str::to_owned).collect();
@@ -58,18 +66,18 @@ impl Story {
         let expected = expected.join("\n");
         let views = &self.stage.daemon()?.views;
         let look = |grants: &Arc<Vec<Arc<Grant>>>| held_by_grants(grants.iter().map(AsRef::as_ref));
-        shown(&views.grants, &expected, look).await;
+        self.stage.daemon_shows(&views.grants, &expected, look).await;
         if self.stage.spoils(Chapter::Release) {
             self.release_without_proof(&uid).await?;
         }
         let age = self.kubelet_age()?;
         let cgroup = self.stage.settings.roots.host.join("sys/fs/cgroup/kubepods").join(format!("pod{uid}"));
         let gone = if cgroup.exists() { "no: its cgroup is there" } else { "yes: its cgroup is gone" };
-        self.screen.say("A missing pod is no proof, so serve-0's grant stays on record beside the new one, until all of this is true:")?;
-        self.screen.fact("its processes ended", gone)?;
-        self.screen.fact("the kubelet settled", format_args!("not yet: it is {} s old, and a young one does not list all its pods", age.as_secs()))?;
-        self.screen.fact("", "(a minute is asked for)")?;
-        self.screen.fact("listings lack it", "not yet: two of them, 5 s apart, from a kubelet that has settled")?;
+        self.screen.say("A missing pod is no proof: serve-0's grant stays on record beside the new one, until all is true:")?;
+        self.screen.fact("processes ended", gone)?;
+        let young = format_args!("not yet: it began {:.1} s ago, and until 60 s may not list all pods", age.as_secs_f64());
+        self.screen.fact("kubelet settled", young)?;
+        self.screen.fact("missed twice", "not yet: in two listings of a settled kubelet, at least 5 s apart")?;
         let seen = facts_held(self.ask_who().await);
         self.screen.claim("nothing was released without proof", &expected, seen)?;
         let on_disk = self.stage.on_disk().map_or_else(|error| error.to_string(), |grants| held_by_grants(&grants));
@@ -118,7 +126,9 @@ impl Story {
         for ((resource, id), holders) in held {
             table.row([resource.to_string(), id.to_string(), holders.join(", ")]);
         }
-        self.screen.text(table)
+        self.screen.text(format_args!("{table}\n"))?;
+        let crash = self.stage.kubelet.panicked().unwrap_or_default();
+        self.screen.claim("in all of this no held device left the list, which would have crashed the kubelet", "", crash)
     }
 }
 
@@ -147,4 +157,3 @@ fn facts_of(mut grants: Vec<Grant>) -> String {
 fn facts_held(grants: Result<Vec<Grant>, String>) -> String {
     grants.map_or_else(|error| error, |grants| held_by_grants(&grants))
 }
-

@@ -1,28 +1,29 @@
 //! What goes wrong on a node: the kubelet restarts, actors of the daemon die, a device fails and returns.
 
 use super::beginning::{DEVICES, lines};
-use super::stage::{SOON, all_run, answered, held_by_kubelet, pods, recorded, shown};
+use super::stage::{all_run, answered, held_by_kubelet, pods, recorded};
 use super::{Chapter, Stop, Story, ms};
 use crate::domain::{DeviceId, Inventory, ResourceName};
 use crate::messages::{Crash, Reconcile, Retire};
 use crate::sim::hardware::GPUS;
 use crate::sim::kubelet::{EventKind, PodSpec, View};
 use crate::telemetry::metrics;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 impl Story {
     pub(super) async fn kubelet_restart(&mut self) -> Result<(), Stop> {
         self.begin(Chapter::KubeletRestart)?;
-        self.screen.say("A new kubelet admits its pods anew, some 75 ms after its socket appears. Who is not registered by")?;
-        self.screen.say("then loses them: of train-0 the init container has ended, so its devices are asked for again.")?;
+        self.screen.say("A new kubelet admits the pods that run already, some 75 ms after its socket appears. Who is not")?;
+        self.screen.say("registered by then loses train-0: its init container has ended, so its GPUs are checked anew.")?;
         let held = self.stage.kubelet.view(held_by_kubelet);
         let spoilt = self.stage.spoils(Chapter::KubeletRestart);
         if spoilt {
             self.stage.stop_daemon().await;
         }
         self.stage.kubelet.restart().await?;
-        let admitted = self.stage.kubelet.wait_for(|view| view.is_settled(), SOON).await;
+        let admitted = self.stage.kubelet.wait_for(|view| view.is_settled(), self.stage.patience()).await;
         admitted.map_err(|error| Stop::Trouble(error.to_string()))?;
         if spoilt {
             self.stage.start_daemon().await?;
@@ -47,8 +48,8 @@ impl Story {
 
     pub(super) async fn actor_death(&mut self) -> Result<(), Stop> {
         self.begin(Chapter::ActorDeath)?;
-        self.screen.say("mpi-0 asks for one virtual function for each of four containers. After its first Allocate the actor")?;
-        self.screen.say("that answers the kubelet and the one that keeps the ledger panic; the supervisor builds them anew.")?;
+        self.screen.say("mpi-0 asks for a virtual function for each of four containers. After the first answer two actors")?;
+        self.screen.say("panic: the one that answers the kubelet, and the one that keeps the ledger. They are built anew.")?;
         let from = self.stage.kubelet.view(|view| view.events().iter().count());
         let mut spec = PodSpec::new("demo", "mpi-0");
         for rank in 0..4 {
@@ -56,11 +57,12 @@ impl Story {
         }
         // What the death of an actor would be without a supervisor.
         let victim = if self.stage.spoils(Chapter::ActorDeath) { self.stage.take_daemon() } else { None };
-        let actors = victim.as_ref().map_or_else(|| self.stage.daemon().map(|daemon| daemon.actors.clone()), |daemon| Ok(daemon.actors.clone()))?;
+        let actors =
+            victim.as_ref().map_or_else(|| self.stage.daemon().map(|daemon| daemon.actors.clone()), |daemon| Ok(daemon.actors.clone()))?;
         let kubelet = &self.stage.kubelet;
         let strike = async {
             // A kubelet that never comes so far is told of by the claims.
-            drop(kubelet.wait_for(|view| allocates(view, from) > 0, SOON).await);
+            drop(kubelet.wait_for(|view| allocates(view, from) > 0, self.stage.patience()).await);
             let answers = kubelet.view(|view| allocates(view, from));
             match victim {
                 Some(daemon) => daemon.stop().await,
@@ -72,18 +74,17 @@ impl Story {
             answers
         };
         let (_, answers) = tokio::join!(self.stage.add_pod(spec), strike);
-        self.screen.fact("killed", format_args!("ledger and serving, after {answers} of 4 answers"))?;
         self.show_allocations(from)?;
 
-        let in_between = if (1..4).contains(&answers) { "1 to 3" } else { "all or none" };
-        self.screen.claim("they died between two Allocates of the pod", "1 to 3", in_between)?;
-        let (expected, seen) = self.stage.kubelet.view(|view| (all_run(view), pods(view)));
-        self.screen.claim("the pod runs, and so do all others", expected, seen)?;
+        let of_4 = |answers: usize| format!("{answers} of 4 Allocates were answered");
+        self.screen.claim("they died while the pod was being admitted", of_4(answers.clamp(1, 3)), of_4(answers))?;
         self.await_rebirth().await?;
-        let expected = "ledger died 1 time\nserving died 1 time";
-        self.screen.claim("both actors really died, once", expected, deaths(&["ledger", "serving"]))?;
         let seen = self.stage.kubelet.view(|view| stream_ends(view, from));
         self.screen.claim("no stream of the kubelet ended: it noticed nothing", "", seen)?;
+        let expected = "ledger died 1 time\nserving died 1 time";
+        self.screen.claim("both actors really died, once", expected, deaths(&["ledger", "serving"]))?;
+        let (expected, seen) = self.stage.kubelet.view(|view| (all_run(view), pods(view)));
+        self.screen.claim("the pod runs, and so do all others", expected, seen)?;
         let on_disk = self.stage.on_disk().map_or_else(|error| error.to_string(), |grants| recorded(&grants));
         let expected = self.stage.kubelet.view(|view| answered(view, 0));
         self.screen.claim("each answer is on disk exactly once", expected, on_disk)?;
@@ -92,11 +93,13 @@ impl Story {
 
     /// Waits until both actors answer again: a message that means nothing, behind the one that killed them.
     async fn await_rebirth(&self) -> Result<(), Stop> {
-        let actors = &self.stage.daemon()?.actors;
+        // Without a daemon there is nothing to wait for, and the claims tell so.
+        let Ok(daemon) = self.stage.daemon() else { return Ok(()) };
+        let actors = &daemon.actors;
         let nothing = Retire { resource: self.stage.rdma.clone(), newest: 0 };
         let reborn = async {
-            actors.ledger.mailbox::<Reconcile>().call(Reconcile, SOON).await?;
-            actors.serving.mailbox::<Retire>().call(nothing, SOON).await
+            actors.ledger.mailbox::<Reconcile>().call(Reconcile, self.stage.patience()).await?;
+            actors.serving.mailbox::<Retire>().call(nothing, self.stage.patience()).await
         };
         reborn.await.map_err(|error| Stop::Trouble(error.to_string()))
     }
@@ -113,8 +116,9 @@ impl Story {
         let one_less = [GPUS - 1, DEVICES[1], DEVICES[2]];
         let capacities = self.stage.capacities_of(one_less, DEVICES);
         let told = self.stage.kubelet_shows(&capacities, |view| self.stage.capacities(view)).await;
+        let heard = began.elapsed();
         self.screen.fact("device", &id)?;
-        self.screen.fact("unhealthy after", format_args!("{}, in the kubelet after {}", ms(judged), ms(began.elapsed())))?;
+        self.screen.fact("unhealthy", format_args!("after {}; in the kubelet's list after {}", ms(judged), ms(heard)))?;
         self.screen.claim("the device is unhealthy, with the reason", expected, seen)?;
         self.screen.claim("the kubelet counts one GPU less as allocatable, and keeps it as capacity", capacities, told)?;
 
@@ -136,7 +140,8 @@ impl Story {
         let (expected, seen, judged) = self.health_becomes(&id, "Healthy", began).await?;
         let capacities = self.stage.capacities_of(DEVICES, DEVICES);
         let told = self.stage.kubelet_shows(&capacities, |view| self.stage.capacities(view)).await;
-        self.screen.fact("healthy after", format_args!("{}, in the kubelet after {}", ms(judged), ms(began.elapsed())))?;
+        let heard = began.elapsed();
+        self.screen.fact("healthy", format_args!("after {}; in the kubelet's list after {}", ms(judged), ms(heard)))?;
         self.screen.claim("the device is healthy by itself", expected, seen)?;
         self.screen.claim("the kubelet counts it again", capacities, told)?;
         let spec = PodSpec::new("demo", "late-0").app("train", &self.stage.gpu, 1);
@@ -157,7 +162,7 @@ impl Story {
             };
             health.map_or_else(|| "not in the list".to_owned(), text)
         };
-        let seen = shown(&self.stage.daemon()?.views.inventory, expected, health).await;
+        let seen = self.stage.daemon_shows(&self.stage.daemon()?.views.inventory, expected, health).await;
         Ok((expected.to_owned(), seen, began.elapsed()))
     }
 
@@ -186,12 +191,12 @@ fn allocates(view: &View<'_>, from: usize) -> usize {
     view.events().iter().skip(from).filter(|event| matches!(event.kind, EventKind::Allocated { .. })).count()
 }
 
-/// Streams that ended, and resources that were cut off, since the event at `from`.
+/// Resources whose stream ended, or that were cut off, since the event at `from`.
 fn stream_ends(view: &View<'_>, from: usize) -> String {
     let is_end = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { .. } | EventKind::Disconnected { .. });
-    let resource = |kind: &EventKind| kind.resource().map(ResourceName::to_string).unwrap_or_default();
     let ends = view.events().iter().skip(from).filter(|event| is_end(&event.kind));
-    ends.map(|event| format!("{}: its stream ended", resource(&event.kind))).collect::<Vec<_>>().join("\n")
+    let resources: BTreeSet<&ResourceName> = ends.filter_map(|event| event.kind.resource()).collect();
+    resources.iter().map(|resource| format!("{resource}: its stream ended")).collect::<Vec<_>>().join("\n")
 }
 
 /// How often these actors have died in this process, as `/metrics` would tell.

@@ -117,16 +117,14 @@ struct Story {
 /// When one of its claims does not hold, or the demo cannot be staged.
 pub fn run(options: &Options) -> Result<(), Failed> {
     let began = Instant::now();
-    let told = super::block_on(async {
+    super::block_on(async {
         let mut story = Story { stage: Stage::set(options.spoil).await?, screen: Screen::new() };
         let told = tokio::select! {
             told = story.tell(began) => told,
             stop = interrupted() => Err(stop),
         };
-        // The chapter in which it happened is the last one of the screen.
         told.map_err(|stop| story.give_up(stop))
-    })?;
-    told
+    })?
 }
 
 impl From<Stop> for Failed {
@@ -140,7 +138,7 @@ impl From<Stop> for Failed {
 
 impl Story {
     async fn tell(&mut self, began: Instant) -> Result<(), Stop> {
-        self.screen.title()?;
+        self.screen.title(self.stage.spoilt())?;
         self.devices().await?;
         self.registration().await?;
         self.pods().await?;

@@ -45,7 +45,7 @@ impl Screen {
         Ok(print(format_args!("{text}\n"))?)
     }
 
-    pub(super) fn title(&self) -> Result<(), Stop> {
+    pub(super) fn title(&self, spoilt: Option<Chapter>) -> Result<(), Stop> {
         self.line(self.paint(Style::Bold, "Holdfast, on a simulated node"))?;
         self.line("")?;
         for text in [
@@ -55,7 +55,10 @@ impl Screen {
         ] {
             self.line(text)?;
         }
-        Ok(())
+        match spoilt {
+            Some(chapter) => self.line(format_args!("The chapter `{}` is spoilt on purpose.", chapter.name())),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn chapter(&mut self, chapter: Chapter) -> Result<(), Stop> {
@@ -93,7 +96,7 @@ impl Screen {
             let others: Vec<&str> = others.lines().collect();
             let only: Vec<&str> = these.lines().filter(|line| !others.contains(line)).collect();
             if only.is_empty() {
-                self.fact(label, "nothing more")?;
+                self.fact(label, if these.is_empty() { "nothing" } else { "nothing else" })?;
             }
             for (index, line) in only.into_iter().enumerate() {
                 self.fact(if index == 0 { label } else { "" }, line)?;
@@ -116,6 +119,6 @@ impl Screen {
 
     pub(super) fn end(&self, took: Duration) -> Result<(), Stop> {
         self.line("")?;
-        self.line(format_args!("{} {} claims checked, all of them hold, in {}", self.paint(Style::Green, "ok"), self.claims, ms(took)))
+        self.line(format_args!("{} claims were checked, and all of them hold. It took {}.", self.claims, ms(took)))
     }
 }

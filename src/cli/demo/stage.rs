@@ -18,7 +18,9 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 
 /// How long anything may take that takes milliseconds.
-pub(super) const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(5);
+/// The same where a chapter is spoilt: most likely it never comes.
+const SOON_IF_SPOILT: Duration = Duration::from_secs(2);
 
 /// The configuration of the demo's daemon.
 const CONFIG: &str = r#"[telemetry]
@@ -80,9 +82,19 @@ impl Stage {
         Ok(Stage { daemon: None, kubelet, node, settings, gpu, rdma, fpga, spoil, _dir: dir })
     }
 
-    /// Whether this chapter is to be spoilt.
+    /// The chapter that is spoilt.
+    pub(super) fn spoilt(&self) -> Option<Chapter> {
+        self.spoil
+    }
+
+    /// Whether this chapter is spoilt.
     pub(super) fn spoils(&self, chapter: Chapter) -> bool {
         self.spoil == Some(chapter)
+    }
+
+    /// How long is waited for what takes milliseconds.
+    pub(super) fn patience(&self) -> Duration {
+        if self.spoil.is_some() { SOON_IF_SPOILT } else { SOON }
     }
 
     /// Starts the daemon. From then until its first inventory.
@@ -108,7 +120,7 @@ impl Stage {
     pub(super) async fn add_pod(&self, spec: PodSpec) -> String {
         let uid = spec.uid.clone();
         // A pod without a decision stays pending, and the claims tell so.
-        drop(tokio::time::timeout(SOON, self.kubelet.add_pod(spec)).await);
+        drop(tokio::time::timeout(self.patience(), self.kubelet.add_pod(spec)).await);
         uid
     }
 
@@ -132,10 +144,19 @@ impl Stage {
 
     /// Waits until the kubelet shows what is expected. What it shows at last.
     pub(super) async fn kubelet_shows(&self, expected: &str, look: impl Fn(&View<'_>) -> String) -> String {
-        match self.kubelet.wait_for(|view| look(view) == expected, SOON).await {
+        match self.kubelet.wait_for(|view| look(view) == expected, self.patience()).await {
             Ok(()) => expected.to_owned(),
             Err(_) => self.kubelet.view(look),
         }
+    }
+
+    /// Waits until a view of the daemon shows what is expected. What it shows at last.
+    pub(super) async fn daemon_shows<T>(&self, view: &watch::Receiver<T>, expected: &str, look: impl Fn(&T) -> String) -> String {
+        let mut view = view.clone();
+        if let Ok(Ok(_)) = tokio::time::timeout(self.patience(), view.wait_for(|value| look(value) == expected)).await {
+            return expected.to_owned();
+        }
+        look(&view.borrow())
     }
 
     /// Allocatable of capacity for every resource, as the node's status tells it.
@@ -153,15 +174,6 @@ impl Stage {
         let of = |(resource, (allocatable, capacity))| format!("{resource}: {allocatable} of {capacity} allocatable");
         self.resources().into_iter().zip(counts).map(of).collect::<Vec<_>>().join("\n")
     }
-}
-
-/// Waits until a view of the daemon shows what is expected. What it shows at last.
-pub(super) async fn shown<T>(view: &watch::Receiver<T>, expected: &str, look: impl Fn(&T) -> String) -> String {
-    let mut view = view.clone();
-    if let Ok(Ok(_)) = tokio::time::timeout(SOON, view.wait_for(|value| look(value) == expected)).await {
-        return expected.to_owned();
-    }
-    look(&view.borrow())
 }
 
 /// How many healthy devices each resource offers.
