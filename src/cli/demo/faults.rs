@@ -3,7 +3,7 @@
 use super::beginning::{DEVICES, lines};
 use super::stage::{all_run, answered, held_by_kubelet, pods, recorded};
 use super::{Chapter, Stop, Story, ms};
-use crate::domain::{DeviceId, Inventory, ResourceName};
+use crate::domain::{DeviceId, Health, Inventory, ResourceName};
 use crate::messages::{Crash, Reconcile, Retire};
 use crate::sim::hardware::GPUS;
 use crate::sim::kubelet::{EventKind, PodSpec, View};
@@ -11,6 +11,9 @@ use crate::telemetry::metrics;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// When something was seen, and what.
+type Seen = (Duration, String);
 
 impl Story {
     pub(super) async fn kubelet_restart(&mut self) -> Result<(), Stop> {
@@ -112,15 +115,12 @@ impl Story {
         if !self.stage.spoils(Chapter::DeviceFailure) {
             self.stage.node.remove_gpu_node(index)?;
         }
-        let (expected, seen, judged) = self.health_becomes(&id, "Unhealthy, node_missing", began).await?;
-        let one_less = [GPUS - 1, DEVICES[1], DEVICES[2]];
-        let capacities = self.stage.capacities_of(one_less, DEVICES);
-        let told = self.stage.kubelet_shows(&capacities, |view| self.stage.capacities(view)).await;
-        let heard = began.elapsed();
+        let (health, expected) = ("Unhealthy, node_missing", self.stage.capacities_of([GPUS - 1, DEVICES[1], DEVICES[2]], DEVICES));
+        let ((judged, seen), (heard, capacities)) = self.health_becomes(&id, health, &expected, began).await?;
         self.screen.fact("device", &id)?;
         self.screen.fact("unhealthy", format_args!("after {}; in the kubelet's list after {}", ms(judged), ms(heard)))?;
-        self.screen.claim("the device is unhealthy, with the reason", expected, seen)?;
-        self.screen.claim("the kubelet counts one GPU less as allocatable, and keeps it as capacity", capacities, told)?;
+        self.screen.claim("the device is unhealthy, with the reason", health, seen)?;
+        self.screen.claim("the kubelet counts one GPU less as allocatable, and keeps it as capacity", expected, capacities)?;
 
         let (healthy, count) = self.healthy_and_free()?;
         let spec = PodSpec::new("demo", "sweep-0").app("search", &self.stage.gpu, count);
@@ -137,13 +137,11 @@ impl Story {
         if !self.stage.spoils(Chapter::DeviceReturn) {
             self.stage.node.restore_gpu_node(index)?;
         }
-        let (expected, seen, judged) = self.health_becomes(&id, "Healthy", began).await?;
-        let capacities = self.stage.capacities_of(DEVICES, DEVICES);
-        let told = self.stage.kubelet_shows(&capacities, |view| self.stage.capacities(view)).await;
-        let heard = began.elapsed();
+        let (health, expected) = ("Healthy", self.stage.capacities_of(DEVICES, DEVICES));
+        let ((judged, seen), (heard, capacities)) = self.health_becomes(&id, health, &expected, began).await?;
         self.screen.fact("healthy", format_args!("after {}; in the kubelet's list after {}", ms(judged), ms(heard)))?;
-        self.screen.claim("the device is healthy by itself", expected, seen)?;
-        self.screen.claim("the kubelet counts it again", capacities, told)?;
+        self.screen.claim("the device is healthy by itself", health, seen)?;
+        self.screen.claim("the kubelet counts it again", expected, capacities)?;
         let spec = PodSpec::new("demo", "late-0").app("train", &self.stage.gpu, 1);
         let uid = self.stage.add_pod(spec).await;
         let seen = self.gpus_of(&uid, "train");
@@ -151,19 +149,27 @@ impl Story {
         self.holders_agree("the daemon agrees with the kubelet on who holds what").await
     }
 
-    /// Waits until the daemon judges a GPU so: what was expected, what was seen, and how long it took.
-    async fn health_becomes(&self, id: &DeviceId, expected: &str, began: Instant) -> Result<(String, String, Duration), Stop> {
-        let health = |inventory: &Arc<Inventory>| {
+    /// Waits until the daemon judges a GPU so and the kubelet counts so. When that was, and what was seen.
+    async fn health_becomes(&self, id: &DeviceId, health: &str, capacities: &str, began: Instant) -> Result<(Seen, Seen), Stop> {
+        let look = |inventory: &Arc<Inventory>| {
             let offering = inventory.resources.get(&self.stage.gpu);
-            let health = offering.and_then(|offering| offering.devices.get(id)).map(|offered| offered.health);
-            let text = |health: crate::domain::Health| match health.reason() {
+            let found = offering.and_then(|offering| offering.devices.get(id)).map(|offered| offered.health);
+            let text = |health: Health| match health.reason() {
                 Some(reason) => format!("{}, {reason}", health.as_str()),
                 None => health.as_str().to_owned(),
             };
-            health.map_or_else(|| "not in the list".to_owned(), text)
+            found.map_or_else(|| "not in the list".to_owned(), text)
         };
-        let seen = self.stage.daemon_shows(&self.stage.daemon()?.views.inventory, expected, health).await;
-        Ok((expected.to_owned(), seen, began.elapsed()))
+        let inventory = &self.stage.daemon()?.views.inventory;
+        let judged = async {
+            let seen = self.stage.daemon_shows(inventory, health, look).await;
+            (began.elapsed(), seen)
+        };
+        let counted = async {
+            let seen = self.stage.kubelet_shows(capacities, |view| self.stage.capacities(view)).await;
+            (began.elapsed(), seen)
+        };
+        Ok(tokio::join!(judged, counted))
     }
 
     /// The last GPU that no container holds.
