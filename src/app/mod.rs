@@ -307,6 +307,8 @@ impl App {
         drop(std::fs::remove_file(control));
         for arbiter in arbiters {
             arbiter.stop();
+            // The ledger's lock is free only when its actor is gone. A panic there has been logged.
+            drop(tokio::task::spawn_blocking(move || arbiter.join()).await);
         }
         tracing::info!("ended");
     }
