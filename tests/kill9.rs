@@ -229,8 +229,6 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             version: "1".into(),
             state: GrantState::Granted,
         };
-        let answer = ledger.send(Record(grant));
-        tokio::pin!(answer);
         // A thread holds the store, as a disk does that is stuck.
         let (release, released) = std::sync::mpsc::channel::<()>();
         let (stuck, is_stuck) = std::sync::mpsc::channel();
@@ -240,6 +238,8 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             released.recv()
         });
         is_stuck.recv().unwrap();
+        let answer = ledger.send(Record(grant));
+        tokio::pin!(answer);
         // Longer than any answer takes; a busy machine can only hide a wrong order, not spoil a right one.
         assert!(tokio::time::timeout(Duration::from_millis(300), &mut answer).await.is_err(), "answered before the append");
         assert!(store::peek(dir.path()).unwrap().grants.is_empty());
