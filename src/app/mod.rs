@@ -28,13 +28,16 @@ use crate::telemetry;
 use actix::Arbiter;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{RwLock, mpsc, watch};
 use tokio::time::Instant;
 
 /// How long a shutdown waits for Allocates that have begun. Their own deadline is two seconds.
 const DRAIN_DEADLINE: Duration = Duration::from_millis(2500);
+
+/// How long a shutdown waits for connections to take their last answers. All are of this machine.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// What the daemon runs on.
 #[derive(Debug, Clone)]
@@ -114,12 +117,16 @@ impl App {
     /// When the kubelet's directory cannot be one, or the ledger cannot be opened.
     #[expect(clippy::too_many_lines, reason = "wiring, one straight line")]
     pub async fn start(settings: Settings) -> Result<App, StartError> {
+        // First of all: what is counted before there is a recorder is lost.
+        let metrics = telemetry::metrics::install();
         let roots = settings.roots.clone();
         error::check_kubelet_dir(&roots.kubelet)?;
         let host_root = HostRoot::new(&roots.host);
 
         tracing::debug!("opening the ledger");
         let (store, recovered) = Store::open(&roots.state, settings.config.durability)?;
+        // Not before: a start that the user can mend ends in one sentence, without a log around it.
+        tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
         if !recovered.report.is_clean() {
             tracing::warn!(report = %recovered.report, "the ledger was damaged");
@@ -201,7 +208,7 @@ impl App {
             opened: actors.registration.mailbox(),
             ended: actors.registration.mailbox(),
             gate: Arc::clone(&gate),
-            drain: drain_view,
+            drain: drain_view.clone(),
         };
         serving.start(here.clone(), supervision.clone(), move |life| Serving::new(config.clone(), life));
 
@@ -234,6 +241,7 @@ impl App {
             retire: actors.serving.mailbox(),
             kubelet: kubelet_view.clone(),
             status: Arc::new(registrations),
+            drain: drain_view,
         };
         registration.start(here, supervision, move |life| Registration::new(config.clone(), life.number, life));
 
@@ -246,7 +254,6 @@ impl App {
             ready: ready_view.clone(),
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
-        let metrics = telemetry::metrics::install();
         if let Some(address) = settings.config.listen {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(metrics, ready_view)).await);
         }
@@ -274,28 +281,34 @@ impl App {
         self.escalated.recv().await.unwrap_or("supervisor")
     }
 
-    /// Ends everything in order: Allocates that have begun are answered, the ledger is checkpointed, the streams end
+    /// Ends everything in order: the ledger is checkpointed, Allocates that have begun are answered, the streams end
     /// last. An empty list is never sent: the kubelet would take every device for gone.
     pub async fn shut_down(self) {
         let App { gate, store, sockets, drain, ending, arbiters, tasks, control, .. } = self;
-        ending.send_replace(true);
-        if tokio::time::timeout(DRAIN_DEADLINE, gate.write()).await.is_err() {
-            tracing::warn!("an Allocate is still under way and is cut off");
-        }
         for task in tasks {
             task.abort();
         }
-        {
-            let mut store = store.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            if let Err(error) = store.checkpoint() {
-                tracing::warn!(%error, "the last checkpoint failed; the journal has everything");
-            }
+        // Away from this thread, which goes on serving: what the kubelet has sent by now is read meanwhile.
+        let checkpoint = tokio::task::spawn_blocking(move || store.lock().unwrap_or_else(PoisonError::into_inner).checkpoint());
+        match tokio::time::timeout(DRAIN_DEADLINE, checkpoint).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(error))) => tracing::warn!(%error, "the last checkpoint failed; the journal has everything"),
+            Ok(Err(_)) | Err(_) => tracing::warn!("the last checkpoint did not end; the journal has everything"),
+        }
+        if tokio::time::timeout(DRAIN_DEADLINE, gate.write()).await.is_err() {
+            tracing::warn!("an Allocate is still under way and is cut off");
         }
         drain.send_replace(true);
-        sockets.close_all();
+        // An answer is not given before its connection has sent it.
+        if tokio::time::timeout(CLOSE_DEADLINE, sockets.close_all()).await.is_err() {
+            tracing::warn!("a connection is not closed by its other side and is cut off");
+        }
+        ending.send_replace(true);
         drop(std::fs::remove_file(control));
         for arbiter in arbiters {
             arbiter.stop();
+            // The ledger's lock is free only when its actor is gone. A panic there has been logged.
+            drop(tokio::task::spawn_blocking(move || arbiter.join()).await);
         }
         tracing::info!("ended");
     }

@@ -13,6 +13,7 @@ pub mod who;
 use self::exit::Failed;
 use crate::config::{self, Roots};
 use crate::telemetry::logging::{self, LogFormat};
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use std::fmt;
@@ -109,11 +110,12 @@ impl Global {
 pub fn main() -> ExitCode {
     let Cli { global, verb } = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            // `--help` and `--version` are no errors to their reader.
+        // `--help` and `--version` are no errors to their reader; without any verb the help is the answer too.
+        Err(error) if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             drop(error.print());
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::SUCCESS });
         }
+        Err(error) => return exit::end(Err(Failed::new(exit::USAGE, usage(&error.to_string())))),
     };
     let quiet = matches!(verb, Verb::Demo(_) | Verb::Bench(_));
     logging::init(global.log_format, if quiet { "off" } else { "info" });
@@ -126,6 +128,14 @@ pub fn main() -> ExitCode {
         Verb::Ledger(verb) => ledger::run(&global, &verb),
         Verb::Bench(verb) => bench::run(&global, &verb),
     })
+}
+
+/// The parser's report in one line: what is wrong, what may have been meant, where to read on.
+fn usage(report: &str) -> String {
+    let mut paragraphs = report.split("\n\n").map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
+    let problem = paragraphs.next().unwrap_or_default();
+    let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: ").map(|tip| format!("; {tip}")));
+    format!("{}{}; `holdfast --help` tells more", problem.trim_start_matches("error: "), tip.unwrap_or_default())
 }
 
 /// Prints data. A reader that has gone (`holdfast who | head -1`) is no failure.

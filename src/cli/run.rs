@@ -18,7 +18,6 @@ pub fn run(global: &Global) -> Result<(), Failed> {
 
 async fn serve(settings: Settings) -> Result<(), Failed> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %settings.roots.kubelet.display(), "starting");
     let mut app = App::start(settings).await?;
     let mut ready = app.views.ready.clone();
     let announce = tokio::spawn(async move {

@@ -3,7 +3,7 @@
 use super::exit::{FAILURE, Failed};
 use super::table::Table;
 use super::{Global, block_on, show};
-use crate::app::{ResourceReport, Status, control_get};
+use crate::app::{ControlError, ResourceReport, Status, control_get};
 use std::time::Duration;
 
 /// Asks the daemon and prints its answer.
@@ -11,7 +11,11 @@ use std::time::Duration;
 /// # Errors
 /// When no daemon runs.
 pub fn run(global: &Global) -> Result<(), Failed> {
-    let status: Status = block_on(control_get(&global.run_dir, "/v1/status"))?.map_err(|error| Failed::new(FAILURE, error))?;
+    let asked = block_on(control_get(&global.run_dir, "/v1/status"))?;
+    let status: Status = asked.map_err(|error: ControlError| match error {
+        ControlError::Absent { .. } => Failed::new(FAILURE, format_args!("{error}; start it with `holdfast run`, or name its `--run-dir`")),
+        ControlError::Failed { .. } => Failed::new(FAILURE, error),
+    })?;
     show(global.output, &status, text)
 }
 

@@ -26,7 +26,7 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
                 files.push(path);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound && file.is_none() => {}
-            Err(error) => return Err(ConfigError::new(format!("cannot be read: {error}")).in_file(&path)),
+            Err(error) => return Err(ConfigError::new(format!("cannot be read: {error}; `--config` names the file")).in_file(&path)),
         }
     }
     validate::validate(&merged, files)

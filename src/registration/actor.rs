@@ -40,6 +40,8 @@ pub struct RegistrationConfig {
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// Where the state of every resource is published.
     pub status: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
+    /// Becomes true when the daemon ends its streams: they are not to be replaced.
+    pub drain: watch::Receiver<bool>,
 }
 
 struct Resource {
@@ -58,6 +60,8 @@ pub struct Registration {
     config: RegistrationConfig,
     resources: BTreeMap<ResourceName, Resource>,
     timer: Option<SpawnHandle>,
+    /// Whether it has been said that there is no kubelet: once, not for every resource.
+    said_absent: bool,
     _life: Box<dyn Any + Send>,
 }
 
@@ -77,10 +81,13 @@ impl Registration {
             (name.clone(), Resource { machine, under_way: None, begun_at: now, took: None, retired: 0, said: None })
         };
         let resources = config.resources.iter().map(resource).collect();
-        Registration { config, resources, timer: None, _life: Box::new(life) }
+        Registration { config, resources, timer: None, said_absent: false, _life: Box::new(life) }
     }
 
     fn on(&mut self, name: &ResourceName, event: Event, context: &mut Context<Self>) {
+        if *self.config.drain.borrow() {
+            return;
+        }
         let now = host::now().boot;
         let Some(resource) = self.resources.get_mut(name) else { return };
         let was_registered = resource.machine.is_registered();
@@ -97,6 +104,7 @@ impl Registration {
             let took = now.saturating_sub(resource.begun_at);
             resource.took = Some(took);
             resource.said = None;
+            self.said_absent = false;
             tracing::info!(resource = %name, took = ?took, "registered with the kubelet");
         }
         let settled = matches!(resource.machine.state(), State::Steady | State::Settling { .. });
@@ -118,7 +126,7 @@ impl Registration {
     fn publish(&self) {
         let status = |resource: &Resource| ResourceStatus {
             registered: resource.machine.is_registered(),
-            awaiting_kubelet: matches!(resource.machine.state(), State::AwaitingKubelet { .. }),
+            awaiting_kubelet: resource.machine.is_kubelet_absent(),
             last_registration_us: resource.took.and_then(|took| u64::try_from(took.as_micros()).ok()),
         };
         let all = self.resources.iter().map(|(name, resource)| (name.clone(), status(resource))).collect();
@@ -213,7 +221,9 @@ impl Handler<Attempted> for Registration {
         match outcome {
             Outcome::Registered => self.on(&resource, Event::Registered(number), context),
             Outcome::Absent(problem) => {
-                self.say(&resource, format!("waiting for the kubelet: {problem}"));
+                if !std::mem::replace(&mut self.said_absent, true) {
+                    tracing::warn!("waiting for the kubelet: {problem}");
+                }
                 self.on(&resource, Event::Absent(number), context);
             }
             Outcome::Failed(problem) => {

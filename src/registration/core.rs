@@ -82,6 +82,8 @@ pub(super) struct Machine {
     opened_at: Option<Duration>,
     /// Whether the next open stream has to be settled.
     unsettled: bool,
+    /// Whether the last try found nobody to register with.
+    absent: bool,
 }
 
 impl Machine {
@@ -95,6 +97,7 @@ impl Machine {
             tries: 0,
             opened_at: None,
             unsettled: false,
+            absent: false,
         }
     }
 
@@ -106,6 +109,11 @@ impl Machine {
     pub(super) fn is_registered(&self) -> bool {
         let settling = self.state == State::Registering && self.is_open(self.latest.wrapping_sub(1));
         settling || matches!(self.state, State::Settling { .. } | State::Steady)
+    }
+
+    /// Whether there is no kubelet, as far as the last try can tell. Tries go on, quick ones and slow ones.
+    pub(super) fn is_kubelet_absent(&self) -> bool {
+        self.absent
     }
 
     /// The latest registration, while its socket matters.
@@ -136,6 +144,7 @@ impl Machine {
                 let is_new = self.kubelet.replace(generation) != Some(generation);
                 // Another kubelet knows nothing of us: what is under way with the old one no longer matters.
                 is_new.then(|| {
+                    self.absent = false;
                     self.tries = 0;
                     self.register()
                 })
@@ -161,6 +170,7 @@ impl Machine {
             }
             Event::SocketLost(number) if number == self.latest => self.lost(now),
             Event::Registered(number) if self.is_under_way(number) => {
+                self.absent = false;
                 self.state = State::AwaitingStream { until: now + STREAM_DEADLINE };
                 if self.is_open(number) {
                     self.arrive(now);
@@ -168,10 +178,12 @@ impl Machine {
                 None
             }
             Event::Refused(number) if self.is_under_way(number) => {
+                self.absent = false;
                 self.back_off(now);
                 self.due(now)
             }
             Event::Absent(number) if self.is_under_way(number) => {
+                self.absent = true;
                 // Between its bind and its listen a new kubelet refuses for an instant: the first tries are quick.
                 if self.tries < BACKOFF_MS.len() {
                     self.back_off(now);

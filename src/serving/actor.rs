@@ -142,7 +142,7 @@ impl Handler<Bind> for Serving {
         let bound = sockets.bind(&resource, registration).map_err(problem)?;
         let shared = Shared { inventory, allocate, opened, ended, sockets: Arc::clone(&sockets), gate, drain };
         let plugin = Plugin { resource: resource.clone(), registration, shared };
-        let mut close = bound.close;
+        let (mut close, serving) = (bound.close.clone(), bound.close);
         let closed = async move {
             // An error means that the table itself is gone, and the daemon with it.
             drop(close.wait_for(|close| *close).await);
@@ -154,6 +154,7 @@ impl Handler<Bind> for Serving {
             if let Err(error) = server.await {
                 tracing::error!(%resource, %error, "the server of a socket failed");
             }
+            drop(serving);
         });
         Ok(bound.endpoint)
     }

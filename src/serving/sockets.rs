@@ -49,7 +49,7 @@ pub(super) struct Bound {
     pub(super) listener: UnixListener,
     /// The path below the device-plugin directory, as Register wants it.
     pub(super) endpoint: String,
-    /// Becomes true when the server should end.
+    /// Becomes true when the server should end; its last copy is dropped when the server has.
     pub(super) close: watch::Receiver<bool>,
 }
 
@@ -127,15 +127,19 @@ impl Sockets {
         self.table().iter().filter(|(_, socket)| gone(socket)).map(|(key, _)| key.clone()).collect()
     }
 
-    /// Ends every server and removes every socket file: the last step of the daemon's shutdown.
-    pub fn close_all(&self) {
-        let mut table = self.table();
-        for socket in table.values_mut() {
-            (socket.superseded, socket.streams) = (true, 0);
+    /// Ends every server and removes every socket file: the last step of the daemon's shutdown. Done when the last
+    /// server is, which sends what its connections still have to send.
+    pub async fn close_all(&self) {
+        let closing = std::mem::take(&mut *self.table());
+        for socket in closing.values() {
+            socket.close.send_replace(true);
+            drop(std::fs::remove_file(&socket.path));
         }
-        close_unused(&mut table);
         // Only when nobody else has a socket in it.
         drop(std::fs::remove_dir(&self.directory));
+        for socket in closing.values() {
+            socket.close.closed().await;
+        }
     }
 
     /// Removes the sockets of processes that are no more: those that refuse a connection.

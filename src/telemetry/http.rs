@@ -33,6 +33,8 @@ pub async fn serve(address: SocketAddr, routes: Router) -> Option<tokio::task::J
             return None;
         }
     };
+    // Port 0 asks for any.
+    let address = listener.local_addr().unwrap_or(address);
     tracing::info!(%address, "serving /metrics, /healthz and /readyz");
     Some(tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, routes).await {

@@ -207,6 +207,13 @@ impl Daemon {
         find(&found).unwrap()
     }
 
+    /// Waits until `text` has been logged so many times.
+    pub(crate) async fn logged_often(&self, text: &str, times: usize) {
+        let mut lines = self.lines.clone();
+        let often = |lines: &Vec<String>| lines.iter().filter(|line| line.contains(text)).count() >= times;
+        let _ = soon(text, lines.wait_for(often)).await.unwrap();
+    }
+
     /// Waits for its end.
     pub(crate) async fn ended(&mut self) -> ExitStatus {
         let mut lines = self.lines.clone();
@@ -266,6 +273,13 @@ pub(crate) async fn allocate(api: &mut DevicePluginClient<Channel>, ids: &[&str]
 /// The ids of a grant.
 pub(crate) fn ids(grant: &Grant) -> BTreeSet<DeviceId> {
     grant.devices.iter().map(|device| device.id.clone()).collect()
+}
+
+/// Where `/metrics` and the others are served, as the log tells.
+pub(crate) async fn telemetry(daemon: &Daemon) -> SocketAddr {
+    let line = daemon.logged("serving /metrics").await;
+    let (_, address) = line.split_once("address=").unwrap();
+    address.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 /// A GET without ceremony: status code and body.

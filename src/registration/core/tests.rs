@@ -87,8 +87,10 @@ fn an_absent_kubelet_is_tried_quickly_then_slowly() {
     let mut now = ms(10_000);
     let mut tries = 1;
     let mut number = machine.on(Event::StreamEnded(1), now).unwrap();
+    assert!(!machine.is_kubelet_absent());
     while !matches!(machine.state(), State::AwaitingKubelet { .. }) {
         number = machine.on(Event::Absent(number), now).unwrap_or(number);
+        assert!(machine.is_kubelet_absent(), "known at once, not after the quick tries");
         if matches!(machine.state(), State::BackingOff { .. }) {
             now = machine.next_deadline().unwrap();
             number = machine.on(Event::Tick, now).unwrap();
@@ -97,6 +99,8 @@ fn an_absent_kubelet_is_tried_quickly_then_slowly() {
     }
     assert_eq!(tries, BACKOFF_MS.len());
     assert_eq!(machine.next_deadline(), Some(now + ABSENT_RETRY));
+    machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 77, ctime_ns: 0 })), now).unwrap();
+    assert!(!machine.is_kubelet_absent());
 }
 
 #[test]

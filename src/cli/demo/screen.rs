@@ -1,0 +1,124 @@
+//! What the reader sees: headings, facts and claims on standard output; colours on a terminal only.
+
+use super::{Chapter, Refuted, Stop, ms};
+use crate::cli::print;
+use std::fmt;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+/// Width of the column of names in a chapter's facts.
+const LABEL_WIDTH: usize = 20;
+
+/// How text stands out.
+#[derive(Debug, Clone, Copy)]
+enum Style {
+    Bold = 1,
+    Dim = 2,
+    Red = 31,
+    Green = 32,
+}
+
+/// Where the story is told.
+#[derive(Debug)]
+pub(super) struct Screen {
+    colour: bool,
+    chapter: Option<Chapter>,
+    claims: usize,
+}
+
+impl Screen {
+    pub(super) fn new() -> Self {
+        let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Screen { colour, chapter: None, claims: 0 }
+    }
+
+    /// The chapter that is being told.
+    pub(super) fn current(&self) -> Option<Chapter> {
+        self.chapter
+    }
+
+    fn paint(&self, style: Style, text: impl fmt::Display) -> String {
+        if self.colour { format!("\x1b[{}m{text}\x1b[0m", style as u8) } else { text.to_string() }
+    }
+
+    fn line(&self, text: impl fmt::Display) -> Result<(), Stop> {
+        Ok(print(format_args!("{text}\n"))?)
+    }
+
+    pub(super) fn title(&self, spoilt: Option<Chapter>) -> Result<(), Stop> {
+        self.line(self.paint(Style::Bold, "Holdfast, on a simulated node"))?;
+        self.line("")?;
+        for text in [
+            "The node's hardware and the kubelet are simulated, in a temporary directory and in this process.",
+            "The daemon is the real one, and so is the gRPC between the two, over unix sockets.",
+            "Every line marked `ok` was checked: with the kubelet, the daemon's views, or what is on disk.",
+        ] {
+            self.line(text)?;
+        }
+        match spoilt {
+            Some(chapter) => self.line(format_args!("The chapter `{}` is spoilt on purpose.", chapter.name())),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn chapter(&mut self, chapter: Chapter) -> Result<(), Stop> {
+        self.chapter = Some(chapter);
+        let (number, heading) = chapter.heading();
+        self.line("")?;
+        self.line(self.paint(Style::Bold, format_args!("{number}  {heading}")))
+    }
+
+    /// A line of explanation.
+    pub(super) fn say(&self, text: impl fmt::Display) -> Result<(), Stop> {
+        self.line(self.paint(Style::Dim, format_args!("   {text}")))
+    }
+
+    /// Something measured or seen.
+    pub(super) fn fact(&self, label: &str, text: impl fmt::Display) -> Result<(), Stop> {
+        self.line(format_args!("   {label:LABEL_WIDTH$}  {text}"))
+    }
+
+    /// States a claim. What is compared is what is shown when it does not hold, line by line.
+    pub(super) fn claim(&mut self, claim: impl fmt::Display, expected: impl fmt::Display, seen: impl fmt::Display) -> Result<(), Stop> {
+        let (expected, seen) = (expected.to_string(), seen.to_string());
+        if expected != seen {
+            return Err(Stop::Refuted(Refuted { claim: claim.to_string(), expected, seen }));
+        }
+        self.claims += 1;
+        self.line(format_args!("   {}  {claim}", self.paint(Style::Green, "ok")))
+    }
+
+    /// Shows a claim that does not hold: of both sides, the lines that the other one lacks.
+    pub(super) fn refuted(&self, refuted: &Refuted) -> Result<(), Stop> {
+        let Refuted { claim, expected, seen } = refuted;
+        self.line(format_args!("   {}  {claim}", self.paint(Style::Red, "FAILED")))?;
+        for (label, these, others) in [("expected", expected, seen), ("seen", seen, expected)] {
+            let others: Vec<&str> = others.lines().collect();
+            let only: Vec<&str> = these.lines().filter(|line| !others.contains(line)).collect();
+            if only.is_empty() {
+                self.fact(label, if these.is_empty() { "nothing" } else { "nothing else" })?;
+            }
+            for (index, line) in only.into_iter().enumerate() {
+                self.fact(if index == 0 { label } else { "" }, line)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The heading of what follows the last chapter.
+    pub(super) fn epilogue(&self, heading: &str) -> Result<(), Stop> {
+        self.line("")?;
+        self.line(self.paint(Style::Bold, heading))?;
+        self.line("")
+    }
+
+    /// Text as it is.
+    pub(super) fn text(&self, text: impl fmt::Display) -> Result<(), Stop> {
+        Ok(print(format_args!("{text}"))?)
+    }
+
+    pub(super) fn end(&self, took: Duration) -> Result<(), Stop> {
+        self.line("")?;
+        self.line(format_args!("{} claims were checked, and all of them hold. It took {}.", self.claims, ms(took)))
+    }
+}

@@ -1,0 +1,243 @@
+//! What the daemon answers: Allocate's errors, the lists that follow, and the questions of people and of monitoring.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod common;
+
+use common::{Daemon, HANG, Node, allocate, count, dial, http_get, ids, name, offered, resource, run, soon, telemetry};
+use holdfast::domain::ResourceName;
+use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::os::unix::fs::symlink;
+use std::time::{Duration, Instant};
+use tonic::Code;
+
+fn gpu() -> ResourceName {
+    name("example.com/gpu")
+}
+
+/// Waits for a list of so many healthy and so many other devices.
+async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize)) {
+    let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
+    let seen = |view: &holdfast::sim::kubelet::View<'_>| {
+        let event = view.last(newest).map(|event| &event.kind);
+        matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
+    };
+    kubelet.wait_for(seen, HANG).await.unwrap();
+}
+
+async fn admit(kubelet: &Kubelet, pod: PodSpec) -> String {
+    let outcome = soon("an admission", kubelet.add_pod(pod)).await;
+    assert_eq!(outcome.phase, PodPhase::Running);
+    outcome.uid
+}
+
+#[test]
+fn an_allocate_that_cannot_be_granted_names_the_id_and_writes_nothing() {
+    run(async {
+        let node = Node::with(&[("gpu", 3)]);
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 3).await;
+        node.remove_device("gpu", 2);
+        listed(&kubelet, &gpu(), (2, 1)).await;
+
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        let held = allocate(&mut api, &["dev:gpu0"]).await.unwrap();
+        for (request, code, parts) in [
+            (vec!["dev:gpu1", "dev:ghost"], Code::NotFound, vec!["`dev:ghost`", "example.com/gpu"]),
+            (vec!["dev:gpu1", "dev:gpu1"], Code::InvalidArgument, vec!["`dev:gpu1`", "example.com/gpu"]),
+            (vec!["dev:gpu1", "dev:gpu2"], Code::FailedPrecondition, vec!["`dev:gpu2`", "example.com/gpu"]),
+            (vec![], Code::InvalidArgument, vec!["example.com/gpu"]),
+        ] {
+            let error = allocate(&mut api, &request).await.unwrap_err();
+            assert_eq!(error.code(), code, "{error}");
+            for part in parts {
+                assert!(error.message().contains(part), "`{part}` is not in: {}", error.message());
+            }
+        }
+        let grants: Vec<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
+        assert_eq!(grants, [held]);
+    });
+}
+
+#[test]
+fn a_device_that_vanishes_right_before_its_allocate_is_refused_and_unhealthy_at_once() {
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        // Behind a link into a folder that nobody watches: the Allocate is the first to see it.
+        std::fs::create_dir(node.path("host/dev/hidden")).unwrap();
+        std::fs::write(node.path("host/dev/hidden/node"), "").unwrap();
+        symlink("hidden/node", node.path("host/dev/gpu9")).unwrap();
+        let kubelet = node.start_kubelet().await;
+        // A directory that appears is a reason to scan again, which would see the loss too.
+        std::fs::create_dir(node.sockets()).unwrap();
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 3).await;
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        std::fs::remove_file(node.path("host/dev/hidden/node")).unwrap();
+
+        let began = Instant::now();
+        let error = allocate(&mut api, &["dev:hidden-node"]).await.unwrap_err();
+        assert!(error.code() == Code::FailedPrecondition && error.message().contains("`dev:hidden-node`"), "{error}");
+        // Before the next slow scan, which comes after half a minute.
+        tokio::time::timeout(Duration::from_secs(20), listed(&kubelet, &gpu(), (2, 1))).await.expect("the list follows at once");
+        println!("from the Allocate to the list that has the device unhealthy: {:?}", began.elapsed());
+        assert!(node.grants().is_empty());
+
+        // The same for a pod: it is rejected, and the next one gets what is left.
+        admit(&kubelet, PodSpec::new("default", "next").app("main", &gpu(), 2)).await;
+    });
+}
+
+#[test]
+fn a_held_device_that_disappears_stays_in_the_list_unhealthy_until_it_is_back() {
+    run(async {
+        let node = Node::with(&[("gpu", 3)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 3).await;
+        let uid = admit(&kubelet, PodSpec::new("default", "holder").app("main", &gpu(), 3)).await;
+        for index in 0..3 {
+            node.remove_device("gpu", index);
+        }
+        listed(&kubelet, &gpu(), (0, 3)).await;
+
+        // A new process finds nothing of them but the ledger.
+        let is_list = |kind: &EventKind| matches!(kind, EventKind::Listed { .. });
+        let lists = count(&kubelet, is_list);
+        daemon.kill();
+        let daemon = node.start_daemon();
+        kubelet.wait_for(|view| view.events().iter().filter(|event| is_list(&event.kind)).count() > lists, HANG).await.unwrap();
+        listed(&kubelet, &gpu(), (0, 3)).await;
+        assert_eq!(kubelet.capacity(&gpu()).capacity, 3);
+        assert_eq!(kubelet.devices(&uid, "main")[&gpu()].len(), 3);
+
+        (0..3).for_each(|index| node.create_device("gpu", index));
+        listed(&kubelet, &gpu(), (3, 0)).await;
+        let shorter = |kind: &EventKind| matches!(kind, EventKind::Listed { healthy, unhealthy, .. } if healthy + unhealthy != 3);
+        assert_eq!(count(&kubelet, shorter), 0, "a held device was not in a list");
+        assert_eq!(kubelet.panicked(), None);
+        drop(daemon);
+    });
+}
+
+/// Rows of a document of grants, in the order of their making.
+fn rows(document: &Value) -> Vec<Value> {
+    assert_eq!(document["schema"], 1);
+    let mut rows = document["grants"].as_array().unwrap().clone();
+    rows.sort_by_key(|row| row["alloc_id"].to_string());
+    rows
+}
+
+#[test]
+fn who_status_and_export_tell_the_same_with_and_without_the_daemon() {
+    run(async {
+        let node = Node::with(&[("gpu", 4), ("nic", 2)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        let nic = name("example.com/nic");
+        offered(&kubelet, &gpu(), 4).await;
+        offered(&kubelet, &nic, 2).await;
+        let web = admit(&kubelet, PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2)).await;
+        let probe = admit(&kubelet, PodSpec::new("ops", "probe").app("main", &nic, 1)).await;
+        daemon.logged_often(" bound ", 3).await;
+
+        let who = rows(&node.json(&["who"]));
+        assert_eq!(who.len(), 3);
+        for (row, (namespace, pod, uid, container, resource)) in who.iter().zip([
+            ("shop", "web-0", &web, "prepare", "example.com/gpu"),
+            ("shop", "web-0", &web, "main", "example.com/gpu"),
+            ("ops", "probe", &probe, "main", "example.com/nic"),
+        ]) {
+            assert_eq!(row["pod"], json!({ "namespace": namespace, "name": pod, "uid": uid }));
+            assert_eq!((&row["container"], &row["resource"], &row["state"]), (&json!(container), &json!(resource), &json!("bound")));
+            let held = kubelet.devices(uid, container).into_values().flatten().map(|id| id.to_string()).collect::<BTreeSet<_>>();
+            let told = row["devices"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned()).collect::<BTreeSet<_>>();
+            assert_eq!(told, held);
+            assert!(row["bound_at"].is_string() && row["released_at"].is_null() && row["released_by"].is_null());
+        }
+        assert_eq!(rows(&node.json(&["ledger", "export"])), who);
+        let table = String::from_utf8(node.output(&["who"]).stdout).unwrap();
+        assert!(table.lines().count() == 4 && table.contains("web-0"), "{table}");
+
+        let status = node.json(&["status"]);
+        assert_eq!((&status["schema"], &status["ready"]), (&json!(1), &json!(true)));
+        assert!(status["kubelet"]["inode"].is_u64() && status["version"].is_string() && status["uptime_seconds"].is_u64());
+        for (row, (resource, devices, held)) in
+            status["resources"].as_array().unwrap().iter().zip([("example.com/gpu", 4, 2), ("example.com/nic", 2, 1)])
+        {
+            let mut row = row.clone();
+            assert!(row["last_registration_ms"].take().is_f64(), "{row}");
+            let wanted = json!({
+                "name": resource, "registered": true, "devices": devices, "healthy": devices, "held": held, "last_registration_ms": null
+            });
+            assert_eq!(row, wanted);
+        }
+
+        daemon.kill();
+        assert_eq!(rows(&node.json(&["ledger", "export"])), who);
+        let output = node.output(&["who", "-o", "json"]);
+        assert_eq!(rows(&serde_json::from_slice(&output.stdout).unwrap()), who);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("no holdfast answers") && said.contains("journal"), "where it is from is said: {said}");
+        assert_eq!(node.output(&["status"]).status.code(), Some(1));
+    });
+}
+
+/// The documented names. One that changes breaks somebody's alert.
+const METRICS: [(&str, &str); 10] = [
+    ("holdfast_actor_restarts_total", "counter"),
+    ("holdfast_allocate_duration_seconds", "histogram"),
+    ("holdfast_allocations_total", "counter"),
+    ("holdfast_build_info", "gauge"),
+    ("holdfast_devices", "gauge"),
+    ("holdfast_grants", "gauge"),
+    ("holdfast_journal_sync_duration_seconds", "histogram"),
+    ("holdfast_registrations_total", "counter"),
+    ("holdfast_scan_duration_seconds", "histogram"),
+    ("holdfast_stream_ends_total", "counter"),
+];
+
+#[test]
+fn the_metrics_have_their_documented_names_and_count_what_happened() {
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
+        let kubelet = node.start_kubelet().await;
+        let daemon = Daemon::spawn(&mut node.command(&["run"]));
+        offered(&kubelet, &gpu(), 2).await;
+        let address = telemetry(&daemon).await;
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        allocate(&mut api, &["dev:gpu0"]).await.unwrap();
+        allocate(&mut api, &["dev:ghost"]).await.unwrap_err();
+        kubelet.restart().await.unwrap();
+        daemon.logged("stream ended").await;
+        offered(&kubelet, &gpu(), 2).await;
+
+        let (code, text) = http_get(address, "/metrics");
+        assert_eq!(code, 200);
+        for (name, kind) in METRICS {
+            // No actor has died: that one has nothing to show.
+            let wanted = format!("# TYPE {name} {kind}");
+            assert!(text.contains(&wanted) || name == "holdfast_actor_restarts_total", "`{wanted}` is not in:\n{text}");
+        }
+        let known: BTreeSet<&str> = METRICS.iter().map(|(name, _)| *name).collect();
+        for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+            assert!(known.contains(line.split(' ').next().unwrap()), "`{line}` is not documented");
+        }
+        for sample in [
+            "holdfast_allocations_total{resource=\"example.com/gpu\",result=\"ok\"} 1",
+            "holdfast_allocations_total{resource=\"example.com/gpu\",result=\"error\"} 1",
+            "holdfast_devices{resource=\"example.com/gpu\",health=\"healthy\"} 2",
+            "holdfast_stream_ends_total{resource=\"example.com/gpu\"} 1",
+            "holdfast_grants{resource=\"example.com/gpu\",state=\"granted\"} 1",
+        ] {
+            assert!(text.lines().any(|line| line == sample), "`{sample}` is not in:\n{text}");
+        }
+        assert_eq!(http_get(address, "/nothing").0, 404);
+        let grants = node.grants();
+        assert_eq!(ids(&grants[0]).len(), 1);
+    });
+}

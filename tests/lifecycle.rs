@@ -1,0 +1,212 @@
+//! The daemon's life beside the kubelet's: waiting for one, following its restarts, losing a socket, ending in order.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod common;
+
+use common::{Daemon, HANG, Node, allocate, count, dial, http_get, name, offered, percentiles, resource, run, soon, telemetry};
+use holdfast::domain::ResourceName;
+use holdfast::kubelet::proto::v1beta1 as api;
+use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, View};
+use nix::sys::signal::Signal;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tokio::net::UnixDatagram;
+
+/// Reads what the daemon tells systemd, until it tells `wanted`.
+async fn notified(socket: &UnixDatagram, wanted: &str) {
+    let mut buffer = [0; 256];
+    let told = async {
+        loop {
+            let length = socket.recv(&mut buffer).await.unwrap();
+            if String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line == wanted) {
+                return;
+            }
+        }
+    };
+    soon(wanted, told).await;
+}
+
+#[test]
+fn an_absent_kubelet_is_waited_for_said_once_and_no_reason_not_to_be_ready() {
+    run(async {
+        let node = Node::with(&[("gpu", 4), ("nic", 2)]);
+        node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}{}", resource("gpu"), resource("nic")));
+        let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
+        let began = Instant::now();
+        let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
+        notified(&systemd, "READY=1").await;
+        println!("ready without a kubelet after {:?}", began.elapsed());
+        let address = telemetry(&daemon).await;
+        assert_eq!(http_get(address, "/readyz"), (200, "ready\n".to_owned()));
+        assert_eq!(http_get(address, "/healthz").0, 200);
+        assert!(!node.path("kubelet").exists(), "the kubelet's directory is the kubelet's to make");
+
+        let kubelet = node.start_kubelet().await;
+        offered(&kubelet, &name("example.com/gpu"), 4).await;
+        offered(&kubelet, &name("example.com/nic"), 2).await;
+        let waiting = daemon.log().into_iter().filter(|line| line.contains("waiting for the kubelet")).collect::<Vec<_>>();
+        assert_eq!(waiting.len(), 1, "{waiting:#?}");
+
+        daemon.signal(Signal::SIGTERM);
+        notified(&systemd, "STOPPING=1").await;
+        assert_eq!(daemon.ended().await.code(), Some(0));
+    });
+}
+
+/// The first list of a resource since the kubelet's start: healthy and other devices.
+fn first_list(kubelet: &Kubelet, resource: &ResourceName) -> Option<(usize, usize)> {
+    kubelet.view(|view| {
+        let events: Vec<_> = view.events().iter().collect();
+        let start = events.iter().rposition(|event| matches!(event.kind, EventKind::Started { .. }))?;
+        events[start..].iter().find_map(|event| match &event.kind {
+            EventKind::Listed { resource: listed, healthy, unhealthy, .. } if listed == resource => Some((*healthy, *unhealthy)),
+            _ => None,
+        })
+    })
+}
+
+#[test]
+fn after_every_restart_of_the_kubelet_all_devices_are_listed_before_its_pods_are_looked_at() {
+    run(async {
+        let node = Node::with(&[("gpu", 8), ("nic", 3)]);
+        // A real one takes 64 ms or more; a busy machine that runs tests is given more.
+        let config = KubeletConfig { first_batch_after: Duration::from_millis(500), ..node.kubelet_config() };
+        let kubelet = Kubelet::start(config).await.unwrap();
+        let daemon = node.start_daemon();
+        let resources = [(name("example.com/gpu"), 8), (name("example.com/nic"), 3)];
+        for (resource, devices) in &resources {
+            offered(&kubelet, resource, *devices).await;
+        }
+        let [(gpu, _), (nic, _)] = &resources;
+        for pod in [
+            PodSpec::new("default", "init").init("prepare", gpu, 2).app("main", gpu, 2),
+            PodSpec::new("default", "sidecar").init("prepare", nic, 1).sidecar("proxy", nic, 1).app("main", gpu, 1),
+            PodSpec::new("default", "crashing").app("main", gpu, 1),
+        ] {
+            let outcome = soon("an admission", kubelet.add_pod(pod)).await;
+            assert_eq!(outcome.phase, PodPhase::Running);
+        }
+        kubelet.crash_container(&kubelet.pods()[2].spec.uid, "main");
+
+        let mut took = Vec::new();
+        for round in 0..20 {
+            match round % 4 {
+                0 => kubelet.restart().await.unwrap(),
+                // Twice, before anybody can have registered.
+                1 => {
+                    kubelet.restart().await.unwrap();
+                    kubelet.restart().await.unwrap();
+                }
+                // Away long enough to be missed.
+                2 => {
+                    let ends = daemon.log().iter().filter(|line| line.contains("stream ended")).count();
+                    kubelet.stop();
+                    daemon.logged_often("stream ended", ends + resources.len()).await;
+                    kubelet.start_again().await.unwrap();
+                }
+                // Another way of being away: the socket's file is gone too, and the pods' plugin directory with it.
+                _ => {
+                    kubelet.stop();
+                    std::fs::remove_file(node.path("kubelet/device-plugins/kubelet.sock")).unwrap();
+                    kubelet.start_again().await.unwrap();
+                }
+            }
+            kubelet.wait_for(|view| view.is_settled(), HANG).await.unwrap();
+            for (resource, devices) in &resources {
+                kubelet.wait_for(|view| view.first_list(resource).is_some(), HANG).await.unwrap();
+                assert_eq!(first_list(&kubelet, resource), Some((*devices, 0)), "{resource} in round {round}");
+                took.extend(kubelet.view(|view| view.first_list(resource)));
+            }
+            let failed: Vec<_> = kubelet.pods().into_iter().filter(|pod| pod.phase != PodPhase::Running).collect();
+            assert!(failed.is_empty(), "round {round}: {failed:#?}");
+        }
+        assert_eq!(kubelet.view(|view| view.rejections()), 0);
+        assert_eq!(kubelet.panicked(), None);
+        println!("from the kubelet's socket to the first list, 2 resources, 20 restarts: {}", percentiles(took));
+    });
+}
+
+fn socket_files(node: &Node) -> BTreeSet<PathBuf> {
+    std::fs::read_dir(node.sockets()).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
+
+#[test]
+fn a_socket_file_that_somebody_removes_is_replaced() {
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        let gpu = name("example.com/gpu");
+        offered(&kubelet, &gpu, 2).await;
+        let registered: fn(&EventKind) -> bool = |kind| matches!(kind, EventKind::Registered { .. });
+        let listed: fn(&EventKind) -> bool = |kind| matches!(kind, EventKind::Listed { .. });
+        for whole_directory in [false, true] {
+            let (registrations, lists, files) = (count(&kubelet, registered), count(&kubelet, listed), socket_files(&node));
+            if whole_directory {
+                std::fs::remove_dir_all(node.sockets()).unwrap();
+            } else {
+                files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+            }
+            let again = |view: &View<'_>| {
+                let more = |fits: fn(&EventKind) -> bool, before| view.events().iter().filter(|event| fits(&event.kind)).count() > before;
+                more(registered, registrations) && more(listed, lists)
+            };
+            kubelet.wait_for(again, HANG).await.unwrap();
+            assert!(socket_files(&node).is_disjoint(&files), "a used name is not used again");
+            allocate(&mut dial(&kubelet, &node, &gpu).await, &["dev:gpu0"]).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_daemon_that_is_told_to_end_answers_what_was_asked_and_ends_its_streams_last() {
+    run(async {
+        let node = Node::with(&[("gpu", 4)]);
+        let kubelet = node.start_kubelet().await;
+        let gpu = name("example.com/gpu");
+        let mut answered = BTreeSet::new();
+        for round in 0..8 {
+            let mut daemon = node.start_daemon();
+            offered(&kubelet, &gpu, 4).await;
+            let mut plugin = dial(&kubelet, &node, &gpu).await;
+            // The kubelet's own way: one connection for the stream and for every Allocate.
+            let mut stream = plugin.list_and_watch(api::Empty {}).await.unwrap().into_inner();
+            assert_eq!(stream.message().await.unwrap().unwrap().devices.len(), 4);
+            allocate(&mut plugin, &["dev:gpu0"]).await.unwrap();
+
+            // Stopped, it finds the request and the signal at the same time when it goes on.
+            daemon.signal(Signal::SIGSTOP);
+            let mut asked = plugin.clone();
+            let answer = async move { allocate(&mut asked, &["dev:gpu1"]).await };
+            tokio::pin!(answer);
+            // Long enough for the request to leave; there is nobody to answer it.
+            assert!(tokio::time::timeout(Duration::from_millis(100), &mut answer).await.is_err());
+            daemon.signal(Signal::SIGTERM);
+            daemon.signal(Signal::SIGCONT);
+
+            let ended = async {
+                while let Ok(Some(list)) = stream.message().await {
+                    assert_eq!(list.devices.len(), 4);
+                }
+            };
+            tokio::pin!(ended);
+            tokio::select! {
+                biased;
+                answer = &mut answer => drop(answered.insert(answer.unwrap_or_else(|error| panic!("round {round}: {error}")))),
+                () = &mut ended => panic!("round {round}: the stream ended before the answer"),
+            }
+            soon("the end of the stream", ended).await;
+            assert_eq!(daemon.ended().await.code(), Some(0));
+            assert_eq!(socket_files(&node), BTreeSet::new());
+            assert!(!node.path("run/control.sock").exists());
+            // The kubelet has seen the end too, and the next round begins without the last one's devices.
+            offered(&kubelet, &gpu, 0).await;
+        }
+        let ledger: BTreeSet<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
+        assert!(answered.is_subset(&ledger));
+        let empty = |kind: &EventKind| matches!(kind, EventKind::Listed { healthy: 0, .. } | EventKind::Listed { unhealthy: 1.., .. });
+        assert_eq!(count(&kubelet, empty), 0, "the end of the daemon is not the end of the devices");
+    });
+}
