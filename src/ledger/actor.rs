@@ -217,8 +217,9 @@ impl LedgerActor {
 
     fn publish(&self) {
         let grants: Vec<Arc<Grant>> = self.ledger.grants().cloned().collect();
-        report::measure(&grants);
-        self.config.grants.send_replace(Arc::new(grants));
+        let grants = Arc::new(grants);
+        let before = self.config.grants.send_replace(Arc::clone(&grants));
+        report::measure(&before, &grants);
     }
 
     fn publish_names(&self) {
