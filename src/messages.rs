@@ -4,7 +4,7 @@
 //!   app, host watch ─ Rescan ──────▶ discovery ─ Discovered ─▶ health ─ Inventory (watch) ─▶ serving, registration
 //!   serving ─ Broken ──────────────▶ health
 //!   serving ─ Record ──────────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
-//!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch
+//!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish ─ app
 //!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, SocketLost ─ host watch
 //!   registration ─ Bind, Retire ───▶ serving ◀─ Allocate ─ the kubelet's connections
 //! ```
@@ -113,6 +113,11 @@ pub struct Remember(pub Vec<(String, DeviceId)>);
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Reconcile;
+
+/// app → ledger: publish what is known now; a person who asks after an Allocate is told of it.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct Publish;
 
 /// host watch → registration: the kubelet's socket as it is on disk, `None` where there is none.
 #[derive(Debug, Clone, Copy, Message)]

@@ -2,6 +2,7 @@
 
 use super::{Status, Views};
 use crate::domain::Grant;
+use crate::messages::{Mailbox, Publish};
 use crate::store::Store;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -21,6 +22,9 @@ use tokio::time::Instant;
 /// How long a verb waits for the daemon.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 
+/// How long the ledger is waited for.
+const PUBLISH_DEADLINE: Duration = Duration::from_secs(1);
+
 pub(super) fn socket_path(run_dir: &Path) -> PathBuf {
     run_dir.join("control.sock")
 }
@@ -31,12 +35,23 @@ pub(super) struct Source {
     pub(super) views: Views,
     pub(super) store: Arc<Mutex<Store>>,
     pub(super) started: Instant,
+    pub(super) publish: Mailbox<Publish>,
+}
+
+impl Source {
+    /// The views with everything that has been answered. A ledger that is stuck is not waited for long.
+    async fn views(&self) -> &Views {
+        if let Err(error) = self.publish.call(Publish, PUBLISH_DEADLINE).await {
+            tracing::debug!(%error, "the grants may be a little old");
+        }
+        &self.views
+    }
 }
 
 type Answer<T> = Result<Json<T>, (StatusCode, String)>;
 
 async fn grants(State(source): State<Source>) -> Json<Vec<Arc<Grant>>> {
-    Json(source.views.grants.borrow().iter().map(Arc::clone).collect())
+    Json(source.views().await.grants.borrow().iter().map(Arc::clone).collect())
 }
 
 async fn export(State(source): State<Source>) -> Answer<Vec<Grant>> {
@@ -47,7 +62,7 @@ async fn export(State(source): State<Source>) -> Answer<Vec<Grant>> {
 }
 
 async fn status(State(source): State<Source>) -> Json<Status> {
-    Json(Status::of(&source.views, source.started.elapsed()))
+    Json(Status::of(source.views().await, source.started.elapsed()))
 }
 
 /// Serves the socket. Without it the daemon works on, and says so.

@@ -36,6 +36,9 @@ use tokio::time::Instant;
 /// How long a shutdown waits for Allocates that have begun. Their own deadline is two seconds.
 const DRAIN_DEADLINE: Duration = Duration::from_millis(2500);
 
+/// How long a shutdown goes on serving at least: a request that was sent before it has to be read, not only received.
+const LAST_REQUESTS: Duration = Duration::from_millis(50);
+
 /// How long a shutdown waits for connections to take their last answers. All are of this machine.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -262,7 +265,8 @@ impl App {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(metrics, ready_view)).await);
         }
         let control = control::socket_path(&roots.run);
-        let source = control::Source { views: views.clone(), store: Arc::clone(&store), started: Instant::now() };
+        let source =
+            control::Source { views: views.clone(), store: Arc::clone(&store), started: Instant::now(), publish: actors.ledger.mailbox() };
         tasks.extend(control::serve(&control, source));
 
         Ok(App {
@@ -294,7 +298,8 @@ impl App {
         }
         // Away from this thread, which goes on serving: what the kubelet has sent by now is read meanwhile.
         let checkpoint = tokio::task::spawn_blocking(move || store.lock().unwrap_or_else(PoisonError::into_inner).checkpoint());
-        match tokio::time::timeout(DRAIN_DEADLINE, checkpoint).await {
+        let (checkpoint, ()) = tokio::join!(tokio::time::timeout(DRAIN_DEADLINE, checkpoint), tokio::time::sleep(LAST_REQUESTS));
+        match checkpoint {
             Ok(Ok(Ok(()))) => {}
             Ok(Ok(Err(error))) => tracing::warn!(%error, "the last checkpoint failed; the journal has everything"),
             Ok(Err(_)) | Err(_) => tracing::warn!("the last checkpoint did not end; the journal has everything"),

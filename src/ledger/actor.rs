@@ -8,7 +8,7 @@ use super::observe::{KubeletAge, Looker, Wants};
 use super::report;
 use crate::domain::{CgroupState, DeviceId, Entry, Grant, GrantState, KubeletGeneration, Observation};
 use crate::host;
-use crate::messages::{Crash, Reconcile, Record, Remember};
+use crate::messages::{Crash, Publish, Reconcile, Record, Remember};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle};
@@ -194,14 +194,9 @@ impl LedgerActor {
     }
 
     fn sync_now(&mut self, context: &mut Context<Self>) {
-        let pending = match lock(&self.config.store).begin_sync() {
-            Ok(Some(pending)) => pending,
-            Ok(None) => return self.syncing = false,
-            Err(error) => {
-                tracing::error!(%error, "the journal cannot be synced");
-                return self.syncing = false;
-            }
-        };
+        let pending = lock(&self.config.store).begin_sync();
+        let pending = pending.inspect_err(|error| tracing::error!(%error, "the journal cannot be synced")).ok().flatten();
+        let Some(pending) = pending else { return self.syncing = false };
         let (store, me) = (Arc::clone(&self.config.store), context.address());
         actix::spawn(async move {
             let sync = move || {
@@ -353,6 +348,16 @@ impl Handler<Synced> for LedgerActor {
     fn handle(&mut self, _: Synced, context: &mut Self::Context) {
         self.syncing = false;
         self.sync_behind(context);
+    }
+}
+
+impl Handler<Publish> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Publish, _: &mut Self::Context) {
+        if self.publish_timer.is_some() {
+            self.publish();
+        }
     }
 }
 
