@@ -144,7 +144,9 @@ impl App {
         // What is published outlives whoever publishes it.
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
         let inventory = Arc::new(inventory);
-        let (grants, grants_view) = watch::channel(Arc::default());
+        // Who holds what is known before anything is judged: a held id is in the very first list (I3).
+        let held: Vec<Arc<Grant>> = recovered.grants.iter().cloned().map(Arc::new).collect();
+        let (grants, grants_view) = watch::channel(Arc::new(held));
         let (remembered, names_view) = watch::channel(Arc::new(recovered.names));
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
@@ -193,6 +195,7 @@ impl App {
         let config = DiscoveryConfig {
             host_root: host_root.clone(),
             specs: Arc::clone(&specs),
+            grants: grants_view.clone(),
             names: names_view,
             remember: actors.ledger.mailbox(),
             discovered: actors.health.mailbox(),
@@ -257,6 +260,7 @@ impl App {
             ready: ready_view.clone(),
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
+        tasks.push(tokio::spawn(telemetry::metrics::upkeep(metrics.clone())));
         if let Some(address) = settings.config.listen {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(metrics, ready_view)).await);
         }
@@ -331,6 +335,10 @@ fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> Arc<[Arc<Re
     let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
     let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).collect();
     for name in held.into_iter().filter(|name| !known.contains(*name)) {
+        if let Some(spec) = config.resources.is_empty().then(|| hardware::defaults::named(name)).flatten() {
+            specs.push(Arc::new(spec));
+            continue;
+        }
         tracing::warn!(resource = %name, "not configured, but a container holds its devices; it stays registered until they are free");
         specs.push(Arc::new(ResourceSpec::orphan(name.clone())));
     }

@@ -45,16 +45,21 @@ pub(super) struct Judge {
     /// Ids that are in the list although they are not offered any more, and since when.
     leaving: BTreeMap<(ResourceName, DeviceId), Duration>,
     inventory: Arc<Inventory>,
+    /// Whether the list has only ids that are offered: then it does not matter who holds them.
+    complete: bool,
 }
 
 impl Judge {
     /// Begins with what was published last, so that a rebuilt actor drops nothing from the list.
     pub(super) fn new(specs: Arc<[Arc<ResourceSpec>]>, published: Arc<Inventory>) -> Self {
-        Judge { specs, evidence: None, broken: BTreeMap::new(), leaving: BTreeMap::new(), inventory: published }
+        Judge { specs, evidence: None, broken: BTreeMap::new(), leaving: BTreeMap::new(), inventory: published, complete: false }
     }
 
     /// Takes the result of a scan. It overrules what was found broken before it began.
     pub(super) fn discovered(&mut self, evidence: Arc<Evidence>) {
+        if self.evidence.as_ref().is_some_and(|known| known.began.boot > evidence.began.boot) {
+            return;
+        }
         self.broken.retain(|_, (_, at)| *at >= evidence.began.boot);
         self.evidence = Some(evidence);
     }
@@ -72,29 +77,55 @@ impl Judge {
         self.leaving.values().min().map(|since| *since + LEAVE_AFTER)
     }
 
+    /// Whether the list is as it would be judged with these grants. A node that loses no device never has to judge
+    /// because of an Allocate.
+    pub(super) fn is_judged_with<'a>(&self, mut grants: impl Iterator<Item = &'a Grant>) -> bool {
+        let is_listed = |grant: &Grant| {
+            let listed = self.inventory.resources.get(&grant.resource).map(|offering| &offering.devices);
+            listed.is_some_and(|listed| grant.devices.iter().all(|device| listed.contains_key(&device.id)))
+        };
+        self.complete && grants.all(is_listed)
+    }
+
     /// Judges everything. `None` before the first evidence: nothing is known, so nothing is said.
     pub(super) fn judge(&mut self, held: &Held, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
         let mut resources = BTreeMap::new();
         let mut leaving = BTreeMap::new();
+        let mut complete = true;
         for spec in self.specs.iter() {
             let mut devices = self.offered(spec, &evidence);
             let empty = BTreeMap::new();
             let held = held.get(&spec.name).unwrap_or(&empty);
-            for (id, device) in self.absent(spec, &devices, held) {
+            let mut held_nodes = BTreeSet::new();
+            for (id, remembered) in self.absent(spec, &devices, held) {
+                complete = false;
+                // A share is found by its device. Never by its place: another card may sit there.
+                let found = evidence.devices.get(&id).or_else(|| evidence.devices.get(&id.shared()?));
                 let key = (spec.name.clone(), id.clone());
                 let is_held = held.contains_key(&id);
                 let since = self.leaving.get(&key).copied().unwrap_or(now);
                 if is_held || now.saturating_sub(since) < LEAVE_AFTER {
-                    let health = absent_health(spec, &device, is_held, &evidence);
+                    let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
+                    let device = found.cloned().unwrap_or(remembered);
+                    if is_held {
+                        held_nodes.extend(required_nodes(&device).map(str::to_owned));
+                    }
                     // The wait begins when the last holder has gone.
                     leaving.extend((!is_held).then_some((key, since)));
                     devices.insert(id, Offered { device, health });
                 }
             }
+            // A node that got a better name while somebody holds it: one container at a time, by whatever id.
+            for (id, offered) in devices.iter_mut().filter(|(id, _)| !held.contains_key(*id)) {
+                let is_listed = evidence.selected.get(&spec.name).is_some_and(|ids| ids.contains(id));
+                if is_listed && spec.is_exclusive() && required_nodes(&offered.device).any(|node| held_nodes.contains(node)) {
+                    offered.health = Health::Unhealthy(Reason::HeldAsOther);
+                }
+            }
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
         }
-        self.leaving = leaving;
+        (self.leaving, self.complete) = (leaving, complete);
         self.inventory = Arc::new(Inventory { resources });
         Some(Arc::clone(&self.inventory))
     }
@@ -139,9 +170,8 @@ impl Judge {
     }
 }
 
-/// The health of an id that its resource does not select now.
-fn absent_health(spec: &ResourceSpec, device: &Device, is_held: bool, evidence: &Evidence) -> Health {
-    let found = evidence.devices.get(&device.id).or_else(|| evidence.devices.values().find(|found| found.key == device.key));
+/// The health of an id that its resource does not select now; `found` is its device, where it is there.
+fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held: bool, evidence: &Evidence) -> Health {
     let Some(found) = found else { return Health::Unhealthy(Reason::DeviceGone) };
     let driver = found.pci.as_ref().and_then(|pci| pci.driver.as_ref());
     if !spec.select.driver.is_empty() && driver.is_none_or(|driver| !spec.select.driver.contains(driver)) {
@@ -152,6 +182,13 @@ fn absent_health(spec: &ResourceSpec, device: &Device, is_held: bool, evidence: 
     }
     // A holder keeps what it has with the health that the device deserves; nobody new gets it.
     if is_held { Health::Healthy } else { Health::Unhealthy(Reason::Deselected) }
+}
+
+/// The nodes that no two containers share unless their device is shared. Nodes that belong to a driver as a whole
+/// (`/dev/nvidiactl`) come with a PCI device, whose id does not depend on udev.
+fn required_nodes(device: &Device) -> impl Iterator<Item = &str> {
+    let own = device.pci.is_none();
+    device.nodes.iter().filter(move |node| own && node.required).map(|node| node.host.as_str())
 }
 
 /// A held device of which only its grant tells.

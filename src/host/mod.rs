@@ -1,12 +1,14 @@
 //! The host: the only place that speaks to the kernel — sysfs under a root, inotify, uevents, locks, clocks.
 
 mod clock;
+mod filesystem;
 pub mod pods;
 mod root;
 mod uevent;
 mod watch;
 
-pub use clock::{boot_id, now};
+pub use clock::{allow_late_timers, boot_id, now};
+pub use filesystem::is_tmpfs;
 pub use root::HostRoot;
 pub use uevent::{Uevent, UeventSocket};
 pub use watch::{Change, DirWatch};

@@ -5,6 +5,7 @@
 
 use super::core::{Change, Ledger, NEVER_STARTED_MIN, Watchlist, reconcile};
 use super::observe::{KubeletAge, Looker, Wants};
+use super::report;
 use crate::domain::{CgroupState, DeviceId, Entry, Grant, GrantState, KubeletGeneration, Observation};
 use crate::host;
 use crate::messages::{Crash, Reconcile, Record, Remember};
@@ -23,6 +24,11 @@ const LOOK_SOON: Duration = Duration::from_millis(1500);
 /// How often the pods' cgroups are looked at while somebody holds devices. That costs one `stat` for each pod and
 /// keeps "released within 30 s" together with the two listings that follow.
 const LOOK_HELD: Duration = Duration::from_secs(10);
+/// How long after an Allocate others learn of it. The next Allocate of the same pod is answered first, and many that
+/// come together are told of once.
+const PUBLISH_AFTER: Duration = Duration::from_millis(10);
+/// How long after an answer its entry is synced where that is not done before: a burst is synced once.
+const SYNC_AFTER: Duration = Duration::from_millis(2);
 /// How long after a change the query database may lag behind the journal.
 const CHECKPOINT_AFTER: Duration = Duration::from_secs(30);
 
@@ -61,8 +67,9 @@ pub struct LedgerActor {
     looker: Looker,
     kubelet_age: KubeletAge,
     pending: Vec<(Vec<Entry>, Answer)>,
-    /// Whether a `Publish` is in the mailbox.
-    publishing: bool,
+    publish_timer: Option<SpawnHandle>,
+    /// Whether a sync after the answer is under way.
+    syncing: bool,
     /// Whether a look is under way, and whether another one was asked for meanwhile.
     looking: bool,
     look_again: bool,
@@ -82,10 +89,10 @@ impl std::fmt::Debug for LedgerActor {
 #[rtype(result = "()")]
 struct Commit;
 
-/// Behind every commit that waits: tell the others.
+/// A sync after the answer has ended.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
-struct Publish;
+struct Synced;
 
 /// A look at the kubelet is done.
 #[derive(Debug, Message)]
@@ -105,7 +112,8 @@ impl LedgerActor {
             looker,
             kubelet_age: KubeletAge::default(),
             pending: Vec::new(),
-            publishing: false,
+            publish_timer: None,
+            syncing: false,
             looking: false,
             look_again: false,
             look_timer: None,
@@ -136,8 +144,15 @@ impl LedgerActor {
         metrics::journal_synced(clock.elapsed());
         match &result {
             Ok(()) => {
+                let mut named = false;
                 for entry in &entries {
-                    tell(&self.ledger.evolve(entry), entry);
+                    let change = self.ledger.evolve(entry);
+                    named |= change == Change::Named;
+                    report::tell(&change, entry);
+                }
+                if named {
+                    // Before the answer: the scan after it must find them.
+                    self.publish_names();
                 }
             }
             Err(error) => tracing::error!(%error, "the ledger cannot be written"),
@@ -147,13 +162,16 @@ impl LedgerActor {
             drop(answer.send(result.clone()));
         }
         if result.is_ok() && self.config.process_crash {
-            // Entries are safe from the process's death already; this one is for the power.
-            if let Err(error) = lock(&self.config.store).sync() {
-                tracing::error!(%error, "the journal cannot be synced");
-            }
+            self.sync_behind(context);
         }
-        if !std::mem::replace(&mut self.publishing, true) {
-            context.notify(Publish);
+        if self.publish_timer.is_none() {
+            self.publish_timer = Some(context.run_later(PUBLISH_AFTER, |this, context| {
+                this.publish_timer = None;
+                this.publish();
+                if this.look_timer.is_none() && !this.looking {
+                    this.schedule(false, context);
+                }
+            }));
         }
         if self.checkpoint_timer.is_none() {
             self.checkpoint_timer = Some(context.run_later(CHECKPOINT_AFTER, |this, _| {
@@ -165,23 +183,47 @@ impl LedgerActor {
         }
     }
 
-    fn publish(&mut self) {
-        self.publishing = false;
-        let grants: Vec<Arc<Grant>> = self.ledger.grants().cloned().collect();
-        for (resource, states) in count(&grants) {
-            for (state, count) in states {
-                metrics::grants(resource, state, count);
-            }
+    /// Entries are safe from the process's death already; this is for the power. The next append does not wait for it.
+    fn sync_behind(&mut self, context: &mut Context<Self>) {
+        if !std::mem::replace(&mut self.syncing, true) {
+            context.run_later(SYNC_AFTER, Self::sync_now);
         }
-        self.config.grants.send_replace(Arc::new(grants));
-        let names = self.ledger.names();
-        self.config.names.send_if_modified(|published| {
-            let changed = **published != *names;
-            if changed {
-                *published = Arc::new(names.clone());
+    }
+
+    fn sync_now(&mut self, context: &mut Context<Self>) {
+        let pending = match lock(&self.config.store).begin_sync() {
+            Ok(Some(pending)) => pending,
+            Ok(None) => return self.syncing = false,
+            Err(error) => {
+                tracing::error!(%error, "the journal cannot be synced");
+                return self.syncing = false;
             }
-            changed
+        };
+        let (store, me) = (Arc::clone(&self.config.store), context.address());
+        actix::spawn(async move {
+            let sync = move || {
+                let result = pending.run();
+                lock(&store).end_sync(&pending, result)
+            };
+            match tokio::task::spawn_blocking(sync).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::error!(%error, "the journal cannot be synced"),
+                Err(error) => tracing::error!(%error, "the journal's sync died"),
+            }
+            // The actor may have died meanwhile; its next life syncs with its first commit.
+            let _ = me.send(Synced).await;
         });
+    }
+
+    fn publish(&self) {
+        let grants: Vec<Arc<Grant>> = self.ledger.grants().cloned().collect();
+        let grants = Arc::new(grants);
+        let before = self.config.grants.send_replace(Arc::clone(&grants));
+        report::measure(&before, &grants);
+    }
+
+    fn publish_names(&self) {
+        self.config.names.send_replace(Arc::new(self.ledger.names().clone()));
     }
 
     /// Looks at the kubelet's files and at the pods, away from this thread; `Observed` brings the result.
@@ -243,38 +285,6 @@ impl LedgerActor {
     }
 }
 
-/// One line of the log for each change of a grant.
-fn tell(change: &Change, entry: &Entry) {
-    if *change == Change::Nothing {
-        return;
-    }
-    match entry {
-        Entry::Grant(grant) => {
-            let devices: Vec<&str> = grant.devices.iter().map(|device| device.id.as_str()).collect();
-            tracing::info!(alloc_id = %grant.alloc_id, resource = %grant.resource, ?devices, "granted");
-        }
-        Entry::Moved { alloc_id, state } => match state {
-            GrantState::Granted => {}
-            GrantState::Bound { pod, container, .. } => tracing::info!(
-                %alloc_id, namespace = pod.namespace.as_deref(), pod = pod.name.as_deref(), uid = pod.uid, container, "bound"
-            ),
-            GrantState::Suspect { pod, .. } => tracing::info!(%alloc_id, uid = pod.uid, "the pod is not listed any more"),
-            GrantState::Released { released_by, .. } => tracing::info!(%alloc_id, released_by, "released"),
-        },
-        Entry::Named { key, id } => tracing::debug!(key, %id, "named"),
-    }
-}
-
-/// Live grants by resource and state; a state without any is counted as 0, so that its gauge falls.
-fn count(grants: &[Arc<Grant>]) -> BTreeMap<&str, BTreeMap<&'static str, usize>> {
-    let mut counts: BTreeMap<&str, BTreeMap<&'static str, usize>> = BTreeMap::new();
-    for grant in grants {
-        let none = || BTreeMap::from([("granted", 0), ("bound", 0), ("suspect", 0)]);
-        *counts.entry(grant.resource.as_str()).or_insert_with(none).entry(grant.state_name()).or_default() += 1;
-    }
-    counts
-}
-
 fn lock(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
     // The store marks itself failed before it changes anything that a panic could leave half done.
     store.lock().unwrap_or_else(PoisonError::into_inner)
@@ -285,6 +295,7 @@ impl Actor for LedgerActor {
 
     fn started(&mut self, context: &mut Self::Context) {
         self.publish();
+        self.publish_names();
         self.look(context);
     }
 }
@@ -333,14 +344,12 @@ impl Handler<Commit> for LedgerActor {
     }
 }
 
-impl Handler<Publish> for LedgerActor {
+impl Handler<Synced> for LedgerActor {
     type Result = ();
 
-    fn handle(&mut self, _: Publish, context: &mut Self::Context) {
-        self.publish();
-        if self.look_timer.is_none() && !self.looking {
-            self.schedule(false, context);
-        }
+    fn handle(&mut self, _: Synced, context: &mut Self::Context) {
+        self.syncing = false;
+        self.sync_behind(context);
     }
 }
 

@@ -8,5 +8,6 @@
 mod actor;
 pub mod core;
 mod observe;
+mod report;
 
 pub use actor::{LedgerActor, LedgerConfig};

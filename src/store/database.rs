@@ -11,6 +11,8 @@ use super::StoreError;
 use super::codec;
 use super::layout::{note, quarantine, sync_data, sync_directory};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Timestamp};
+use crate::host;
+use futures_util::FutureExt;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
@@ -24,6 +26,8 @@ use std::time::{Duration, Instant};
 const OPEN_LIMIT: Duration = Duration::from_secs(5);
 /// A process that has just ended may hold sled's lock until its last thread is gone.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// How late the timers of sled's threads may be.
+const POOL_WAKES_WITHIN: Duration = Duration::from_secs(600);
 /// sled's page cache and the segments of its log, small because the whole daemon may use 12 MiB. Over 4000 grants beside
 /// 1000 live ones the process grew to 44 MB with 2 MiB and sled's usual 512 KiB, to 34 MB with these. What remains is
 /// mostly glibc's: with `MALLOC_ARENA_MAX=1`, `MALLOC_MMAP_THRESHOLD_=65536` and `MALLOC_TRIM_THRESHOLD_=65536` it stays
@@ -100,6 +104,9 @@ impl Shelf {
         let damaged = |why: sled::Error| Refusal::Damaged { why: why.to_string(), readable: Image::default() };
         let fresh = !dir.exists();
         let began = Instant::now();
+        // sled's seven threads wake up every second for nothing to do. They inherit this thread's leave to be late for
+        // their timers, which is all that they use it for: work wakes them at once.
+        host::allow_late_timers(POOL_WAKES_WITHIN);
         let db = loop {
             let config = sled::Config::new().path(dir).cache_capacity(CACHE_BYTES).segment_size(LOG_SEGMENT_BYTES);
             match config.flush_every_ms(None).open() {
@@ -114,6 +121,8 @@ impl Shelf {
                 Err(error) => return Err(damaged(error)),
             }
         };
+        // The threads are born with the first use of their pool: now, and not on a thread whose timers are to be on time.
+        drop(db.flush_async().now_or_never());
         let shelf = Shelf::with_trees(dir, db).map_err(damaged)?;
         if fresh {
             let parent = dir.parent().unwrap_or(dir);

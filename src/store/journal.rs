@@ -24,7 +24,27 @@ pub(super) struct Journal {
     first: u64,
     head_bytes: u64,
     bytes: u64,
-    dirty: bool,
+    /// So many of the bytes are known to survive the death of the machine.
+    synced: u64,
+}
+
+/// A sync of what had been appended when it began, to be done on a thread that may wait.
+#[derive(Debug)]
+pub struct PendingSync {
+    file: File,
+    path: PathBuf,
+    first: u64,
+    bytes: u64,
+}
+
+impl PendingSync {
+    /// Syncs.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn run(&self) -> Result<(), StoreError> {
+        sync_data(&self.file).map_err(StoreError::io("sync", &self.path))
+    }
 }
 
 impl Journal {
@@ -48,7 +68,7 @@ impl Journal {
             return Err(error);
         }
         let bytes = bytes.len() as u64;
-        Ok(Journal { file, path, first, head_bytes: bytes, bytes, dirty: false })
+        Ok(Journal { file, path, first, head_bytes: bytes, bytes, synced: bytes })
     }
 
     /// Appends whole records with one write. They survive the death of the process, not yet that of the machine.
@@ -56,17 +76,32 @@ impl Journal {
         note("write");
         self.file.write_all(records).map_err(StoreError::io("write", &self.path))?;
         self.bytes += records.len() as u64;
-        self.dirty = true;
         Ok(())
     }
 
     /// Makes what was appended survive the death of the machine: one fdatasync, or nothing if nothing is new.
     pub(super) fn sync(&mut self) -> Result<(), StoreError> {
-        if self.dirty {
+        if self.bytes > self.synced {
             sync_data(&self.file).map_err(StoreError::io("sync", &self.path))?;
-            self.dirty = false;
+            self.synced = self.bytes;
         }
         Ok(())
+    }
+
+    /// The same for somebody else to do; `None` if nothing is new.
+    pub(super) fn begin_sync(&self) -> Result<Option<PendingSync>, StoreError> {
+        if self.bytes == self.synced {
+            return Ok(None);
+        }
+        let file = self.file.try_clone().map_err(StoreError::io("sync", &self.path))?;
+        Ok(Some(PendingSync { file, path: self.path.clone(), first: self.first, bytes: self.bytes }))
+    }
+
+    /// Takes note of a sync that has been done, unless it was of another segment.
+    pub(super) fn end_sync(&mut self, done: &PendingSync) {
+        if done.first == self.first {
+            self.synced = self.synced.max(done.bytes);
+        }
     }
 
     /// Every later write fails.

@@ -28,6 +28,7 @@ mod samples;
 mod tests;
 
 pub use error::StoreError;
+pub use journal::PendingSync;
 pub use peek::{peek, peek_history};
 pub use recovery::RecoveryReport;
 
@@ -203,12 +204,27 @@ impl Store {
         Ok(())
     }
 
-    /// Makes everything appended so far survive a power cut. Nothing to do with [`Durability::PowerLoss`].
+    /// What makes everything appended so far survive a power cut, for a thread that may wait: the store can be appended to
+    /// meanwhile. `None` if nothing is new, as always with [`Durability::PowerLoss`].
     ///
     /// # Errors
-    /// When the disk refuses; the next append then starts a new segment with everything live.
-    pub fn sync(&mut self) -> Result<(), StoreError> {
-        self.journal.sync().inspect_err(|_| self.failed = true)
+    /// When the file cannot be shared.
+    pub fn begin_sync(&self) -> Result<Option<PendingSync>, StoreError> {
+        if self.failed { Ok(None) } else { self.journal.begin_sync() }
+    }
+
+    /// Takes note of how such a sync has ended.
+    ///
+    /// # Errors
+    /// The sync's own; the next append then starts a new segment with everything live.
+    pub fn end_sync(&mut self, sync: &PendingSync, result: Result<(), StoreError>) -> Result<(), StoreError> {
+        // A segment that has been replaced since has everything live in its successor's head.
+        if result.is_ok() {
+            self.journal.end_sync(sync);
+        } else {
+            self.failed = true;
+        }
+        result
     }
 
     /// Makes sled's copy durable, deletes journal segments that nobody needs any more, and starts a new one when the

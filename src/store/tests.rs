@@ -322,14 +322,41 @@ fn history_is_trimmed_by_age() {
     assert_eq!(left.iter().map(|grant| grant.devices[0].id.as_str()).collect::<Vec<_>>(), ["GPU-2"]);
 }
 
+/// Whether there was anything to sync.
+fn sync(store: &mut Store) -> bool {
+    let pending = store.begin_sync().unwrap();
+    if let Some(pending) = &pending {
+        store.end_sync(pending, pending.run()).unwrap();
+    }
+    pending.is_some()
+}
+
+#[test]
+fn what_is_appended_during_a_sync_needs_another_and_a_failed_sync_a_new_segment() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash).unwrap();
+    store.append(&[made(1)]).unwrap();
+    let pending = store.begin_sync().unwrap().unwrap();
+    store.append(&[made(2)]).unwrap();
+    store.end_sync(&pending, pending.run()).unwrap();
+    let pending = store.begin_sync().unwrap().unwrap();
+    let refused = StoreError::io("sync", dir.path())(std::io::ErrorKind::StorageFull.into());
+    assert!(store.end_sync(&pending, Err(refused)).is_err());
+    assert!(store.begin_sync().unwrap().is_none(), "the segment is given up");
+    let before = segments(dir.path()).len();
+    store.append(&[made(3)]).unwrap();
+    assert_eq!(segments(dir.path()).len(), before + 1);
+    assert_eq!(ids(&peek(dir.path()).unwrap()), [1, 2, 3]);
+}
+
 #[test]
 fn process_crash_durability_writes_at_once_and_syncs_when_asked() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash).unwrap();
     store.append(&[made(1)]).unwrap();
     assert_eq!(ids(&peek(dir.path()).unwrap()), [1], "written before the sync");
-    store.sync().unwrap();
-    store.sync().unwrap();
+    assert!(sync(&mut store));
+    assert!(!sync(&mut store), "nothing is new");
 }
 
 #[test]
@@ -417,8 +444,8 @@ fn what_is_promised_is_synced_before_it_is_relied_on() {
     take_steps();
     store.append(&[made(3)]).unwrap();
     assert_eq!(take_steps(), ["write"]);
-    store.sync().unwrap();
-    store.sync().unwrap();
+    assert!(sync(&mut store));
+    assert!(!sync(&mut store), "nothing is new");
     assert_eq!(take_steps(), ["sync"]);
 }
 

@@ -1,0 +1,54 @@
+//! What the log and the metrics are told of grants.
+
+use super::core::Change;
+use crate::domain::{Entry, Grant, GrantState};
+use crate::telemetry::metrics;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// One line of the log for each change of a grant.
+pub(super) fn tell(change: &Change, entry: &Entry) {
+    if *change == Change::Nothing {
+        return;
+    }
+    match entry {
+        Entry::Grant(grant) => {
+            let devices: Vec<&str> = grant.devices.iter().map(|device| device.id.as_str()).collect();
+            tracing::info!(alloc_id = %grant.alloc_id, resource = %grant.resource, ?devices, "granted");
+        }
+        Entry::Moved { alloc_id, state } => match state {
+            GrantState::Granted => {}
+            GrantState::Bound { pod, container, .. } => tracing::info!(
+                %alloc_id, namespace = pod.namespace.as_deref(), pod = pod.name.as_deref(), uid = pod.uid, container, "bound"
+            ),
+            GrantState::Suspect { pod, .. } => tracing::info!(%alloc_id, uid = pod.uid, "the pod is not listed any more"),
+            GrantState::Released { released_by, .. } => tracing::info!(%alloc_id, released_by, "released"),
+        },
+        Entry::Named { key, id } => tracing::debug!(key, %id, "named"),
+    }
+}
+
+/// The gauges of live grants; those of `before` that have gone fall to 0.
+pub(super) fn measure(before: &[Arc<Grant>], grants: &[Arc<Grant>]) {
+    let counts = count(grants);
+    for resource in count(before).keys().filter(|resource| !counts.contains_key(*resource)) {
+        for state in ["granted", "bound", "suspect"] {
+            metrics::grants(resource, state, 0);
+        }
+    }
+    for (resource, states) in counts {
+        for (state, count) in states {
+            metrics::grants(resource, state, count);
+        }
+    }
+}
+
+/// Live grants by resource and state; a state without any is counted as 0, so that its gauge falls.
+fn count(grants: &[Arc<Grant>]) -> BTreeMap<&str, BTreeMap<&'static str, usize>> {
+    let mut counts: BTreeMap<&str, BTreeMap<&'static str, usize>> = BTreeMap::new();
+    for grant in grants {
+        let none = || BTreeMap::from([("granted", 0), ("bound", 0), ("suspect", 0)]);
+        *counts.entry(grant.resource.as_str()).or_insert_with(none).entry(grant.state_name()).or_default() += 1;
+    }
+    counts
+}
