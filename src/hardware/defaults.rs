@@ -23,7 +23,12 @@ pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
         let mine = |function: &&PciFunction| {
             function.vendor == Some(vendor)
                 && function.driver.as_deref().is_none_or(|bound| bound == driver)
-                && matches!(function.class16(), Some(0x0300..=0x03ff | 0x1200))
+                && match function.class16() {
+                    Some(0x0300..=0x03ff) => true,
+                    // AMD's Instinct cards; Intel's cards of this class are FPGAs.
+                    Some(0x1200) => vendor == drm::VENDOR_AMD,
+                    _ => false,
+                }
                 && vf.is_none_or(|vf| function.is_vf() == vf)
         };
         let (integrated, cards): (Vec<_>, Vec<_>) = scan.functions.values().filter(mine).partition(|function| is_integrated(function));

@@ -164,7 +164,10 @@ impl LedgerActor {
         if result.is_ok() && self.config.process_crash {
             self.sync_behind(context);
         }
-        if self.publish_timer.is_none() {
+        if !entries.iter().any(|entry| matches!(entry, Entry::Grant(_))) {
+            // No Allocate waits behind this.
+            self.publish();
+        } else if self.publish_timer.is_none() {
             self.publish_timer = Some(context.run_later(PUBLISH_AFTER, |this, context| {
                 this.publish_timer = None;
                 this.publish();
