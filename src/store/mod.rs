@@ -17,6 +17,7 @@
 mod codec;
 mod database;
 mod error;
+mod export;
 mod journal;
 mod layout;
 mod peek;
@@ -28,6 +29,7 @@ mod samples;
 mod tests;
 
 pub use error::StoreError;
+pub use export::Export;
 pub use journal::PendingSync;
 pub use peek::{peek, peek_history};
 pub use recovery::RecoveryReport;
@@ -257,34 +259,6 @@ impl Store {
     pub fn load(&self) -> Recovered {
         let grants = self.live.values().filter_map(|(_, payload)| decode_grant(payload)).collect();
         Recovered { grants, names: self.names.clone(), report: self.report.clone() }
-    }
-
-    /// Released grants for which `keep` holds, newest first, at most `limit`.
-    ///
-    /// # Errors
-    /// When the query database fails.
-    pub fn history(&self, limit: usize, mut keep: impl FnMut(&Grant) -> bool) -> Result<Vec<Grant>, StoreError> {
-        let Some(shelf) = &self.shelf else {
-            return Err(StoreError::Database { path: database_dir(&self.dir), why: "it is closed after an error".into() });
-        };
-        let mut found = Vec::new();
-        shelf.history(|grant| {
-            if found.len() < limit && keep(&grant) {
-                found.push(grant);
-            }
-            found.len() < limit
-        })?;
-        Ok(found)
-    }
-
-    /// Every grant: the live ones, then the history, newest first.
-    ///
-    /// # Errors
-    /// When the query database fails.
-    pub fn export(&self) -> Result<Vec<Grant>, StoreError> {
-        let mut grants = self.load().grants;
-        grants.extend(self.history(usize::MAX, |_| true)?);
-        Ok(grants)
     }
 
     /// Whether entries can be confirmed, and whether both copies are being kept: (journal, query database).

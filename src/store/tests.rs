@@ -71,7 +71,7 @@ fn what_was_appended_is_found_again() {
     assert!(matches!(again.grants[1].state, GrantState::Suspect { .. }));
     assert_eq!(store.load().grants, again.grants, "what an actor loads is what was recovered");
     assert_eq!(store.history(10, |_| true).unwrap().len(), 1);
-    assert_eq!(store.export().unwrap().len(), 3);
+    assert_eq!(store.exporter().unwrap().read().unwrap().len(), 3);
 }
 
 #[test]
@@ -320,6 +320,22 @@ fn history_is_trimmed_by_age() {
     store.checkpoint().unwrap();
     let left = store.history(9, |_| true).unwrap();
     assert_eq!(left.iter().map(|grant| grant.devices[0].id.as_str()).collect::<Vec<_>>(), ["GPU-2"]);
+}
+
+#[test]
+fn an_export_is_read_while_the_store_goes_on_and_tells_each_grant_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2), made(3), released(1)]).unwrap();
+    let export = store.exporter().unwrap();
+    store.append(&[made(4), released(2)]).unwrap();
+    store.checkpoint().unwrap();
+    let told = export.read().unwrap();
+    let seen: Vec<_> = told.iter().map(|grant| (grant.devices[0].id.as_str(), grant.is_live())).collect();
+    assert_eq!(seen, [("GPU-2", true), ("GPU-3", true), ("GPU-1", false)]);
+    store.abandon_database(&StoreError::Database { path: dir.path().into(), why: "a test".into() });
+    assert!(store.exporter().is_err());
+    assert_eq!(export.read().unwrap(), told, "it needs the store no more");
 }
 
 /// Whether there was anything to sync.
