@@ -21,7 +21,7 @@ pub fn boot_id(host_root: &Path) -> String {
 }
 
 /// Lets the kernel fire the timers of this thread, and of those that it starts from now on, up to `slack` late, so that
-/// it need not wake up the machine for them. Without the permission nothing changes.
+/// it need not wake up the machine for them; zero is what the thread began with. Without the permission nothing changes.
 pub fn allow_late_timers(slack: Duration) {
     let _refused = nix::sys::prctl::set_timerslack(u64::try_from(slack.as_nanos()).unwrap_or(u64::MAX));
 }

@@ -111,10 +111,10 @@ impl Shelf {
         let damaged = |why: sled::Error| Refusal::Damaged { why: why.to_string(), readable: Image::default() };
         let fresh = !dir.exists();
         let began = Instant::now();
-        // sled's seven threads wake up every second for nothing to do. They inherit this thread's leave to be late for
-        // their timers, which is all that they use it for: work wakes them at once.
-        host::allow_late_timers(POOL_WAKES_WITHIN);
         let db = loop {
+            // sled's seven threads wake up every second for nothing to do. They inherit this thread's leave to be late for
+            // their timers, which is all that they use it for: work wakes them at once.
+            host::allow_late_timers(POOL_WAKES_WITHIN);
             let config = sled::Config::new().path(dir).cache_capacity(CACHE_BYTES).segment_size(LOG_SEGMENT_BYTES);
             match config.flush_every_ms(None).open() {
                 Ok(db) => break db,
@@ -123,6 +123,8 @@ impl Shelf {
                     if began.elapsed() > LOCK_PATIENCE {
                         return Err(Refusal::InUse);
                     }
+                    // This sleep is not to be late: past the limit a sound database would pass for a damaged one.
+                    host::allow_late_timers(Duration::ZERO);
                     thread::sleep(Duration::from_millis(10));
                 }
                 Err(error) => return Err(damaged(error)),
