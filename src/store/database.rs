@@ -105,8 +105,7 @@ impl Shelf {
         let fresh = !dir.exists();
         let began = Instant::now();
         let db = loop {
-            // sled's seven threads wake up every second for nothing to do. They inherit this thread's leave to be late
-            // for their timers, which is all that they use it for: work wakes them at once.
+            // sled's seven threads wake up every second for nothing. They inherit the leave to be late; work wakes them.
             host::allow_late_timers(POOL_WAKES_WITHIN);
             let config = sled::Config::new().path(dir).cache_capacity(CACHE_BYTES).segment_size(LOG_SEGMENT_BYTES);
             match config.flush_every_ms(None).open() {
@@ -116,14 +115,14 @@ impl Shelf {
                     if began.elapsed() > LOCK_PATIENCE {
                         return Err(Refusal::InUse);
                     }
-                    // This wait is to end on time: late, the database would count as one that does not open.
+                    // On time: late, the database would count as one that does not open.
                     host::allow_late_timers(Duration::ZERO);
                     thread::sleep(Duration::from_millis(10));
                 }
                 Err(error) => return Err(damaged(error)),
             }
         };
-        // The threads are born with the first use of their pool: now, and not on a thread whose timers are to be on time.
+        // The threads are born with their pool's first use: now, not on a thread that has to be on time.
         drop(db.flush_async().now_or_never());
         let shelf = Shelf::with_trees(dir, db).map_err(damaged)?;
         if fresh {
