@@ -178,12 +178,12 @@ impl Store {
             return Ok(());
         }
         let payloads = entries.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
-        if self.failed {
-            self.rotate()?;
-        } else if self.journal.bytes_appended() > SEGMENT_BYTES_MAX
-            && let Err(error) = self.rotate()
-        {
-            tracing::warn!(%error, "the journal stays in its full segment");
+        if self.failed || self.journal.bytes_appended() > SEGMENT_BYTES_MAX {
+            match self.rotate() {
+                Ok(()) => {}
+                Err(error) if self.failed => return Err(error),
+                Err(error) => tracing::warn!(%error, "the journal stays in its full segment"),
+            }
         }
         self.buffer.clear();
         for (payload, seq) in payloads.iter().zip(self.next_seq..) {
@@ -325,9 +325,31 @@ impl Store {
 
     /// Starts a new segment with everything live.
     fn rotate(&mut self) -> Result<(), StoreError> {
-        let (journal, next_seq) = open_segment(&journal_dir(&self.dir), self.next_seq, &self.live, &self.names)?;
-        (self.journal, self.next_seq, self.failed) = (journal, next_seq, false);
-        Ok(())
+        let rotated = self.try_to_rotate();
+        match rotated {
+            // What an earlier attempt left behind and could not remove.
+            Err(error) if error.is_in_the_way() => self.try_to_rotate(),
+            done => done,
+        }
+    }
+
+    fn try_to_rotate(&mut self) -> Result<(), StoreError> {
+        let dir = journal_dir(&self.dir);
+        match open_segment(&dir, self.next_seq, &self.live, &self.names) {
+            Ok((journal, next_seq)) => {
+                (self.journal, self.next_seq, self.failed) = (journal, next_seq, false);
+                Ok(())
+            }
+            Err(error) => {
+                if !matches!(dir.join(journal::file_name(self.next_seq)).try_exists(), Ok(false)) {
+                    // A head, or a part of one, is there and has these numbers. It would be read after whatever else the
+                    // present segment took, and contradict it: so that takes nothing more, and the next head comes after.
+                    self.failed = true;
+                    self.next_seq += 1.max((self.live.len() + self.names.len()) as u64);
+                }
+                Err(error)
+            }
+        }
     }
 
     fn abandon_database(&mut self, error: &StoreError) {

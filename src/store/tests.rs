@@ -172,6 +172,57 @@ fn a_journal_that_cannot_be_written_refuses_until_a_new_segment_opens() {
     assert_eq!(ids(&open(dir.path()).1), [1, 2]);
 }
 
+/// What attempts at a new segment can leave where nothing can be removed either: nothing, a part, all of a head.
+#[test]
+fn what_a_failed_rotation_left_behind_is_passed_over() {
+    for (left, attempts) in [0, 10, 47, 300, usize::MAX].into_iter().flat_map(|left| [(left, 1), (left, 3)]) {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open(dir.path());
+        store.append(&[made(1), made(2), named(1), named(2)]).unwrap();
+        store.journal.break_for_test();
+        assert!(store.append(&[made(3)]).is_err());
+        let mut seq = store.next_seq;
+        for _ in 0..attempts {
+            let (_, next) = open_segment(&journal_dir(dir.path()), seq, &store.live, &store.names).unwrap();
+            let path = journal_dir(dir.path()).join(journal::file_name(seq));
+            let bytes = fs::read(&path).unwrap();
+            fs::write(&path, &bytes[..left.min(bytes.len())]).unwrap();
+            seq = next;
+        }
+        if attempts == 3 {
+            assert!(store.append(&[made(3)]).is_err(), "two are tried at once");
+            assert_eq!(store.is_sound(), (false, true));
+        }
+        store.append(&[made(3), released(1)]).unwrap();
+        let path = dir.path().to_owned();
+        kill(store, &path, Path::new("/nonexistent"));
+        assert_eq!(ids(&peek(&path).unwrap()), [2, 3]);
+        let (mut store, recovered) = open(&path);
+        assert_eq!((ids(&recovered), recovered.report.missing), (vec![2, 3], 0), "{left} left: {}", recovered.report);
+        assert_eq!(quarantined(&path), 0);
+        store.checkpoint().unwrap();
+        assert_eq!(segments(&path).len(), 1, "what was left goes with the checkpoint");
+    }
+}
+
+/// The present segment is sound, only too long. What is in the way would be read as its successor.
+#[test]
+fn a_full_segment_is_not_written_to_beside_what_is_in_its_successors_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let batch: Vec<_> = (1..=500).map(made).collect();
+    while store.journal.bytes_appended() <= SEGMENT_BYTES_MAX {
+        store.append(&batch).unwrap();
+    }
+    for seq in [store.next_seq, store.next_seq + 500] {
+        open_segment(&journal_dir(dir.path()), seq, &store.live, &store.names).unwrap();
+    }
+    assert!(store.append(&[released(1)]).is_err());
+    store.append(&[released(1)]).unwrap();
+    kill(store, dir.path(), Path::new("/nonexistent"));
+    assert_eq!(ids(&peek(dir.path()).unwrap()), (2..=500).collect::<Vec<_>>());
+}
+
 #[test]
 fn a_database_that_fails_costs_no_grant_and_comes_back_with_the_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
