@@ -77,7 +77,10 @@ impl<M: Message> fmt::Debug for Mailbox<M> {
 /// → discovery: read the host again; answered when the result has been handed on.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
-pub struct Rescan;
+pub struct Rescan {
+    /// When it was asked for (`CLOCK_BOOTTIME`): a scan that began later has answered it already.
+    pub asked_at: Duration,
+}
 
 /// discovery → health: what one scan found.
 #[derive(Debug, Clone, Message)]

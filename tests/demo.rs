@@ -69,6 +69,16 @@ fn a_long_temporary_directory_is_no_hindrance() {
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
 }
 
+#[test]
+fn a_reader_of_the_log_that_goes_away_ends_nothing() {
+    let temp = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
+    let mut command = command(&[], temp.path());
+    let mut child = command.env("HOLDFAST_LOG", "debug").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stderr.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}: {}", output.status, text(&output.stdout));
+}
+
 /// One chapter spoilt: the demo says which claim failed, what it expected and what it saw, and exits with an error.
 fn spoilt(chapter: &str) {
     let output = demo(&["--break", chapter]);

@@ -36,6 +36,9 @@ use tokio::time::Instant;
 /// How long a shutdown waits for Allocates that have begun. Their own deadline is two seconds.
 const DRAIN_DEADLINE: Duration = Duration::from_millis(2500);
 
+/// Turns of the event loop in a shutdown. A request that lies in a socket is read, decoded and begun after four.
+const TURNS: usize = 32;
+
 /// How long a shutdown waits for connections to take their last answers. All are of this machine.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -141,7 +144,9 @@ impl App {
         // What is published outlives whoever publishes it.
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
         let inventory = Arc::new(inventory);
-        let (grants, grants_view) = watch::channel(Arc::default());
+        // Who holds what is known before anything is judged: a held id is in the very first list (I3).
+        let held: Vec<Arc<Grant>> = recovered.grants.iter().cloned().map(Arc::new).collect();
+        let (grants, grants_view) = watch::channel(Arc::new(held));
         let (remembered, names_view) = watch::channel(Arc::new(recovered.names));
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
@@ -190,6 +195,7 @@ impl App {
         let config = DiscoveryConfig {
             host_root: host_root.clone(),
             specs: Arc::clone(&specs),
+            grants: grants_view.clone(),
             names: names_view,
             remember: actors.ledger.mailbox(),
             discovered: actors.health.mailbox(),
@@ -254,6 +260,7 @@ impl App {
             ready: ready_view.clone(),
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
+        tasks.push(tokio::spawn(telemetry::metrics::upkeep(metrics.clone())));
         if let Some(address) = settings.config.listen {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(metrics, ready_view)).await);
         }
@@ -288,12 +295,16 @@ impl App {
         for task in tasks {
             task.abort();
         }
-        // Away from this thread, which goes on serving: what the kubelet has sent by now is read meanwhile.
+        // Away from this thread, which goes on serving.
         let checkpoint = tokio::task::spawn_blocking(move || store.lock().unwrap_or_else(PoisonError::into_inner).checkpoint());
         match tokio::time::timeout(DRAIN_DEADLINE, checkpoint).await {
             Ok(Ok(Ok(()))) => {}
             Ok(Ok(Err(error))) => tracing::warn!(%error, "the last checkpoint failed; the journal has everything"),
             Ok(Err(_)) | Err(_) => tracing::warn!("the last checkpoint did not end; the journal has everything"),
+        }
+        // What the kubelet has sent by now is read, and an Allocate among it begins.
+        for _ in 0..TURNS {
+            tokio::task::yield_now().await;
         }
         if tokio::time::timeout(DRAIN_DEADLINE, gate.write()).await.is_err() {
             tracing::warn!("an Allocate is still under way and is cut off");
@@ -324,6 +335,10 @@ fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> Arc<[Arc<Re
     let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
     let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).collect();
     for name in held.into_iter().filter(|name| !known.contains(*name)) {
+        if let Some(spec) = config.resources.is_empty().then(|| hardware::defaults::named(name)).flatten() {
+            specs.push(Arc::new(spec));
+            continue;
+        }
         tracing::warn!(resource = %name, "not configured, but a container holds its devices; it stays registered until they are free");
         specs.push(Arc::new(ResourceSpec::orphan(name.clone())));
     }

@@ -35,6 +35,8 @@ pub struct ResourceReport {
     pub healthy: usize,
     /// Ids that a grant holds.
     pub held: usize,
+    /// Why the last registration failed; `null` when it did not.
+    pub problem: Option<String>,
     /// From the begin of the last registration to its stream, in milliseconds.
     pub last_registration_ms: Option<f64>,
 }
@@ -56,6 +58,7 @@ impl Status {
                 devices: offering.devices.len(),
                 healthy: offering.devices.values().filter(|offered| offered.health.is_healthy()).count(),
                 held: held(name.as_str()),
+                problem: registration.problem,
                 #[expect(clippy::cast_precision_loss, reason = "microseconds of a registration")]
                 last_registration_ms: registration.last_registration_us.map(|us| us as f64 / 1e3),
             }
@@ -72,10 +75,15 @@ impl Status {
 }
 
 /// Sets `ready` once every resource is registered or waits for an absent kubelet (I11), and never takes it back.
+///
+/// A resource that the kubelet refuses counts too: it is tried on, and said; one name must not have the service manager
+/// end the daemon that serves all others.
 pub(super) async fn become_ready(views: Views, resources: usize, ready: watch::Sender<bool>) {
     let mut registrations = views.registrations;
     let settled = registrations
-        .wait_for(|all| all.len() == resources && all.values().all(|status| status.registered || status.awaiting_kubelet))
+        .wait_for(|all| {
+            all.len() == resources && all.values().all(|status| status.registered || status.awaiting_kubelet || status.problem.is_some())
+        })
         .await;
     if settled.is_ok() {
         ready.send_replace(true);

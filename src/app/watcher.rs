@@ -129,7 +129,7 @@ impl Watcher {
                 }
                 Event::RescanDue => {
                     rescan_at = None;
-                    self.rescan.tell(Rescan);
+                    self.rescan.tell(Rescan { asked_at: crate::host::now().boot });
                 }
                 Event::ReconcileDue => {
                     reconcile_at = None;

@@ -18,7 +18,12 @@ pub fn run(global: &Global) -> Result<(), Failed> {
 
 async fn serve(settings: Settings) -> Result<(), Failed> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let mut app = App::start(settings).await?;
+    let mut app = tokio::select! {
+        app = App::start(settings) => app?,
+        // Nothing has been promised yet: there is nothing to end in order.
+        _ = terminate.recv() => return Ok(()),
+        _ = interrupt.recv() => return Ok(()),
+    };
     let mut ready = app.views.ready.clone();
     let announce = tokio::spawn(async move {
         if ready.wait_for(|ready| *ready).await.is_ok() {

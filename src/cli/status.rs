@@ -24,7 +24,8 @@ fn text(status: &Status) -> String {
     let ready = if status.ready { "ready" } else { "not ready yet" };
     let kubelet = if status.kubelet.is_some() { "present" } else { "absent" };
     let mut table = Table::new(&["RESOURCE", "REGISTERED", "DEVICES", "HEALTHY", "HELD", "LAST REGISTRATION"]);
-    for ResourceReport { name, registered, devices, healthy, held, last_registration_ms } in &status.resources {
+    let mut problems = String::new();
+    for ResourceReport { name, registered, devices, healthy, held, problem, last_registration_ms } in &status.resources {
         table.row([
             name.clone(),
             if *registered { "yes" } else { "no" }.into(),
@@ -33,6 +34,9 @@ fn text(status: &Status) -> String {
             held.to_string(),
             last_registration_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms")),
         ]);
+        if let Some(problem) = problem {
+            problems += &format!("\n{name}: {problem}\n");
+        }
     }
-    format!("holdfast {}, {ready}, up {uptime}; kubelet {kubelet}\n\n{table}", status.version)
+    format!("holdfast {}, {ready}, up {uptime}; kubelet {kubelet}\n\n{table}{problems}", status.version)
 }

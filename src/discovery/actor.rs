@@ -1,11 +1,11 @@
 //! The shell: scans on a hint or on the poll, has new names remembered, and hands the evidence on.
 
-use crate::domain::{Device, DeviceId, Evidence, ResourceSpec};
+use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, Evidence, Grant, GrantedDevice, ResourceSpec};
 use crate::hardware;
 use crate::host::{self, HostRoot};
 use crate::messages::{Crash, Discovered, Mailbox, Remember, Rescan};
 use crate::telemetry::metrics;
-use actix::{Actor, AsyncContext, Context, Handler, ResponseFuture};
+use actix::{Actor, AsyncContext, AtomicResponse, Context, Handler, WrapFuture};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,6 +25,8 @@ pub struct DiscoveryConfig {
     pub host_root: HostRoot,
     /// The configured resources.
     pub specs: Arc<[Arc<ResourceSpec>]>,
+    /// Who holds what: a held node is looked at even when no resource names it any more.
+    pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// The ids that devices have been given, by physical key.
     pub names: watch::Receiver<Arc<BTreeMap<String, DeviceId>>>,
     /// The ledger.
@@ -37,6 +39,8 @@ pub struct DiscoveryConfig {
 #[derive(Debug)]
 pub struct DiscoveryActor {
     config: DiscoveryConfig,
+    /// When the last scan began.
+    looked_at: Option<Duration>,
     /// Warnings that have been logged: the same one of every poll is no news.
     said: BTreeSet<String>,
     _life: Box<dyn Any + Send>,
@@ -45,7 +49,7 @@ pub struct DiscoveryActor {
 impl DiscoveryActor {
     /// Builds one life of the actor.
     pub fn new(config: DiscoveryConfig, life: impl Any + Send) -> Self {
-        DiscoveryActor { config, said: BTreeSet::new(), _life: Box::new(life) }
+        DiscoveryActor { config, looked_at: None, said: BTreeSet::new(), _life: Box::new(life) }
     }
 
     /// Looks at the host. Returns the evidence, and the names that are new.
@@ -54,12 +58,18 @@ impl DiscoveryActor {
         let DiscoveryConfig { host_root, specs, names, .. } = &self.config;
         let remembered = names.borrow().clone();
         let found = hardware::discover(host_root, specs, &remembered);
-        let required = found.devices.iter().flat_map(|device| &device.nodes).filter(|node| node.required);
+        let mut devices: BTreeMap<DeviceId, Arc<Device>> =
+            found.devices.iter().map(|device| (device.id.clone(), Arc::clone(device))).collect();
+        for grant in self.config.grants.borrow().iter() {
+            for held in grant.devices.iter().filter_map(|held| held_node(held, host_root)) {
+                devices.entry(held.id.clone()).or_insert_with(|| Arc::new(held));
+            }
+        }
+        let required = devices.values().flat_map(|device| &device.nodes).filter(|node| node.required);
         let nodes: BTreeSet<&String> = required.map(|node| &node.host).collect();
         let missing_nodes = nodes.into_iter().filter(|node| !host_root.node_exists(node)).cloned().collect();
         let ids = |devices: Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).collect();
         let selected = found.selection.resources.into_iter().map(|(name, devices)| (name, ids(devices))).collect();
-        let devices = found.devices.into_iter().map(|device| (device.id.clone(), device)).collect();
         metrics::scanned(clock.elapsed());
         let warnings: BTreeSet<String> = found.selection.warnings.into_iter().collect();
         for warning in warnings.difference(&self.said) {
@@ -70,6 +80,20 @@ impl DiscoveryActor {
     }
 }
 
+/// The `/dev` node of a held id, found by the path in its key: no resource may name it any more.
+fn held_node(held: &GrantedDevice, host_root: &HostRoot) -> Option<Device> {
+    let node = host_root.canonical_node(held.key.strip_prefix("dev:")?)?;
+    Some(Device {
+        id: held.id.shared().unwrap_or_else(|| held.id.clone()),
+        key: held.key.clone(),
+        class: DeviceClass::Char,
+        pci: None,
+        numa_nodes: held.numa_nodes.clone(),
+        nodes: vec![DeviceNode::at(node)],
+        attributes: BTreeMap::new(),
+    })
+}
+
 impl Actor for DiscoveryActor {
     type Context = Context<Self>;
 
@@ -77,7 +101,7 @@ impl Actor for DiscoveryActor {
         let address = context.address();
         let scan = move |address: &actix::Addr<Self>| {
             // Full means that a scan is due anyway.
-            drop(address.try_send(Rescan));
+            drop(address.try_send(Rescan { asked_at: host::now().boot }));
         };
         scan(&address);
         context.run_interval(POLL, move |_, context| scan(&context.address()));
@@ -85,24 +109,42 @@ impl Actor for DiscoveryActor {
 }
 
 impl Handler<Rescan> for DiscoveryActor {
-    type Result = ResponseFuture<()>;
+    /// One scan after the other: what an older one found must not overtake what a newer one found.
+    type Result = AtomicResponse<Self, ()>;
 
-    fn handle(&mut self, _: Rescan, _: &mut Self::Context) -> Self::Result {
-        let (evidence, new_names) = self.look();
+    fn handle(&mut self, Rescan { asked_at }: Rescan, _: &mut Self::Context) -> Self::Result {
+        // Hints come in swarms; the scan that began after this one was given has seen what it hints at.
+        if self.looked_at.is_some_and(|looked_at| looked_at > asked_at) {
+            return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
+        }
+        self.looked_at = Some(host::now().boot);
+        let (evidence, named) = self.look();
         let (remember, discovered) = (self.config.remember.clone(), self.config.discovered.clone());
-        Box::pin(async move {
-            if !new_names.is_empty() {
-                // Not published before it is durable; the next scan tries again.
-                match remember.call(Remember(new_names), HAND_ON_DEADLINE).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => return tracing::error!(%error, "the ids of new devices cannot be recorded; they are not offered"),
-                    Err(error) => return tracing::error!(%error, "the ids of new devices cannot be recorded; they are not offered"),
-                }
+        AtomicResponse::new(Box::pin(hand_on(evidence, named, remember, discovered).into_actor(self)))
+    }
+}
+
+/// Makes new names durable, then tells health. A device whose name cannot be recorded is not offered, and the next scan
+/// tries again; the others are not held up by it.
+async fn hand_on(mut evidence: Evidence, named: Vec<(String, DeviceId)>, remember: Mailbox<Remember>, discovered: Mailbox<Discovered>) {
+    if !named.is_empty() {
+        let recorded = match remember.call(Remember(named.clone()), HAND_ON_DEADLINE).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(error) = recorded {
+            tracing::error!(%error, devices = named.len(), "the ids of new devices cannot be recorded; these devices are not offered");
+            for (_, id) in &named {
+                evidence.devices.remove(id);
+                evidence.selected.values_mut().for_each(|selected| {
+                    selected.remove(id);
+                });
             }
-            if let Err(error) = discovered.call(Discovered(Arc::new(evidence)), HAND_ON_DEADLINE).await {
-                tracing::warn!(%error, "what a scan found was not judged");
-            }
-        })
+        }
+    }
+    if let Err(error) = discovered.call(Discovered(Arc::new(evidence)), HAND_ON_DEADLINE).await {
+        tracing::warn!(%error, "what a scan found was not judged");
     }
 }
 

@@ -24,6 +24,13 @@ impl DeviceId {
         &self.0
     }
 
+    /// The id of the device of which this is a share; `None` when it is no share.
+    #[must_use]
+    pub fn shared(&self) -> Option<Self> {
+        let (device, n) = self.0.rsplit_once("::")?;
+        n.parse::<u32>().is_ok().then(|| DeviceId(device.to_owned()))
+    }
+
     /// The id of the `n`-th share of this device, `id::n`, as NVIDIA's plugin names its replicas.
     #[must_use]
     pub fn share(&self, n: u32) -> Self {

@@ -15,6 +15,8 @@ pub enum Reason {
     DriverLost,
     /// The configuration does not select it any more; a container still holds it.
     Deselected,
+    /// The same node is held under another id, which it had before udev gave it a better name.
+    HeldAsOther,
 }
 
 impl Reason {
@@ -26,6 +28,7 @@ impl Reason {
             Reason::NodeMissing => "node_missing",
             Reason::DriverLost => "driver_lost",
             Reason::Deselected => "deselected",
+            Reason::HeldAsOther => "held_as_other",
         }
     }
 }

@@ -1,44 +1,62 @@
 //! What is offered when there is no configuration: known hardware under its vendor's usual name.
 
 use super::{Scan, drm, nvidia};
-use crate::domain::{ContractKind, DeviceClass, PciAddress, PciFunction, ResourceSpec, Select};
+use crate::domain::{ContractKind, DeviceClass, PciAddress, PciFunction, ResourceName, ResourceSpec, Select};
 use std::collections::BTreeMap;
 
+/// Name, contract, vendor, driver, and whether only physical functions count.
+const KNOWN: [(&str, ContractKind, u16, &str, Option<bool>); 4] = [
+    ("nvidia.com/gpu", ContractKind::Nvidia, nvidia::VENDOR, nvidia::DRIVER, Some(false)),
+    ("amd.com/gpu", ContractKind::Generic, drm::VENDOR_AMD, "amdgpu", None),
+    ("gpu.intel.com/i915", ContractKind::Generic, drm::VENDOR_INTEL, "i915", None),
+    ("gpu.intel.com/xe", ContractKind::Generic, drm::VENDOR_INTEL, "xe", None),
+];
+
 /// The resources for the hardware that is there; none for a machine without.
+///
+/// A card without a driver counts: a container may install the driver long after the start, and finds its resource
+/// there. A card that is bound to another driver was meant for something else.
 #[must_use]
 pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
-    let known = [
-        ("nvidia.com/gpu", ContractKind::Nvidia, nvidia::VENDOR, nvidia::DRIVER, Some(false)),
-        ("amd.com/gpu", ContractKind::Generic, drm::VENDOR_AMD, "amdgpu", None),
-        ("gpu.intel.com/i915", ContractKind::Generic, drm::VENDOR_INTEL, "i915", None),
-        ("gpu.intel.com/xe", ContractKind::Generic, drm::VENDOR_INTEL, "xe", None),
-    ];
     let mut specs = Vec::new();
-    for (name, contract, vendor, driver, vf) in known {
+    for (name, _, vendor, driver, vf) in KNOWN {
         let mine = |function: &&PciFunction| {
             function.vendor == Some(vendor)
-                && function.driver.as_deref() == Some(driver)
-                && matches!(function.class16(), Some(0x0300..=0x03ff | 0x1200))
+                && function.driver.as_deref().is_none_or(|bound| bound == driver)
+                && match function.class16() {
+                    Some(0x0300..=0x03ff) => true,
+                    // AMD's Instinct cards; Intel's cards of this class are FPGAs.
+                    Some(0x1200) => vendor == drm::VENDOR_AMD,
+                    _ => false,
+                }
                 && vf.is_none_or(|vf| function.is_vf() == vf)
         };
         let (integrated, cards): (Vec<_>, Vec<_>) = scan.functions.values().filter(mine).partition(|function| is_integrated(function));
-        let Some(name) = name.parse().ok().filter(|_| !cards.is_empty()) else {
-            continue;
-        };
-        let integrated: Vec<PciAddress> = integrated.iter().map(|function| function.address).collect();
-        specs.push(ResourceSpec {
-            name,
-            class: DeviceClass::Gpu,
-            contract,
-            select: Select { vendor: vec![vendor], driver: vec![driver.to_owned()], vf, ..Select::default() },
-            exclude: (!integrated.is_empty()).then(|| Select { address: integrated, ..Select::default() }),
-            paths: Vec::new(),
-            replicas: 1,
-            env: BTreeMap::new(),
-            mounts: Vec::new(),
-        });
+        let named = name.parse().ok().filter(|_| !cards.is_empty());
+        if let Some(spec) = named.and_then(|name| self::named(&name)) {
+            let integrated: Vec<PciAddress> = integrated.iter().map(|function| function.address).collect();
+            let exclude = (!integrated.is_empty()).then(|| Select { address: integrated, ..Select::default() });
+            specs.push(ResourceSpec { exclude, ..spec });
+        }
     }
     specs
+}
+
+/// The usual resource of this name, whether its hardware is there or not.
+#[must_use]
+pub fn named(name: &ResourceName) -> Option<ResourceSpec> {
+    let (_, contract, vendor, driver, vf) = KNOWN.into_iter().find(|(known, ..)| *known == name.as_str())?;
+    Some(ResourceSpec {
+        name: name.clone(),
+        class: DeviceClass::Gpu,
+        contract,
+        select: Select { vendor: vec![vendor], driver: vec![driver.to_owned()], vf, ..Select::default() },
+        exclude: None,
+        paths: Vec::new(),
+        replicas: 1,
+        env: BTreeMap::new(),
+        mounts: Vec::new(),
+    })
 }
 
 /// Intel's graphics in the processor always sit at 00:02, on the root bus.

@@ -95,7 +95,7 @@ impl Actor for HealthActor {
         context.add_stream(WatchStream::from_changes(self.config.grants.clone()));
         // The first life is told of the first scan anyway; a later one has lost the evidence.
         if !self.config.inventory.borrow().resources.is_empty() {
-            self.config.rescan.tell(Rescan);
+            self.config.rescan.tell(Rescan { asked_at: host::now().boot });
         }
     }
 }
@@ -126,7 +126,7 @@ impl Handler<Broken> for HealthActor {
     fn handle(&mut self, broken: Broken, context: &mut Self::Context) {
         self.judge.broken(&broken.resource, &broken.id, broken.reason, host::now().boot);
         self.publish(context);
-        self.config.rescan.tell(Rescan);
+        self.config.rescan.tell(Rescan { asked_at: host::now().boot });
     }
 }
 

@@ -57,6 +57,9 @@ impl Judge {
 
     /// Takes the result of a scan. It overrules what was found broken before it began.
     pub(super) fn discovered(&mut self, evidence: Arc<Evidence>) {
+        if self.evidence.as_ref().is_some_and(|known| known.began.boot > evidence.began.boot) {
+            return;
+        }
         self.broken.retain(|_, (_, at)| *at >= evidence.began.boot);
         self.evidence = Some(evidence);
     }
@@ -94,16 +97,30 @@ impl Judge {
             let mut devices = self.offered(spec, &evidence);
             let empty = BTreeMap::new();
             let held = held.get(&spec.name).unwrap_or(&empty);
-            for (id, device) in self.absent(spec, &devices, held) {
+            let mut held_nodes = BTreeSet::new();
+            for (id, remembered) in self.absent(spec, &devices, held) {
                 complete = false;
+                // A share is found by its device. Never by its place: another card may sit there.
+                let found = evidence.devices.get(&id).or_else(|| evidence.devices.get(&id.shared()?));
                 let key = (spec.name.clone(), id.clone());
                 let is_held = held.contains_key(&id);
                 let since = self.leaving.get(&key).copied().unwrap_or(now);
                 if is_held || now.saturating_sub(since) < LEAVE_AFTER {
-                    let health = absent_health(spec, &device, is_held, &evidence);
+                    let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
+                    let device = found.cloned().unwrap_or(remembered);
+                    if is_held {
+                        held_nodes.extend(required_nodes(&device).map(str::to_owned));
+                    }
                     // The wait begins when the last holder has gone.
                     leaving.extend((!is_held).then_some((key, since)));
                     devices.insert(id, Offered { device, health });
+                }
+            }
+            // A node that got a better name while somebody holds it: one container at a time, by whatever id.
+            for (id, offered) in devices.iter_mut().filter(|(id, _)| !held.contains_key(*id)) {
+                let is_listed = evidence.selected.get(&spec.name).is_some_and(|ids| ids.contains(id));
+                if is_listed && spec.is_exclusive() && required_nodes(&offered.device).any(|node| held_nodes.contains(node)) {
+                    offered.health = Health::Unhealthy(Reason::HeldAsOther);
                 }
             }
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
@@ -153,9 +170,8 @@ impl Judge {
     }
 }
 
-/// The health of an id that its resource does not select now.
-fn absent_health(spec: &ResourceSpec, device: &Device, is_held: bool, evidence: &Evidence) -> Health {
-    let found = evidence.devices.get(&device.id).or_else(|| evidence.devices.values().find(|found| found.key == device.key));
+/// The health of an id that its resource does not select now; `found` is its device, where it is there.
+fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held: bool, evidence: &Evidence) -> Health {
     let Some(found) = found else { return Health::Unhealthy(Reason::DeviceGone) };
     let driver = found.pci.as_ref().and_then(|pci| pci.driver.as_ref());
     if !spec.select.driver.is_empty() && driver.is_none_or(|driver| !spec.select.driver.contains(driver)) {
@@ -166,6 +182,13 @@ fn absent_health(spec: &ResourceSpec, device: &Device, is_held: bool, evidence: 
     }
     // A holder keeps what it has with the health that the device deserves; nobody new gets it.
     if is_held { Health::Healthy } else { Health::Unhealthy(Reason::Deselected) }
+}
+
+/// The nodes that no two containers share unless their device is shared. Nodes that belong to a driver as a whole
+/// (`/dev/nvidiactl`) come with a PCI device, whose id does not depend on udev.
+fn required_nodes(device: &Device) -> impl Iterator<Item = &str> {
+    let own = device.pci.is_none();
+    device.nodes.iter().filter(move |node| own && node.required).map(|node| node.host.as_str())
 }
 
 /// A held device of which only its grant tells.

@@ -1,6 +1,7 @@
 //! Clocks and the boot's identity.
 
 use crate::domain::{Moment, Timestamp};
+use nix::sys::prctl::set_timerslack;
 use nix::time::{ClockId, clock_gettime};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -20,15 +21,40 @@ pub fn boot_id(host_root: &Path) -> String {
     std::fs::read_to_string(path).map_or_else(|_| "unknown".into(), |text| text.trim().to_owned())
 }
 
-/// Lets the kernel fire the timers of this thread, and of those that it starts from now on, up to `slack` late, so that
-/// it need not wake up the machine for them. Without the permission nothing changes.
-pub fn allow_late_timers(slack: Duration) {
-    let _refused = nix::sys::prctl::set_timerslack(u64::try_from(slack.as_nanos()).unwrap_or(u64::MAX));
+/// As long as it lives, the kernel may fire the timers of this thread late, and for ever those of the threads that it
+/// starts meanwhile: so the machine need not wake up for them. This thread itself should not sleep with it.
+#[derive(Debug)]
+pub struct LateTimers(());
+
+impl LateTimers {
+    /// Allows it, up to `slack`. Where that is refused nothing changes.
+    #[must_use]
+    pub fn allow(slack: Duration) -> Self {
+        let _refused = set_timerslack(u64::try_from(slack.as_nanos()).unwrap_or(u64::MAX));
+        LateTimers(())
+    }
+}
+
+impl Drop for LateTimers {
+    fn drop(&mut self) {
+        // 0 stands for the thread's usual slack.
+        let _refused = set_timerslack(0);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::prctl::get_timerslack;
+
+    #[test]
+    fn the_threads_of_a_thread_inherit_its_late_timers() {
+        let usual = get_timerslack().unwrap();
+        let late = LateTimers::allow(Duration::from_secs(1));
+        let inherited = std::thread::spawn(|| get_timerslack().unwrap()).join().unwrap();
+        drop(late);
+        assert_eq!((inherited, get_timerslack().unwrap()), (1_000_000_000, usual));
+    }
 
     #[test]
     fn boot_time_grows_and_the_boot_has_a_name() {

@@ -49,10 +49,26 @@ impl DirWatch {
 
     /// Tries again to watch what is wanted; cheap when nothing changed. Call it on the slow poll too.
     pub fn rearm(&mut self) {
-        let mut targets = BTreeSet::new();
-        for dir in &self.wanted {
-            targets.extend(dir.ancestors().find(|path| path.is_dir()).map(Path::to_path_buf));
+        // A directory may be made after it was found missing and before its ancestor is watched: look again until
+        // nothing has changed. Each round brings a step of the path, so there are few.
+        let mut targets = self.targets();
+        loop {
+            self.watch(&targets);
+            let now = self.targets();
+            if now == targets {
+                return;
+            }
+            targets = now;
         }
+    }
+
+    /// What can be watched now: each wanted directory, or its nearest existing ancestor.
+    fn targets(&self) -> BTreeSet<PathBuf> {
+        let nearest = |dir: &PathBuf| dir.ancestors().find(|path| path.is_dir()).map(Path::to_path_buf);
+        self.wanted.iter().filter_map(nearest).collect()
+    }
+
+    fn watch(&mut self, targets: &BTreeSet<PathBuf>) {
         let stale: Vec<PathBuf> = self.watched.keys().filter(|path| !targets.contains(*path)).cloned().collect();
         for path in stale {
             if let Some(watch) = self.watched.remove(&path) {
@@ -70,8 +86,8 @@ impl DirWatch {
         for path in targets {
             // Adding a watch for an inode that has one returns the same descriptor, so this also repairs a path
             // that names another inode than before.
-            match self.watches.add(&path, mask) {
-                Ok(watch) => drop(self.watched.insert(path, watch)),
+            match self.watches.add(path, mask) {
+                Ok(watch) => drop(self.watched.insert(path.clone(), watch)),
                 Err(error) => tracing::warn!(path = %path.display(), %error, "the directory cannot be watched; the slow poll stands in"),
             }
         }

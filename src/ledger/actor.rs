@@ -164,7 +164,10 @@ impl LedgerActor {
         if result.is_ok() && self.config.process_crash {
             self.sync_behind(context);
         }
-        if self.publish_timer.is_none() {
+        if !entries.iter().any(|entry| matches!(entry, Entry::Grant(_))) {
+            // No Allocate waits behind this.
+            self.publish();
+        } else if self.publish_timer.is_none() {
             self.publish_timer = Some(context.run_later(PUBLISH_AFTER, |this, context| {
                 this.publish_timer = None;
                 this.publish();
@@ -217,8 +220,9 @@ impl LedgerActor {
 
     fn publish(&self) {
         let grants: Vec<Arc<Grant>> = self.ledger.grants().cloned().collect();
-        report::measure(&grants);
-        self.config.grants.send_replace(Arc::new(grants));
+        let grants = Arc::new(grants);
+        let before = self.config.grants.send_replace(Arc::clone(&grants));
+        report::measure(&before, &grants);
     }
 
     fn publish_names(&self) {

@@ -73,7 +73,8 @@ impl Looker {
             device_plugins: config.device_plugins.clone(),
             host_root: config.host_root.clone(),
             boot_id: config.boot_id.clone(),
-            cgroups: Arc::new(Mutex::new(Arc::new(PodCgroups::find(&config.host_root, None)))),
+            // Found with the first look: an actor is built anew in a moment.
+            cgroups: Arc::default(),
             pod_resources: PodResources::new(&config.pod_resources),
             gate: Arc::clone(&config.gate),
         }

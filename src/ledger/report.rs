@@ -28,9 +28,15 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
     }
 }
 
-/// The gauges of live grants.
-pub(super) fn measure(grants: &[Arc<Grant>]) {
-    for (resource, states) in count(grants) {
+/// The gauges of live grants; those of `before` that have gone fall to 0.
+pub(super) fn measure(before: &[Arc<Grant>], grants: &[Arc<Grant>]) {
+    let counts = count(grants);
+    for resource in count(before).keys().filter(|resource| !counts.contains_key(*resource)) {
+        for state in ["granted", "bound", "suspect"] {
+            metrics::grants(resource, state, 0);
+        }
+    }
+    for (resource, states) in counts {
         for (state, count) in states {
             metrics::grants(resource, state, count);
         }

@@ -21,6 +21,8 @@ pub struct ResourceStatus {
     pub registered: bool,
     /// Whether there is no kubelet to register with.
     pub awaiting_kubelet: bool,
+    /// Why the last registration failed, until one succeeds.
+    pub problem: Option<String>,
     /// From the begin of the last registration to its stream, in microseconds.
     pub last_registration_us: Option<u64>,
 }
@@ -127,6 +129,7 @@ impl Registration {
         let status = |resource: &Resource| ResourceStatus {
             registered: resource.machine.is_registered(),
             awaiting_kubelet: resource.machine.is_kubelet_absent(),
+            problem: resource.said.clone(),
             last_registration_us: resource.took.and_then(|took| u64::try_from(took.as_micros()).ok()),
         };
         let all = self.resources.iter().map(|(name, resource)| (name.clone(), status(resource))).collect();
@@ -224,6 +227,8 @@ impl Handler<Attempted> for Registration {
                 if !std::mem::replace(&mut self.said_absent, true) {
                     tracing::warn!("waiting for the kubelet: {problem}");
                 }
+                // A kubelet that ended in the midst of it leaves a socket without use.
+                self.config.retire.tell(Retire { resource: resource.clone(), newest: number });
                 self.on(&resource, Event::Absent(number), context);
             }
             Outcome::Failed(problem) => {

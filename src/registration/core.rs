@@ -96,7 +96,8 @@ impl Machine {
             streams: BTreeMap::new(),
             tries: 0,
             opened_at: None,
-            unsettled: false,
+            // An earlier life, or an earlier process, may have lost a stream that the kubelet is just clearing up.
+            unsettled: true,
             absent: false,
         }
     }

@@ -9,6 +9,7 @@ use crate::kubelet::{convert, register};
 use crate::messages::{Allocate, AllocateError, Mailbox, RegistrationNumber, StreamEnded, StreamOpened};
 use crate::telemetry::metrics;
 use futures_util::Stream;
+use prost::Message;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +22,9 @@ const ALLOCATE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Lists closer than this are merged: the kubelet writes and syncs its checkpoint for every one.
 const LIST_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The kubelet takes 4 MiB in one message, and ends the stream at more: an endless loop of registrations.
+const LIST_BYTES_MAX: usize = 3_500_000;
 
 /// What every service needs; shared.
 #[derive(Debug, Clone)]
@@ -175,6 +179,15 @@ impl Lists {
                     }
                 }
                 let list = convert::list(&offering);
+                if list.encoded_len() > LIST_BYTES_MAX {
+                    tracing::error!(
+                        resource = %self.guard.0.resource, devices = offering.devices.len(),
+                        "the list is larger than the kubelet takes in one message; offer fewer replicas, or split the resource"
+                    );
+                    // What was sent last stays true for the kubelet; the next change is tried again.
+                    self.sent = Some((Instant::now(), offering));
+                    continue;
+                }
                 self.sent = Some((Instant::now(), offering));
                 return Some((Ok(list), self));
             }

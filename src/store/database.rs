@@ -11,8 +11,7 @@ use super::StoreError;
 use super::codec;
 use super::layout::{note, quarantine, sync_data, sync_directory};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Timestamp};
-use crate::host;
-use futures_util::FutureExt;
+use crate::host::LateTimers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
@@ -111,25 +110,24 @@ impl Shelf {
         let damaged = |why: sled::Error| Refusal::Damaged { why: why.to_string(), readable: Image::default() };
         let fresh = !dir.exists();
         let began = Instant::now();
-        // sled's seven threads wake up every second for nothing to do. They inherit this thread's leave to be late for
-        // their timers, which is all that they use it for: work wakes them at once.
-        host::allow_late_timers(POOL_WAKES_WITHIN);
-        let db = loop {
+        let (db, _late_timers) = loop {
+            // sled's seven threads wake up every second for nothing to do. They are born here, with the first segment that
+            // is read or written, and inherit this thread's leave to be late for timers; work wakes them at once.
+            let late_timers = LateTimers::allow(POOL_WAKES_WITHIN);
             let config = sled::Config::new().path(dir).cache_capacity(CACHE_BYTES).segment_size(LOG_SEGMENT_BYTES);
             match config.flush_every_ms(None).open() {
-                Ok(db) => break db,
+                Ok(db) => break (db, late_timers),
                 // 0.34.7 gives a refused lock no kind of its own.
                 Err(sled::Error::Io(error)) if error.to_string().contains("could not acquire lock") => {
                     if began.elapsed() > LOCK_PATIENCE {
                         return Err(Refusal::InUse);
                     }
+                    drop(late_timers);
                     thread::sleep(Duration::from_millis(10));
                 }
                 Err(error) => return Err(damaged(error)),
             }
         };
-        // The threads are born with the first use of their pool: now, and not on a thread whose timers are to be on time.
-        drop(db.flush_async().now_or_never());
         let shelf = Shelf::with_trees(dir, db).map_err(damaged)?;
         if fresh {
             let parent = dir.parent().unwrap_or(dir);

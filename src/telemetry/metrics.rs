@@ -15,6 +15,9 @@ const REGISTRATIONS: &str = "holdfast_registrations_total";
 const SCAN_SECONDS: &str = "holdfast_scan_duration_seconds";
 const STREAM_ENDS: &str = "holdfast_stream_ends_total";
 
+/// How often samples are folded into buckets.
+const UPKEEP: Duration = Duration::from_secs(60);
+
 /// Upper bounds of the histograms' buckets, in seconds: from a call without a disk to the internal deadline.
 const BUCKETS: [f64; 14] = [0.000_05, 0.000_1, 0.000_2, 0.000_4, 0.000_8, 0.001_6, 0.003_2, 0.006_4, 0.012_8, 0.05, 0.1, 0.5, 1.0, 2.0];
 
@@ -32,6 +35,15 @@ pub fn install() -> PrometheusHandle {
         handle
     };
     HANDLE.get_or_init(start).clone()
+}
+
+/// Keeps the histograms small where nobody scrapes: their samples are folded into buckets once a minute.
+pub async fn upkeep(metrics: PrometheusHandle) {
+    let mut every = tokio::time::interval(UPKEEP);
+    loop {
+        every.tick().await;
+        metrics.run_upkeep();
+    }
 }
 
 fn describe() {

@@ -47,9 +47,6 @@ impl Story {
         self.begin(Chapter::Registration)?;
         self.screen.say("Register, then ListAndWatch: the kubelet counts what the first list tells.")?;
         let expected = self.stage.capacities_of(DEVICES, DEVICES);
-        let seen = self.stage.kubelet_shows(&expected, |view| self.stage.capacities(view)).await;
-        self.screen.claim("the kubelet counts every device as allocatable", expected, seen)?;
-
         let registrations = self.stage.daemon()?.views.registrations.clone();
         let all = |registrations: &BTreeMap<ResourceName, ResourceStatus>| {
             let registered = registrations.iter().filter(|(_, status)| status.registered);
@@ -57,12 +54,16 @@ impl Story {
         };
         let names: BTreeMap<_, _> = self.stage.resources().into_iter().map(|name| (name, name.to_string())).collect();
         let names = names.into_values().collect::<Vec<_>>().join("\n");
-        let registered = self.stage.daemon_shows(&registrations, &names, all).await;
+        let (seen, registered) = tokio::join!(
+            self.stage.kubelet_shows(&expected, |view| self.stage.capacities(view)),
+            self.stage.daemon_shows(&registrations, &names, all),
+        );
         for name in self.stage.resources() {
             let took = registrations.borrow().get(name).and_then(|status| status.last_registration_us);
             let took = took.map(|us| format!("registered, and its stream open, in {}", ms(Duration::from_micros(us))));
             self.screen.fact(name.as_str(), took.as_deref().unwrap_or("not registered"))?;
         }
+        self.screen.claim("the kubelet counts every device as allocatable", expected, seen)?;
         self.screen.claim("the daemon says so too: every resource is registered", names, registered)
     }
 

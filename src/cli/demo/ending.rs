@@ -75,7 +75,7 @@ impl Story {
         let gone = if cgroup.exists() { "no: its cgroup is there" } else { "yes: its cgroup is gone" };
         self.screen.say("A missing pod is no proof: serve-0's grant stays on record beside the new one, until all is true:")?;
         self.screen.fact("processes ended", gone)?;
-        let young = format_args!("not yet: it began {:.1} s ago, and until 60 s may not list all pods", age.as_secs_f64());
+        let young = format_args!("not yet: it started {:.1} s ago, and before 60 s it may not list every pod", age.as_secs_f64());
         self.screen.fact("kubelet settled", young)?;
         self.screen.fact("missed twice", "not yet: in two listings of a settled kubelet, at least 5 s apart")?;
         let seen = facts_held(self.ask_who().await);

@@ -178,3 +178,43 @@ fn holders_matter_only_where_an_id_is_not_offered() {
     judge.judge(&Held::new(), at(10));
     assert!(!holds(&judge, &["b"]), "an id is about to leave");
 }
+
+#[test]
+fn a_held_share_that_is_not_selected_any_more_keeps_the_nodes_of_its_device() {
+    let mut judge = judge(1);
+    judge.discovered(evidence(0, &["a"], &[], &[]));
+    let inventory = judge.judge(&holding(&["a::3"]), at(0)).unwrap();
+    let offered = &inventory.resources.values().next().unwrap().devices[&DeviceId::new("a::3")];
+    assert!(offered.health.is_healthy() && offered.device.nodes[0].host == "/dev/a");
+}
+
+#[test]
+fn another_card_in_the_same_place_does_not_heal_the_old_one() {
+    let mut judge = judge(1);
+    let mut replaced = (*device("new")).clone();
+    replaced.key = "dev:/dev/a".into();
+    let mut seen = (*evidence(0, &[], &["new"], &[])).clone();
+    seen.devices.insert(DeviceId::new("new"), Arc::new(replaced));
+    judge.discovered(Arc::new(seen));
+    assert_eq!(list(judge.judge(&holding(&["a"]), at(0))), ["a=device_gone", "new=ok"]);
+}
+
+#[test]
+fn a_node_that_is_held_under_an_older_name_is_not_given_under_its_new_one() {
+    let mut judge = judge(1);
+    let mut renamed = (*device("by-id")).clone();
+    renamed.nodes = vec![DeviceNode::at("/dev/a")];
+    let mut seen = (*evidence(0, &["a"], &["by-id"], &[])).clone();
+    seen.devices.insert(DeviceId::new("by-id"), Arc::new(renamed));
+    judge.discovered(Arc::new(seen));
+    assert_eq!(list(judge.judge(&holding(&["a"]), at(0))), ["a=ok", "by-id=held_as_other"]);
+    assert_eq!(list(judge.judge(&Held::new(), at(10))), ["a=deselected", "by-id=ok"]);
+}
+
+#[test]
+fn an_older_scan_does_not_overrule_a_newer_one() {
+    let mut judge = judge(1);
+    judge.discovered(evidence(10, &["a"], &["a"], &["/dev/a"]));
+    judge.discovered(evidence(9, &["a"], &["a"], &[]));
+    assert_eq!(list(judge.judge(&Held::new(), at(11))), ["a=node_missing"]);
+}

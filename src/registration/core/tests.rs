@@ -12,6 +12,8 @@ fn ms(ms: u64) -> Duration {
 /// A machine whose first registration (number 1) is open and proven at 10 s.
 fn steady() -> Machine {
     let mut machine = Machine::new(ms(0), 0);
+    // As it is once the settling Register of the start is over.
+    machine.unsettled = false;
     assert_eq!(machine.on(Event::Kubelet(Some(KUBELET)), ms(0)), Some(1));
     assert_eq!(machine.on(Event::Registered(1), ms(2)), None);
     assert_eq!(machine.on(Event::StreamOpened(1), ms(3)), None);
@@ -26,7 +28,17 @@ fn the_stream_may_come_before_the_answer_to_register() {
     machine.on(Event::Kubelet(Some(KUBELET)), ms(0));
     machine.on(Event::StreamOpened(1), ms(1));
     machine.on(Event::Registered(1), ms(2));
-    assert_eq!(machine.state(), State::Steady);
+    assert!(machine.is_registered());
+}
+
+#[test]
+fn the_first_registration_of_a_life_is_settled_too() {
+    let mut machine = Machine::new(ms(0), 0);
+    machine.on(Event::Kubelet(Some(KUBELET)), ms(0));
+    machine.on(Event::Registered(1), ms(2));
+    machine.on(Event::StreamOpened(1), ms(3));
+    assert_eq!(machine.state(), State::Settling { until: ms(3) + SETTLE_AFTER });
+    assert_eq!(machine.on(Event::Tick, ms(3) + SETTLE_AFTER), Some(2));
 }
 
 #[test]
