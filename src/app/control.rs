@@ -6,6 +6,8 @@ use crate::messages::{Mailbox, Publish};
 use crate::store::Store;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
 use axum::routing::get as route;
 use axum::{Json, Router};
 use http_body_util::{BodyExt, Empty};
@@ -48,17 +50,21 @@ impl Source {
     }
 }
 
-type Answer<T> = Result<Json<T>, (StatusCode, String)>;
-
 async fn grants(State(source): State<Source>) -> Json<Vec<Arc<Grant>>> {
     Json(source.views().await.grants.borrow().iter().map(Arc::clone).collect())
 }
 
-async fn export(State(source): State<Source>) -> Answer<Vec<Grant>> {
+/// The history is read and written out on a thread that may wait, and without the store: Allocate needs both meanwhile.
+async fn export(State(source): State<Source>) -> Result<impl IntoResponse, (StatusCode, String)> {
     let store = source.store;
-    let read = tokio::task::spawn_blocking(move || store.lock().unwrap_or_else(PoisonError::into_inner).export());
     let failed = |error: String| (StatusCode::INTERNAL_SERVER_ERROR, error);
-    read.await.map_err(|error| failed(error.to_string()))?.map(Json).map_err(|error| failed(error.to_string()))
+    let read = tokio::task::spawn_blocking(move || {
+        let export = store.lock().unwrap_or_else(PoisonError::into_inner).exporter();
+        let grants = export.and_then(|export| export.read()).map_err(|error| error.to_string())?;
+        serde_json::to_vec(&grants).map_err(|error| error.to_string())
+    });
+    let body = read.await.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
+    Ok(([(CONTENT_TYPE, "application/json")], body))
 }
 
 async fn status(State(source): State<Source>) -> Json<Status> {

@@ -98,6 +98,22 @@ mod tests {
             (resource("paths = [\"fuse\"]"), "must begin with `/dev/`"),
             (resource("paths = [\"/dev/[\"]"), "not a valid glob"),
             (resource("paths = [{ host = \"/dev/fuse\", permissions = \"rx\" }]"), "permissions `rx`"),
+            (
+                resource("paths = [{ host = \"/dev/video*\", container = \"/dev/cam\" }]"),
+                "all that `/dev/video*` matches would be `/dev/cam` in the container; a folder ends in `/`, as in `/dev/cam/`",
+            ),
+            (
+                resource("paths = [{ host = \"/dev/a\", container = \"/dev/x\" }, { host = \"/dev/b\", container = \"/dev/x\" }]"),
+                "`/dev/a` and `/dev/b` would both be `/dev/x` in the container",
+            ),
+            (
+                resource("paths = [\"/dev/a\", { host = \"/dev/b\", container = \"/dev/a\" }]"),
+                "`/dev/a` and `/dev/b` would both be `/dev/a` in the container",
+            ),
+            (
+                resource("paths = [{ host = \"/dev/a/0\", container = \"/dev/x/\" }, { host = \"/dev/b/0\", container = \"/dev/x/\" }]"),
+                "`/dev/a/0` and `/dev/b/0` would both be `/dev/x/0` in the container",
+            ),
             ("[ledger]\ndurability = \"power-los\"".to_owned(), "unknown value `power-los`; did you mean `power-loss`?"),
             ("[telemetry]\nlisten = \"9477\"".to_owned(), "`telemetry.listen` is `9477`"),
             ("[[resource]]\nname = \"gpu\"\nclass = \"gpu\"".to_owned(), "`gpu` is not a resource name"),
@@ -112,6 +128,22 @@ mod tests {
             let sentence = sentence(&text);
             assert!(sentence.contains(expected), "{sentence}\nshould contain: {expected}");
             assert_eq!(sentence.lines().count(), 1, "{sentence}");
+        }
+    }
+
+    #[test]
+    fn paths_that_stay_apart_in_the_container_are_valid() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        for paths in [
+            "{ host = \"/dev/video*\", container = \"/dev/cam/\" }",
+            "\"/dev/video*\", \"/dev/video*\"",
+            "{ host = \"/dev/a\", container = \"/dev/x\" }, { host = \"/dev/b\", container = \"/dev/y\" }",
+            "{ host = \"/dev/a\", container = \"/dev/x\" }, { host = \"/dev/a\", container = \"/dev/x\" }",
+            "{ host = \"/dev/a\", container = \"/dev/b\" }, { host = \"/dev/b\", container = \"/dev/a\" }",
+        ] {
+            std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\npaths = [{paths}]")).unwrap();
+            load(Some(&file)).unwrap();
         }
     }
 

@@ -3,7 +3,7 @@
 use super::fragments::{self, Class, Contract, Fragment};
 use super::{Config, ConfigError};
 use crate::domain::{CharPath, ContractKind, DeviceClass, DeviceId, MountSpec, PciAddress, ResourceName, ResourceSpec, Select};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,6 +62,10 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     if is_char && select != (Select { id: select.id.clone(), ..Select::default() }) {
         return Err("the class `char` is selected by `paths`; of `select` it knows `id` only".into());
     }
+    let paths = resource.paths.iter().map(path).collect::<Result<Vec<_>, _>>()?;
+    if let Some((target, first, second)) = clash(&paths) {
+        return Err(format!("`{first}` and `{second}` would both be `{target}` in the container; give each a path of its own"));
+    }
     let env_is_valid = |key: &String| !key.is_empty() && !key.contains(['=', '\0']);
     if let Some(key) = resource.env.keys().find(|key| !env_is_valid(key)) {
         return Err(format!("`{key}` cannot be the name of an environment variable"));
@@ -78,7 +82,7 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
         contract,
         select,
         exclude: resource.exclude.as_ref().map(self::select).transpose()?,
-        paths: resource.paths.iter().map(path).collect::<Result<_, _>>()?,
+        paths,
         replicas,
         env: resource.env.clone(),
         mounts: resource.mounts.iter().map(mount).collect::<Result<_, _>>()?,
@@ -129,12 +133,35 @@ fn path(path: &fragments::Path) -> Result<CharPath, String> {
     if path.container.as_ref().is_some_and(|path| !path.starts_with('/')) {
         return Err(format!("the container's path for `{host}` must be absolute"));
     }
+    if let Some(container) = path.container.as_ref().filter(|container| is_wildcard(host) && !container.ends_with('/')) {
+        return Err(format!(
+            "all that `{host}` matches would be `{container}` in the container; a folder ends in `/`, as in `{container}/`"
+        ));
+    }
     let permissions = path.permissions.clone().unwrap_or_else(|| "rw".into());
     let distinct: BTreeSet<char> = permissions.chars().collect();
     if permissions.is_empty() || distinct.len() != permissions.len() || !distinct.iter().all(|c| "rwm".contains(*c)) {
         return Err(format!("the permissions `{permissions}` of `{host}` must be some of `r`, `w` and `m` (mknod)"));
     }
     Ok(CharPath { host: host.clone(), container: path.container.clone(), permissions })
+}
+
+fn is_wildcard(host: &str) -> bool {
+    host.contains(['*', '?', '['])
+}
+
+/// Two hosts with one path in the container, and that path. A host counts by its name; what a wildcard matches is not known here.
+fn clash(paths: &[CharPath]) -> Option<(String, &str, &str)> {
+    let mut taken = BTreeMap::new();
+    paths.iter().filter(|path| !is_wildcard(&path.host)).find_map(|CharPath { host, container, .. }| {
+        let target = match container {
+            None => host.clone(),
+            Some(folder) if folder.ends_with('/') => format!("{folder}{}", host.rsplit('/').next().unwrap_or(host)),
+            Some(container) => container.clone(),
+        };
+        let first: &str = taken.entry(target.clone()).or_insert(host);
+        (first != host).then_some((target, first, host.as_str()))
+    })
 }
 
 fn mount(mount: &fragments::Mount) -> Result<MountSpec, String> {

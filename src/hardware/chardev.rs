@@ -173,7 +173,7 @@ mod tests {
     fn the_container_gets_the_node_where_the_configuration_says() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "dev/video3", "");
-        let mut spec = (*char_spec("example.com/camera", &["/dev/video*"])).clone();
+        let mut spec = (*char_spec("example.com/camera", &["/dev/video3"])).clone();
         for (container, expected) in [(None, "/dev/video3"), (Some("/dev/cam/"), "/dev/cam/video3"), (Some("/dev/cam"), "/dev/cam")] {
             spec.paths[0].container = container.map(str::to_owned);
             let found = discover(&HostRoot::new(dir.path()), &[Arc::new(spec.clone())]);

@@ -24,9 +24,8 @@ const LOOK_SOON: Duration = Duration::from_millis(1500);
 /// How often the pods' cgroups are looked at while somebody holds devices. That costs one `stat` for each pod and
 /// keeps "released within 30 s" together with the two listings that follow.
 const LOOK_HELD: Duration = Duration::from_secs(10);
-/// How long after an Allocate others learn of it. The next Allocate of the same pod is answered first, and many that
-/// come together are told of once.
-const PUBLISH_AFTER: Duration = Duration::from_millis(10);
+/// Others learn of an Allocate right after its answer, and of many that come together at most this often.
+const PUBLISH_EVERY: Duration = Duration::from_millis(10);
 /// How long after an answer its entry is synced where that is not done before: a burst is synced once.
 const SYNC_AFTER: Duration = Duration::from_millis(2);
 /// How long after a change the query database may lag behind the journal.
@@ -67,7 +66,9 @@ pub struct LedgerActor {
     looker: Looker,
     kubelet_age: KubeletAge,
     pending: Vec<(Vec<Entry>, Answer)>,
-    publish_timer: Option<SpawnHandle>,
+    /// Whether a `Publish` is on its way.
+    unpublished: bool,
+    published_at: Instant,
     /// Whether a sync after the answer is under way.
     syncing: bool,
     /// Whether a look is under way, and whether another one was asked for meanwhile.
@@ -112,7 +113,8 @@ impl LedgerActor {
             looker,
             kubelet_age: KubeletAge::default(),
             pending: Vec::new(),
-            publish_timer: None,
+            unpublished: false,
+            published_at: Instant::now(),
             syncing: false,
             looking: false,
             look_again: false,
@@ -164,18 +166,14 @@ impl LedgerActor {
         if result.is_ok() && self.config.process_crash {
             self.sync_behind(context);
         }
-        if !entries.iter().any(|entry| matches!(entry, Entry::Grant(_))) {
-            // No Allocate waits behind this.
-            self.publish();
-        } else if self.publish_timer.is_none() {
-            self.publish_timer = Some(context.run_later(PUBLISH_AFTER, |this, context| {
-                this.publish_timer = None;
-                this.publish();
-                if this.look_timer.is_none() && !this.looking {
-                    this.schedule(false, context);
-                }
-            }));
+        let granted = entries.iter().any(|entry| matches!(entry, Entry::Grant(_)));
+        match PUBLISH_EVERY.checked_sub(self.published_at.elapsed()).filter(|_| granted) {
+            // Behind the Allocates that wait.
+            None => context.notify(Publish),
+            Some(wait) if !self.unpublished => drop(context.notify_later(Publish, wait)),
+            Some(_) => {}
         }
+        self.unpublished = true;
         if self.checkpoint_timer.is_none() {
             self.checkpoint_timer = Some(context.run_later(CHECKPOINT_AFTER, |this, _| {
                 this.checkpoint_timer = None;
@@ -213,9 +211,9 @@ impl LedgerActor {
         });
     }
 
-    fn publish(&self) {
-        let grants: Vec<Arc<Grant>> = self.ledger.grants().cloned().collect();
-        let grants = Arc::new(grants);
+    fn publish(&mut self) {
+        (self.unpublished, self.published_at) = (false, Instant::now());
+        let grants = Arc::new(self.ledger.grants().cloned().collect::<Vec<_>>());
         let before = self.config.grants.send_replace(Arc::clone(&grants));
         report::measure(&before, &grants);
     }
@@ -354,9 +352,12 @@ impl Handler<Synced> for LedgerActor {
 impl Handler<Publish> for LedgerActor {
     type Result = ();
 
-    fn handle(&mut self, _: Publish, _: &mut Self::Context) {
-        if self.publish_timer.is_some() {
+    fn handle(&mut self, _: Publish, context: &mut Self::Context) {
+        if self.unpublished {
             self.publish();
+            if self.look_timer.is_none() && !self.looking {
+                self.schedule(false, context);
+            }
         }
     }
 }

@@ -58,6 +58,13 @@ pub(super) struct Shelf {
     history_count: u64,
 }
 
+/// The released grants of an open database, to be read without it.
+#[derive(Debug)]
+pub(super) struct History {
+    dir: PathBuf,
+    tree: sled::Tree,
+}
+
 /// What the database holds, history aside.
 #[derive(Debug, Default)]
 pub(super) struct Image {
@@ -115,6 +122,7 @@ impl Shelf {
                     if began.elapsed() > LOCK_PATIENCE {
                         return Err(Refusal::InUse);
                     }
+                    // This sleep is not to be late: past the limit a sound database would pass for a damaged one.
                     drop(late_timers);
                     thread::sleep(Duration::from_millis(10));
                 }
@@ -251,19 +259,9 @@ impl Shelf {
         Ok(trimmed)
     }
 
-    /// Released grants, newest first, until `take` says no more. A record that cannot be read is skipped.
-    pub(super) fn history(&self, mut take: impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
-        self.run(|| {
-            for pair in self.history.iter().rev() {
-                let (_, value) = pair?;
-                if let Some(Entry::Grant(grant)) = codec::unstamp(&value).ok().and_then(|record| codec::decode(record.payload).ok())
-                    && !take(*grant)
-                {
-                    break;
-                }
-            }
-            Ok(())
-        })
+    /// The released grants, for whoever wants to read them. It keeps sled's lock as long as it lives.
+    pub(super) fn history(&self) -> History {
+        History { dir: self.dir.clone(), tree: self.history.clone() }
     }
 
     /// Which of `wanted` are among the newest released grants, and by which entry.
@@ -315,6 +313,24 @@ impl Shelf {
     }
 }
 
+impl History {
+    /// Released grants, newest first, until `take` says no more. A record that cannot be read is skipped.
+    pub(super) fn read(&self, mut take: impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
+        let read = guard(|| {
+            for pair in self.tree.iter().rev() {
+                let (_, value) = pair?;
+                if let Some(Entry::Grant(grant)) = codec::unstamp(&value).ok().and_then(|record| codec::decode(record.payload).ok())
+                    && !take(*grant)
+                {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        read.map_err(|why| StoreError::Database { path: self.dir.clone(), why })
+    }
+}
+
 /// A database that is ready, and what came of the one that was there.
 #[derive(Debug)]
 pub(super) struct Opened {
@@ -343,35 +359,6 @@ pub(super) fn open_or_replace(dir: &Path, quarantined: &mut Vec<PathBuf>) -> Res
         }
         Err(refusal) => Err(refused(refusal)),
     }
-}
-
-/// Released grants of the database in `dir`, read from a copy in `scratch`: sled cannot open read-only, and must not be
-/// opened under a daemon that uses it. A copy that was taken while sled was writing may not open.
-pub(super) fn history_of_copy(dir: &Path, scratch: &Path) -> Result<Vec<Grant>, StoreError> {
-    let copy = scratch.join("db");
-    copy_directory(dir, &copy)?;
-    let (shelf, _) = Shelf::open(&copy).map_err(|refusal| StoreError::Database { path: dir.to_owned(), why: format!("{refusal:?}") })?;
-    let mut grants = Vec::new();
-    let read = shelf.history(|grant| {
-        grants.push(grant);
-        true
-    });
-    shelf.close();
-    read.map(|()| grants)
-}
-
-fn copy_directory(from: &Path, to: &Path) -> Result<(), StoreError> {
-    fs::create_dir_all(to).map_err(StoreError::io("create", to))?;
-    for entry in fs::read_dir(from).map_err(StoreError::io("read", from))? {
-        let entry = entry.map_err(StoreError::io("read", from))?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        if source.is_dir() {
-            copy_directory(&source, &target)?;
-        } else {
-            fs::copy(&source, &target).map_err(StoreError::io("copy", &source))?;
-        }
-    }
-    Ok(())
 }
 
 /// The time of release first, so that the newest are found without an index.

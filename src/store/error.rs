@@ -65,6 +65,11 @@ impl StoreError {
     pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
         move |source| StoreError::Io { doing, path: path.to_owned(), source }
     }
+
+    /// Whether there is something already where a file was to be created.
+    pub(super) fn is_in_the_way(&self) -> bool {
+        matches!(self, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
+    }
 }
 
 /// What to do about an I/O error, where that is known.

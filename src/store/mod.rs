@@ -17,6 +17,7 @@
 mod codec;
 mod database;
 mod error;
+mod export;
 mod journal;
 mod layout;
 mod peek;
@@ -28,6 +29,7 @@ mod samples;
 mod tests;
 
 pub use error::StoreError;
+pub use export::Export;
 pub use journal::PendingSync;
 pub use peek::{peek, peek_history};
 pub use recovery::RecoveryReport;
@@ -176,12 +178,12 @@ impl Store {
             return Ok(());
         }
         let payloads = entries.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
-        if self.failed {
-            self.rotate()?;
-        } else if self.journal.bytes_appended() > SEGMENT_BYTES_MAX
-            && let Err(error) = self.rotate()
-        {
-            tracing::warn!(%error, "the journal stays in its full segment");
+        if self.failed || self.journal.bytes_appended() > SEGMENT_BYTES_MAX {
+            match self.rotate() {
+                Ok(()) => {}
+                Err(error) if self.failed => return Err(error),
+                Err(error) => tracing::warn!(%error, "the journal stays in its full segment"),
+            }
         }
         self.buffer.clear();
         for (payload, seq) in payloads.iter().zip(self.next_seq..) {
@@ -259,34 +261,6 @@ impl Store {
         Recovered { grants, names: self.names.clone(), report: self.report.clone() }
     }
 
-    /// Released grants for which `keep` holds, newest first, at most `limit`.
-    ///
-    /// # Errors
-    /// When the query database fails.
-    pub fn history(&self, limit: usize, mut keep: impl FnMut(&Grant) -> bool) -> Result<Vec<Grant>, StoreError> {
-        let Some(shelf) = &self.shelf else {
-            return Err(StoreError::Database { path: database_dir(&self.dir), why: "it is closed after an error".into() });
-        };
-        let mut found = Vec::new();
-        shelf.history(|grant| {
-            if found.len() < limit && keep(&grant) {
-                found.push(grant);
-            }
-            found.len() < limit
-        })?;
-        Ok(found)
-    }
-
-    /// Every grant: the live ones, then the history, newest first.
-    ///
-    /// # Errors
-    /// When the query database fails.
-    pub fn export(&self) -> Result<Vec<Grant>, StoreError> {
-        let mut grants = self.load().grants;
-        grants.extend(self.history(usize::MAX, |_| true)?);
-        Ok(grants)
-    }
-
     /// Whether entries can be confirmed, and whether both copies are being kept: (journal, query database).
     #[must_use]
     pub fn is_sound(&self) -> (bool, bool) {
@@ -351,9 +325,31 @@ impl Store {
 
     /// Starts a new segment with everything live.
     fn rotate(&mut self) -> Result<(), StoreError> {
-        let (journal, next_seq) = open_segment(&journal_dir(&self.dir), self.next_seq, &self.live, &self.names)?;
-        (self.journal, self.next_seq, self.failed) = (journal, next_seq, false);
-        Ok(())
+        let rotated = self.try_to_rotate();
+        match rotated {
+            // What an earlier attempt left behind and could not remove.
+            Err(error) if error.is_in_the_way() => self.try_to_rotate(),
+            done => done,
+        }
+    }
+
+    fn try_to_rotate(&mut self) -> Result<(), StoreError> {
+        let dir = journal_dir(&self.dir);
+        match open_segment(&dir, self.next_seq, &self.live, &self.names) {
+            Ok((journal, next_seq)) => {
+                (self.journal, self.next_seq, self.failed) = (journal, next_seq, false);
+                Ok(())
+            }
+            Err(error) => {
+                if !matches!(dir.join(journal::file_name(self.next_seq)).try_exists(), Ok(false)) {
+                    // A head, or a part of one, is there and has these numbers. It would be read after whatever else the
+                    // present segment took, and contradict it: so that takes nothing more, and the next head comes after.
+                    self.failed = true;
+                    self.next_seq += 1.max((self.live.len() + self.names.len()) as u64);
+                }
+                Err(error)
+            }
+        }
     }
 
     fn abandon_database(&mut self, error: &StoreError) {

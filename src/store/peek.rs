@@ -2,11 +2,13 @@
 //!
 //! No lock is taken and nothing is written. The journal's segments alone tell everything that is live.
 
+use super::database::Shelf;
 use super::layout::{database_dir, journal_dir};
 use super::replay::Fold;
 use super::{Recovered, RecoveryReport, StoreError, database, recovery};
 use crate::domain::{AllocId, Grant, GrantState};
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 
 /// What is live, as the journal tells it.
@@ -35,7 +37,7 @@ pub fn peek_history(state_dir: &Path) -> Result<(Vec<Grant>, Option<StoreError>)
     let fold = read(state_dir)?;
     let copied = tempfile::tempdir()
         .map_err(StoreError::io("create", &std::env::temp_dir()))
-        .and_then(|scratch| database::history_of_copy(&database_dir(state_dir), scratch.path()));
+        .and_then(|scratch| history_of_copy(&database_dir(state_dir), scratch.path()));
     let (shelved, trouble) = match copied {
         Ok(grants) => (grants, None),
         Err(error) => (Vec::new(), Some(error)),
@@ -56,4 +58,33 @@ fn read(state_dir: &Path) -> Result<Fold, StoreError> {
         return Err(StoreError::NoJournal { path: state_dir.to_owned() });
     }
     Fold::read_beside_a_writer(&dir)
+}
+
+/// Released grants of the database in `dir`, read from a copy in `scratch`: sled cannot open read-only, and must not be
+/// opened under a daemon that uses it. A copy that was taken while sled was writing may not open.
+fn history_of_copy(dir: &Path, scratch: &Path) -> Result<Vec<Grant>, StoreError> {
+    let copy = scratch.join("db");
+    copy_directory(dir, &copy)?;
+    let (shelf, _) = Shelf::open(&copy).map_err(|refusal| StoreError::Database { path: dir.to_owned(), why: format!("{refusal:?}") })?;
+    let mut grants = Vec::new();
+    let read = shelf.history().read(|grant| {
+        grants.push(grant);
+        true
+    });
+    shelf.close();
+    read.map(|()| grants)
+}
+
+fn copy_directory(from: &Path, to: &Path) -> Result<(), StoreError> {
+    fs::create_dir_all(to).map_err(StoreError::io("create", to))?;
+    for entry in fs::read_dir(from).map_err(StoreError::io("read", from))? {
+        let entry = entry.map_err(StoreError::io("read", from))?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            copy_directory(&source, &target)?;
+        } else {
+            fs::copy(&source, &target).map_err(StoreError::io("copy", &source))?;
+        }
+    }
+    Ok(())
 }

@@ -71,7 +71,7 @@ fn what_was_appended_is_found_again() {
     assert!(matches!(again.grants[1].state, GrantState::Suspect { .. }));
     assert_eq!(store.load().grants, again.grants, "what an actor loads is what was recovered");
     assert_eq!(store.history(10, |_| true).unwrap().len(), 1);
-    assert_eq!(store.export().unwrap().len(), 3);
+    assert_eq!(store.exporter().unwrap().read().unwrap().len(), 3);
 }
 
 #[test]
@@ -170,6 +170,57 @@ fn a_journal_that_cannot_be_written_refuses_until_a_new_segment_opens() {
     assert_eq!(store.is_sound(), (true, true));
     drop(store);
     assert_eq!(ids(&open(dir.path()).1), [1, 2]);
+}
+
+/// What attempts at a new segment can leave where nothing can be removed either: nothing, a part, all of a head.
+#[test]
+fn what_a_failed_rotation_left_behind_is_passed_over() {
+    for (left, attempts) in [0, 10, 47, 300, usize::MAX].into_iter().flat_map(|left| [(left, 1), (left, 3)]) {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open(dir.path());
+        store.append(&[made(1), made(2), named(1), named(2)]).unwrap();
+        store.journal.break_for_test();
+        assert!(store.append(&[made(3)]).is_err());
+        let mut seq = store.next_seq;
+        for _ in 0..attempts {
+            let (_, next) = open_segment(&journal_dir(dir.path()), seq, &store.live, &store.names).unwrap();
+            let path = journal_dir(dir.path()).join(journal::file_name(seq));
+            let bytes = fs::read(&path).unwrap();
+            fs::write(&path, &bytes[..left.min(bytes.len())]).unwrap();
+            seq = next;
+        }
+        if attempts == 3 {
+            assert!(store.append(&[made(3)]).is_err(), "two are tried at once");
+            assert_eq!(store.is_sound(), (false, true));
+        }
+        store.append(&[made(3), released(1)]).unwrap();
+        let path = dir.path().to_owned();
+        kill(store, &path, Path::new("/nonexistent"));
+        assert_eq!(ids(&peek(&path).unwrap()), [2, 3]);
+        let (mut store, recovered) = open(&path);
+        assert_eq!((ids(&recovered), recovered.report.missing), (vec![2, 3], 0), "{left} left: {}", recovered.report);
+        assert_eq!(quarantined(&path), 0);
+        store.checkpoint().unwrap();
+        assert_eq!(segments(&path).len(), 1, "what was left goes with the checkpoint");
+    }
+}
+
+/// The present segment is sound, only too long. What is in the way would be read as its successor.
+#[test]
+fn a_full_segment_is_not_written_to_beside_what_is_in_its_successors_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let batch: Vec<_> = (1..=500).map(made).collect();
+    while store.journal.bytes_appended() <= SEGMENT_BYTES_MAX {
+        store.append(&batch).unwrap();
+    }
+    for seq in [store.next_seq, store.next_seq + 500] {
+        open_segment(&journal_dir(dir.path()), seq, &store.live, &store.names).unwrap();
+    }
+    assert!(store.append(&[released(1)]).is_err());
+    store.append(&[released(1)]).unwrap();
+    kill(store, dir.path(), Path::new("/nonexistent"));
+    assert_eq!(ids(&peek(dir.path()).unwrap()), (2..=500).collect::<Vec<_>>());
 }
 
 #[test]
@@ -320,6 +371,22 @@ fn history_is_trimmed_by_age() {
     store.checkpoint().unwrap();
     let left = store.history(9, |_| true).unwrap();
     assert_eq!(left.iter().map(|grant| grant.devices[0].id.as_str()).collect::<Vec<_>>(), ["GPU-2"]);
+}
+
+#[test]
+fn an_export_is_read_while_the_store_goes_on_and_tells_each_grant_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2), made(3), released(1)]).unwrap();
+    let export = store.exporter().unwrap();
+    store.append(&[made(4), released(2)]).unwrap();
+    store.checkpoint().unwrap();
+    let told = export.read().unwrap();
+    let seen: Vec<_> = told.iter().map(|grant| (grant.devices[0].id.as_str(), grant.is_live())).collect();
+    assert_eq!(seen, [("GPU-2", true), ("GPU-3", true), ("GPU-1", false)]);
+    store.abandon_database(&StoreError::Database { path: dir.path().into(), why: "a test".into() });
+    assert!(store.exporter().is_err());
+    assert_eq!(export.read().unwrap(), told, "it needs the store no more");
 }
 
 /// Whether there was anything to sync.

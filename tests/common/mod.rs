@@ -48,6 +48,18 @@ pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     tokio::time::timeout(HANG, future).await.unwrap_or_else(|_| panic!("hangs: {what}"))
 }
 
+/// Asks again until the answer fits: for views that follow what they show by milliseconds.
+pub(crate) fn until<T>(what: &str, ask: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
+    let began = std::time::Instant::now();
+    loop {
+        let answer = ask();
+        if fits(&answer) {
+            return answer;
+        }
+        assert!(began.elapsed() < HANG, "never seen: {what}");
+    }
+}
+
 pub(crate) fn name(text: &str) -> ResourceName {
     text.parse().unwrap()
 }

@@ -93,11 +93,6 @@ impl<'a> Evidence<'a> {
         }
     }
 
-    /// Whether nothing at all is listed.
-    pub(super) fn listing_is_empty(&self) -> bool {
-        self.observation.pods.as_ref().is_some_and(Vec::is_empty)
-    }
-
     /// Whether a listed pod of our name is our pod: not when it is proven to be another.
     fn is_ours(&self, grant: &Grant, uid: &str, name: &PodName, listed: &ListedPod) -> bool {
         if has_one_of(listed, &grant.resource, &ids(grant)) && self.uids.contains(uid) {

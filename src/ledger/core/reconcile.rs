@@ -8,8 +8,8 @@
 //! | --- | --- |
 //! | absent from two listings, [`ABSENCE_MIN`] apart on a clock that does not jump | a listing between two states of the kubelet |
 //! | by a kubelet that has settled | a kubelet that has not heard of its pods yet |
-//! | the pod's cgroup empty or gone; `Unknown` proves nothing | force-deleted pods |
-//! | with an empty listing: gone, not just empty | a runtime that died under a kubelet whose API server is away: the kubelet deletes cgroups only when it knows all its pods |
+//! | the pod's cgroup gone; `Unknown` proves nothing | force-deleted pods |
+//! | gone, not just empty, whatever else is listed | a runtime that died under a kubelet whose API server is away: it lists its static pods at most, and starts the others again without an Allocate. It deletes cgroups only when it knows all its pods |
 //! | after a reboot: no entry in the checkpoint either | a pod that will be started again; every cgroup is gone then |
 //!
 //! `never_started` needs a checkpoint that was written after the grant and does not have it: the kubelet writes it right
@@ -173,9 +173,6 @@ fn placed(
 
 /// Whether nothing of the pod runs, and nothing of it will run again.
 fn is_dead(grant: &Grant, uid: &str, evidence: &Evidence<'_>, observation: &Observation) -> bool {
-    let cgroup = evidence.cgroup(uid);
-    if !cgroup.is_dead() || (evidence.listing_is_empty() && cgroup != CgroupState::Gone) {
-        return false;
-    }
-    grant.boot_id == observation.boot_id || evidence.checkpoint_lacks(uid)
+    let gone = evidence.cgroup(uid) == CgroupState::Gone;
+    gone && (grant.boot_id == observation.boot_id || evidence.checkpoint_lacks(uid))
 }
