@@ -5,7 +5,10 @@
 
 use clap::ValueEnum;
 use std::io::IsTerminal;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, fmt};
 
 /// How a log line looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -19,18 +22,20 @@ pub enum LogFormat {
 
 /// Starts logging for the whole process, and has panics logged as errors. The first call wins.
 pub fn init(format: LogFormat, default_level: &str) {
-    let filter = EnvFilter::try_from_env("HOLDFAST_LOG").unwrap_or_else(|_| EnvFilter::new(default_level));
+    // `Targets`, not `EnvFilter`: that one brings a regular-expression engine, a megabyte of the daemon's memory.
+    let wanted = std::env::var("HOLDFAST_LOG").ok().and_then(|filter| filter.parse::<Targets>().ok());
+    let filter = wanted.or_else(|| default_level.parse().ok()).unwrap_or_default();
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let layer = fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(colour)
         // A reader of the log that has gone must not end the daemon: the layer would report it there, and panic.
         .log_internal_errors(false);
-    let started = match format {
-        LogFormat::Text => builder.with_target(false).try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).with_current_span(false).try_init(),
+    let layer = match format {
+        LogFormat::Text => layer.with_target(false).boxed(),
+        LogFormat::Json => layer.json().flatten_event(true).with_current_span(false).boxed(),
     };
+    let started = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();
     if started.is_ok() {
         std::panic::set_hook(Box::new(|panic| {
             let place = panic.location().map(ToString::to_string).unwrap_or_default();
