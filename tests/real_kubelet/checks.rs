@@ -117,9 +117,9 @@ fn idle_costs_nothing(daemon: &Daemon) {
         total += slept;
         by_thread.push(format!("{thread}: {slept}"));
     }
-    let resident_kib = daemon.resident_kib();
+    let (resident_kib, anonymous_kib) = daemon.resident_kib();
     say(format_args!(
-        "idle for {} s: {resident_kib} KiB resident, {total} voluntary context switches ({})",
+        "idle for {} s: {resident_kib} KiB resident ({anonymous_kib} anonymous), {total} voluntary context switches ({})",
         IDLE.as_secs(),
         by_thread.join(", ")
     ));

@@ -80,9 +80,10 @@ impl Daemon {
         !resources.is_empty() && resources.iter().all(|resource| resource["registered"] == true)
     }
 
-    /// Resident memory in KiB.
-    pub(crate) fn resident_kib(&self) -> u64 {
-        number(&self.proc("status"), "VmRSS:")
+    /// Resident memory in KiB, and how much of it is not the binary.
+    pub(crate) fn resident_kib(&self) -> (u64, u64) {
+        let status = self.proc("status");
+        (number(&status, "VmRSS:"), number(&status, "RssAnon:"))
     }
 
     /// By thread, with its name: how often it has gone to sleep by itself so far.
