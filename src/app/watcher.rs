@@ -14,7 +14,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// inotify may drop events; this looks at what they would have told.
-const POLL: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_secs(30);
+/// The same where there is no inotify: then nothing else tells of a new kubelet.
+const POLL_ALONE: Duration = Duration::from_secs(1);
 /// Hardware events come in swarms: one scan answers them all.
 const RESCAN_AFTER: Duration = Duration::from_millis(100);
 /// The kubelet writes its checkpoint once for each container of a pod.
@@ -85,7 +87,7 @@ impl Watcher {
         };
         // Events of this machine say nothing of a captured tree.
         let mut uevents = if self.host_root.is_live() { UeventSocket::open().ok() } else { None };
-        let mut poll = tokio::time::interval_at(Instant::now() + POLL, POLL);
+        let mut poll_at = Instant::now() + POLL;
         let (mut rescan_at, mut reconcile_at) = (None, Some(Instant::now()));
         // The kubelet may have come between the first look and the watch.
         self.look();
@@ -95,8 +97,9 @@ impl Watcher {
                 uevent = next(uevents.as_ref(), |socket| socket.next()) => Event::Uevent(uevent),
                 () = at(rescan_at) => Event::RescanDue,
                 () = at(reconcile_at) => Event::ReconcileDue,
-                _ = poll.tick() => Event::Poll,
+                () = tokio::time::sleep_until(poll_at) => Event::Poll,
             };
+            let is_poll = matches!(event, Event::Poll);
             match event {
                 Event::Change(Ok(Change::Entry { dir, name })) if dir == self.device_plugins => {
                     if name == "kubelet.sock" {
@@ -142,6 +145,8 @@ impl Watcher {
                     self.look();
                 }
             }
+            let every = if watch.is_some() { POLL } else { POLL_ALONE };
+            poll_at = if is_poll { Instant::now() + every } else { poll_at.min(Instant::now() + every) };
         }
     }
 

@@ -23,7 +23,7 @@ use tokio::sync::{RwLock, oneshot, watch};
 const LOOK_SOON: Duration = Duration::from_millis(1500);
 /// How often the pods' cgroups are looked at while somebody holds devices. That costs one `stat` for each pod and
 /// keeps "released within 30 s" together with the two listings that follow.
-const LOOK_HELD: Duration = Duration::from_secs(10);
+const LOOK_HELD: Duration = Duration::from_secs(15);
 /// Others learn of an Allocate right after its answer, and of many that come together at most this often.
 const PUBLISH_EVERY: Duration = Duration::from_millis(10);
 /// How long after an answer its entry is synced where that is not done before: a burst is synced once.
