@@ -18,10 +18,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// Another process has the same state directory open.
-    #[error(
-        "state directory `{path}` is in use by another process: stop the other Holdfast, hand over with `--take-over`, or choose another \
-         `--state-dir`"
-    )]
+    #[error("state directory `{path}` is in use by another process: stop the other Holdfast first, or give this one another `--state-dir`")]
     InUse {
         /// The state directory.
         path: PathBuf,
