@@ -70,7 +70,9 @@ pub(crate) fn run(test: &str, kubelet: &Path) {
     let kubelet_socket = Path::new("/var/lib/kubelet/device-plugins/kubelet.sock");
     let in_use = std::os::unix::net::UnixStream::connect(kubelet_socket).is_ok();
     assert!(!in_use, "a kubelet runs on this machine ({}): this test is not for nodes", kubelet_socket.display());
-    clear_cgroups();
+    // A kubelet ends every process in the cgroups of pods that it does not know.
+    let others = clear_cgroups();
+    assert!(others.is_empty(), "pods run on this machine ({others:?}): this test would end them");
 
     let dir = tempfile::Builder::new().prefix("real-kubelet").tempdir().unwrap();
     let mut inside = Command::new("unshare")
@@ -85,7 +87,7 @@ pub(crate) fn run(test: &str, kubelet: &Path) {
     let held = inside.stdin.take();
     let status = inside.wait().unwrap();
     drop(held);
-    clear_cgroups();
+    let _left = clear_cgroups();
     if !status.success() {
         panic!("the checks failed; the logs are in {}", dir.keep().display());
     }
@@ -115,8 +117,8 @@ pub(crate) fn furnish(dir: &Path) {
     }
 }
 
-/// Removes what a kubelet leaves behind: empty cgroups. Those with processes stay, the kernel sees to it.
-fn clear_cgroups() {
+/// Removes what a kubelet leaves behind: empty cgroups. Those with processes stay, the kernel sees to it; they are returned.
+fn clear_cgroups() -> Vec<PathBuf> {
     fn clear(folder: &Path) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -127,7 +129,10 @@ fn clear_cgroups() {
     }
     let mount = Path::new("/sys/fs/cgroup");
     let controllers = fs::read_dir(mount).into_iter().flatten().flatten().map(|entry| entry.path());
-    for root in controllers.chain([mount.to_owned()]) {
-        clear(&root.join("kubepods"));
-    }
+    let mut roots: Vec<PathBuf> = controllers.chain([mount.to_owned()]).map(|root| root.join("kubepods")).collect();
+    roots.retain(|root| {
+        clear(root);
+        root.exists()
+    });
+    roots
 }
