@@ -3,21 +3,20 @@
 //! A commit takes everything that is in the mailbox: the first `Record` of a batch puts a `Commit` behind those that
 //! already wait, so one write and one fdatasync answer them all, and a lone one waits for nobody.
 
+use super::config::LedgerConfig;
 use super::core::{Change, Ledger, NEVER_STARTED_MIN, Watchlist, reconcile};
 use super::observe::{KubeletAge, Looker, Wants};
 use super::report;
-use crate::domain::{CgroupState, DeviceId, Entry, Grant, GrantState, KubeletGeneration, Observation};
+use crate::domain::{CgroupState, Entry, Grant, GrantState, Observation};
 use crate::host;
 use crate::messages::{Crash, Publish, Reconcile, Record, Remember};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle};
 use std::any::Any;
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{RwLock, oneshot, watch};
+use tokio::sync::oneshot;
 
 /// How soon the kubelet is looked at again while a move waits for proof, or a grant for its container.
 const LOOK_SOON: Duration = Duration::from_millis(1500);
@@ -30,31 +29,6 @@ const PUBLISH_EVERY: Duration = Duration::from_millis(10);
 const SYNC_AFTER: Duration = Duration::from_millis(2);
 /// How long after a change the query database may lag behind the journal.
 const CHECKPOINT_AFTER: Duration = Duration::from_secs(30);
-
-/// What the actor needs; the same for every life.
-#[derive(Debug, Clone)]
-pub struct LedgerConfig {
-    /// The store, which outlives the actor.
-    pub store: Arc<Mutex<Store>>,
-    /// Whether a grant is synced after its answer instead of before.
-    pub process_crash: bool,
-    /// Where the live grants are published.
-    pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
-    /// Where the remembered ids are published.
-    pub names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
-    /// `<kubelet-dir>/device-plugins`, where the kubelet keeps its checkpoint.
-    pub device_plugins: PathBuf,
-    /// The pod-resources socket.
-    pub pod_resources: PathBuf,
-    /// Below it lie the pods' logs and cgroups.
-    pub host_root: PathBuf,
-    /// This boot's identity.
-    pub boot_id: String,
-    /// The kubelet's socket as last seen by the host watch.
-    pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
-    /// Keeps pod listings and Allocates apart.
-    pub gate: Arc<RwLock<()>>,
-}
 
 type Answer = oneshot::Sender<Result<(), Arc<StoreError>>>;
 
@@ -174,6 +148,10 @@ impl LedgerActor {
             Some(_) => {}
         }
         self.unpublished = true;
+        self.checkpoint_later(context);
+    }
+
+    fn checkpoint_later(&mut self, context: &mut Context<Self>) {
         if self.checkpoint_timer.is_none() {
             self.checkpoint_timer = Some(context.run_later(CHECKPOINT_AFTER, |this, _| {
                 this.checkpoint_timer = None;
@@ -292,6 +270,8 @@ impl Actor for LedgerActor {
     fn started(&mut self, context: &mut Self::Context) {
         self.publish();
         self.publish_names();
+        // The segments that the start has read are of no more use after it.
+        self.checkpoint_later(context);
         self.look(context);
     }
 }

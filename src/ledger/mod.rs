@@ -6,8 +6,10 @@
 //! Runs on an arbiter of its own, since it waits for the disk.
 
 mod actor;
+mod config;
 pub mod core;
 mod observe;
 mod report;
 
-pub use actor::{LedgerActor, LedgerConfig};
+pub use actor::LedgerActor;
+pub use config::LedgerConfig;

@@ -1,6 +1,6 @@
 //! One look at the kubelet: its checkpoint, the pods' logs and cgroups, and where needed its listing.
 
-use super::actor::LedgerConfig;
+use super::config::LedgerConfig;
 use crate::domain::{CgroupState, KubeletGeneration, ListedPod, Moment, Observation};
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint;

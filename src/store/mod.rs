@@ -50,8 +50,9 @@ const SEGMENT_BYTES: u64 = 1024 * 1024;
 /// An append starts a new segment itself when no checkpoint has done so up to here. It costs that one Allocate a copy of
 /// the live state, 2 to 5 ms with 1000 grants.
 const SEGMENT_BYTES_MAX: u64 = 4 * 1024 * 1024;
-/// Older segments that may wait for a checkpoint at start. A daemon that dies before its first one adds one per start.
-const OLD_SEGMENTS_MAX: usize = 8;
+/// Older segments that may wait for a checkpoint at start. A daemon that dies before its first one adds one per start, and
+/// each costs the next start the decoding of everything that was live: more than the checkpoint that removes it.
+const OLD_SEGMENTS_MAX: usize = 2;
 /// Older segments that are kept for a database that cannot be written, before the oldest are given up (their live grants
 /// are in every later head; what goes is history).
 const OLD_SEGMENTS_WITHOUT_DATABASE_MAX: usize = 64;

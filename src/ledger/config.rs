@@ -1,0 +1,33 @@
+//! What the ledger actor is built with.
+
+use crate::domain::{DeviceId, Grant, KubeletGeneration};
+use crate::store::Store;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use tokio::sync::{RwLock, watch};
+
+/// What the actor needs; the same for every life.
+#[derive(Debug, Clone)]
+pub struct LedgerConfig {
+    /// The store, which outlives the actor.
+    pub store: Arc<Mutex<Store>>,
+    /// Whether a grant is synced after its answer instead of before.
+    pub process_crash: bool,
+    /// Where the live grants are published.
+    pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
+    /// Where the remembered ids are published.
+    pub names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
+    /// `<kubelet-dir>/device-plugins`, where the kubelet keeps its checkpoint.
+    pub device_plugins: PathBuf,
+    /// The pod-resources socket.
+    pub pod_resources: PathBuf,
+    /// Below it lie the pods' logs and cgroups.
+    pub host_root: PathBuf,
+    /// This boot's identity.
+    pub boot_id: String,
+    /// The kubelet's socket as last seen by the host watch.
+    pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// Keeps pod listings and Allocates apart.
+    pub gate: Arc<RwLock<()>>,
+}
