@@ -124,7 +124,7 @@ impl Shelf {
                     }
                     // This sleep is not to be late: past the limit a sound database would pass for a damaged one.
                     drop(late_timers);
-                    thread::sleep(Duration::from_millis(10));
+                    thread::sleep(Duration::from_millis(1));
                 }
                 Err(error) => return Err(damaged(error)),
             }
