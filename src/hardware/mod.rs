@@ -24,7 +24,7 @@ mod pci;
 mod rdma;
 mod select;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub use identity::remember;
 pub use pci::{Scan, scan};

@@ -43,7 +43,7 @@ pub(super) fn device(address: &str, id: &str) -> Device {
 }
 
 /// A resource that selects by class and list.
-pub(super) fn spec(name: &str, class: DeviceClass, select: Select) -> Arc<ResourceSpec> {
+pub(crate) fn spec(name: &str, class: DeviceClass, select: Select) -> Arc<ResourceSpec> {
     Arc::new(ResourceSpec {
         name: name.parse().unwrap(),
         class,

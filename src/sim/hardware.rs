@@ -291,25 +291,12 @@ fn downstream(numa: usize, slot: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{ContractKind, Device, DeviceClass, Health, Reason, ResourceSpec, Select};
+    use crate::domain::{Device, DeviceClass, Health, Reason, ResourceSpec, Select};
+    use crate::hardware::testing::spec;
     use crate::hardware::{Discovery, defaults, discover, discover_in, node_health, scan};
     use crate::host::HostRoot;
     use std::collections::BTreeMap;
     use std::sync::Arc;
-
-    fn spec(name: &str, class: DeviceClass, select: Select) -> Arc<ResourceSpec> {
-        Arc::new(ResourceSpec {
-            name: name.parse().unwrap(),
-            class,
-            contract: ContractKind::Generic,
-            select,
-            exclude: None,
-            paths: Vec::new(),
-            replicas: 1,
-            env: BTreeMap::new(),
-            mounts: Vec::new(),
-        })
-    }
 
     fn offered<'a>(found: &'a Discovery, resource: &str) -> &'a [Arc<Device>] {
         &found.selection.resources[&resource.parse().unwrap()]
