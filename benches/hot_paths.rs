@@ -62,7 +62,7 @@ fn encode_list(bencher: Bencher<'_, '_>, ids: u32) {
 #[divan::bench(args = [Durability::PowerLoss, Durability::ProcessCrash])]
 fn commit(bencher: Bencher<'_, '_>, durability: Durability) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let (mut store, _) = Store::open(dir.path(), durability).unwrap();
+    let (mut store, _) = Store::open(dir.path(), durability, None).unwrap();
     let mut number = 0;
     bencher.bench_local(|| {
         number += 1;
@@ -74,8 +74,8 @@ fn commit(bencher: Bencher<'_, '_>, durability: Durability) {
 #[divan::bench(args = [100, 1000])]
 fn replay(bencher: Bencher<'_, '_>, grants: u64) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash).unwrap();
+    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash, None).unwrap();
     store.append(&(0..grants).map(grant).collect::<Vec<_>>()).unwrap();
     store.close().unwrap();
-    bencher.bench_local(|| Store::open(dir.path(), Durability::ProcessCrash).unwrap().0.close().unwrap());
+    bencher.bench_local(|| Store::open(dir.path(), Durability::ProcessCrash, None).unwrap().0.close().unwrap());
 }

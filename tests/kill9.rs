@@ -199,7 +199,7 @@ fn a_daemon_killed_at_any_moment_has_every_answered_grant_and_serves_again() {
 fn no_grant_is_answered_before_the_journal_has_it() {
     run(async {
         let dir = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(dir.path(), Durability::PowerLoss).unwrap();
+        let (store, _) = Store::open(dir.path(), Durability::PowerLoss, None).unwrap();
         let store = Arc::new(Mutex::new(store));
         let config = LedgerConfig {
             store: Arc::clone(&store),

@@ -23,11 +23,11 @@ use crate::host::{self, HostRoot};
 use crate::ledger::{LedgerActor, LedgerConfig};
 use crate::registration::{Registration, RegistrationConfig, ResourceStatus};
 use crate::serving::{Serving, ServingConfig, Sockets};
-use crate::store::Store;
+use crate::store::{PendingCheckpoint, Store};
 use crate::telemetry;
 use actix::Arbiter;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{RwLock, mpsc, watch};
@@ -120,14 +120,14 @@ impl App {
     /// When the kubelet's directory cannot be one, or the ledger cannot be opened.
     #[expect(clippy::too_many_lines, reason = "wiring, one straight line")]
     pub async fn start(settings: Settings) -> Result<App, StartError> {
-        // First of all: what is counted before there is a recorder is lost.
-        let metrics = telemetry::metrics::install();
         let roots = settings.roots.clone();
         error::check_kubelet_dir(&roots.kubelet)?;
         let host_root = HostRoot::new(&roots.host);
 
         tracing::debug!("opening the ledger");
-        let (store, recovered) = Store::open(&roots.state, settings.config.durability)?;
+        // The kernel's own, also in a container with another root: what a process wrote outlives it until that kernel ends.
+        let boot_id = host::boot_id(Path::new("/"));
+        let (store, recovered) = Store::open(&roots.state, settings.config.durability, boot_id.as_deref())?;
         // Not before: a start that the user can mend ends in one sentence, without a log around it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
@@ -175,6 +175,8 @@ impl App {
         // A stalled disk must not stall the streams, nor a slow scan an Allocate.
         let (ledger_arbiter, discovery_arbiter, here) = (Arbiter::new(), Arbiter::new(), Arbiter::current());
 
+        // A tree without one (a captured one) is of one boot for ever.
+        let boot_of_grants = host::boot_id(&roots.host).unwrap_or_else(|| "unknown".into());
         let config = LedgerConfig {
             store: Arc::clone(&store),
             process_crash: settings.config.durability == Durability::ProcessCrash,
@@ -183,7 +185,7 @@ impl App {
             device_plugins: settings.device_plugins(),
             pod_resources: settings.pod_resources(),
             host_root: roots.host.clone(),
-            boot_id: host::boot_id(&roots.host),
+            boot_id: boot_of_grants.clone(),
             kubelet: kubelet_view.clone(),
             gate: Arc::clone(&gate),
         };
@@ -206,7 +208,7 @@ impl App {
             inventory: inventory_view.clone(),
             sockets: Arc::clone(&sockets),
             host_root: host_root.clone(),
-            boot_id: host::boot_id(&roots.host),
+            boot_id: boot_of_grants.clone(),
             kubelet: kubelet_view.clone(),
             record: actors.ledger.mailbox(),
             broken: actors.health.mailbox(),
@@ -260,9 +262,9 @@ impl App {
             ready: ready_view.clone(),
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
-        tasks.push(tokio::spawn(telemetry::metrics::upkeep(metrics.clone())));
+        tasks.push(tokio::spawn(telemetry::metrics::upkeep()));
         if let Some(address) = settings.config.listen {
-            tasks.extend(telemetry::http::serve(address, telemetry::http::routes(metrics, ready_view)).await);
+            tasks.extend(telemetry::http::serve(address, telemetry::http::routes(ready_view)).await);
         }
         let control = control::socket_path(&roots.run);
         let source =
@@ -297,7 +299,10 @@ impl App {
             task.abort();
         }
         // Away from this thread, which goes on serving.
-        let checkpoint = tokio::task::spawn_blocking(move || store.lock().unwrap_or_else(PoisonError::into_inner).checkpoint());
+        let checkpoint = tokio::task::spawn_blocking(move || {
+            let begun = store.lock().unwrap_or_else(PoisonError::into_inner).begin_checkpoint();
+            begun.and_then(PendingCheckpoint::wait)
+        });
         match tokio::time::timeout(DRAIN_DEADLINE, checkpoint).await {
             Ok(Ok(Ok(()))) => {}
             Ok(Ok(Err(error))) => tracing::warn!(%error, "the last checkpoint failed; the journal has everything"),

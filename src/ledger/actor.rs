@@ -155,7 +155,8 @@ impl LedgerActor {
         if self.checkpoint_timer.is_none() {
             self.checkpoint_timer = Some(context.run_later(CHECKPOINT_AFTER, |this, _| {
                 this.checkpoint_timer = None;
-                if let Err(error) = lock(&this.config.store).checkpoint() {
+                // How it ends is logged where it happens.
+                if let Err(error) = lock(&this.config.store).begin_checkpoint() {
                     tracing::warn!(%error, "the query database lags behind the journal");
                 }
             }));

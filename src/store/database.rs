@@ -9,7 +9,7 @@
 
 use super::StoreError;
 use super::codec;
-use super::layout::{note, quarantine, sync_data, sync_directory};
+use super::layout::{note, sync_data, sync_directory};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Timestamp};
 use crate::host::LateTimers;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,12 +17,9 @@ use std::fs::{self, File};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Opening 1000 records takes 3 to 11 ms; what takes this long does not end.
-const OPEN_LIMIT: Duration = Duration::from_secs(5);
 /// A process that has just ended may hold sled's lock until its last thread is gone.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// How late the timers of sled's threads may be.
@@ -92,21 +89,8 @@ pub(super) enum Refusal {
 }
 
 impl Shelf {
-    /// Opens or creates the database in `dir`, on a thread of its own so that it can be given up on.
-    pub(super) fn open(dir: &Path) -> Result<(Self, Image), Refusal> {
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let path = dir.to_owned();
-        let damaged = |why: String| Refusal::Damaged { why, readable: Image::default() };
-        let open = move || {
-            let opened = guard(|| Ok(Shelf::open_here(&path))).unwrap_or_else(|why| Err(damaged(why)));
-            // Nobody listens after the limit; then the handle is dropped here.
-            drop(sender.send(opened));
-        };
-        thread::Builder::new().name("sled-open".into()).spawn(open).map_err(|error| damaged(error.to_string()))?;
-        receiver.recv_timeout(OPEN_LIMIT).unwrap_or_else(|_| Err(damaged(format!("it does not open within {} s", OPEN_LIMIT.as_secs()))))
-    }
-
-    fn open_here(dir: &Path) -> Result<(Self, Image), Refusal> {
+    /// Opens or creates the database in `dir`, however long that takes and whether or not it panics.
+    pub(super) fn open_here(dir: &Path) -> Result<(Self, Image), Refusal> {
         let damaged = |why: sled::Error| Refusal::Damaged { why: why.to_string(), readable: Image::default() };
         let fresh = !dir.exists();
         let began = Instant::now();
@@ -331,36 +315,6 @@ impl History {
     }
 }
 
-/// A database that is ready, and what came of the one that was there.
-#[derive(Debug)]
-pub(super) struct Opened {
-    pub(super) shelf: Shelf,
-    /// What the ready one holds.
-    pub(super) holds: Image,
-    /// What could be read of a damaged one, and what was wrong with it. It vouches for nothing but its single records.
-    pub(super) salvaged: Option<(Image, String)>,
-}
-
-/// Opens the database in `dir`; one that is damaged is renamed away and replaced by an empty one.
-pub(super) fn open_or_replace(dir: &Path, quarantined: &mut Vec<PathBuf>) -> Result<Opened, StoreError> {
-    let refused = |refusal| match refusal {
-        Refusal::InUse => StoreError::InUse { path: dir.parent().unwrap_or(dir).to_owned() },
-        Refusal::Newer(version) => StoreError::Newer { path: dir.to_owned(), version },
-        Refusal::Damaged { why, .. } => StoreError::Database { path: dir.to_owned(), why },
-    };
-    match Shelf::open(dir) {
-        Ok((shelf, holds)) => Ok(Opened { shelf, holds, salvaged: None }),
-        Err(Refusal::Damaged { why, readable }) => {
-            if dir.exists() {
-                quarantined.push(quarantine(dir)?);
-            }
-            let (shelf, holds) = Shelf::open(dir).map_err(refused)?;
-            Ok(Opened { shelf, holds, salvaged: Some((Image { applied: 0, ..readable }, why)) })
-        }
-        Err(refusal) => Err(refused(refusal)),
-    }
-}
-
 /// The time of release first, so that the newest are found without an index.
 fn history_key(grant: &Grant) -> Vec<u8> {
     let at = if let GrantState::Released { released_at, .. } = &grant.state { released_at.0 } else { 0 };
@@ -370,7 +324,7 @@ fn history_key(grant: &Grant) -> Vec<u8> {
 }
 
 /// Runs something of sled's; a panic becomes an error.
-fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> Result<T, String> {
+pub(super) fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(operation)) {
         Ok(done) => done.map_err(|error| error.to_string()),
         Err(panic) => {

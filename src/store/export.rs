@@ -1,8 +1,7 @@
 //! Reading out what was: the history, and everything for `ledger export`.
 
-use super::database::{History, Shelf};
-use super::layout::database_dir;
 use super::recovery::{LivePayloads, decode_grant};
+use super::shelver::PendingHistory;
 use super::{Store, StoreError};
 use crate::domain::Grant;
 
@@ -10,7 +9,7 @@ use crate::domain::Grant;
 #[derive(Debug)]
 pub struct Export {
     live: LivePayloads,
-    history: History,
+    history: PendingHistory,
 }
 
 impl Export {
@@ -19,9 +18,9 @@ impl Export {
     ///
     /// # Errors
     /// When the query database fails.
-    pub fn read(&self) -> Result<Vec<Grant>, StoreError> {
+    pub fn read(self) -> Result<Vec<Grant>, StoreError> {
         let mut grants: Vec<Grant> = self.live.values().filter_map(|(_, payload)| decode_grant(payload)).collect();
-        self.history.read(|grant| {
+        self.history.wait()?.read(|grant| {
             if !self.live.contains_key(&grant.alloc_id) {
                 grants.push(grant);
             }
@@ -38,7 +37,7 @@ impl Store {
     /// When the query database fails.
     pub fn history(&self, limit: usize, mut keep: impl FnMut(&Grant) -> bool) -> Result<Vec<Grant>, StoreError> {
         let mut found = Vec::new();
-        self.shelved_history()?.read(|grant| {
+        self.shelver.history()?.wait()?.read(|grant| {
             if found.len() < limit && keep(&grant) {
                 found.push(grant);
             }
@@ -51,13 +50,8 @@ impl Store {
     /// takes seconds, and is done without the store.
     ///
     /// # Errors
-    /// When the query database is closed.
+    /// When too much waits for the query database.
     pub fn exporter(&self) -> Result<Export, StoreError> {
-        Ok(Export { live: self.live.clone(), history: self.shelved_history()? })
-    }
-
-    fn shelved_history(&self) -> Result<History, StoreError> {
-        let closed = || StoreError::Database { path: database_dir(&self.dir), why: "it is closed after an error".into() };
-        self.shelf.as_ref().map(Shelf::history).ok_or_else(closed)
+        Ok(Export { live: self.live.clone(), history: self.shelver.history()? })
     }
 }

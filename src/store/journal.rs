@@ -10,6 +10,8 @@ use super::layout::{note, sync_data, sync_directory};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// First word of a segment; the version of the framing follows.
 pub(super) const MAGIC: &str = "holdfast-journal ";
@@ -24,8 +26,11 @@ pub(super) struct Journal {
     first: u64,
     head_bytes: u64,
     bytes: u64,
-    /// So many of the bytes are known to survive the death of the machine.
+    /// So many of the bytes are known to survive the death of the machine. 0: nor is the file's name.
     synced: u64,
+    /// A sync has failed. The kernel reports that once and then forgets what it could not write, so nothing in this
+    /// segment can be vouched for any more.
+    broken: Arc<AtomicBool>,
 }
 
 /// A sync of what had been appended when it began, to be done on a thread that may wait.
@@ -35,20 +40,30 @@ pub struct PendingSync {
     path: PathBuf,
     first: u64,
     bytes: u64,
+    named: bool,
+    broken: Arc<AtomicBool>,
 }
 
 impl PendingSync {
-    /// Syncs.
+    /// Syncs: the data, then the name of a new file.
     ///
     /// # Errors
-    /// When the disk refuses.
+    /// When the disk refuses. The segment then takes nothing more.
     pub fn run(&self) -> Result<(), StoreError> {
-        sync_data(&self.file).map_err(StoreError::io("sync", &self.path))
+        sync(&self.file, &self.path, self.named).inspect_err(|_| self.broken.store(true, Ordering::Release))
+    }
+}
+
+fn sync(file: &File, path: &Path, named: bool) -> Result<(), StoreError> {
+    sync_data(file).map_err(StoreError::io("sync", path))?;
+    match path.parent() {
+        Some(dir) if !named => sync_directory(dir),
+        _ => Ok(()),
     }
 }
 
 impl Journal {
-    /// Opens a new segment that starts with `head`, durable when this returns: the data first, then its name.
+    /// Opens a new segment that starts with `head`. The first sync makes it durable; nothing has been promised before.
     pub(super) fn create<'a>(dir: &Path, first: u64, head: impl ExactSizeIterator<Item = &'a [u8]>) -> Result<Self, StoreError> {
         let path = dir.join(file_name(first));
         let mut bytes = header(head.len()).into_bytes();
@@ -57,18 +72,13 @@ impl Journal {
         }
         let mut file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(StoreError::io("create", &path))?;
         note("write");
-        let written = file
-            .write_all(&bytes)
-            .and_then(|()| sync_data(&file))
-            .map_err(StoreError::io("write", &path))
-            .and_then(|()| sync_directory(dir));
-        if let Err(error) = written {
+        if let Err(error) = file.write_all(&bytes) {
             // Half a head is of no use, and nobody has been told of it.
             drop(fs::remove_file(&path));
-            return Err(error);
+            return Err(StoreError::io("write", &path)(error));
         }
         let bytes = bytes.len() as u64;
-        Ok(Journal { file, path, first, head_bytes: bytes, bytes, synced: bytes })
+        Ok(Journal { file, path, first, head_bytes: bytes, bytes, synced: 0, broken: Arc::default() })
     }
 
     /// Appends whole records with one write. They survive the death of the process, not yet that of the machine.
@@ -82,7 +92,8 @@ impl Journal {
     /// Makes what was appended survive the death of the machine: one fdatasync, or nothing if nothing is new.
     pub(super) fn sync(&mut self) -> Result<(), StoreError> {
         if self.bytes > self.synced {
-            sync_data(&self.file).map_err(StoreError::io("sync", &self.path))?;
+            let synced = sync(&self.file, &self.path, self.synced > 0);
+            synced.inspect_err(|_| self.broken.store(true, Ordering::Release))?;
             self.synced = self.bytes;
         }
         Ok(())
@@ -94,7 +105,8 @@ impl Journal {
             return Ok(None);
         }
         let file = self.file.try_clone().map_err(StoreError::io("sync", &self.path))?;
-        Ok(Some(PendingSync { file, path: self.path.clone(), first: self.first, bytes: self.bytes }))
+        let (path, named, broken) = (self.path.clone(), self.synced > 0, Arc::clone(&self.broken));
+        Ok(Some(PendingSync { file, path, first: self.first, bytes: self.bytes, named, broken }))
     }
 
     /// Takes note of a sync that has been done, unless it was of another segment.
@@ -102,6 +114,11 @@ impl Journal {
         if done.first == self.first {
             self.synced = self.synced.max(done.bytes);
         }
+    }
+
+    /// Whether a sync of it has failed.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
     }
 
     /// Every later write fails.

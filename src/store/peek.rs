@@ -2,8 +2,8 @@
 //!
 //! No lock is taken and nothing is written. The journal's segments alone tell everything that is live.
 
-use super::database::Shelf;
 use super::layout::{database_dir, journal_dir};
+use super::opening::Opening;
 use super::replay::Fold;
 use super::{Recovered, RecoveryReport, StoreError, database, recovery};
 use crate::domain::{AllocId, Grant, GrantState};
@@ -65,7 +65,8 @@ fn read(state_dir: &Path) -> Result<Fold, StoreError> {
 fn history_of_copy(dir: &Path, scratch: &Path) -> Result<Vec<Grant>, StoreError> {
     let copy = scratch.join("db");
     copy_directory(dir, &copy)?;
-    let (shelf, _) = Shelf::open(&copy).map_err(|refusal| StoreError::Database { path: dir.to_owned(), why: format!("{refusal:?}") })?;
+    let (shelf, _) =
+        Opening::begin(&copy).wait().map_err(|refusal| StoreError::Database { path: dir.to_owned(), why: format!("{refusal:?}") })?;
     let mut grants = Vec::new();
     let read = shelf.history().read(|grant| {
         grants.push(grant);

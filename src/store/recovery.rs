@@ -167,18 +167,21 @@ pub(super) fn merge(
     truth
 }
 
-pub(super) fn note_findings(fold: &Fold, image: &Image, had_database: bool, report: &mut RecoveryReport) {
-    for path in &fold.damaged {
-        report.findings.push(format!("journal segment `{}` is damaged", path.display()));
-    }
-    let oldest = fold.segments.first().map_or(0, |(first, _)| *first);
+/// What is wrong with the journal, in words.
+pub(super) fn journal_findings(fold: &Fold) -> Vec<String> {
+    fold.damaged.iter().map(|path| format!("journal segment `{}` is damaged", path.display())).collect()
+}
+
+/// What is wrong with the database beside a journal whose oldest segment begins at `oldest`, in words.
+pub(super) fn database_finding(oldest: u64, image: &Image, had_database: bool) -> Option<String> {
     if !had_database && oldest > 1 {
-        report.findings.push("the query database is gone, and with it the history".into());
-    } else if image.applied + 1 < oldest && report.findings.is_empty() {
-        report.findings.push(format!("the query database has lost what it had after entry {}", image.applied));
-    }
-    if fold.segments.is_empty() && image.applied > 0 {
-        report.findings.push("the journal is gone; grants come from the query database".into());
+        Some("the query database is gone, and with it the history".into())
+    } else if image.applied + 1 < oldest {
+        Some(format!("the query database has lost what it had after entry {}", image.applied))
+    } else if oldest == 0 && image.applied > 0 {
+        Some("the journal is gone; grants come from the query database".into())
+    } else {
+        None
     }
 }
 

@@ -49,17 +49,51 @@ enum Header {
 impl Fold {
     /// Reads every segment in `dir`.
     pub(super) fn read(dir: &Path) -> Result<Self, StoreError> {
-        let mut fold = Fold::default();
-        for (first, path) in journal::segments(dir)? {
-            match fs::read(&path) {
-                Ok(bytes) => fold.segment(first, &path, &bytes)?,
+        Fold::read_before(dir, u64::MAX)
+    }
+
+    /// Reads every segment in `dir` whose first number is below `end`.
+    pub(super) fn read_before(dir: &Path, end: u64) -> Result<Self, StoreError> {
+        let mut segments = journal::segments(dir)?;
+        segments.retain(|(first, _)| *first < end);
+        Fold::read_segments(&segments)
+    }
+
+    /// Reads the newest segments in `dir`, as many as it takes to know everything that is live: usually one. `None` where
+    /// that is in doubt.
+    pub(super) fn read_newest(dir: &Path) -> Result<Option<Self>, StoreError> {
+        let segments = journal::segments(dir)?;
+        for from in (0..segments.len()).rev() {
+            let fold = Fold::read_segments(&segments[from..])?;
+            // Without a complete head, a kill came while it was written: the segment before has everything.
+            if fold.complete_from > 0 {
+                return Ok(Some(fold).filter(Fold::is_whole));
+            }
+        }
+        Ok(None)
+    }
+
+    fn read_segments(segments: &[(u64, PathBuf)]) -> Result<Self, StoreError> {
+        let mut fold = Fold { segments: segments.to_vec(), ..Fold::default() };
+        for (first, path) in segments {
+            match fs::read(path) {
+                Ok(bytes) => fold.segment(*first, path, &bytes)?,
                 // The disk cannot read its own sectors: that is damage, and the other copy is asked.
                 Err(error) if error.raw_os_error() == Some(EIO) => fold.damaged.push(path.clone()),
-                Err(error) => return Err(StoreError::io("read", &path)(error)),
+                Err(error) => return Err(StoreError::io("read", path)(error)),
             }
-            fold.segments.push((first, path));
         }
         Ok(fold)
+    }
+
+    /// Whether it has everything that is live, without doubt: all of it was readable, from a complete head on.
+    fn is_whole(&self) -> bool {
+        self.complete_from > 0 && self.damaged.is_empty() && self.gaps.is_empty()
+    }
+
+    /// First sequence number of the oldest segment; 0 without one.
+    pub(super) fn oldest(&self) -> u64 {
+        self.segments.first().map_or(0, |(first, _)| *first)
     }
 
     /// Reads every segment although a daemon may be writing: a segment that is deleted under the reader starts it anew.

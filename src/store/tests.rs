@@ -1,11 +1,15 @@
 //! The store as a whole, on real files.
 
 use super::layout::{database_dir, journal_dir};
+use super::opening::Opening;
 use super::samples::{bound, grant, made, named, released_at, suspect};
 use super::*;
-use crate::domain::GrantState;
+use crate::domain::{AllocId, GrantState, Timestamp};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Instant, SystemTime};
 
 /// Released just now: an old release is trimmed by the first checkpoint.
 fn released(n: u64) -> Entry {
@@ -13,7 +17,12 @@ fn released(n: u64) -> Entry {
 }
 
 fn open(dir: &Path) -> (Store, Recovered) {
-    Store::open(dir, Durability::PowerLoss).unwrap()
+    Store::open(dir, Durability::PowerLoss, None).unwrap()
+}
+
+/// As the daemon opens it, within one boot.
+fn open_again(dir: &Path) -> (Store, Recovered) {
+    Store::open(dir, Durability::PowerLoss, Some("this boot")).unwrap()
 }
 
 fn ids(recovered: &Recovered) -> Vec<u64> {
@@ -22,9 +31,8 @@ fn ids(recovered: &Recovered) -> Vec<u64> {
 }
 
 /// As a kill leaves it: nothing is closed, sled's buffer is gone.
-fn kill(mut store: Store, dir: &Path, keep_database: &Path) {
+fn kill(store: Store, dir: &Path, keep_database: &Path) {
     // sled writes its buffer when dropped; a killed process does not. So the database is put back as it was.
-    drop(store.shelf.take());
     drop(store);
     let _ = fs::remove_dir_all(database_dir(dir));
     if keep_database.exists() {
@@ -41,6 +49,11 @@ fn copy(from: &Path, to: &Path) {
             fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
         }
     }
+}
+
+/// As sled leaves it that has failed.
+fn abandon_database(store: &Store) {
+    store.shelver.meddle(|shelf| shelf.take().unwrap().close());
 }
 
 fn segments(dir: &Path) -> Vec<PathBuf> {
@@ -91,7 +104,7 @@ fn a_killed_process_loses_nothing_that_was_appended() {
 fn a_second_store_on_the_same_directory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (_store, _) = open(dir.path());
-    let error = Store::open(dir.path(), Durability::PowerLoss).unwrap_err();
+    let error = Store::open(dir.path(), Durability::PowerLoss, None).unwrap_err();
     assert!(matches!(error, StoreError::InUse { .. }), "{error}");
 }
 
@@ -228,7 +241,7 @@ fn a_database_that_fails_costs_no_grant_and_comes_back_with_the_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
     store.append(&[made(1), made(2)]).unwrap();
-    store.abandon_database(&StoreError::Database { path: dir.path().into(), why: "a test".into() });
+    abandon_database(&store);
     store.append(&[made(3), bound(1), released(2)]).unwrap();
     assert!(store.history(1, |_| true).is_err());
     store.checkpoint().unwrap();
@@ -338,7 +351,7 @@ fn a_journal_of_a_later_version_stops_the_start_and_is_left_alone() {
     let payload = br#"{"v":2,"record":{"entry":"leased"}}"#;
     codec::frame(&mut bytes, 2, payload);
     fs::write(&path, &bytes).unwrap();
-    let error = Store::open(dir.path(), Durability::PowerLoss).unwrap_err();
+    let error = Store::open(dir.path(), Durability::PowerLoss, None).unwrap_err();
     assert!(matches!(error, StoreError::Newer { version: 2, .. }), "{error}");
     assert_eq!(fs::read(&path).unwrap(), bytes);
     assert_eq!(quarantined(dir.path()), 0);
@@ -378,15 +391,15 @@ fn an_export_is_read_while_the_store_goes_on_and_tells_each_grant_once() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
     store.append(&[made(1), made(2), made(3), released(1)]).unwrap();
-    let export = store.exporter().unwrap();
+    let (export, later) = (store.exporter().unwrap(), store.exporter().unwrap());
     store.append(&[made(4), released(2)]).unwrap();
     store.checkpoint().unwrap();
     let told = export.read().unwrap();
     let seen: Vec<_> = told.iter().map(|grant| (grant.devices[0].id.as_str(), grant.is_live())).collect();
     assert_eq!(seen, [("GPU-2", true), ("GPU-3", true), ("GPU-1", false)]);
-    store.abandon_database(&StoreError::Database { path: dir.path().into(), why: "a test".into() });
-    assert!(store.exporter().is_err());
-    assert_eq!(export.read().unwrap(), told, "it needs the store no more");
+    abandon_database(&store);
+    assert!(store.exporter().unwrap().read().is_err());
+    assert_eq!(later.read().unwrap(), told, "it needs the store no more");
 }
 
 /// Whether there was anything to sync.
@@ -401,7 +414,7 @@ fn sync(store: &mut Store) -> bool {
 #[test]
 fn what_is_appended_during_a_sync_needs_another_and_a_failed_sync_a_new_segment() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash).unwrap();
+    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash, None).unwrap();
     store.append(&[made(1)]).unwrap();
     let pending = store.begin_sync().unwrap().unwrap();
     store.append(&[made(2)]).unwrap();
@@ -419,7 +432,7 @@ fn what_is_appended_during_a_sync_needs_another_and_a_failed_sync_a_new_segment(
 #[test]
 fn process_crash_durability_writes_at_once_and_syncs_when_asked() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash).unwrap();
+    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash, None).unwrap();
     store.append(&[made(1)]).unwrap();
     assert_eq!(ids(&peek(dir.path()).unwrap()), [1], "written before the sync");
     assert!(sync(&mut store));
@@ -468,8 +481,8 @@ fn segments_are_kept_as_long_as_the_database_cannot_take_them_over() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
     store.append(&[made(1), made(2)]).unwrap();
-    store.abandon_database(&StoreError::Database { path: dir.path().into(), why: "a test".into() });
-    let (other, _) = Shelf::open(&database_dir(dir.path())).unwrap();
+    abandon_database(&store);
+    let (other, _) = Opening::begin(&database_dir(dir.path())).wait().unwrap();
     store.append(&[released(1)]).unwrap();
     store.rotate().unwrap();
     store.checkpoint().unwrap();
@@ -486,7 +499,7 @@ fn a_damaged_record_of_the_database_comes_from_the_journal_and_the_rest_of_it_is
     let (mut store, _) = open(dir.path());
     store.append(&[made(1), made(2)]).unwrap();
     store.checkpoint().unwrap();
-    store.shelf.as_ref().unwrap().damage_for_test(&grant(1).alloc_id);
+    store.shelver.meddle(|shelf| shelf.as_ref().unwrap().damage_for_test(&grant(1).alloc_id));
     drop(store);
     let (_, recovered) = open(dir.path());
     assert_eq!((ids(&recovered), recovered.report.missing, quarantined(dir.path())), (vec![1, 2], 0, 1), "{}", recovered.report);
@@ -505,15 +518,99 @@ fn what_is_promised_is_synced_before_it_is_relied_on() {
     store.rotate().unwrap();
     take_steps();
     store.checkpoint().unwrap();
-    assert_eq!(take_steps(), ["flush", "sync", "delete"], "sled has it before the journal forgets it");
+    let steps = ["sync", "sync directory", "flush", "sync", "delete"];
+    assert_eq!(take_steps(), steps, "the new head and sled have it before the journal forgets it");
     drop(store);
-    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash).unwrap();
+    let (mut store, _) = Store::open(dir.path(), Durability::ProcessCrash, None).unwrap();
     take_steps();
     store.append(&[made(3)]).unwrap();
     assert_eq!(take_steps(), ["write"]);
     assert!(sync(&mut store));
     assert!(!sync(&mut store), "nothing is new");
     assert_eq!(take_steps(), ["sync"]);
+}
+
+#[test]
+fn beside_a_whole_journal_of_this_boot_nobody_waits_for_the_database() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open_again(dir.path());
+    store.append(&[made(1), made(2), released(2)]).unwrap();
+    drop(store);
+    let (other, _) = Opening::begin(&database_dir(dir.path())).wait().unwrap();
+    let (mut store, recovered) = open_again(dir.path());
+    assert!(recovered.report.is_clean() && ids(&recovered) == [1], "{}", recovered.report);
+    store.append(&[made(3)]).unwrap();
+    other.close();
+    assert_eq!(store.history(9, |_| true).unwrap().len(), 1, "whoever asks the database waits for it");
+    store.checkpoint().unwrap();
+    drop(store);
+    fs::remove_dir_all(journal_dir(dir.path())).unwrap();
+    assert_eq!(ids(&open(dir.path()).1), [1, 3]);
+}
+
+/// After a power cut the journal may end earlier than sled does; within one boot it cannot, and something is wrong.
+#[test]
+fn a_database_ahead_of_the_journal_counts_after_a_boot_and_is_put_aside_within_one() {
+    for (boot, found, aside) in [(Some("next boot"), vec![1, 2], 0), (None, vec![1, 2], 0), (Some("this boot"), vec![1], 1)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open_again(dir.path());
+        store.append(&[made(1)]).unwrap();
+        let kept = fs::read(&segments(dir.path())[0]).unwrap();
+        store.append(&[made(2)]).unwrap();
+        store.checkpoint().unwrap();
+        drop(store);
+        fs::write(&segments(dir.path())[0], kept).unwrap();
+        let (store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
+        assert_eq!(ids(&recovered), found, "{boot:?}: {}", recovered.report);
+        store.shelver.meddle(|_| {});
+        let report = store.load().report;
+        assert_eq!((quarantined(dir.path()), report.quarantined.len(), report.is_clean()), (aside, aside, aside == 0), "{report}");
+    }
+}
+
+#[test]
+fn damage_to_the_database_that_is_found_behind_the_start_is_told_and_mended() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open_again(dir.path());
+    store.append(&[made(1), made(2), released(2)]).unwrap();
+    store.checkpoint().unwrap();
+    drop(store);
+    fs::write(database_dir(dir.path()).join("db"), vec![0xa5; 700_000]).unwrap();
+    let (mut store, recovered) = open_again(dir.path());
+    assert_eq!(ids(&recovered), [1]);
+    store.checkpoint().unwrap();
+    let report = store.load().report;
+    assert!(report.findings[0].contains("its history stays in the copy") && report.quarantined.len() == 1, "{report}");
+    assert_eq!((quarantined(dir.path()), store.is_sound()), (1, (true, true)));
+    drop(store);
+    assert!(open(dir.path()).1.report.is_clean());
+}
+
+#[test]
+fn an_append_never_waits_for_the_database_and_what_that_missed_comes_from_the_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let (go_on, wait) = std::sync::mpsc::channel();
+    let (stuck, is_stuck) = std::sync::mpsc::channel();
+    store.shelver.tell_to_meddle(move |_| {
+        stuck.send(()).unwrap();
+        wait.recv().unwrap();
+    });
+    is_stuck.recv().unwrap();
+    for batch in 0..10 {
+        store.append(&(1..=500).map(|n| made(500 * batch + n)).collect::<Vec<_>>()).unwrap();
+    }
+    store.append(&[released(4999)]).unwrap();
+    assert_eq!(store.is_sound(), (true, false));
+    assert!(store.begin_checkpoint().is_err(), "it is tried again later");
+    go_on.send(()).unwrap();
+    store.shelver.settle();
+    store.checkpoint().unwrap();
+    assert_eq!((store.is_sound(), segments(dir.path()).len()), ((true, true), 1));
+    assert_eq!(store.history(9, |_| true).unwrap().len(), 1);
+    drop(store);
+    fs::remove_dir_all(journal_dir(dir.path())).unwrap();
+    assert_eq!(open(dir.path()).1.grants.len(), 4999);
 }
 
 /// Some step of a ledger's life, over few grants so that steps meet.
@@ -569,12 +666,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(std::env::var("HOLDFAST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(24)))]
 
     #[test]
-    fn replay_equals_live(lives in prop::collection::vec((prop::collection::vec(step(), 0..6), 0..4_u8), 1..5)) {
+    fn replay_equals_live(lives in prop::collection::vec((prop::collection::vec(step(), 0..6), 0..4_u8, any::<bool>()), 1..5)) {
         let dir = tempfile::tempdir().unwrap();
         let mut all = Vec::new();
-        for (steps, ending) in lives {
-            let (mut store, recovered) = open(dir.path());
+        for (steps, ending, booted) in lives {
+            let (mut store, recovered) = if booted { open(dir.path()) } else { open_again(dir.path()) };
             prop_assert_eq!(as_map(recovered), model(&all));
+            store.shelver.meddle(|_| {});
             let database = tempfile::tempdir().unwrap();
             copy(&database_dir(dir.path()), &database.path().join("db"));
             for step in steps {

@@ -1,20 +1,18 @@
 //! `/metrics`, `/healthz` and `/readyz`, on one TCP address.
 
+use super::metrics;
 use axum::Router;
 use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
 use axum::routing::get;
-use metrics_exporter_prometheus::PrometheusHandle;
 use std::net::SocketAddr;
 use tokio::sync::watch;
 
 /// The routes. `ready` becomes true when the ledger is recovered, the first scan is done and every resource is
 /// registered or waits for an absent kubelet (I11).
-pub fn routes(metrics: PrometheusHandle, ready: watch::Receiver<bool>) -> Router {
+pub fn routes(ready: watch::Receiver<bool>) -> Router {
     Router::new()
-        .route(
-            "/metrics",
-            get(move || async move { ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render()) }),
-        )
+        .route("/metrics", get(scrape))
         .route("/healthz", get(|| async { "ok\n" }))
         .route(
             "/readyz",
@@ -22,6 +20,13 @@ pub fn routes(metrics: PrometheusHandle, ready: watch::Receiver<bool>) -> Router
                 if *ready.borrow() { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
             }),
         )
+}
+
+/// Away from the thread that serves the kubelet: the first scrape may have to wait for the recorder.
+async fn scrape() -> Result<impl IntoResponse, (StatusCode, String)> {
+    let rendered = tokio::task::spawn_blocking(|| metrics::install().render()).await;
+    let text = rendered.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
 }
 
 /// Serves `routes` on `address`. Where that is taken the daemon works on without, and says so.

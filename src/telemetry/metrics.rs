@@ -1,7 +1,8 @@
 //! The one table of metrics: every name, its kind, its unit and its help. Base units; bounded labels.
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 const ACTOR_RESTARTS: &str = "holdfast_actor_restarts_total";
@@ -21,9 +22,22 @@ const UPKEEP: Duration = Duration::from_secs(60);
 /// Upper bounds of the histograms' buckets, in seconds: from a call without a disk to the internal deadline.
 const BUCKETS: [f64; 14] = [0.000_05, 0.000_1, 0.000_2, 0.000_4, 0.000_8, 0.001_6, 0.003_2, 0.006_4, 0.012_8, 0.05, 0.1, 0.5, 1.0, 2.0];
 
-/// Starts the recorder for the whole process, once; later calls return the same one.
+/// Samples that may wait for the recorder; a start makes a few for each resource.
+const EARLY_MAX: usize = 10_000;
+
+type Sample = Box<dyn FnOnce() + Send>;
+
+static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
+/// What was measured before there was a recorder; `None` since there is one.
+static EARLY: Mutex<Option<Vec<Sample>>> = Mutex::new(Some(Vec::new()));
+/// The same, to be looked at without a lock.
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+
+/// Starts the recorder for the whole process, once; later calls return the same one. What was measured before is counted
+/// now.
+///
+/// It takes 1 to 200 ms, which is why it waits until the daemon serves: the recorder's clock is calibrated first, in a loop.
 pub fn install() -> PrometheusHandle {
-    static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     let start = || {
         let builder = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &BUCKETS);
         let recorder = builder.expect("the buckets are not empty").build_recorder();
@@ -34,11 +48,32 @@ pub fn install() -> PrometheusHandle {
         describe();
         handle
     };
-    HANDLE.get_or_init(start).clone()
+    let handle = HANDLE.get_or_init(start).clone();
+    // Under the lock, so that no later value of a gauge is set before an earlier one.
+    let mut early = EARLY.lock().unwrap_or_else(PoisonError::into_inner);
+    early.take().into_iter().flatten().for_each(|sample| sample());
+    INSTALLED.store(true, Ordering::Release);
+    handle
 }
 
-/// Keeps the histograms small where nobody scrapes: their samples are folded into buckets once a minute.
-pub async fn upkeep(metrics: PrometheusHandle) {
+/// Takes a sample, or keeps it until there is a recorder.
+fn sample(take: impl FnOnce() + Send + 'static) {
+    if !INSTALLED.load(Ordering::Acquire) {
+        let mut early = EARLY.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(early) = early.as_mut() {
+            if early.len() < EARLY_MAX {
+                early.push(Box::new(take));
+            }
+            return;
+        }
+    }
+    take();
+}
+
+/// Installs the recorder away from this thread, then keeps the histograms small where nobody scrapes: their samples are
+/// folded into buckets once a minute.
+pub async fn upkeep() {
+    let Ok(metrics) = tokio::task::spawn_blocking(install).await else { return };
     let mut every = tokio::time::interval(UPKEEP);
     loop {
         every.tick().await;
@@ -66,48 +101,55 @@ fn result(ok: bool) -> &'static str {
 
 /// An actor died.
 pub fn actor_restarted(actor: &'static str) {
-    metrics::counter!(ACTOR_RESTARTS, "actor" => actor).increment(1);
+    sample(move || metrics::counter!(ACTOR_RESTARTS, "actor" => actor).increment(1));
 }
 
 /// An Allocate was answered.
 pub fn allocated(resource: &str, ok: bool, took: Duration) {
-    metrics::counter!(ALLOCATIONS, "resource" => resource.to_owned(), "result" => result(ok)).increment(1);
-    metrics::histogram!(ALLOCATE_SECONDS, "resource" => resource.to_owned()).record(took.as_secs_f64());
+    let resource = resource.to_owned();
+    sample(move || {
+        metrics::counter!(ALLOCATIONS, "resource" => resource.clone(), "result" => result(ok)).increment(1);
+        metrics::histogram!(ALLOCATE_SECONDS, "resource" => resource).record(took.as_secs_f64());
+    });
 }
 
 /// A Register was answered or failed.
 pub fn registered(resource: &str, ok: bool) {
-    metrics::counter!(REGISTRATIONS, "resource" => resource.to_owned(), "result" => result(ok)).increment(1);
+    let resource = resource.to_owned();
+    sample(move || metrics::counter!(REGISTRATIONS, "resource" => resource, "result" => result(ok)).increment(1));
 }
 
 /// A ListAndWatch stream ended.
 pub fn stream_ended(resource: &str) {
-    metrics::counter!(STREAM_ENDS, "resource" => resource.to_owned()).increment(1);
+    let resource = resource.to_owned();
+    sample(move || metrics::counter!(STREAM_ENDS, "resource" => resource).increment(1));
 }
 
 /// The inventory changed.
 pub fn devices(resource: &str, healthy: usize, unhealthy: usize) {
     for (health, count) in [("healthy", healthy), ("unhealthy", unhealthy)] {
-        gauge(metrics::gauge!(DEVICES, "resource" => resource.to_owned(), "health" => health), count);
+        let resource = resource.to_owned();
+        sample(move || gauge(&metrics::gauge!(DEVICES, "resource" => resource, "health" => health), count));
     }
 }
 
 /// The ledger changed.
 pub fn grants(resource: &str, state: &'static str, count: usize) {
-    gauge(metrics::gauge!(GRANTS, "resource" => resource.to_owned(), "state" => state), count);
+    let resource = resource.to_owned();
+    sample(move || gauge(&metrics::gauge!(GRANTS, "resource" => resource, "state" => state), count));
 }
 
 /// A group commit took this long.
 pub fn journal_synced(took: Duration) {
-    metrics::histogram!(JOURNAL_SYNC_SECONDS).record(took.as_secs_f64());
+    sample(move || metrics::histogram!(JOURNAL_SYNC_SECONDS).record(took.as_secs_f64()));
 }
 
 /// A scan took this long.
 pub fn scanned(took: Duration) {
-    metrics::histogram!(SCAN_SECONDS).record(took.as_secs_f64());
+    sample(move || metrics::histogram!(SCAN_SECONDS).record(took.as_secs_f64()));
 }
 
-fn gauge(gauge: metrics::Gauge, count: usize) {
+fn gauge(gauge: &metrics::Gauge, count: usize) {
     // Counts stay far below 2^52, where an f64 is exact.
     #[expect(clippy::cast_precision_loss, reason = "a count of devices or grants")]
     gauge.set(count as f64);

@@ -88,7 +88,7 @@ impl Story {
     async fn release_without_proof(&mut self, uid: &str) -> Result<(), Stop> {
         self.stage.stop_daemon().await;
         let trouble = |error: crate::store::StoreError| Stop::Trouble(error.to_string());
-        let (mut store, recovered) = Store::open(self.stage.state_dir(), Durability::PowerLoss).map_err(trouble)?;
+        let (mut store, recovered) = Store::open(self.stage.state_dir(), Durability::PowerLoss, None).map_err(trouble)?;
         for grant in recovered.grants.iter().filter(|grant| grant.pod().is_some_and(|pod| pod.uid == uid)) {
             let state = GrantState::Released {
                 pod: grant.pod().cloned(),

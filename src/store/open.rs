@@ -1,0 +1,121 @@
+//! Opening: what both copies say becomes one truth.
+//!
+//! ```text
+//!  the journal's newest segment is sound and was written in this boot ─▶ it is the truth; older segments and the
+//!                                                                        database are read behind the start
+//!  otherwise ─▶ read everything, merge, and make both copies whole again before anybody relies on them
+//! ```
+//!
+//! Within one boot nothing that was written can have been lost, synced or not: a sound segment then has everything that
+//! is live. After a power cut sled may have entries that the journal lost.
+
+use super::database::Image;
+use super::layout::{Lock, database_dir, journal_dir, quarantine};
+use super::opening::{Opened, Opening, open_or_replace};
+use super::recovery::{self, Truth, database_finding, encode_live, journal_findings, open_segment};
+use super::replay::Fold;
+use super::shelver::{Database, Shelver, history_stays};
+use super::{OLD_SEGMENTS_MAX, Recovered, RecoveryReport, Store, StoreError, journal};
+use crate::domain::Durability;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+impl Store {
+    /// Opens the store, creating it where there is none, and rebuilds what is live. `boot_id` is that of the machine
+    /// (`/proc/sys/kernel/random/boot_id`); without one both copies are always compared before anything is believed.
+    ///
+    /// # Errors
+    /// When the directory is in use, cannot be written, or was written by a later version. Damage is no error: it is in
+    /// the report.
+    pub fn open(state_dir: &Path, durability: Durability, boot_id: Option<&str>) -> Result<(Store, Recovered), StoreError> {
+        let began = Instant::now();
+        let journal_dir = journal_dir(state_dir);
+        fs::create_dir_all(&journal_dir).map_err(StoreError::io("create", &journal_dir))?;
+        let mut lock = Lock::take(state_dir)?;
+
+        // The two copies are read side by side.
+        let database_dir = database_dir(state_dir);
+        let had_database = database_dir.exists();
+        let opening = Opening::begin(&database_dir);
+        let alone = if lock.is_of_boot(boot_id) { Fold::read_newest(&journal_dir)? } else { None };
+        let waits = alone.is_none();
+        let fold = alone.map_or_else(|| Fold::read(&journal_dir), Ok)?;
+
+        let mut report = RecoveryReport { findings: journal_findings(&fold), ..RecoveryReport::default() };
+        let (newest, damaged) = (fold.segments.last().map_or(0, |(first, _)| *first), fold.damaged.clone());
+        let (mut truth, database) = if waits {
+            let opened = match open_or_replace(opening, &database_dir, &mut report.quarantined) {
+                Ok(opened) => Some(Box::new(opened)),
+                Err(error @ (StoreError::InUse { .. } | StoreError::Newer { .. })) => return Err(error),
+                // The journal alone is enough to go on; every checkpoint tries the database again.
+                Err(error) => {
+                    report.findings.push(error.to_string());
+                    None
+                }
+            };
+            (merge(fold, opened.as_deref(), had_database, &mut report), Database::Opened(opened))
+        } else {
+            let truth = recovery::merge(fold, &Image::default(), &mut report, |_| BTreeMap::new());
+            (truth, Database::Opening { opening, existed: had_database })
+        };
+
+        // A new segment always: an old one is never written to again.
+        let first = truth.last.max(newest) + 1;
+        let live = encode_live(&truth)?;
+        let names: BTreeMap<_, _> = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).collect();
+        let (mut journal, next_seq) = open_segment(&journal_dir, first, &live, &names)?;
+        if waits {
+            journal.sync()?;
+        }
+        // Only now is everything in a sound place, and the damaged may go.
+        for path in damaged {
+            report.quarantined.push(quarantine(&path)?);
+        }
+        lock.note_boot(boot_id)?;
+        let grants = std::mem::take(&mut truth.live).into_values().map(|(_, grant)| grant).collect();
+        let shelver = Shelver::start(state_dir, database, first, truth, live.clone())?;
+        let mut store = Store {
+            dir: state_dir.to_owned(),
+            durability,
+            journal,
+            failed: false,
+            next_seq,
+            live,
+            names,
+            shelver,
+            report,
+            buffer: Vec::new(),
+            _lock: lock,
+        };
+        if !store.report.is_clean() {
+            // After damage both copies are made whole before anybody relies on them.
+            store.checkpoint()?;
+        } else if journal::segments(&journal_dir)?.len() > OLD_SEGMENTS_MAX + 1 {
+            store.begin_checkpoint()?;
+        }
+        store.report.took = began.elapsed();
+        let recovered = Recovered { grants, names: store.names.clone(), report: store.report.clone() };
+        Ok((store, recovered))
+    }
+}
+
+/// Both copies together, and what is wrong with the database.
+fn merge(fold: Fold, opened: Option<&Opened>, had_database: bool, report: &mut RecoveryReport) -> Truth {
+    let empty = Image::default();
+    let image = match opened {
+        Some(Opened { holds, salvaged, .. }) => {
+            if report.findings.is_empty() || !had_database {
+                report.findings.extend(database_finding(fold.oldest(), holds, had_database));
+            }
+            // What could be read of a damaged one counts, record by record.
+            salvaged.as_ref().map_or(holds, |(image, why)| {
+                report.findings.push(history_stays(why));
+                image
+            })
+        }
+        None => &empty,
+    };
+    recovery::merge(fold, image, report, |wanted| opened.and_then(|opened| opened.shelf.released_among(wanted).ok()).unwrap_or_default())
+}

@@ -1,0 +1,76 @@
+//! Opening the database with a time limit, and what is done with one that is damaged.
+
+use super::StoreError;
+use super::database::{Image, Refusal, Shelf, guard};
+use super::layout::quarantine;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Opening 1000 records takes 3 to 11 ms; what takes this long does not end.
+const OPEN_LIMIT: Duration = Duration::from_secs(5);
+
+/// A database that is being opened or created, on a thread of its own so that it can be given up on.
+#[derive(Debug)]
+pub(super) struct Opening {
+    begun: Instant,
+    opened: mpsc::Receiver<Result<(Shelf, Image), Refusal>>,
+}
+
+impl Opening {
+    /// Begins to open the database in `dir`.
+    pub(super) fn begin(dir: &Path) -> Self {
+        let (sender, opened) = mpsc::sync_channel(1);
+        let (path, unused) = (dir.to_owned(), sender.clone());
+        let open = move || {
+            let opened = guard(|| Ok(Shelf::open_here(&path))).unwrap_or_else(|why| Err(damaged(why)));
+            // Nobody listens after the limit; then the handle is dropped here.
+            drop(sender.send(opened));
+        };
+        if let Err(error) = thread::Builder::new().name("sled-open".into()).spawn(open) {
+            drop(unused.send(Err(damaged(error.to_string()))));
+        }
+        Opening { begun: Instant::now(), opened }
+    }
+
+    /// Waits for it.
+    pub(super) fn wait(self) -> Result<(Shelf, Image), Refusal> {
+        let left = OPEN_LIMIT.saturating_sub(self.begun.elapsed());
+        self.opened.recv_timeout(left).unwrap_or_else(|_| Err(damaged(format!("it does not open within {} s", OPEN_LIMIT.as_secs()))))
+    }
+}
+
+fn damaged(why: String) -> Refusal {
+    Refusal::Damaged { why, readable: Image::default() }
+}
+
+/// A database that is ready, and what came of the one that was there.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) shelf: Shelf,
+    /// What the ready one holds.
+    pub(super) holds: Image,
+    /// What could be read of a damaged one, and what was wrong with it. It vouches for nothing but its single records.
+    pub(super) salvaged: Option<(Image, String)>,
+}
+
+/// Waits for the database in `dir`; one that is damaged is renamed away and replaced by an empty one.
+pub(super) fn open_or_replace(opening: Opening, dir: &Path, quarantined: &mut Vec<PathBuf>) -> Result<Opened, StoreError> {
+    let refused = |refusal| match refusal {
+        Refusal::InUse => StoreError::InUse { path: dir.parent().unwrap_or(dir).to_owned() },
+        Refusal::Newer(version) => StoreError::Newer { path: dir.to_owned(), version },
+        Refusal::Damaged { why, .. } => StoreError::Database { path: dir.to_owned(), why },
+    };
+    match opening.wait() {
+        Ok((shelf, holds)) => Ok(Opened { shelf, holds, salvaged: None }),
+        Err(Refusal::Damaged { why, readable }) => {
+            if dir.exists() {
+                quarantined.push(quarantine(dir)?);
+            }
+            let (shelf, holds) = Opening::begin(dir).wait().map_err(refused)?;
+            Ok(Opened { shelf, holds, salvaged: Some((Image { applied: 0, ..readable }, why)) })
+        }
+        Err(refusal) => Err(refused(refusal)),
+    }
+}
