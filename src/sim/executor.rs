@@ -1,0 +1,442 @@
+//! A deterministic executor with virtual time: the whole of a simulation is one thread and one seed.
+//!
+//! Of the tasks that can go on, the seed picks the next one. Only when none can, time jumps to the next timer: an hour
+//! of a node takes as long as what happens in it. No thread, no real clock and no map in random order is involved, so
+//! that the same seed gives the same run, poll by poll.
+//!
+//! Tasks may use whatever wakes by a [`Waker`], the channels of `tokio::sync` too. What decides by itself at random
+//! must not be used: `tokio::select!` only with `biased`. The order in which a channel wakes its waiters does not count,
+//! since the ready set is kept in the order of the tasks' numbers.
+
+use super::random::Random;
+use futures_util::future::BoxFuture;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+/// Runs tasks. Dropping it drops every task.
+#[derive(Debug)]
+pub struct Executor {
+    handle: Handle,
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        // A task's own drop may spawn another one.
+        while !self.handle.lock().tasks.is_empty() {
+            let tasks = std::mem::take(&mut self.handle.lock().tasks);
+            drop(tasks);
+        }
+    }
+}
+
+impl Executor {
+    /// An executor without tasks, at time 0.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let state = State {
+            now: Duration::ZERO,
+            random: Random::new(seed),
+            tasks: BTreeMap::new(),
+            next_task: 0,
+            timers: BTreeMap::new(),
+            next_timer: 0,
+            polls: 0,
+        };
+        Executor { handle: Handle(Arc::new(Inner { state: Mutex::new(state), ready: Arc::default() })) }
+    }
+
+    /// What tasks and their makers use.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Runs until `done` says so, looking after every step; at the latest until the time `limit`. Says whether it is
+    /// done.
+    pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut() -> bool) -> bool {
+        while !done() {
+            if !self.step(limit) {
+                return done();
+            }
+        }
+        true
+    }
+
+    /// Runs everything that happens until the time `limit`, which it is then.
+    pub fn run_to(&mut self, limit: Duration) {
+        while self.step(limit) {}
+    }
+
+    /// Runs a future to its end, for `within` at the longest. `None` if it did not end.
+    pub fn run<T: Send + 'static>(&mut self, within: Duration, future: impl Future<Output = T> + Send + 'static) -> Option<T> {
+        let result = Arc::new(Mutex::new(None));
+        let place = Arc::clone(&result);
+        let task = self.handle.spawn(async move {
+            let value = future.await;
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        });
+        let limit = self.handle.now() + within;
+        self.run_until(limit, || task.is_finished());
+        task.abort();
+        result.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// One task goes on, or time does. False when nothing happens until `limit`, which it is then.
+    fn step(&mut self, limit: Duration) -> bool {
+        if let Some((id, mut future, waker)) = self.handle.pick() {
+            let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
+            self.handle.put_back(id, future, polled.is_pending());
+            return true;
+        }
+        self.handle.advance(limit)
+    }
+}
+
+/// Time, chance and new tasks, for whatever runs on an [`Executor`]. Cheap to clone.
+#[derive(Clone)]
+pub struct Handle(Arc<Inner>);
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        f.debug_struct("Handle").field("now", &state.now).field("tasks", &state.tasks.len()).finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    state: Mutex<State>,
+    ready: Arc<Mutex<BTreeSet<u64>>>,
+}
+
+struct State {
+    now: Duration,
+    random: Random,
+    tasks: BTreeMap<u64, Slot>,
+    next_task: u64,
+    /// By deadline, then in the order of their making.
+    timers: BTreeMap<(Duration, u64), Waker>,
+    next_timer: u64,
+    polls: u64,
+}
+
+struct Slot {
+    /// Away while the task is polled.
+    future: Option<BoxFuture<'static, ()>>,
+    waker: Waker,
+}
+
+struct TaskWaker {
+    id: u64,
+    ready: Arc<Mutex<BTreeSet<u64>>>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner).insert(self.id);
+    }
+}
+
+impl Handle {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ready(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.0.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The virtual time since the executor was made.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        self.lock().now
+    }
+
+    /// How many steps tasks have made: two runs of one seed agree in it.
+    #[must_use]
+    pub fn polls(&self) -> u64 {
+        self.lock().polls
+    }
+
+    /// Decides something at random.
+    pub fn random<R>(&self, draw: impl FnOnce(&mut Random) -> R) -> R {
+        draw(&mut self.lock().random)
+    }
+
+    /// Runs a task. Dropping what is returned leaves it running.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
+        let future: BoxFuture<'static, ()> = Box::pin(task);
+        let mut state = self.lock();
+        let id = state.next_task;
+        state.next_task += 1;
+        let waker = Waker::from(Arc::new(TaskWaker { id, ready: Arc::clone(&self.0.ready) }));
+        state.tasks.insert(id, Slot { future: Some(future), waker });
+        self.ready().insert(id);
+        Task { handle: self.clone(), id }
+    }
+
+    /// Waits. No time at all is no wait.
+    #[must_use]
+    pub fn sleep(&self, time: Duration) -> Sleep {
+        self.sleep_until(self.now().saturating_add(time))
+    }
+
+    /// Waits until a time; not at all if it is past.
+    #[must_use]
+    pub fn sleep_until(&self, deadline: Duration) -> Sleep {
+        Sleep { handle: self.clone(), deadline, timer: None }
+    }
+
+    /// Lets the others go on first, if the seed wants it so.
+    #[must_use]
+    pub fn pass(&self) -> Pass {
+        Pass { passed: false }
+    }
+
+    /// The future's value, or `None` when it takes longer.
+    pub async fn timeout<T>(&self, time: Duration, future: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            value = future => Some(value),
+            () = self.sleep(time) => None,
+        }
+    }
+
+    /// Takes out the task that goes on now.
+    fn pick(&self) -> Option<(u64, BoxFuture<'static, ()>, Waker)> {
+        let mut state = self.lock();
+        loop {
+            let mut ready = self.ready();
+            let nth = state.random.below(ready.len());
+            let id = ready.iter().nth(nth).copied()?;
+            ready.remove(&id);
+            drop(ready);
+            // A task may be woken after its end.
+            if let Some(slot) = state.tasks.get_mut(&id)
+                && let Some(future) = slot.future.take()
+            {
+                let waker = slot.waker.clone();
+                state.polls += 1;
+                return Some((id, future, waker));
+            }
+        }
+    }
+
+    fn put_back(&self, id: u64, future: BoxFuture<'static, ()>, is_pending: bool) {
+        let mut state = self.lock();
+        let mut over = Some(future);
+        if !is_pending {
+            state.tasks.remove(&id);
+        } else if let Some(slot) = state.tasks.get_mut(&id) {
+            slot.future = over.take();
+        }
+        drop(state);
+        // Outside the lock: what a task owns may wake or spawn others.
+        drop(over);
+    }
+
+    /// Moves the time to the next timer, or to `limit` if that comes first: then false.
+    fn advance(&self, limit: Duration) -> bool {
+        let mut state = self.lock();
+        let next = state.timers.keys().next().map(|(deadline, _)| *deadline);
+        let Some(next) = next.filter(|next| *next <= limit) else {
+            state.now = state.now.max(limit);
+            return false;
+        };
+        state.now = state.now.max(next);
+        let later = state.timers.split_off(&(next, u64::MAX));
+        let due = std::mem::replace(&mut state.timers, later);
+        drop(state);
+        due.into_values().for_each(Waker::wake);
+        true
+    }
+}
+
+/// A task of an [`Executor`].
+#[derive(Debug, Clone)]
+pub struct Task {
+    handle: Handle,
+    id: u64,
+}
+
+impl Task {
+    /// Drops the task where it stands; one that is just running is dropped at its next wait.
+    pub fn abort(&self) {
+        let slot = self.handle.lock().tasks.remove(&self.id);
+        drop(slot);
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        !self.handle.lock().tasks.contains_key(&self.id)
+    }
+}
+
+/// A wait for a time.
+#[derive(Debug)]
+pub struct Sleep {
+    handle: Handle,
+    deadline: Duration,
+    timer: Option<u64>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let mut state = this.handle.lock();
+        if state.now >= this.deadline {
+            return Poll::Ready(());
+        }
+        let timer = *this.timer.get_or_insert_with(|| {
+            state.next_timer += 1;
+            state.next_timer
+        });
+        state.timers.insert((this.deadline, timer), context.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        // A timer that nobody waits for must not hold up the time.
+        if let Some(timer) = self.timer {
+            self.handle.lock().timers.remove(&(self.deadline, timer));
+        }
+    }
+}
+
+/// A step aside.
+#[derive(Debug)]
+pub struct Pass {
+    passed: bool,
+}
+
+impl Future for Pass {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if std::mem::replace(&mut self.passed, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::{mpsc, watch};
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// Ten tasks that talk, wait and step aside; what they did, in order.
+    fn run(seed: u64) -> (Vec<(Duration, usize, usize)>, u64) {
+        let mut executor = Executor::new(seed);
+        let handle = executor.handle();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let (changed, _) = watch::channel(0);
+        for task in 0..10 {
+            let (handle, log, changed) = (handle.clone(), Arc::clone(&log), changed.clone());
+            executor.handle().spawn(async move {
+                let mut changes = changed.subscribe();
+                for step in 0..5 {
+                    match handle.random(|random| random.below(3)) {
+                        0 => handle.pass().await,
+                        1 => handle.sleep(handle.random(|random| random.between(Duration::ZERO, HOUR))).await,
+                        _ => drop(handle.timeout(Duration::from_millis(3), changes.changed()).await),
+                    }
+                    log.lock().unwrap().push((handle.now(), task, step));
+                    changed.send_replace(step);
+                }
+            });
+        }
+        executor.run_to(10 * HOUR);
+        assert_eq!(handle.now(), 10 * HOUR);
+        let log = log.lock().unwrap().clone();
+        (log, handle.polls())
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_run_and_another_one_does_not() {
+        for seed in 0..50 {
+            let first = run(seed);
+            assert_eq!(first.0.len(), 50);
+            assert_eq!(first, run(seed));
+            assert_ne!(first, run(seed + 1));
+        }
+    }
+
+    #[test]
+    fn every_order_of_two_tasks_is_reached() {
+        let mut orders = BTreeSet::new();
+        for seed in 0..20 {
+            let mut executor = Executor::new(seed);
+            let (sender, mut received) = mpsc::unbounded_channel();
+            for task in 0..2 {
+                let sender = sender.clone();
+                executor.handle().spawn(async move { sender.send(task).unwrap() });
+            }
+            executor.run_to(Duration::ZERO);
+            orders.insert((received.try_recv().unwrap(), received.try_recv().unwrap()));
+        }
+        assert_eq!(orders, BTreeSet::from([(0, 1), (1, 0)]));
+    }
+
+    #[test]
+    fn time_stands_still_while_a_task_can_go_on_and_jumps_when_none_can() {
+        let mut executor = Executor::new(1);
+        let handle = executor.handle();
+        let inside = handle.clone();
+        let done = executor.run(HOUR, async move {
+            for _ in 0..1000 {
+                inside.pass().await;
+            }
+            let before = inside.now();
+            inside.sleep(Duration::from_secs(60)).await;
+            (before, inside.now())
+        });
+        assert_eq!(done, Some((Duration::ZERO, Duration::from_secs(60))));
+        assert_eq!(executor.run(HOUR, std::future::pending::<()>()), None);
+        assert_eq!(handle.now(), HOUR + Duration::from_secs(60));
+    }
+
+    #[test]
+    fn an_aborted_task_is_dropped_and_a_timer_without_task_does_not_hold_up_the_time() {
+        struct Tell(mpsc::UnboundedSender<Duration>, Handle);
+        impl Drop for Tell {
+            fn drop(&mut self) {
+                self.0.send(self.1.now()).unwrap();
+            }
+        }
+        let mut executor = Executor::new(1);
+        let handle = executor.handle();
+        let (sender, mut received) = mpsc::unbounded_channel();
+        let tell = Tell(sender.clone(), handle.clone());
+        let inside = handle.clone();
+        let task = handle.spawn(async move {
+            let _tell = tell;
+            inside.sleep(HOUR).await;
+        });
+        executor.run_to(Duration::from_secs(1));
+        assert!(!task.is_finished());
+        task.abort();
+        assert!(task.is_finished());
+        assert_eq!(received.try_recv(), Ok(Duration::from_secs(1)));
+        assert!(!executor.step(2 * HOUR), "nothing is left to happen");
+
+        let tell = Tell(sender, handle.clone());
+        handle.spawn(async move {
+            let _tell = tell;
+            std::future::pending().await
+        });
+        drop(executor);
+        assert_eq!(received.try_recv(), Ok(2 * HOUR), "the end of the executor ends its tasks");
+    }
+}
