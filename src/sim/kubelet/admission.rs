@@ -1,16 +1,20 @@
 //! The kubelet's sync loop: one task admits the pods, one after the other.
 
-use super::core::Step;
+use super::core::{Choice, Step};
 use super::error::AllocateError;
 use super::event::EventKind;
-use super::pod::{Container, ContainerKind, ContainerSpec, PodPhase, PodSpec};
-use super::state::Shared;
+use super::hook::{Hook, Verdict};
+use super::pod::{ContainerKind, ContainerSpec, PodPhase, PodSpec};
+use super::state::{Shared, State};
+use super::worker;
 use crate::domain::{DeviceId, ResourceName};
+use futures_util::future;
 use std::collections::BTreeSet;
-use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Why an admission stops.
-enum Halt {
+pub(super) enum Halt {
     /// The pod is rejected.
     Refused(AllocateError),
     /// The kubelet is gone; its next life decides.
@@ -23,92 +27,133 @@ impl From<AllocateError> for Halt {
     }
 }
 
+/// What the sync loop does next.
+enum Work {
+    Admit(PodSpec),
+    Resize(PodSpec),
+}
+
 /// Admits what the node has after a gap, then what is added, until the life ends.
-pub(super) async fn sync_loop(shared: &Shared, life: u64) {
-    tokio::time::sleep(shared.config.first_batch_after).await;
-    let batch = shared.in_life(life, |state| {
-        let batch: Vec<PodSpec> = state.pods.iter().filter(|pod| !pod.is_failed()).map(|pod| pod.spec.clone()).collect();
-        if let Some(present) = &mut state.life {
-            present.known = state.pods.iter().map(|pod| pod.spec.uid.clone()).collect();
+pub(super) async fn sync_loop(shared: &Arc<Shared>, life: u64) {
+    shared.ground.sleep(shared.behaviour.gaps.to_first_batch).await;
+    shared.hook(life, Hook::BeforeFirstBatch).await;
+    let batch = shared.in_life(life, |state| state.pods.iter().map(|pod| pod.spec.uid.clone()).collect::<Vec<_>>());
+    for uid in batch.unwrap_or_default() {
+        let spec = shared.in_life(life, |state| {
+            let present = state.life.as_mut()?;
+            // Each pod is known before it is admitted, and those that failed stay so.
+            present.known.insert(uid.clone());
+            state.pods.iter().find(|pod| pod.spec.uid == uid && !pod.is_failed()).map(|pod| pod.spec.clone())
+        });
+        if let Some(spec) = spec.flatten() {
+            admit(shared, life, &spec).await;
+            shared.hook(life, Hook::BetweenPodsOfBatch).await;
         }
-        batch
-    });
-    for spec in batch.unwrap_or_default() {
-        admit(shared, life, &spec).await;
     }
+    shared.hook(life, Hook::BeforeSourcesReady).await;
     shared.life(life, |present| present.manager.set_sources_ready());
     shared.log(EventKind::SourcesReady);
 
     loop {
-        let added = shared.in_life(life, |state| {
-            let present = state.life.as_mut()?;
-            let pod = state.pods.iter().find(|pod| !present.known.contains(&pod.spec.uid))?;
-            present.known.insert(pod.spec.uid.clone());
-            Some(pod.spec.clone())
-        });
-        match added.flatten() {
-            Some(spec) => admit(shared, life, &spec).await,
+        match shared.in_life(life, next).flatten() {
+            Some(Work::Admit(spec)) => admit(shared, life, &spec).await,
+            Some(Work::Resize(spec)) => resize(shared, life, &spec).await,
             None => shared.pod_added.notified().await,
         }
     }
 }
 
+fn next(state: &mut State) -> Option<Work> {
+    let present = state.life.as_mut()?;
+    if let Some(pod) = state.pods.iter().find(|pod| !present.known.contains(&pod.spec.uid)) {
+        present.known.insert(pod.spec.uid.clone());
+        return Some(Work::Admit(pod.spec.clone()));
+    }
+    let uid = present.resizes.pop_front()?;
+    let pod = state.pods.iter().find(|pod| pod.spec.uid == uid && !pod.is_failed())?;
+    Some(Work::Resize(pod.spec.clone()))
+}
+
 /// Decides on one pod, for the first time or again. Nothing that it got is taken back when it is rejected: the next
 /// purge does that.
-async fn admit(shared: &Shared, life: u64, spec: &PodSpec) {
-    for container in spec.in_order() {
-        match allocate(shared, life, spec, container).await {
-            Ok(()) => {}
-            Err(Halt::Refused(error)) => return reject(shared, life, spec, &error),
-            Err(Halt::Over) => return,
+async fn admit(shared: &Arc<Shared>, life: u64, spec: &PodSpec) {
+    match decide(shared, life, spec).await {
+        Ok(()) => {
+            shared.log(EventKind::Admitted { pod_uid: spec.uid.clone() });
+            worker::work(shared, life, &spec.uid);
         }
+        Err(Halt::Refused(error)) => reject(shared, life, spec, &error).await,
+        Err(Halt::Over) => {}
     }
-    start(shared, life, spec);
+}
+
+/// Decides once more on a pod that runs: a rejection leaves it as it is.
+async fn resize(shared: &Arc<Shared>, life: u64, spec: &PodSpec) {
+    if let Err(Halt::Refused(error)) = decide(shared, life, spec).await {
+        shared.log(EventKind::ResizeRefused { pod_uid: spec.uid.clone(), error: error.to_string() });
+    }
+}
+
+async fn decide(shared: &Shared, life: u64, spec: &PodSpec) -> Result<(), Halt> {
+    for container in spec.in_order() {
+        allocate(shared, life, spec, container).await?;
+    }
+    if spec.lacks_room { Err(AllocateError::NoRoom.into()) } else { Ok(()) }
 }
 
 async fn allocate(shared: &Shared, life: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<(), Halt> {
     shared.life(life, |present| present.manager.begin(&spec.uid)).ok_or(Halt::Over)?;
-    if shared.config.topology_manager {
+    if shared.behaviour.topology_manager {
         check_topology(shared, life, spec, container)?;
     }
-    let (mut purged, mut changed) = (false, false);
-    for (resource, count) in &container.resources {
-        let step = shared.in_life(life, |state| {
-            let in_charge =
-                |state: &super::state::State| state.life.as_ref().is_some_and(|present| present.manager.is_plugin_resource(resource));
-            if !in_charge(state) {
-                return Ok(Step::Nothing);
-            }
-            if !purged {
-                state.purge();
-                purged = true;
-            }
-            let required = usize::try_from(*count).unwrap_or(usize::MAX);
-            state
-                .life
-                .as_mut()
-                .map_or(Ok(Step::Nothing), |present| present.manager.allocate(&spec.uid, &container.name, resource, required))
-        });
-        let ids = match step.ok_or(Halt::Over)?? {
-            Step::Nothing => continue,
-            Step::Allocate(ids) => ids,
-            Step::Choose(choice) => choose(shared, life, resource, choice).await?,
-        };
-        changed = true;
-        call(shared, life, spec, container, resource, &ids).await?;
-    }
-    if changed {
-        shared.write_checkpoint(life).map_err(AllocateError::Checkpoint)?;
-    }
+    allocate_resources(shared, life, spec, container).await?;
     let leaves_devices = container.kind == ContainerKind::Init;
     shared.life(life, |present| present.manager.finish(&spec.uid, &container.name, leaves_devices)).ok_or(Halt::Over)
 }
 
+/// The resources of a container, in any order, as Go walks a map.
+pub(super) fn resources(shared: &Shared, container: &ContainerSpec) -> Vec<(ResourceName, usize)> {
+    let required = |count: &u32| usize::try_from(*count).unwrap_or(usize::MAX);
+    let mut left: Vec<_> = container.resources.iter().map(|(resource, count)| (resource.clone(), required(count))).collect();
+    let mut order = Vec::with_capacity(left.len());
+    while !left.is_empty() {
+        order.push(left.remove(shared.ground.below(left.len())));
+    }
+    order
+}
+
+/// Gives a container what it has not got yet: at its admission, and at its start where nothing is recorded.
+pub(super) async fn allocate_resources(shared: &Shared, life: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<(), Halt> {
+    let (mut purged, mut changed) = (false, false);
+    for (resource, required) in resources(shared, container) {
+        let step = shared.in_life(life, |state| {
+            if !state.life.as_ref().is_some_and(|present| present.manager.is_plugin_resource(&resource)) {
+                return Ok(Step::Nothing);
+            }
+            if !std::mem::replace(&mut purged, true) {
+                state.purge();
+            }
+            let Some(present) = &mut state.life else { return Ok(Step::Nothing) };
+            present.manager.allocate(&spec.uid, &container.name, &resource, required)
+        });
+        let ids = match step.ok_or(Halt::Over)?? {
+            Step::Nothing => continue,
+            Step::Allocate(ids) => ids,
+            Step::Choose(choice) => choose(shared, life, &resource, choice).await?,
+        };
+        changed = true;
+        call(shared, life, spec, container, &resource, &ids).await?;
+    }
+    if changed {
+        shared.write_checkpoint(life).await.map_err(AllocateError::Checkpoint)?;
+    }
+    Ok(())
+}
+
 fn check_topology(shared: &Shared, life: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<(), Halt> {
-    shared.in_life(life, super::state::State::purge).ok_or(Halt::Over)?;
-    for (resource, count) in &container.resources {
-        let required = usize::try_from(*count).unwrap_or(usize::MAX);
-        let hints = shared.life(life, |present| present.manager.topology_hints(&spec.uid, &container.name, resource, required));
+    shared.in_life(life, State::purge).ok_or(Halt::Over)?;
+    for (resource, required) in resources(shared, container) {
+        let hints = shared.life(life, |present| present.manager.topology_hints(&spec.uid, &container.name, &resource, required));
         if let Err(error) = hints.ok_or(Halt::Over)? {
             shared.panic(&error);
             return Err(Halt::Over);
@@ -118,7 +163,7 @@ fn check_topology(shared: &Shared, life: u64, spec: &PodSpec, container: &Contai
 }
 
 /// Asks the plugin which devices it prefers, if it offers that, and takes them.
-async fn choose(shared: &Shared, life: u64, resource: &ResourceName, choice: super::core::Choice) -> Result<BTreeSet<DeviceId>, Halt> {
+async fn choose(shared: &Shared, life: u64, resource: &ResourceName, choice: Choice) -> Result<BTreeSet<DeviceId>, Halt> {
     let endpoint = shared.life(life, |present| {
         let endpoint = present.manager.endpoint(resource).ok_or_else(|| AllocateError::EndpointNotFound(resource.clone()))?;
         let wanted = endpoint.options.is_some_and(|options| options.preferred_allocation);
@@ -133,7 +178,8 @@ async fn choose(shared: &Shared, life: u64, resource: &ResourceName, choice: sup
             preferred.map_err(AllocateError::Preferred)?
         }
     };
-    Ok(shared.life(life, |present| present.manager.choose(choice, &preferred)).ok_or(Halt::Over)??)
+    let mut below = |count| shared.ground.below(count);
+    Ok(shared.life(life, |present| present.manager.choose(choice, &preferred, &mut below)).ok_or(Halt::Over)??)
 }
 
 /// The Allocate call, and the record of what it gave.
@@ -145,12 +191,25 @@ async fn call(
     resource: &ResourceName,
     ids: &BTreeSet<DeviceId>,
 ) -> Result<(), Halt> {
-    let asked_at = shared.now();
-    let client = shared.life(life, |present| present.manager.callable(resource)).ok_or(Halt::Over)?;
-    let answer = match client {
-        Ok(client) => client.allocate(ids).await.map_err(AllocateError::Rpc),
+    let fails = shared.hook(life, Hook::BeforeAllocate).await == Verdict::Fail;
+    let asked_at = shared.ground.now();
+    let client = shared.life(life, |present| {
+        present.allocating += 1;
+        present.manager.callable(resource)
+    });
+    let answer = match client.ok_or(Halt::Over)? {
         Err(error) => Err(error),
+        Ok(_) if fails => Err(AllocateError::Rpc(BROKEN.to_owned())),
+        Ok(client) => {
+            // The hook is passed while the plugin is at work, and its answer waits for it.
+            let (answer, verdict) = future::join(client.allocate(ids), shared.hook(life, Hook::DuringAllocate)).await;
+            let answer = if verdict == Verdict::Fail { Err(BROKEN.to_owned()) } else { answer };
+            answer.map_err(AllocateError::Rpc)
+        }
     };
+    let answered_at = shared.ground.now();
+    shared.life(life, |present| present.allocating = present.allocating.saturating_sub(1)).ok_or(Halt::Over)?;
+    shared.hook(life, Hook::AfterAllocate).await;
     let edits = match answer {
         Ok(Some(edits)) => edits,
         // The reservation stays, as in the kubelet: only a purge or a failed call drops it.
@@ -170,57 +229,48 @@ async fn call(
         pod_uid: spec.uid.clone(),
         container: container.name.clone(),
         devices: ids.clone(),
-        took: shared.now().saturating_sub(asked_at),
+        took: answered_at.saturating_sub(asked_at),
     });
     Ok(())
 }
 
+/// What a call comes to whose connection broke, in grpc-go's words.
+const BROKEN: &str = "rpc error: code = Unavailable desc = error reading from server: EOF";
+
 /// The pod fails for good, and what runs of it is killed.
-fn reject(shared: &Shared, life: u64, spec: &PodSpec, error: &AllocateError) {
-    let at = shared.now();
-    let reason = "UnexpectedAdmissionError".to_owned();
-    let message = format!("Pod was rejected: Allocate failed due to {error}, which is unexpected");
+async fn reject(shared: &Arc<Shared>, life: u64, spec: &PodSpec, error: &AllocateError) {
+    shared.hook(life, Hook::BeforeReject).await;
+    let at = shared.ground.now();
+    let (reason, message) = match error {
+        AllocateError::NoRoom => ("OutOfcpu", format!("Pod was rejected: {error}")),
+        _ => ("UnexpectedAdmissionError", format!("Pod was rejected: Allocate failed due to {error}, which is unexpected")),
+    };
+    let reason = reason.to_owned();
     shared.in_life(life, |state| {
         state.rejections += 1;
         if let Some(pod) = state.pod(&spec.uid) {
-            pod.containers.values_mut().for_each(|container| container.running = false);
             pod.phase = PodPhase::Failed { reason: reason.clone(), message: message.clone() };
         }
         state.events.push(at, EventKind::Rejected { pod_uid: spec.uid.clone(), reason, message });
     });
-    note(shared, shared.files.remove_cgroup(&spec.uid));
-}
-
-/// The pod runs: its init containers to their end, the others on. One that ran before goes on as it is.
-fn start(shared: &Shared, life: u64, spec: &PodSpec) {
-    let at = shared.now();
-    let files = shared.in_life(life, |state| {
-        let edits: Vec<_> = match &state.life {
-            Some(present) => {
-                spec.in_order().map(|container| (container, present.manager.held().edits(&spec.uid, &container.name))).collect()
-            }
-            None => Vec::new(),
-        };
-        let mut files = Ok(());
-        // A pod that was deleted while it was admitted is not started.
-        let Some(pod) = state.pod(&spec.uid) else { return files };
-        if pod.phase == PodPhase::Pending {
-            pod.phase = PodPhase::Running;
-            files = shared.files.create_pod(spec);
-            for (container, edits) in edits {
-                files = files.and(shared.files.create_container(spec, &container.name));
-                let running = container.kind != ContainerKind::Init;
-                pod.containers.insert(container.name.clone(), Container { running, edits });
-            }
-        }
-        state.events.push(at, EventKind::Admitted { pod_uid: spec.uid.clone() });
-        files
-    });
-    note(shared, files.unwrap_or(Ok(())));
-}
-
-fn note(shared: &Shared, result: io::Result<()>) {
-    if let Err(error) = result {
-        shared.log(EventKind::FileFailed { error: format!("failed to write the pod's files: {error}") });
+    let steps = usize::try_from(shared.behaviour.kill_within.as_millis()).unwrap_or_default();
+    if steps == 0 {
+        return kill(shared, &spec.uid);
     }
+    let wait = Duration::from_millis(u64::try_from(shared.ground.below(steps)).unwrap_or_default());
+    let (shared, uid) = (Arc::clone(shared), spec.uid.clone());
+    // The container runtime goes on with it when the kubelet dies.
+    let _ = Arc::clone(&shared).ground.spawn(Box::pin(async move {
+        shared.ground.sleep(wait).await;
+        kill(&shared, &uid);
+    }));
+}
+
+fn kill(shared: &Shared, uid: &str) {
+    shared.update(|state| {
+        if let Some(pod) = state.pod(uid) {
+            pod.containers.values_mut().for_each(|container| container.running = false);
+        }
+    });
+    worker::note(shared, shared.ground.remove_cgroup(uid));
 }

@@ -2,7 +2,7 @@
 //!
 //! It follows kubelet 1.36 step by step, also where the kubelet forgets a reservation or dereferences a device that
 //! has left the list: a plugin that lives with this one lives with the real one. Where the kubelet walks a Go map, in
-//! random order, this walks an ordered one.
+//! random order, this walks an ordered one, or asks for an order where it decides which device is given out.
 
 use super::error::{AllocateError, NilDereference};
 use super::held::{Held, NO_NUMA_NODE, PodDevices};
@@ -51,6 +51,26 @@ pub struct Capacity {
     pub capacity: usize,
     /// The healthy ones, held or not.
     pub allocatable: usize,
+}
+
+/// What a list changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// How many are healthy now.
+    pub healthy: usize,
+    /// How many are not.
+    pub unhealthy: usize,
+    /// Ids that a container holds, or is just given, and that the list no longer has.
+    pub vanished: BTreeSet<DeviceId>,
+}
+
+/// What the kubelet does before it calls a plugin at the start of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PreStart<C> {
+    /// No call: the plugin did not ask for it, or nothing is known of it since a restart.
+    Skip,
+    /// `PreStartContainer` with these ids.
+    Call(C, BTreeSet<DeviceId>),
 }
 
 /// The next step of an allocation.
@@ -103,6 +123,8 @@ pub struct DeviceManager<C> {
     /// What finished init containers of the pod under admission leave to its next containers.
     reuse: BTreeMap<String, Sets>,
     sources_ready: bool,
+    /// Whether a device that has left the list crashes it; older ones take it for one without topology.
+    panics: bool,
     /// Containers that ran when this kubelet started: (pod UID, container).
     initially_running: BTreeSet<(String, String)>,
 }
@@ -121,8 +143,16 @@ impl<C: Clone> DeviceManager<C> {
             held,
             reuse: BTreeMap::new(),
             sources_ready: false,
+            panics: true,
             initially_running,
         }
+    }
+
+    /// Whether it crashes where it takes a device that has left the list.
+    #[must_use]
+    pub fn panics(mut self, panics: bool) -> Self {
+        self.panics = panics;
+        self
     }
 
     /// A plugin was dialled and gave its options: it serves the resource from now on. Devices stay as they are.
@@ -139,18 +169,20 @@ impl<C: Clone> DeviceManager<C> {
         }
     }
 
-    /// A list arrived, from any stream of the resource: it replaces what was known. Returns healthy and unhealthy.
-    pub fn listed(&mut self, resource: &ResourceName, devices: Vec<ListedDevice>) -> (usize, usize) {
+    /// A list arrived, from any stream of the resource: it replaces what was known.
+    pub fn listed(&mut self, resource: &ResourceName, devices: Vec<ListedDevice>) -> Listed {
         let (mut healthy, mut unhealthy, mut all) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
         for device in devices {
             if device.healthy { &mut healthy } else { &mut unhealthy }.insert(device.id.clone());
             all.insert(device.id, device.numa_nodes);
         }
-        let counts = (healthy.len(), unhealthy.len());
+        let in_use = self.allocated.get(resource).into_iter().flatten();
+        let vanished = in_use.filter(|id| !all.contains_key(*id)).cloned().collect();
+        let listed = Listed { healthy: healthy.len(), unhealthy: unhealthy.len(), vanished };
         self.healthy.insert(resource.clone(), healthy);
         self.unhealthy.insert(resource.clone(), unhealthy);
         self.all.insert(resource.clone(), all);
-        counts
+        listed
     }
 
     /// Whether the first batch of pods is through; until then containers that run are not touched.
@@ -217,7 +249,7 @@ impl<C: Clone> DeviceManager<C> {
         let reusable = self.reuse.get(pod_uid).and_then(|reuse| reuse.get(resource)).cloned().unwrap_or_default();
         let mut taken = BTreeSet::new();
         // Reused ids are taken whatever their health is, as in the kubelet.
-        if self.take(resource, &reusable, &mut taken, required) {
+        if self.take(resource, reusable.into_iter().collect(), &mut taken, required, &mut |_| 0) {
             return Ok(Step::Allocate(taken));
         }
         let in_use = self.allocated.entry(resource.clone()).or_default();
@@ -230,25 +262,37 @@ impl<C: Clone> DeviceManager<C> {
         Ok(Step::Choose(Choice { resource: resource.clone(), taken, available, required }))
     }
 
-    /// Completes an allocation: preferred ids first, then any.
-    pub fn choose(&mut self, choice: Choice, preferred: &BTreeSet<DeviceId>) -> Result<BTreeSet<DeviceId>, AllocateError> {
+    /// Completes an allocation: preferred ids first, then any. `below` chooses one of so many.
+    pub fn choose(
+        &mut self,
+        choice: Choice,
+        preferred: &BTreeSet<DeviceId>,
+        below: &mut dyn FnMut(usize) -> usize,
+    ) -> Result<BTreeSet<DeviceId>, AllocateError> {
         let Choice { resource, mut taken, available, required } = choice;
         let preferred = preferred.intersection(&available).cloned().collect();
-        if self.take(&resource, &preferred, &mut taken, required) || self.take(&resource, &available, &mut taken, required) {
+        if self.take(&resource, preferred, &mut taken, required, below)
+            || self.take(&resource, available.into_iter().collect(), &mut taken, required, below)
+        {
             return Ok(taken);
         }
         Err(AllocateError::Fewer { required, got: taken.len() })
     }
 
     /// Reserves ids from `from` until `required` are taken; says whether they are.
-    fn take(&mut self, resource: &ResourceName, from: &BTreeSet<DeviceId>, taken: &mut BTreeSet<DeviceId>, required: usize) -> bool {
+    fn take(
+        &mut self,
+        resource: &ResourceName,
+        mut from: Vec<DeviceId>,
+        taken: &mut BTreeSet<DeviceId>,
+        required: usize,
+        below: &mut dyn FnMut(usize) -> usize,
+    ) -> bool {
         let allocated = self.allocated.entry(resource.clone()).or_default();
-        for id in from {
-            if taken.len() == required {
-                break;
-            }
+        while taken.len() < required && !from.is_empty() {
+            let id = from.remove(below(from.len()));
             if taken.insert(id.clone()) {
-                allocated.insert(id.clone());
+                allocated.insert(id);
             }
         }
         taken.len() == required
@@ -295,8 +339,11 @@ impl<C: Clone> DeviceManager<C> {
     }
 
     fn topology(&self, resource: &ResourceName, id: &DeviceId, site: &'static str) -> Result<&[i64], NilDereference> {
-        let missing = || NilDereference { site, resource: resource.clone(), device: id.clone() };
-        self.all.get(resource).and_then(|all| all.get(id)).map(Vec::as_slice).ok_or_else(missing)
+        match self.all.get(resource).and_then(|all| all.get(id)) {
+            Some(nodes) => Ok(nodes),
+            None if self.panics => Err(NilDereference { site, resource: resource.clone(), device: id.clone() }),
+            None => Ok(&[]),
+        }
     }
 
     /// A container is through: an init container that ends leaves its devices to the next ones, every other keeps them.
@@ -311,6 +358,20 @@ impl<C: Clone> DeviceManager<C> {
                 reusable.retain(|id| !ids.contains(id));
             }
         }
+    }
+
+    /// What is called before a container starts with what it holds of a resource.
+    pub fn pre_start(&self, pod_uid: &str, container: &str, resource: &ResourceName) -> Result<PreStart<C>, AllocateError> {
+        let endpoint = self.endpoints.get(resource).ok_or_else(|| AllocateError::EndpointNotFound(resource.clone()))?;
+        if !endpoint.options.is_some_and(|options| options.pre_start) {
+            return Ok(PreStart::Skip);
+        }
+        let held = self.held.get(pod_uid, container, resource).ok_or_else(|| AllocateError::NothingHeld {
+            pod: pod_uid.to_owned(),
+            container: container.to_owned(),
+            resource: resource.clone(),
+        })?;
+        Ok(PreStart::Call(self.callable(resource)?, held.ids()))
     }
 
     /// The endpoint that serves a resource.

@@ -56,6 +56,19 @@ pub enum AllocateError {
     /// The endpoint's stream has ended.
     #[error("endpoint {0} has been stopped")]
     EndpointStopped(ResourceName),
+    /// A container is to be started with devices that nobody has recorded.
+    #[error("no devices found allocated in local cache for pod {pod}, container {container}, resource {resource}")]
+    NothingHeld {
+        /// The pod's UID.
+        pod: String,
+        /// The container.
+        container: String,
+        /// The resource.
+        resource: ResourceName,
+    },
+    /// The pod's devices were allocated; a later handler of its admission has no room for it.
+    #[error("Node didn't have enough resource: cpu")]
+    NoRoom,
     /// `GetPreferredAllocation` failed.
     #[error("device plugin GetPreferredAllocation rpc failed with err: {0}")]
     Preferred(String),

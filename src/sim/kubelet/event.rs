@@ -1,5 +1,6 @@
 //! What happened, with times: the demo prints it, the tests and benchmarks measure with it.
 
+use super::interleaving::Interleaving;
 use crate::domain::{DeviceId, ResourceName};
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -116,6 +117,43 @@ pub enum EventKind {
         /// The pod's UID.
         pod_uid: String,
     },
+    /// A list no longer has devices that a container holds or is just given.
+    Vanished {
+        /// The resource.
+        resource: ResourceName,
+        /// The ids.
+        devices: BTreeSet<DeviceId>,
+    },
+    /// Clients of a resource have met in an order that is known to go wrong.
+    Interleaving {
+        /// The resource.
+        resource: ResourceName,
+        /// Which order.
+        which: Interleaving,
+    },
+    /// A container could not be started; it is tried again.
+    StartFailed {
+        /// The pod's UID.
+        pod_uid: String,
+        /// The container.
+        container: String,
+        /// The reason that its status gives, as `CreateContainerConfigError: ...`.
+        error: String,
+    },
+    /// A pod that runs was to be resized, and its admission says no: it stays as it is.
+    ResizeRefused {
+        /// The pod's UID.
+        pod_uid: String,
+        /// Why.
+        error: String,
+    },
+    /// A container was started.
+    ContainerStarted {
+        /// The pod's UID.
+        pod_uid: String,
+        /// The container.
+        container: String,
+    },
     /// The real kubelet would have crashed.
     Panicked {
         /// Where, and on which device.
@@ -133,6 +171,8 @@ impl EventKind {
             | EventKind::Listed { resource, .. }
             | EventKind::StreamEnded { resource, .. }
             | EventKind::Disconnected { resource, .. }
+            | EventKind::Vanished { resource, .. }
+            | EventKind::Interleaving { resource, .. }
             | EventKind::Allocated { resource, .. } => Some(resource),
             _ => None,
         }
@@ -162,6 +202,11 @@ impl fmt::Display for Event {
             EventKind::Rejected { pod_uid, reason, message } => write!(f, "pod {pod_uid} rejected: {reason}: {message}"),
             EventKind::SourcesReady => write!(f, "first pods admitted"),
             EventKind::Deleted { pod_uid } => write!(f, "pod {pod_uid} deleted"),
+            EventKind::Vanished { resource, devices } => write!(f, "{resource}: {} held devices left the list", devices.len()),
+            EventKind::Interleaving { resource, which } => write!(f, "{resource}: interleaving {which}"),
+            EventKind::StartFailed { pod_uid, container, error } => write!(f, "{pod_uid}/{container} not started: {error}"),
+            EventKind::ResizeRefused { pod_uid, error } => write!(f, "pod {pod_uid} not resized: {error}"),
+            EventKind::ContainerStarted { pod_uid, container } => write!(f, "{pod_uid}/{container} started"),
             EventKind::Panicked { site } => write!(f, "the kubelet would have crashed {site}"),
         }
     }

@@ -86,12 +86,12 @@ impl PodDevices {
         })
     }
 
-    /// What a container is started with: the answers of all its resources put together. Where two set the same
-    /// variable, path, annotation or CDI name, the first one counts.
+    /// What a container is started with: the answers of its resources put together, in this order. Where two set the
+    /// same variable, path, annotation or CDI name, the first one counts.
     #[must_use]
-    pub fn edits(&self, pod_uid: &str, container: &str) -> ContainerEdits {
+    pub fn edits(&self, pod_uid: &str, container: &str, order: &[ResourceName]) -> ContainerEdits {
         let mut merged = ContainerEdits::default();
-        for (_, held) in self.container(pod_uid, container) {
+        for held in order.iter().filter_map(|resource| self.get(pod_uid, container, resource)) {
             let edits = &held.edits;
             for (key, value) in &edits.envs {
                 merged.envs.entry(key.clone()).or_insert_with(|| value.clone());

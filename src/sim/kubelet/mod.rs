@@ -19,46 +19,50 @@
 //! is cut, nothing is unlinked. The node — pods, containers, events — outlives it, and the next start finds it.
 
 mod admission;
-mod checkpoint;
+mod behaviour;
 mod client;
 pub mod core;
 pub mod error;
 mod event;
-mod files;
+pub(in crate::sim) mod ground;
 pub mod held;
-mod link;
+mod hook;
+mod interleaving;
+mod limiter;
 mod pod;
-mod pod_resources;
-mod registration;
-mod state;
+pub(in crate::sim) mod pod_resources;
+mod profile;
+pub(in crate::sim) mod registration;
+mod sockets;
+pub(in crate::sim) mod start;
+pub(in crate::sim) mod state;
+mod status;
 mod view;
-mod wire;
+mod worker;
 
 #[cfg(test)]
 mod tests;
 
+pub use self::behaviour::{Behaviour, Gaps};
 pub use self::core::{Capacity, ENDPOINT_GRACE};
 pub use self::event::{Event, EventKind, EventLog};
+pub use self::hook::{Gate, Hook, HookTable, Verdict};
+pub use self::interleaving::Interleaving;
 pub use self::pod::{Container, ContainerKind, ContainerSpec, Pod, PodPhase, PodSpec};
-pub use self::view::View;
+pub use self::profile::Profile;
+pub use self::start::Start;
+pub use self::status::Readings;
+pub use self::view::{Holder, Standing, View};
 
-use self::core::DeviceManager;
-use self::pod_resources::PodResourcesService;
-use self::registration::RegistrationService;
+use self::sockets::Sockets;
+use self::sockets::files::Files;
 use self::state::Shared;
 use crate::domain::{DeviceId, ResourceName};
-use crate::kubelet::proto::podresources_v1::pod_resources_lister_server::PodResourcesListerServer;
-use crate::kubelet::proto::v1beta1::registration_server::RegistrationServer;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::UnixListener;
-use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::Server;
-use tonic::transport::server::Router;
 
 /// Where a kubelet lives, and how it behaves.
 #[derive(Debug, Clone)]
@@ -77,6 +81,10 @@ pub struct KubeletConfig {
     pub sync_checkpoint: bool,
     /// Whether a topology policy is active: it looks at more devices, and so crashes at more places.
     pub topology_manager: bool,
+    /// Its version, as far as registration is concerned.
+    pub profile: Profile,
+    /// Where a test holds the kubelet's flows.
+    pub hooks: HookTable,
 }
 
 impl KubeletConfig {
@@ -89,6 +97,26 @@ impl KubeletConfig {
             dial_within: Duration::from_secs(10),
             sync_checkpoint: false,
             topology_manager: false,
+            profile: Profile::K125,
+            hooks: HookTable::default(),
+        }
+    }
+
+    /// The same behaviour; a demonstration does not wait for phases that nobody sees.
+    fn behaviour(&self) -> Behaviour {
+        let gaps = Gaps {
+            to_container_manager: Duration::ZERO,
+            to_device_manager: Duration::ZERO,
+            to_first_batch: self.first_batch_after,
+            ..Behaviour::default().gaps
+        };
+        Behaviour {
+            profile: self.profile,
+            topology_manager: self.topology_manager,
+            dial_within: self.dial_within,
+            gaps,
+            kill_within: Duration::ZERO,
+            ..Behaviour::default()
         }
     }
 }
@@ -127,7 +155,9 @@ impl Drop for Kubelet {
 impl Kubelet {
     /// Makes the node's directories and starts a kubelet on them.
     pub async fn start(config: KubeletConfig) -> Result<Self, io::Error> {
-        let kubelet = Kubelet { shared: Arc::new(Shared::new(config)) };
+        let files = Files { kubelet_dir: config.kubelet_dir.clone(), host_root: config.host_root.clone() };
+        let ground = Sockets::new(files, config.hooks.clone(), config.sync_checkpoint);
+        let kubelet = Kubelet { shared: Arc::new(Shared::new(config.behaviour(), Arc::new(ground))) };
         kubelet.start_again().await?;
         Ok(kubelet)
     }
@@ -139,17 +169,7 @@ impl Kubelet {
 
     /// Starts it again on what the last one left. An error if it runs.
     pub async fn start_again(&self) -> Result<(), io::Error> {
-        let shared = &self.shared;
-        if shared.peek().life.is_some() {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the kubelet runs"));
-        }
-        shared.files.create()?;
-        let life = shared.open(self.recover());
-        let served = self.serve(life);
-        if served.is_err() {
-            shared.close();
-        }
-        served
+        start::start(&self.shared, Start::default()).await
     }
 
     /// [`Kubelet::stop`] and [`Kubelet::start_again`].
@@ -158,65 +178,16 @@ impl Kubelet {
         self.start_again().await
     }
 
-    /// The device manager as the checkpoint leaves it; an empty one where there is none.
-    fn recover(&self) -> DeviceManager<Arc<client::Client>> {
-        let shared = &self.shared;
-        let decoded = match shared.files.read_checkpoint() {
-            Ok(bytes) => checkpoint::decode(&bytes).map_err(|error| error.to_string()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Default::default()),
-            Err(error) => Err(error.to_string()),
-        };
-        let (held, known) = decoded.unwrap_or_else(|error| {
-            shared.log(EventKind::CheckpointUnreadable { error });
-            Default::default()
-        });
-        let running = shared.peek().pods.iter().flat_map(running_containers).collect();
-        DeviceManager::start(held, known, running, shared.now())
-    }
-
-    /// Binds both sockets, in the kubelet's order, and starts the sync loop.
-    fn serve(&self, life: u64) -> Result<(), io::Error> {
-        let shared = &self.shared;
-        let service = PodResourcesService { shared: Arc::clone(shared), life };
-        // Bound beside its place and moved there, so that the path is never absent.
-        let socket = shared.files.pod_resources_socket();
-        let temporary = socket.with_file_name(format!("kubelet.sock.{life}"));
-        remove(&temporary)?;
-        let listener = UnixListener::bind(&temporary)?;
-        std::fs::rename(&temporary, &socket)?;
-        self.spawn_server(life, listener, Server::builder().add_service(PodResourcesListerServer::new(service)));
-
-        shared.files.remove_sockets()?;
-        let listener = UnixListener::bind(shared.files.registration_socket())?;
-        shared.log(EventKind::Started { start: life });
-        let service = RegistrationService { shared: Arc::clone(shared), life };
-        self.spawn_server(life, listener, Server::builder().add_service(RegistrationServer::new(service)));
-
-        let looping = Arc::clone(shared);
-        shared.spawn(life, async move { admission::sync_loop(&looping, life).await });
-        Ok(())
-    }
-
-    fn spawn_server(&self, life: u64, listener: UnixListener, router: Router) {
-        let Some(links) = self.shared.life(life, |present| present.links.clone()) else { return };
-        let incoming = UnixListenerStream::new(listener).map(move |stream| links.add(0, stream?));
-        self.shared.spawn(life, async move {
-            // It ends with the life; a connection that fails ends alone.
-            let _ = router.serve_with_incoming(incoming).await;
-        });
-    }
-
     /// Binds a pod to the node and waits until the kubelet has decided on it.
     pub async fn add_pod(&self, spec: PodSpec) -> PodOutcome {
         let uid = spec.uid.clone();
         let mut changes = self.shared.changes();
-        self.shared.update(|state| state.pods.push(Pod::new(spec)));
-        self.shared.pod_added.notify_one();
+        self.shared.bind_pod(spec);
         loop {
             changes.borrow_and_update();
             let decided = self.view(|view| {
                 let Some(pod) = view.pod(&uid) else { return Some(PodPhase::Pending) };
-                (pod.phase != PodPhase::Pending || !view.is_running()).then(|| pod.phase.clone())
+                (pod.is_decided() || !view.is_running()).then(|| pod.phase.clone())
             });
             if let Some(phase) = decided {
                 return PodOutcome { uid, phase };
@@ -230,40 +201,23 @@ impl Kubelet {
     /// Deletes a pod: its containers end, its cgroup empties and goes, its log folder goes. Also ends what a pod left
     /// behind that was deleted by force. Says whether there was one.
     pub fn delete_pod(&self, uid: &str) -> Result<bool, io::Error> {
-        let spec = self.shared.peek().spec(uid).cloned();
-        let Some(spec) = spec else { return Ok(false) };
-        self.shared.files.remove_cgroup(uid)?;
-        self.shared.files.remove_logs(&spec)?;
-        self.shared.update(|state| {
-            state.orphans.remove(uid);
-            state.pods.retain(|pod| pod.spec.uid != uid);
-        });
-        self.shared.log(EventKind::Deleted { pod_uid: uid.to_owned() });
-        Ok(true)
+        self.shared.end_pod(uid)
     }
 
     /// Deletes a pod by force: the kubelet counts its devices as free at once, while its containers run on until
     /// [`Kubelet::delete_pod`]. Says whether there was one.
     pub fn force_delete_pod(&self, uid: &str) -> bool {
-        self.shared.update(|state| {
-            let orphan = state.pods.iter().position(|pod| pod.spec.uid == uid).map(|index| state.pods.remove(index));
-            orphan.is_some_and(|orphan| state.orphans.insert(uid.to_owned(), orphan.spec).is_none())
-        })
+        self.shared.orphan_pod(uid)
     }
 
     /// A container crashes and waits for its next start: after a restart of the kubelet it does not count as running.
     pub fn crash_container(&self, pod_uid: &str, container: &str) {
-        self.shared.update(|state| {
-            if let Some(container) = state.pod(pod_uid).and_then(|pod| pod.containers.get_mut(container)) {
-                container.running = false;
-            }
-        });
+        worker::crash(&self.shared, pod_uid, container);
     }
 
     /// Looks at everything at one moment.
     pub fn view<R>(&self, look: impl FnOnce(&View<'_>) -> R) -> R {
-        let now = self.shared.now();
-        look(&View { state: &self.shared.peek(), now })
+        self.shared.view(look)
     }
 
     /// Waits until the view satisfies `seen`, without polling.
@@ -292,14 +246,6 @@ impl Kubelet {
 
     /// Capacity and allocatable as the node's status computes them: what stopped longer ago than the grace is deleted.
     pub fn capacity(&self, resource: &ResourceName) -> Capacity {
-        let now = self.shared.now();
-        let life = self.view(|view| view.state.life.as_ref().map(|life| life.number));
-        if let Some(life) = life
-            && self.shared.life(life, |present| present.manager.expire(now)) == Some(true)
-        {
-            // A failure is in the event log.
-            let _ = self.shared.write_checkpoint(life);
-        }
         self.view(|view| view.capacity(resource))
     }
 
@@ -319,17 +265,5 @@ impl Kubelet {
     #[must_use]
     pub fn panicked(&self) -> Option<String> {
         self.view(|view| view.panicked().map(str::to_owned))
-    }
-}
-
-fn running_containers(pod: &Pod) -> impl Iterator<Item = (String, String)> {
-    let running = pod.containers.iter().filter(|(_, container)| container.running);
-    running.map(|(name, _)| (pod.spec.uid.clone(), name.clone()))
-}
-
-fn remove(path: &std::path::Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
     }
 }

@@ -1,7 +1,8 @@
 //! Pods, as far as devices are concerned.
 
-use crate::domain::{ContainerEdits, ResourceName};
-use std::collections::BTreeMap;
+use crate::domain::{ContainerEdits, DeviceId, ResourceName};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// When a container runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,13 +37,25 @@ pub struct PodSpec {
     pub name: String,
     /// Its containers, in the order of the spec.
     pub containers: Vec<ContainerSpec>,
+    /// Whether a later handler of its admission rejects it, when its devices are allocated already.
+    pub lacks_room: bool,
 }
 
 impl PodSpec {
     /// A pod without containers, with a UID of its own.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        let uid = uuid::Uuid::now_v7().to_string();
-        PodSpec { uid, namespace: namespace.into(), name: name.into(), containers: Vec::new() }
+        Self::with_uid(uuid::Uuid::now_v7().to_string(), namespace, name)
+    }
+
+    /// A pod without containers, with a given UID: where a seed has to repeat it.
+    pub fn with_uid(uid: impl Into<String>, namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        PodSpec { uid: uid.into(), namespace: namespace.into(), name: name.into(), containers: Vec::new(), lacks_room: false }
+    }
+
+    /// The pod, for which there will be no room after its devices are allocated.
+    #[must_use]
+    pub fn without_room(self) -> Self {
+        PodSpec { lacks_room: true, ..self }
     }
 
     /// The pod with another init container, which asks for `count` devices.
@@ -92,13 +105,21 @@ pub enum PodPhase {
     },
 }
 
-/// One container of a pod that was started at least once.
+/// One container of a pod that was to be started at least once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Container {
     /// Whether it runs; an init container that ended does not.
     pub running: bool,
+    /// Whether it has done its work: an init container that is not started again.
+    pub ended: bool,
     /// What it was started with.
     pub edits: ContainerEdits,
+    /// The ids that it was started with, by resource.
+    pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
+    /// Why it could not be started the last time.
+    pub waiting: Option<String>,
+    /// When it is started next, after an end or a failure.
+    pub(super) retry_at: Duration,
 }
 
 /// A pod and what became of it.
@@ -108,13 +129,21 @@ pub struct Pod {
     pub spec: PodSpec,
     /// How far it has come.
     pub phase: PodPhase,
-    /// Its started containers by name.
+    /// Its containers by name, those that were started or are to be started again.
     pub containers: BTreeMap<String, Container>,
+    /// Whether its cgroup was made.
+    pub(super) has_cgroup: bool,
 }
 
 impl Pod {
     pub(super) fn new(spec: PodSpec) -> Self {
-        Pod { spec, phase: PodPhase::Pending, containers: BTreeMap::new() }
+        Pod { spec, phase: PodPhase::Pending, containers: BTreeMap::new(), has_cgroup: false }
+    }
+
+    /// Whether the kubelet has come to a result, for now: it runs, it failed, or a container cannot be started.
+    #[must_use]
+    pub fn is_decided(&self) -> bool {
+        self.phase != PodPhase::Pending || self.containers.values().any(|container| container.waiting.is_some())
     }
 
     /// Whether it was rejected.

@@ -1,86 +1,83 @@
-//! `v1.PodResourcesLister`: who holds what, as the kubelet tells it.
+//! The pod-resources API: who holds what, as the kubelet tells it, quirks included.
 
 use super::held::Held;
 use super::pod::{ContainerKind, Pod};
 use super::state::{Shared, State};
 use crate::domain::{DeviceId, ResourceName};
-use crate::kubelet::proto::podresources_v1 as api;
-use crate::kubelet::proto::podresources_v1::pod_resources_lister_server::PodResourcesLister;
-use std::sync::Arc;
-use tonic::{Request, Response, Status};
+use tonic::Status;
 
-/// The service of one life of the kubelet.
-#[derive(Debug)]
-pub(super) struct PodResourcesService {
-    pub(super) shared: Arc<Shared>,
-    pub(super) life: u64,
+/// One message of devices: always one id, and at most one NUMA node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::sim) struct DeviceMessage {
+    pub(in crate::sim) resource: ResourceName,
+    pub(in crate::sim) id: DeviceId,
+    pub(in crate::sim) numa_node: Option<i64>,
 }
 
-impl PodResourcesService {
-    fn read<R>(&self, act: impl FnOnce(&mut State) -> R) -> Result<R, Status> {
-        self.shared.in_life(self.life, act).ok_or_else(|| Status::unavailable("the kubelet is stopped"))
-    }
+/// A pod as it is listed: without its UID, and without the init containers that end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::sim) struct PodMessage {
+    pub(in crate::sim) namespace: String,
+    pub(in crate::sim) name: String,
+    pub(in crate::sim) containers: Vec<(String, Vec<DeviceMessage>)>,
 }
 
-#[tonic::async_trait]
-impl PodResourcesLister for PodResourcesService {
-    async fn list(&self, _: Request<api::ListPodResourcesRequest>) -> Result<Response<api::ListPodResourcesResponse>, Status> {
-        let pod_resources = self.read(|state| {
-            // Here any client of this API makes the kubelet forget the reservation of an Allocate under way.
-            state.purge();
-            state.active().map(|pod| describe(state, pod)).collect()
-        })?;
-        Ok(Response::new(api::ListPodResourcesResponse { pod_resources }))
-    }
-
-    async fn get_allocatable_resources(
-        &self,
-        _: Request<api::AllocatableResourcesRequest>,
-    ) -> Result<Response<api::AllocatableResourcesResponse>, Status> {
-        let devices = self.read(|state| {
-            let Some(life) = &state.life else { return Vec::new() };
-            let healthy = life.manager.healthy().iter();
-            let ids = healthy.flat_map(|(resource, ids)| ids.iter().map(move |id| (resource, id)));
-            ids.flat_map(|(resource, id)| messages(resource, id, life.manager.numa_nodes(resource, id).iter().copied())).collect()
-        })?;
-        Ok(Response::new(api::AllocatableResourcesResponse { devices, cpu_ids: Vec::new(), memory: Vec::new() }))
-    }
-
-    async fn get(&self, request: Request<api::GetPodResourcesRequest>) -> Result<Response<api::GetPodResourcesResponse>, Status> {
-        let request = request.into_inner();
-        let pod = self.read(|state| {
-            let mut pods = state.active();
-            let pod = pods.find(|pod| pod.spec.namespace == request.pod_namespace && pod.spec.name == request.pod_name);
-            pod.map(|pod| describe(state, pod))
-        })?;
-        let missing = || Status::unknown(format!("pod {} in namespace {} not found", request.pod_name, request.pod_namespace));
-        Ok(Response::new(api::GetPodResourcesResponse { pod_resources: Some(pod.ok_or_else(missing)?) }))
-    }
+/// Every active pod. Right after a start there is none.
+pub(in crate::sim) fn list(shared: &Shared, life: u64) -> Result<Vec<PodMessage>, Status> {
+    answer(shared, life, |state| {
+        if state.life.as_ref().is_some_and(|present| present.allocating > 0) {
+            state.listings_in_allocate += 1;
+        }
+        // Here any client of this API makes the kubelet forget the reservation of an Allocate under way.
+        state.purge();
+        state.active().map(|pod| describe(state, pod)).collect()
+    })
 }
 
-/// One pod, without the init containers that end.
-fn describe(state: &State, pod: &Pod) -> api::PodResources {
+/// One pod, by name. Frees nothing.
+pub(in crate::sim) fn get(shared: &Shared, life: u64, namespace: &str, name: &str) -> Result<PodMessage, Status> {
+    let pod = answer(shared, life, |state| {
+        let pod = state.active().find(|pod| pod.spec.namespace == namespace && pod.spec.name == name);
+        pod.map(|pod| describe(state, pod))
+    })?;
+    pod.ok_or_else(|| Status::unknown(format!("pod {name} in namespace {namespace} not found")))
+}
+
+/// Every healthy device, held or not. Right after a start there is none.
+pub(in crate::sim) fn allocatable(shared: &Shared, life: u64) -> Result<Vec<DeviceMessage>, Status> {
+    answer(shared, life, |state| {
+        let Some(present) = &state.life else { return Vec::new() };
+        let healthy = present.manager.healthy().iter();
+        let ids = healthy.flat_map(|(resource, ids)| ids.iter().map(move |id| (resource, id)));
+        ids.flat_map(|(resource, id)| messages(resource, id, present.manager.numa_nodes(resource, id).iter().copied())).collect()
+    })
+}
+
+fn answer<R>(shared: &Shared, life: u64, act: impl FnOnce(&mut State) -> R) -> Result<R, Status> {
+    let now = shared.ground.now();
+    let answer = shared.in_life(life, |state| {
+        let allowed = state.life.as_mut().is_some_and(|present| present.limiter.allow(now));
+        allowed.then(|| act(state)).ok_or_else(|| Status::resource_exhausted("rejected by rate limit"))
+    });
+    answer.unwrap_or_else(|| Err(Status::unavailable("the kubelet is stopped")))
+}
+
+fn describe(state: &State, pod: &Pod) -> PodMessage {
     let containers = pod.spec.in_order().filter(|container| container.kind != ContainerKind::Init);
     let containers = containers.map(|container| {
         let held = state.life.iter().flat_map(|life| life.manager.held().container(&pod.spec.uid, &container.name));
-        let devices = held.flat_map(|(resource, held)| held_messages(resource, held)).collect();
-        api::ContainerResources { name: container.name.clone(), devices, cpu_ids: Vec::new(), memory: Vec::new() }
+        (container.name.clone(), held.flat_map(|(resource, held)| held_messages(resource, held)).collect())
     });
-    api::PodResources { name: pod.spec.name.clone(), namespace: pod.spec.namespace.clone(), containers: containers.collect() }
+    PodMessage { namespace: pod.spec.namespace.clone(), name: pod.spec.name.clone(), containers: containers.collect() }
 }
 
-fn held_messages(resource: &ResourceName, held: &Held) -> Vec<api::ContainerDevices> {
+fn held_messages(resource: &ResourceName, held: &Held) -> Vec<DeviceMessage> {
     held.numa_nodes().iter().flat_map(|(id, nodes)| messages(resource, id, nodes.iter().copied())).collect()
 }
 
-/// One message for each id and NUMA node; one without topology where there is none.
-fn messages(resource: &ResourceName, id: &DeviceId, nodes: impl Iterator<Item = i64>) -> Vec<api::ContainerDevices> {
-    let message = |topology| api::ContainerDevices {
-        resource_name: resource.as_str().to_owned(),
-        device_ids: vec![id.as_str().to_owned()],
-        topology,
-    };
-    let on_node = |node| message(Some(api::TopologyInfo { nodes: vec![api::NumaNode { id: node }] }));
-    let messages: Vec<_> = nodes.map(on_node).collect();
+/// One message for each id and NUMA node; one without a node where there is none.
+fn messages(resource: &ResourceName, id: &DeviceId, nodes: impl Iterator<Item = i64>) -> Vec<DeviceMessage> {
+    let message = |numa_node| DeviceMessage { resource: resource.clone(), id: id.clone(), numa_node };
+    let messages: Vec<_> = nodes.map(|node| message(Some(node))).collect();
     if messages.is_empty() { vec![message(None)] } else { messages }
 }

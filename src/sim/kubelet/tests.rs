@@ -1,6 +1,6 @@
 //! The simulated kubelet against a tiny plugin, over real sockets. Every test waits for values, none sleeps.
 
-use super::core::{ListedDevice, Options, Step};
+use super::core::{DeviceManager, ListedDevice, Options, Step};
 use super::held::PodDevices;
 use super::*;
 use crate::kubelet::pod_resources::{PodResources, PodResourcesError};
@@ -14,8 +14,10 @@ use std::pin::Pin;
 use std::sync::Mutex;
 use tempfile::TempDir;
 use tokio::sync::watch;
-use tokio_stream::Stream;
-use tokio_stream::wrappers::WatchStream;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
+use tokio_stream::{Stream, StreamExt as _};
+use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -234,7 +236,7 @@ impl Node {
     }
 
     fn checkpoint(&self) -> serde_json::Value {
-        serde_json::from_slice(&std::fs::read(self.plugins_dir().join(checkpoint::FILE_NAME)).unwrap()).unwrap()
+        serde_json::from_slice(&std::fs::read(self.plugins_dir().join(sockets::checkpoint::FILE_NAME)).unwrap()).unwrap()
     }
 }
 
@@ -576,7 +578,7 @@ async fn a_corrupt_checkpoint_makes_everything_look_free() {
     let _plugin = TestPlugin::registered(&node, "sub/gpu.sock", healthy(&["a"]), Behaviour::Usual).await;
     let outcome = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
     node.kubelet.stop();
-    std::fs::write(node.plugins_dir().join(checkpoint::FILE_NAME), "{").unwrap();
+    std::fs::write(node.plugins_dir().join(sockets::checkpoint::FILE_NAME), "{").unwrap();
     node.kubelet.start_again().await.unwrap();
     node.wait_for_event(|kind| matches!(kind, EventKind::CheckpointUnreadable { .. })).await;
     assert!(node.kubelet.devices(&outcome.uid, "main").is_empty());
@@ -612,7 +614,7 @@ fn a_purge_during_an_allocate_forgets_its_reservation_and_gives_the_device_out_t
     manager.listed(&gpu(), vec![listed("a"), listed("b")]);
     manager.set_sources_ready();
     let reserve = |manager: &mut DeviceManager<()>, uid: &str| match manager.allocate(uid, "main", &gpu(), 1).unwrap() {
-        Step::Choose(choice) => manager.choose(choice, &BTreeSet::new()).unwrap(),
+        Step::Choose(choice) => manager.choose(choice, &BTreeSet::new(), &mut |_| 0).unwrap(),
         other => panic!("a free device is to be chosen: {other:?}"),
     };
     let dead = reserve(&mut manager, "dead");

@@ -2,11 +2,50 @@
 
 use super::core::Capacity;
 use super::event::{Event, EventKind, EventLog};
+use super::hook::Hook;
+use super::interleaving::Interleaving;
 use super::pod::Pod;
-use super::state::State;
-use crate::domain::{DeviceId, ResourceName};
+use super::state::{Life, State};
+use super::status::Readings;
+use crate::domain::{AllocId, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+/// A container that runs with devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The pod's UID.
+    pub pod_uid: String,
+    /// The container.
+    pub container: String,
+    /// The ids that it was started with, by resource.
+    pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
+    /// Holdfast's annotation among what it was started with: of one of its resources, where it has several.
+    pub alloc_id: Option<AllocId>,
+    /// Whether its pod was deleted by force: the kubelet knows nothing of it.
+    pub is_orphan: bool,
+}
+
+/// How the kubelet stands to a resource.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The client that is known to be connected, by its number: its end will be noticed.
+    pub tracked: Option<u64>,
+    /// The client that Allocate calls go to.
+    pub serving: Option<u64>,
+    /// Its socket, below the device-plugin directory.
+    pub socket: Option<String>,
+    /// Whether the endpoint is stopped, or there is none: every Allocate fails.
+    pub is_stopped: bool,
+    /// Whether the client that serves is known to be connected.
+    pub is_tracked: bool,
+    /// Whether its stream is open.
+    pub is_streaming: bool,
+    /// How many streams feed the list.
+    pub streams: usize,
+    /// The ids that are healthy.
+    pub healthy: BTreeSet<DeviceId>,
+}
 
 /// A consistent look at everything.
 #[derive(Debug)]
@@ -63,6 +102,86 @@ impl View<'_> {
     #[must_use]
     pub fn panicked(&self) -> Option<&str> {
         self.state.panicked.as_deref()
+    }
+
+    /// Every container that runs with devices; also those of pods that were deleted by force.
+    #[must_use]
+    pub fn holders(&self) -> Vec<Holder> {
+        let pods = self.state.pods.iter().chain(self.state.orphans.values());
+        let containers = pods.flat_map(|pod| pod.containers.iter().map(move |(name, container)| (pod, name, container)));
+        let running = containers.filter(|(_, _, container)| container.running && !container.devices.is_empty());
+        let holder = |(pod, name, container): (&Pod, &String, &super::pod::Container)| Holder {
+            pod_uid: pod.spec.uid.clone(),
+            container: name.clone(),
+            devices: container.devices.clone(),
+            alloc_id: container.edits.annotations.get(AllocId::ANNOTATION).map(|id| AllocId::new(id.as_str())),
+            is_orphan: self.state.orphans.contains_key(&pod.spec.uid),
+        };
+        running.map(holder).collect()
+    }
+
+    /// How the kubelet stands to a resource.
+    #[must_use]
+    pub fn standing(&self, resource: &ResourceName) -> Standing {
+        let Some(life) = &self.state.life else { return Standing::default() };
+        let endpoint = life.manager.endpoint(resource);
+        let serving = endpoint.and_then(|endpoint| endpoint.client.as_ref());
+        Standing {
+            tracked: life.clients.newest(resource).map(|client| client.number),
+            serving: serving.map(|client| client.number),
+            socket: serving.map(|client| client.socket.clone()),
+            is_stopped: endpoint.is_none_or(|endpoint| endpoint.stopped_at.is_some()),
+            is_tracked: serving.is_some_and(|client| life.clients.has(client)),
+            is_streaming: serving.is_some_and(|client| life.streams.contains_key(&client.number)),
+            streams: life.streams.values().filter(|client| client.resource == *resource).count(),
+            healthy: life.manager.healthy().get(resource).cloned().unwrap_or_default(),
+        }
+    }
+
+    /// How often a resource was registered in this life of the kubelet, with or without success.
+    #[must_use]
+    pub fn registers(&self, resource: &ResourceName) -> u64 {
+        self.in_life(|life| life.registers.get(resource.as_str()).copied())
+    }
+
+    /// How many lists of a resource came in this life of the kubelet.
+    #[must_use]
+    pub fn lists(&self, resource: &ResourceName) -> u64 {
+        self.in_life(|life| life.lists.get(resource).copied())
+    }
+
+    fn in_life(&self, count: impl FnOnce(&Life) -> Option<u64>) -> u64 {
+        self.state.life.as_ref().and_then(count).unwrap_or_default()
+    }
+
+    /// How often the pods were listed while an Allocate was under way: each may cost a reservation.
+    #[must_use]
+    pub fn listings_in_allocate(&self) -> u64 {
+        self.state.listings_in_allocate
+    }
+
+    /// A resource's numbers over time.
+    #[must_use]
+    pub fn readings(&self, resource: &ResourceName) -> Option<&Readings> {
+        self.state.readings.get(resource)
+    }
+
+    /// How often each interleaving was passed through.
+    #[must_use]
+    pub fn interleavings(&self) -> &BTreeMap<Interleaving, u64> {
+        &self.state.interleavings
+    }
+
+    /// How often each hook was come to.
+    #[must_use]
+    pub fn hooks(&self) -> &BTreeMap<Hook, u64> {
+        &self.state.hooks
+    }
+
+    /// How often the kubelet was started.
+    #[must_use]
+    pub fn starts(&self) -> u64 {
+        self.state.starts
     }
 
     /// What happened so far.

@@ -1,7 +1,7 @@
 //! `kubelet_internal_checkpoint`: what the device manager remembers over a restart, as the kubelet writes it.
 
-use super::core::DeviceManager;
-use super::held::{Held, PodDevices};
+use super::super::ground::Snapshot;
+use super::super::held::{Held, PodDevices};
 use super::wire;
 use crate::domain::{DeviceId, ResourceName};
 use crate::kubelet::proto::v1beta1::ContainerAllocateResponse;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The file's name below the device-plugin directory.
-pub(super) const FILE_NAME: &str = "kubelet_internal_checkpoint";
+pub(in super::super) const FILE_NAME: &str = "kubelet_internal_checkpoint";
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -45,8 +45,8 @@ struct PodDeviceEntry {
     alloc_resp: String,
 }
 
-/// The checkpoint of the device manager's present state.
-pub(super) fn encode<C: Clone>(manager: &DeviceManager<C>) -> Result<Vec<u8>, serde_json::Error> {
+/// The file that says this.
+pub(super) fn encode(snapshot: &Snapshot) -> Result<Vec<u8>, serde_json::Error> {
     let entry = |(pod_uid, container, resource, held): (&str, &str, &ResourceName, &Held)| PodDeviceEntry {
         pod_uid: pod_uid.to_owned(),
         container: container.to_owned(),
@@ -54,14 +54,14 @@ pub(super) fn encode<C: Clone>(manager: &DeviceManager<C>) -> Result<Vec<u8>, se
         device_ids: held.by_numa.clone(),
         alloc_resp: STANDARD.encode(wire::response(&held.edits).encode_to_vec()),
     };
-    let entries: Vec<PodDeviceEntry> = manager.held().iter().map(entry).collect();
-    let data = Data { pod_device_entries: (!entries.is_empty()).then_some(entries), registered_devices: Some(manager.healthy().clone()) };
+    let entries: Vec<PodDeviceEntry> = snapshot.held.iter().map(entry).collect();
+    let data = Data { pod_device_entries: (!entries.is_empty()).then_some(entries), registered_devices: Some(snapshot.healthy.clone()) };
     let checksum = u64::from(crc32fast::hash(&serde_json::to_vec(&data)?));
     serde_json::to_vec(&Document { data, checksum })
 }
 
-/// Reads a checkpoint: what is held, and which resources were known. Entries with a broken response are left out.
-pub(super) fn decode(bytes: &[u8]) -> Result<(PodDevices, BTreeSet<ResourceName>), serde_json::Error> {
+/// Reads a checkpoint. Entries with a broken response are left out.
+pub(super) fn decode(bytes: &[u8]) -> Result<Snapshot, serde_json::Error> {
     let document: Document = serde_json::from_slice(bytes)?;
     let mut held = PodDevices::default();
     for entry in document.data.pod_device_entries.unwrap_or_default() {
@@ -71,6 +71,5 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(PodDevices, BTreeSet<ResourceName>
             held.insert(&entry.pod_uid, &entry.container, &entry.resource, Held { by_numa: entry.device_ids, edits });
         }
     }
-    let known = document.data.registered_devices.unwrap_or_default().into_keys().collect();
-    Ok((held, known))
+    Ok(Snapshot { held, healthy: document.data.registered_devices.unwrap_or_default() })
 }

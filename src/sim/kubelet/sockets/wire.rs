@@ -1,6 +1,6 @@
 //! The device-plugin API's messages, as the core's values and back.
 
-use super::core::{ListedDevice, Options};
+use super::super::core::{ListedDevice, Options};
 use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount};
 use crate::kubelet::proto::v1beta1 as api;
 

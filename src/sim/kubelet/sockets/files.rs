@@ -1,7 +1,7 @@
 //! What a kubelet and its containers leave on disk: sockets cleaned up, checkpoint, log folders, cgroups.
 
+use super::super::pod::PodSpec;
 use super::checkpoint;
-use super::pod::PodSpec;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _};
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 
 /// The places that the simulated kubelet writes to.
 #[derive(Debug, Clone)]
-pub(super) struct Files {
-    pub(super) kubelet_dir: PathBuf,
-    pub(super) host_root: PathBuf,
+pub(in super::super) struct Files {
+    pub(in super::super) kubelet_dir: PathBuf,
+    pub(in super::super) host_root: PathBuf,
 }
 
 impl Files {
@@ -54,17 +54,14 @@ impl Files {
         if controllers.exists() { Ok(()) } else { fs::write(controllers, "cpuset cpu io memory pids\n") }
     }
 
-    /// The kubelet's clean-up: sockets directly in the device-plugin directory go, and links to sockets. Everything
-    /// else stays, sub-directories with their sockets too.
-    pub(super) fn remove_sockets(&self) -> io::Result<()> {
+    /// What the kubelet's clean-up removes: sockets directly in the device-plugin directory, and links to sockets.
+    /// Everything else stays, sub-directories with their sockets too.
+    pub(super) fn stale_sockets(&self) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(self.plugins_dir())?.collect::<Result<Vec<_>, _>>()?;
-        for entry in entries.iter().filter(|entry| entry.file_name() != checkpoint::FILE_NAME) {
-            // `metadata` follows links, as the kubelet does; what cannot be looked at is passed over.
-            if fs::metadata(entry.path()).is_ok_and(|metadata| metadata.file_type().is_socket()) {
-                fs::remove_file(entry.path())?;
-            }
-        }
-        Ok(())
+        let others = entries.iter().filter(|entry| entry.file_name() != checkpoint::FILE_NAME);
+        // `metadata` follows links, as the kubelet does; what cannot be looked at is passed over.
+        let sockets = others.filter(|entry| fs::metadata(entry.path()).is_ok_and(|metadata| metadata.file_type().is_socket()));
+        Ok(sockets.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
     }
 
     pub(super) fn read_checkpoint(&self) -> io::Result<Vec<u8>> {
@@ -116,4 +113,12 @@ impl Files {
 
 fn private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o750).create(path)
+}
+
+/// Removes a file that need not be there.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
 }

@@ -1,0 +1,186 @@
+//! The places between the steps of the kubelet's flows, where its goroutines may stop for any length of time.
+//!
+//! On a simulated node the seed decides what happens at each of them. On real sockets a test puts a [`Gate`] there, so
+//! that an interleaving which a real kubelet passes through once in a hundred times happens every time.
+
+use futures_util::future::BoxFuture;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::oneshot;
+
+/// A place in the kubelet's flows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Hook {
+    /// Register has passed its checks; no client is known of yet.
+    BeforeRegisterClient,
+    /// The new client stands under the resource's name; nobody has been dialled.
+    AfterRegisterClient,
+    /// The plugin is connected.
+    AfterDial,
+    /// The plugin has told its options.
+    AfterOptions,
+    /// The new endpoint serves the resource; Register is answered next.
+    AfterEndpointSet,
+    /// ListAndWatch is called next.
+    BeforeListAndWatch,
+    /// A list has arrived and is not looked at yet.
+    OnList,
+    /// A stream has ended; which client stands under the name has not been asked.
+    OnStreamEnd,
+    /// The client that stood under the name is taken from the map.
+    AfterDeregister,
+    /// Its connection is closed next.
+    BeforeConnectionClose,
+    /// Whatever endpoint serves the resource is stopped next.
+    BeforePluginDisconnected,
+    /// Ids are reserved; Allocate is called next.
+    BeforeAllocate,
+    /// Allocate is under way: lists, listings and purges may come in between.
+    DuringAllocate,
+    /// Allocate is answered; the grant is not recorded yet.
+    AfterAllocate,
+    /// The checkpoint is written next.
+    BeforeCheckpoint,
+    /// What the checkpoint will say is fixed; it does not stand in its place yet.
+    DuringCheckpoint,
+    /// A pod is to be rejected; it does not know yet.
+    BeforeReject,
+    /// The pods that the node has already are looked at next.
+    BeforeFirstBatch,
+    /// One pod of them is decided on, the next one is not.
+    BetweenPodsOfBatch,
+    /// All of them are decided on; what is gone cannot be freed yet.
+    BeforeSourcesReady,
+}
+
+impl Hook {
+    /// All of them, in the order in which the flows come to them.
+    pub const ALL: [Hook; 20] = [
+        Hook::BeforeRegisterClient,
+        Hook::AfterRegisterClient,
+        Hook::AfterDial,
+        Hook::AfterOptions,
+        Hook::AfterEndpointSet,
+        Hook::BeforeListAndWatch,
+        Hook::OnList,
+        Hook::OnStreamEnd,
+        Hook::AfterDeregister,
+        Hook::BeforeConnectionClose,
+        Hook::BeforePluginDisconnected,
+        Hook::BeforeAllocate,
+        Hook::DuringAllocate,
+        Hook::AfterAllocate,
+        Hook::BeforeCheckpoint,
+        Hook::DuringCheckpoint,
+        Hook::BeforeReject,
+        Hook::BeforeFirstBatch,
+        Hook::BetweenPodsOfBatch,
+        Hook::BeforeSourcesReady,
+    ];
+
+    /// Whether the step that follows can fail, in a real kubelet too.
+    #[must_use]
+    pub fn can_fail(self) -> bool {
+        matches!(
+            self,
+            Hook::AfterRegisterClient
+                | Hook::AfterDial
+                | Hook::BeforeListAndWatch
+                | Hook::OnList
+                | Hook::BeforeAllocate
+                | Hook::DuringAllocate
+                | Hook::BeforeCheckpoint
+        )
+    }
+
+    /// Whether the plugin can give up waiting here: inside its own Register.
+    #[must_use]
+    pub fn can_cancel(self) -> bool {
+        matches!(self, Hook::BeforeRegisterClient | Hook::AfterRegisterClient | Hook::AfterDial)
+    }
+}
+
+/// How a flow goes on from a hook.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Verdict {
+    /// As if nothing had been.
+    #[default]
+    Pass,
+    /// The step that follows fails, where it can ([`Hook::can_fail`]).
+    Fail,
+    /// The plugin gives up waiting for its Register, where it waits ([`Hook::can_cancel`]).
+    Cancel,
+    /// The kubelet dies here.
+    Crash,
+}
+
+/// The hooks of a kubelet on real sockets: open, unless a test puts gates there. Cheap to clone; clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct HookTable(Arc<Mutex<Vec<Trap>>>);
+
+#[derive(Debug)]
+struct Trap {
+    hook: Hook,
+    /// How many may pass before one is held.
+    pass: usize,
+    reached: oneshot::Sender<()>,
+    verdict: oneshot::Receiver<Verdict>,
+}
+
+impl HookTable {
+    fn traps(&self) -> MutexGuard<'_, Vec<Trap>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Holds the next flow that comes to `hook`.
+    #[must_use = "a dropped gate is open"]
+    pub fn gate(&self, hook: Hook) -> Gate {
+        self.gate_after(hook, 0)
+    }
+
+    /// Lets `pass` flows through `hook` and holds the next one; those behind it are not held.
+    #[must_use = "a dropped gate is open"]
+    pub fn gate_after(&self, hook: Hook, pass: usize) -> Gate {
+        let ((reached, is_reached), (open, verdict)) = (oneshot::channel(), oneshot::channel());
+        self.traps().push(Trap { hook, pass, reached, verdict });
+        Gate { is_reached, open }
+    }
+
+    /// A flow comes to `hook`: `None` lets it go on at once.
+    pub(super) fn reach(&self, hook: Hook) -> Option<BoxFuture<'static, Verdict>> {
+        let mut traps = self.traps();
+        let mut held = None;
+        for (index, trap) in traps.iter_mut().enumerate().filter(|(_, trap)| trap.hook == hook) {
+            match trap.pass.checked_sub(1) {
+                Some(left) => trap.pass = left,
+                None => held = held.or(Some(index)),
+            }
+        }
+        let trap = traps.remove(held?);
+        // The test may no longer be interested in it.
+        let _ = trap.reached.send(());
+        Some(Box::pin(async move { trap.verdict.await.unwrap_or_default() }))
+    }
+}
+
+/// Holds one flow at a hook. Dropping it lets the flow pass.
+#[derive(Debug)]
+pub struct Gate {
+    is_reached: oneshot::Receiver<()>,
+    open: oneshot::Sender<Verdict>,
+}
+
+impl Gate {
+    /// Waits until a flow stands here. At once when asked again.
+    pub async fn reached(&mut self) {
+        if !self.is_reached.is_terminated() {
+            // An error means that there are no hooks any more, so that nothing will come.
+            let _ = (&mut self.is_reached).await;
+        }
+    }
+
+    /// Lets the flow go on; one that has not come yet is not held.
+    pub fn open(self, verdict: Verdict) {
+        // A kubelet that was killed has no flow left.
+        let _ = self.open.send(verdict);
+    }
+}

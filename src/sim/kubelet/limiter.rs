@@ -1,0 +1,47 @@
+//! The limiter that all clients and methods of the pod-resources API share.
+
+use std::time::Duration;
+
+/// Calls per second (`DefaultQPS` of the kubelet's podresources package).
+const PER_SECOND: f64 = 100.0;
+/// How many may come at once (`DefaultBurstTokens`).
+const BURST: f64 = 10.0;
+
+/// A bucket of tokens.
+#[derive(Debug)]
+pub(super) struct Limiter {
+    tokens: f64,
+    at: Duration,
+}
+
+impl Limiter {
+    pub(super) fn new(now: Duration) -> Self {
+        Limiter { tokens: BURST, at: now }
+    }
+
+    /// Takes a token; says whether there was one.
+    pub(super) fn allow(&mut self, now: Duration) -> bool {
+        let earned = now.saturating_sub(self.at).as_secs_f64() * PER_SECOND;
+        self.tokens = (self.tokens + earned).min(BURST);
+        self.at = now;
+        let allowed = self.tokens >= 1.0;
+        if allowed {
+            self.tokens -= 1.0;
+        }
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_calls_come_at_once_and_then_one_each_ten_milliseconds() {
+        let mut limiter = Limiter::new(Duration::ZERO);
+        assert_eq!((0..20).filter(|_| limiter.allow(Duration::ZERO)).count(), 10);
+        assert!(!limiter.allow(Duration::from_millis(9)));
+        assert!(limiter.allow(Duration::from_millis(11)));
+        assert_eq!((0..200).filter(|_| limiter.allow(Duration::from_secs(60))).count(), 10);
+    }
+}

@@ -1,0 +1,105 @@
+//! What differs from one kubelet to the next: how it keeps its clients, and whom the end of a stream disconnects.
+
+use super::client::Client;
+use crate::domain::ResourceName;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The behaviour of a range of kubelet versions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Profile {
+    /// 1.8 and 1.9: the API before v1beta1. Its registration is that of [`Profile::K110`]; its messages are not here yet.
+    K19,
+    /// 1.10 to 1.24: Register is answered first and dials afterwards, so that no failure is told; the options are those
+    /// of the request; the end of a stream stops its own endpoint only.
+    K110,
+    /// 1.25 to 1.36: clients are known by the resource's name alone, and the late end of an old stream disconnects the
+    /// new client (kubernetes#121994).
+    #[default]
+    K125,
+    /// 1.37 and newer: clients are known by resource and socket; a second Register of a socket in use is an error
+    /// (kubernetes#135437).
+    K137,
+    /// Like [`Profile::K137`], with a second Register of a socket in use being a success without effect
+    /// (kubernetes#139765).
+    K137Dedupe,
+}
+
+impl Profile {
+    /// Whether Register is answered before the plugin is dialled.
+    #[must_use]
+    pub fn answers_first(self) -> bool {
+        matches!(self, Profile::K19 | Profile::K110)
+    }
+
+    /// Whether clients are known by their sockets too.
+    #[must_use]
+    pub fn knows_sockets(self) -> bool {
+        matches!(self, Profile::K137 | Profile::K137Dedupe)
+    }
+}
+
+/// The clients that the kubelet believes to be connected. It is here that a new one is mistaken for an old one.
+#[derive(Debug)]
+pub(super) struct Clients {
+    profile: Profile,
+    /// At most one each where only names are known.
+    by_name: BTreeMap<ResourceName, Vec<Arc<Client>>>,
+}
+
+impl Clients {
+    pub(super) fn new(profile: Profile) -> Self {
+        Clients { profile, by_name: BTreeMap::new() }
+    }
+
+    /// A Register begins. Returns whoever is forgotten for it.
+    pub(super) fn add(&mut self, client: Arc<Client>) -> Vec<Arc<Client>> {
+        let present = self.by_name.entry(client.resource.clone()).or_default();
+        let forgotten = if self.profile.knows_sockets() { Vec::new() } else { std::mem::take(present) };
+        present.push(client);
+        forgotten
+    }
+
+    /// A Register failed. Returns whoever is forgotten for it, which need not be its client.
+    pub(super) fn failed(&mut self, client: &Client) -> Option<Arc<Client>> {
+        let present = self.by_name.get_mut(&client.resource)?;
+        let index = if self.profile.knows_sockets() {
+            present.iter().rposition(|other| other.number == client.number)?
+        } else {
+            present.len().checked_sub(1)?
+        };
+        Some(present.remove(index))
+    }
+
+    /// A stream of the client ended. Returns whoever is disconnected for it, which need not be this client.
+    pub(super) fn ended(&mut self, client: &Client) -> Option<Arc<Client>> {
+        let present = self.by_name.get_mut(&client.resource)?;
+        let index = if self.profile.knows_sockets() {
+            present.iter().position(|other| other.socket == client.socket)?
+        } else {
+            present.len().checked_sub(1)?
+        };
+        Some(present.remove(index))
+    }
+
+    /// Another client on the same socket, where that counts.
+    pub(super) fn duplicate(&self, client: &Client) -> Option<&Arc<Client>> {
+        let others = self.by_name.get(&client.resource).filter(|_| self.profile.knows_sockets())?;
+        others.iter().find(|other| other.socket == client.socket && other.number != client.number)
+    }
+
+    /// The newest client of a resource.
+    pub(super) fn newest(&self, resource: &ResourceName) -> Option<&Arc<Client>> {
+        self.by_name.get(resource)?.last()
+    }
+
+    /// Whether a client is known.
+    pub(super) fn has(&self, client: &Client) -> bool {
+        self.by_name.get(&client.resource).is_some_and(|present| present.iter().any(|other| other.number == client.number))
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_name.values().all(Vec::is_empty)
+    }
+}

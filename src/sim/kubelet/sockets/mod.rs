@@ -1,0 +1,170 @@
+//! The ground of a kubelet that real plugins can talk to: gRPC over real sockets, real files, tokio's clock.
+
+pub(super) mod checkpoint;
+mod connection;
+pub(super) mod files;
+mod link;
+mod services;
+mod wire;
+
+use self::connection::Dialled;
+use self::files::Files;
+use self::link::Links;
+use self::services::{PodResourcesService, RegistrationService};
+use super::ground::{Connection, Ground, Snapshot, Stop};
+use super::hook::{Hook, HookTable, Verdict};
+use super::pod::PodSpec;
+use super::state::Shared;
+use crate::kubelet::proto::podresources_v1::pod_resources_lister_server::PodResourcesListerServer;
+use crate::kubelet::proto::v1beta1::registration_server::RegistrationServer;
+use futures_util::future::BoxFuture;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::net::UnixListener;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::transport::server::Router;
+
+/// Real sockets and files.
+#[derive(Debug)]
+pub(super) struct Sockets {
+    pub(super) files: Files,
+    hooks: HookTable,
+    sync_checkpoint: bool,
+    born: Instant,
+    /// Of the present life.
+    links: Mutex<Links>,
+}
+
+impl Sockets {
+    pub(super) fn new(files: Files, hooks: HookTable, sync_checkpoint: bool) -> Self {
+        Sockets { files, hooks, sync_checkpoint, born: Instant::now(), links: Mutex::default() }
+    }
+
+    fn links(&self) -> Links {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn spawn_server(&self, shared: &Shared, life: u64, listener: UnixListener, router: Router) {
+        let links = self.links();
+        let incoming = UnixListenerStream::new(listener).map(move |stream| links.add(0, stream?));
+        shared.spawn(life, async move {
+            // It ends with the life; a connection that fails ends alone.
+            let _ = router.serve_with_incoming(incoming).await;
+        });
+    }
+}
+
+impl Stop for AbortHandle {
+    fn stop(&self) {
+        self.abort();
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_finished()
+    }
+}
+
+impl Ground for Sockets {
+    fn now(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
+        // A sleep of tokio takes a millisecond at least.
+        if time.is_zero() { Box::pin(std::future::ready(())) } else { Box::pin(tokio::time::sleep(time)) }
+    }
+
+    fn spawn(&self, task: BoxFuture<'static, ()>) -> Box<dyn Stop> {
+        Box::new(tokio::spawn(task).abort_handle())
+    }
+
+    /// The first one, so that a demonstration shows the same every time.
+    fn below(&self, _count: usize) -> usize {
+        0
+    }
+
+    fn hook(&self, hook: Hook) -> Option<BoxFuture<'static, Verdict>> {
+        self.hooks.reach(hook)
+    }
+
+    fn dial(&self, client: u64, socket: &str) -> BoxFuture<'static, Arc<dyn Connection>> {
+        let socket = self.files.plugins_dir().join(socket.trim_start_matches('/'));
+        let links = self.links();
+        Box::pin(async move { Arc::new(Dialled::dial(client, socket, links).await) as Arc<dyn Connection> })
+    }
+
+    fn prepare(&self) -> io::Result<()> {
+        *self.links.lock().unwrap_or_else(PoisonError::into_inner) = Links::default();
+        self.files.create()
+    }
+
+    fn serve_pod_resources(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()> {
+        let service = PodResourcesService { shared: Arc::clone(shared), life };
+        // Bound beside its place and moved there, so that the path is never absent.
+        let socket = self.files.pod_resources_socket();
+        let temporary = socket.with_file_name(format!("kubelet.sock.{life}"));
+        files::remove(&temporary)?;
+        let listener = UnixListener::bind(&temporary)?;
+        std::fs::rename(&temporary, &socket)?;
+        self.spawn_server(shared, life, listener, Server::builder().add_service(PodResourcesListerServer::new(service)));
+        Ok(())
+    }
+
+    fn stale_sockets(&self) -> io::Result<Vec<String>> {
+        self.files.stale_sockets()
+    }
+
+    fn remove_socket(&self, name: &str) -> io::Result<()> {
+        files::remove(&self.files.plugins_dir().join(name))
+    }
+
+    fn serve_registration(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()> {
+        let listener = UnixListener::bind(self.files.registration_socket())?;
+        let service = RegistrationService { shared: Arc::clone(shared), life };
+        self.spawn_server(shared, life, listener, Server::builder().add_service(RegistrationServer::new(service)));
+        Ok(())
+    }
+
+    fn cut(&self) {
+        self.links().cut_all();
+    }
+
+    fn read_checkpoint(&self) -> Result<Option<Snapshot>, String> {
+        match self.files.read_checkpoint() {
+            Ok(bytes) => checkpoint::decode(&bytes).map(Some).map_err(|error| error.to_string()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn write_checkpoint(&self, snapshot: Snapshot) -> Result<(), String> {
+        let bytes = checkpoint::encode(&snapshot).map_err(|error| error.to_string())?;
+        self.files.write_checkpoint(&bytes, self.sync_checkpoint).map_err(|error| error.to_string())
+    }
+
+    fn create_pod(&self, spec: &PodSpec) -> io::Result<()> {
+        self.files.create_pod(spec)
+    }
+
+    fn create_container(&self, spec: &PodSpec, container: &str) -> io::Result<()> {
+        self.files.create_container(spec, container)
+    }
+
+    fn remove_cgroup(&self, uid: &str) -> io::Result<()> {
+        self.files.remove_cgroup(uid)
+    }
+
+    fn remove_logs(&self, spec: &PodSpec) -> io::Result<()> {
+        self.files.remove_logs(spec)
+    }
+
+    /// There is no container runtime to ask.
+    fn resolves(&self, _cdi_name: &str) -> bool {
+        true
+    }
+}

@@ -1,0 +1,124 @@
+//! What the node's status tells of a resource, and what it would have told at any other moment.
+
+use super::core::Capacity;
+use super::state::Shared;
+use crate::domain::ResourceName;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Older readings are dropped: a day of node status is 8640 of them.
+const READINGS_MAX: usize = 10_000;
+
+/// A resource's numbers over time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Readings {
+    /// Every change inside the kubelet: since when, and what; `None` while the kubelet is down.
+    pub inside: Vec<(Duration, Option<Capacity>)>,
+    /// What the API server was told, every ten seconds.
+    pub told: Vec<(Duration, Capacity)>,
+}
+
+impl Readings {
+    pub(super) fn note(&mut self, now: Duration, capacity: Capacity) {
+        if self.inside.last().map(|(_, last)| *last) != Some(Some(capacity)) {
+            self.push(now, Some(capacity));
+        }
+    }
+
+    pub(super) fn down(&mut self, now: Duration) {
+        self.push(now, None);
+    }
+
+    fn push(&mut self, now: Duration, capacity: Option<Capacity>) {
+        if self.inside.len() == READINGS_MAX {
+            self.inside.remove(0);
+        }
+        self.inside.push((now, capacity));
+    }
+
+    fn tell(&mut self, now: Duration, capacity: Capacity) {
+        if self.told.len() == READINGS_MAX {
+            self.told.remove(0);
+        }
+        self.told.push((now, capacity));
+    }
+
+    /// Device-seconds that were missing inside the kubelet between two times, against `expected` allocatable ones. A
+    /// kubelet that is down misses nothing.
+    #[must_use]
+    pub fn dip(&self, expected: usize, from: Duration, to: Duration) -> f64 {
+        missing(self.inside.iter().map(|(at, capacity)| (*at, capacity.map_or(expected, |capacity| capacity.allocatable))), expected, from, to)
+    }
+
+    /// The same as the API server saw it.
+    #[must_use]
+    pub fn dip_told(&self, expected: usize, from: Duration, to: Duration) -> f64 {
+        missing(self.told.iter().map(|(at, capacity)| (*at, capacity.allocatable)), expected, from, to)
+    }
+}
+
+/// The integral of what is missing of `expected` over a series of values, each of which holds until the next one.
+fn missing(series: impl Iterator<Item = (Duration, usize)>, expected: usize, from: Duration, to: Duration) -> f64 {
+    let (mut sum, mut since, mut lacking) = (0.0, from, 0_usize);
+    let mut add = |since: Duration, until: Duration, lacking: usize| {
+        let lacking = u32::try_from(lacking).unwrap_or(u32::MAX);
+        sum += until.saturating_sub(since).as_secs_f64() * f64::from(lacking);
+    };
+    for (at, allocatable) in series {
+        let at = at.clamp(from, to);
+        add(since, at, lacking);
+        (since, lacking) = (at, expected.saturating_sub(allocatable));
+    }
+    add(since, to, lacking);
+    sum
+}
+
+/// Tells the API server what there is, until the life ends.
+pub(super) async fn tell(shared: &Shared, life: u64) {
+    shared.ground.sleep(shared.behaviour.gaps.to_first_status).await;
+    loop {
+        let expired = shared.life(life, |present| present.manager.expire(shared.ground.now()));
+        if expired == Some(true) {
+            // A failure is in the event log.
+            let _ = shared.write_checkpoint(life).await;
+        }
+        shared.in_life(life, |state| {
+            let now = shared.ground.now();
+            let Some(present) = &state.life else { return };
+            // What was deleted is told as 0, for ever.
+            let known: BTreeSet<ResourceName> = present.manager.healthy().keys().chain(state.readings.keys()).cloned().collect();
+            for resource in known {
+                let capacity = present.manager.capacity(&resource, now);
+                let readings = state.readings.entry(resource).or_default();
+                readings.note(now, capacity);
+                readings.tell(now, capacity);
+            }
+        });
+        // Every ten seconds, 4 % more or less.
+        let jitter = u64::try_from(shared.ground.below(801)).unwrap_or_default();
+        shared.ground.sleep(Duration::from_millis(9600 + jitter)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dip_is_what_was_missing_times_how_long() {
+        let at = Duration::from_secs;
+        let capacity = |allocatable| Capacity { capacity: 8, allocatable };
+        let mut readings = Readings::default();
+        readings.note(at(0), capacity(8));
+        readings.note(at(10), capacity(0));
+        readings.note(at(11), capacity(0));
+        readings.note(at(12), capacity(6));
+        readings.down(at(20));
+        readings.note(at(30), capacity(8));
+        assert_eq!(readings.inside.len(), 5);
+        assert!((readings.dip(8, at(0), at(40)) - (2.0 * 8.0 + 8.0 * 2.0)).abs() < 1e-9);
+        assert!((readings.dip(8, at(11), at(13)) - (8.0 + 2.0)).abs() < 1e-9);
+        assert!(readings.dip(6, at(12), at(40)).abs() < 1e-9);
+        assert!(readings.dip_told(8, at(0), at(40)).abs() < 1e-9);
+    }
+}

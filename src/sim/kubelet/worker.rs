@@ -1,0 +1,154 @@
+//! The pod workers: each starts the containers of one pod, in order, and again when they end.
+
+use super::admission::{self, Halt};
+use super::core::PreStart;
+use super::event::EventKind;
+use super::pod::{Container, ContainerKind, ContainerSpec, PodPhase, PodSpec};
+use super::state::{Shared, State};
+use crate::domain::{ContainerEdits, DeviceId, ResourceName};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The kubelet's deadline of `PreStartContainer`, the only one that it sets.
+const PRE_START_WITHIN: Duration = Duration::from_secs(30);
+
+/// Puts a worker to a pod, unless one is at it.
+pub(super) fn work(shared: &Arc<Shared>, life: u64, uid: &str) {
+    if shared.life(life, |present| present.workers.insert(uid.to_owned())) == Some(true) {
+        let (worker, uid) = (Arc::clone(shared), uid.to_owned());
+        shared.spawn(life, async move { run(&worker, life, &uid).await });
+    }
+}
+
+enum Next {
+    Start(Box<(PodSpec, ContainerSpec)>),
+    Wait(Duration),
+    Nothing,
+}
+
+async fn run(shared: &Shared, life: u64, uid: &str) {
+    loop {
+        let now = shared.ground.now();
+        match shared.in_life(life, |state| next(state, uid, now)).unwrap_or(Next::Nothing) {
+            Next::Start(start) => start_container(shared, life, &start.0, &start.1).await,
+            Next::Wait(time) => shared.ground.sleep(time).await,
+            Next::Nothing => return,
+        }
+    }
+}
+
+/// What there is to do; with nothing to do the worker leaves the pod, in the same moment.
+fn next(state: &mut State, uid: &str, now: Duration) -> Next {
+    let work = state.pod(uid).filter(|pod| !pod.is_failed()).and_then(|pod| {
+        let waits = |container: &&ContainerSpec| pod.containers.get(&container.name).is_none_or(|known| !known.running && !known.ended);
+        let container = pod.spec.in_order().find(waits)?;
+        let due = pod.containers.get(&container.name).map_or(now, |known| known.retry_at);
+        Some(match due.checked_sub(now).filter(|wait| !wait.is_zero()) {
+            Some(wait) => Next::Wait(wait),
+            None => Next::Start(Box::new((pod.spec.clone(), container.clone()))),
+        })
+    });
+    if let Some(work) = work {
+        return work;
+    }
+    if let Some(present) = &mut state.life {
+        present.workers.remove(uid);
+    }
+    if let Some(pod) = state.pod(uid).filter(|pod| pod.phase == PodPhase::Pending) {
+        pod.phase = PodPhase::Running;
+    }
+    Next::Nothing
+}
+
+async fn start_container(shared: &Shared, life: u64, spec: &PodSpec, container: &ContainerSpec) {
+    let options = match run_options(shared, life, spec, container).await {
+        Err(Halt::Over) => return,
+        Err(Halt::Refused(error)) => Err(format!("CreateContainerConfigError: {error}")),
+        Ok((edits, devices)) => match edits.cdi_devices.iter().find(|name| !shared.ground.resolves(name)) {
+            Some(name) => Err(format!("CreateContainerError: CDI device injection failed: unresolvable CDI devices {name}")),
+            None => Ok((edits, devices)),
+        },
+    };
+    let now = shared.ground.now();
+    let (pod_uid, name) = (spec.uid.clone(), container.name.clone());
+    let files = shared.in_life(life, |state| {
+        // A pod that was deleted or rejected meanwhile is not started.
+        let Some(pod) = state.pod(&spec.uid).filter(|pod| !pod.is_failed()) else { return Ok(()) };
+        let known = pod.containers.entry(name.clone()).or_default();
+        match options {
+            Ok((edits, devices)) => {
+                let is_new = !std::mem::replace(&mut pod.has_cgroup, true);
+                let ends = container.kind == ContainerKind::Init;
+                *known = Container { running: !ends, ended: ends, edits, devices, waiting: None, retry_at: now };
+                state.events.push(now, EventKind::ContainerStarted { pod_uid, container: name });
+                let pod = if is_new { shared.ground.create_pod(spec) } else { Ok(()) };
+                pod.and_then(|()| shared.ground.create_container(spec, &container.name))
+            }
+            Err(error) => {
+                known.waiting = Some(error.clone());
+                known.retry_at = now + shared.behaviour.restart_after;
+                state.events.push(now, EventKind::StartFailed { pod_uid, container: name, error });
+                Ok(())
+            }
+        }
+    });
+    note(shared, files.unwrap_or(Ok(())));
+}
+
+type RunOptions = (ContainerEdits, BTreeMap<ResourceName, BTreeSet<DeviceId>>);
+
+/// `GetDeviceRunContainerOptions`: PreStartContainer where it is asked for, Allocate where nothing is recorded, then the
+/// stored answers of all resources put together, in any order.
+async fn run_options(shared: &Shared, life: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<RunOptions, Halt> {
+    let mut lacks = false;
+    let resources = admission::resources(shared, container);
+    for (resource, _) in &resources {
+        let call = shared.life(life, |present| {
+            if !present.manager.is_plugin_resource(resource) {
+                return Ok(PreStart::Skip);
+            }
+            lacks |= present.manager.held().get(&spec.uid, &container.name, resource).is_none();
+            present.manager.pre_start(&spec.uid, &container.name, resource)
+        });
+        if let PreStart::Call(client, ids) = call.ok_or(Halt::Over)?? {
+            let called = tokio::select! {
+                biased;
+                called = client.pre_start(&ids) => called,
+                () = shared.ground.sleep(PRE_START_WITHIN) => Err("rpc error: code = DeadlineExceeded desc = context deadline exceeded".to_owned()),
+            };
+            let failed = |error| super::error::AllocateError::Rpc(format!("device plugin PreStartContainer rpc failed with err: {error}"));
+            called.map_err(failed)?;
+        }
+    }
+    if lacks {
+        admission::allocate_resources(shared, life, spec, container).await?;
+    }
+    let order: Vec<ResourceName> = admission::resources(shared, container).into_iter().map(|(resource, _)| resource).collect();
+    shared.life(life, |present| {
+        let held = present.manager.held();
+        let devices = held.container(&spec.uid, &container.name).map(|(resource, held)| (resource.clone(), held.ids())).collect();
+        (held.edits(&spec.uid, &container.name, &order), devices)
+    }).ok_or(Halt::Over)
+}
+
+/// A container ends by itself and waits for its next start.
+pub(super) fn crash(shared: &Arc<Shared>, uid: &str, container: &str) {
+    let retry_at = shared.ground.now() + shared.behaviour.restart_after;
+    let life = shared.update(|state| {
+        let container = state.pod(uid)?.containers.get_mut(container)?;
+        container.running = false;
+        container.retry_at = retry_at;
+        state.life.as_ref().map(|life| life.number)
+    });
+    if let Some(life) = life {
+        work(shared, life, uid);
+    }
+}
+
+pub(super) fn note(shared: &Shared, result: io::Result<()>) {
+    if let Err(error) = result {
+        shared.log(EventKind::FileFailed { error: format!("failed to write the pod's files: {error}") });
+    }
+}
