@@ -4,4 +4,5 @@
 pub mod executor;
 pub mod hardware;
 pub mod kubelet;
+pub mod memory;
 pub mod random;

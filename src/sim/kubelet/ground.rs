@@ -50,7 +50,7 @@ pub(in crate::sim) trait Ground: fmt::Debug + Send + Sync {
     fn serve_pod_resources(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()>;
     /// The sockets directly in the device-plugin directory, in the order in which they are removed.
     fn stale_sockets(&self) -> io::Result<Vec<String>>;
-    fn remove_socket(&self, name: &str) -> io::Result<()>;
+    fn remove_socket(&self, name: &str) -> BoxFuture<'static, io::Result<()>>;
     /// `kubelet.sock` is made and answers from now on.
     fn serve_registration(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()>;
     /// The kubelet dies: every connection is cut, nothing is unlinked.

@@ -256,7 +256,12 @@ async fn receive(shared: &Shared, life: u64, client: &Client, devices: Vec<Liste
         if let Some(present) = &mut state.life {
             *present.lists.entry(resource.clone()).or_default() += 1;
             let listed = present.manager.listed(&resource, devices);
-            let kind = EventKind::Listed { resource: resource.clone(), client: client.number, healthy: listed.healthy, unhealthy: listed.unhealthy };
+            let kind = EventKind::Listed {
+                resource: resource.clone(),
+                client: client.number,
+                healthy: listed.healthy,
+                unhealthy: listed.unhealthy,
+            };
             state.events.push(at, kind);
             if !listed.vanished.is_empty() {
                 state.events.push(at, EventKind::Vanished { resource: resource.clone(), devices: listed.vanished });
@@ -305,4 +310,3 @@ async fn add_endpoint(shared: &Arc<Shared>, life: u64, resource: ResourceName, r
         shared.log(EventKind::Disconnected { resource, client: number });
     }
 }
-

@@ -156,6 +156,36 @@ impl Shared {
         Ok(true)
     }
 
+    /// The containers of a pod have ended and are not started again: it is being deleted.
+    pub(in crate::sim) fn stop_pod(&self, uid: &str) {
+        self.update(|state| {
+            let pods = state.pods.iter_mut().chain(state.orphans.values_mut());
+            for pod in pods.filter(|pod| pod.spec.uid == uid) {
+                pod.containers.values_mut().for_each(|container| (container.running, container.ended) = (false, true));
+            }
+        });
+    }
+
+    /// Every container dies, and all are to be started again, init containers too.
+    pub(in crate::sim) fn end_containers(&self) {
+        let now = self.ground.now();
+        self.update(|state| {
+            // What was deleted by force has nobody who would start it again.
+            state.orphans.clear();
+            for pod in &mut state.pods {
+                pod.has_cgroup = false;
+                for container in pod.containers.values_mut() {
+                    (container.running, container.ended, container.retry_at) = (false, false, now);
+                }
+            }
+        });
+    }
+
+    /// A container ends by itself.
+    pub(in crate::sim) fn crash_container(self: &Arc<Self>, uid: &str, container: &str) {
+        super::worker::crash(self, uid, container);
+    }
+
     /// A pod is deleted by force: its containers run on. Says whether there was one.
     pub(in crate::sim) fn orphan_pod(&self, uid: &str) -> bool {
         self.update(|state| {
@@ -294,10 +324,12 @@ impl Shared {
     /// without it: of two writers the one with the older content may come last.
     pub(super) async fn write_checkpoint(&self, life: u64) -> Result<(), String> {
         let fails = self.hook(life, Hook::BeforeCheckpoint).await == Verdict::Fail;
-        let snapshot = self.life(life, |present| Snapshot { held: present.manager.held().clone(), healthy: present.manager.healthy().clone() });
+        let snapshot =
+            self.life(life, |present| Snapshot { held: present.manager.held().clone(), healthy: present.manager.healthy().clone() });
         let Some(snapshot) = snapshot else { return Ok(()) };
         self.hook(life, Hook::DuringCheckpoint).await;
-        let written = self.life(life, |_| if fails { Err("no space left on device".to_owned()) } else { self.ground.write_checkpoint(snapshot) });
+        let written =
+            self.life(life, |_| if fails { Err("no space left on device".to_owned()) } else { self.ground.write_checkpoint(snapshot) });
         let result = written.unwrap_or(Ok(()));
         if let Err(error) = &result {
             self.log(EventKind::FileFailed { error: format!("failed to write the checkpoint: {error}") });

@@ -47,7 +47,12 @@ impl Readings {
     /// kubelet that is down misses nothing.
     #[must_use]
     pub fn dip(&self, expected: usize, from: Duration, to: Duration) -> f64 {
-        missing(self.inside.iter().map(|(at, capacity)| (*at, capacity.map_or(expected, |capacity| capacity.allocatable))), expected, from, to)
+        missing(
+            self.inside.iter().map(|(at, capacity)| (*at, capacity.map_or(expected, |capacity| capacity.allocatable))),
+            expected,
+            from,
+            to,
+        )
     }
 
     /// The same as the API server saw it.

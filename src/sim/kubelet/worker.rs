@@ -126,11 +126,13 @@ async fn run_options(shared: &Shared, life: u64, spec: &PodSpec, container: &Con
         admission::allocate_resources(shared, life, spec, container).await?;
     }
     let order: Vec<ResourceName> = admission::resources(shared, container).into_iter().map(|(resource, _)| resource).collect();
-    shared.life(life, |present| {
-        let held = present.manager.held();
-        let devices = held.container(&spec.uid, &container.name).map(|(resource, held)| (resource.clone(), held.ids())).collect();
-        (held.edits(&spec.uid, &container.name, &order), devices)
-    }).ok_or(Halt::Over)
+    shared
+        .life(life, |present| {
+            let held = present.manager.held();
+            let devices = held.container(&spec.uid, &container.name).map(|(resource, held)| (resource.clone(), held.ids())).collect();
+            (held.edits(&spec.uid, &container.name, &order), devices)
+        })
+        .ok_or(Halt::Over)
 }
 
 /// A container ends by itself and waits for its next start.

@@ -119,8 +119,8 @@ impl Ground for Sockets {
         self.files.stale_sockets()
     }
 
-    fn remove_socket(&self, name: &str) -> io::Result<()> {
-        files::remove(&self.files.plugins_dir().join(name))
+    fn remove_socket(&self, name: &str) -> BoxFuture<'static, io::Result<()>> {
+        Box::pin(std::future::ready(files::remove(&self.files.plugins_dir().join(name))))
     }
 
     fn serve_registration(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()> {

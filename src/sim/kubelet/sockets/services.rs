@@ -52,7 +52,10 @@ impl PodResourcesLister for PodResourcesService {
         Ok(Response::new(resources::AllocatableResourcesResponse { devices, cpu_ids: Vec::new(), memory: Vec::new() }))
     }
 
-    async fn get(&self, request: Request<resources::GetPodResourcesRequest>) -> Result<Response<resources::GetPodResourcesResponse>, Status> {
+    async fn get(
+        &self,
+        request: Request<resources::GetPodResourcesRequest>,
+    ) -> Result<Response<resources::GetPodResourcesResponse>, Status> {
         let request = request.into_inner();
         let found = pod_resources::get(&self.shared, self.life, &request.pod_namespace, &request.pod_name)?;
         Ok(Response::new(resources::GetPodResourcesResponse { pod_resources: Some(pod(found)) }))

@@ -1,0 +1,1 @@
+//! The simulated node under naive plugins.
