@@ -151,7 +151,7 @@ async fn open(shared: &Shared, life: u64, client: &Arc<Client>, waiting: &mut Wa
 fn serve(shared: &Shared, life: u64, client: &Arc<Client>, options: Options) -> Result<bool, String> {
     let resource = &client.resource;
     let served = shared.life(life, |present| {
-        let live = present.clients.duplicate(client).is_some_and(|other| present.streams.contains_key(&other.number));
+        let live = present.clients.duplicate(client).is_some_and(|other| other.served.load(Ordering::Acquire));
         if live {
             return match shared.behaviour.profile {
                 Profile::K137Dedupe => Ok(false),

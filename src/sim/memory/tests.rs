@@ -1,1 +1,402 @@
-//! The simulated node under naive plugins.
+//! The node in memory under a naive plugin, which registers again whenever a stream of it ends and never settles.
+
+use super::*;
+use crate::domain::{CgroupState, ContainerEdits, DeviceId, ResourceName};
+use crate::sim::kubelet::core::{ListedDevice, Options};
+use crate::sim::kubelet::{Behaviour, Capacity, EventKind, Hook, Interleaving, PodPhase, PodSpec, Profile, Start, View};
+use futures_util::StreamExt as _;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tonic::Status;
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn gpu() -> ResourceName {
+    "example.com/gpu".parse().unwrap()
+}
+
+fn healthy(ids: &[&str]) -> Vec<ListedDevice> {
+    ids.iter().map(|id| ListedDevice { id: DeviceId::new(*id), healthy: true, numa_nodes: Vec::new() }).collect()
+}
+
+/// The service; it forgets everything.
+#[derive(Clone)]
+struct Naive {
+    lists: watch::Sender<Vec<ListedDevice>>,
+    ended: mpsc::UnboundedSender<()>,
+    allocated: Arc<AtomicU64>,
+    options: Options,
+}
+
+struct Ended(mpsc::UnboundedSender<()>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // The daemon may be gone as well.
+        let _ = self.0.send(());
+    }
+}
+
+#[tonic::async_trait]
+impl Plugin for Naive {
+    async fn options(&self) -> Result<Options, Status> {
+        Ok(self.options)
+    }
+
+    async fn list_and_watch(&self, _: ConnectionId) -> Result<ListStream, Status> {
+        let state = (self.lists.subscribe(), true, Ended(self.ended.clone()));
+        let lists = futures_util::stream::unfold(state, |(mut lists, first, ended)| async move {
+            if !first {
+                lists.changed().await.ok()?;
+            }
+            let list = lists.borrow_and_update().clone();
+            Some((list, (lists, false, ended)))
+        });
+        Ok(lists.boxed())
+    }
+
+    async fn preferred(&self, available: Vec<DeviceId>, _: Vec<DeviceId>, size: usize) -> Result<BTreeSet<DeviceId>, Status> {
+        Ok(available.into_iter().collect::<BTreeSet<_>>().into_iter().take(size).collect())
+    }
+
+    async fn allocate(&self, ids: Vec<DeviceId>) -> Result<Option<ContainerEdits>, Status> {
+        let number = self.allocated.fetch_add(1, Ordering::Relaxed);
+        let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+        let annotations = BTreeMap::from([("holdfast.dev/alloc-id".to_owned(), format!("alloc-{number}-{}", ids.join("+")))]);
+        Ok(Some(ContainerEdits { annotations, ..ContainerEdits::default() }))
+    }
+
+    async fn pre_start(&self, _: Vec<DeviceId>) -> Result<(), Status> {
+        Err(Status::failed_precondition("not ready"))
+    }
+}
+
+/// A daemon of one resource, with its sockets in a directory of its own.
+struct Daemon {
+    process: Process,
+    lists: watch::Sender<Vec<ListedDevice>>,
+}
+
+impl Daemon {
+    fn start(node: &Node, name: &str) -> Self {
+        Self::with(node, name, Options { preferred_allocation: false, pre_start: false }, false)
+    }
+
+    /// With a new socket for every registration, or one for all.
+    fn with(node: &Node, name: &str, options: Options, always_new: bool) -> Self {
+        let process = node.process();
+        let (ended, mut ends) = mpsc::unbounded_channel();
+        let (lists, _) = watch::channel(healthy(&["a", "b"]));
+        let plugin = Naive { lists: lists.clone(), ended, allocated: Arc::default(), options };
+        let plugin: Arc<dyn Plugin> = Arc::new(plugin);
+        let mut endpoint = format!("naive/{name}.sock");
+        process.bind(&endpoint, Arc::clone(&plugin)).unwrap();
+        let (node, name, binder) = (node.clone(), name.to_owned(), process.clone());
+        process.spawn(async move {
+            let mut kubelet = node.kubelet_socket();
+            for number in 0.. {
+                if always_new {
+                    endpoint = format!("naive/{name}-{number}.sock");
+                    binder.bind(&endpoint, Arc::clone(&plugin)).unwrap();
+                }
+                let request = RegisterRequest {
+                    version: "v1beta1".to_owned(),
+                    resource: gpu().to_string(),
+                    endpoint: endpoint.clone(),
+                    options: Some(options),
+                };
+                let registered = node.handle().timeout(2 * SECOND, node.register(request)).await;
+                let again = if matches!(registered, Some(Ok(()))) { MINUTE } else { 20 * MS };
+                tokio::select! {
+                    biased;
+                    _ = ends.recv() => {}
+                    _ = kubelet.changed() => {}
+                    () = node.handle().sleep(again) => {}
+                }
+            }
+        });
+        Daemon { process, lists }
+    }
+}
+
+fn simulation(seed: u64, faults: Faults) -> Simulation {
+    Simulation::new(seed, Behaviour::default(), faults)
+}
+
+fn is_served(view: &View<'_>) -> bool {
+    let standing = view.standing(&gpu());
+    !standing.is_stopped && standing.is_tracked && standing.is_streaming && standing.healthy.len() == 2
+}
+
+fn pod(uid: &str) -> PodSpec {
+    PodSpec::with_uid(uid, "default", format!("pod-{uid}"))
+}
+
+fn phase(node: &Node, uid: &str) -> PodPhase {
+    node.view(|view| view.pod(uid).map(|pod| pod.phase.clone())).unwrap()
+}
+
+/// An upgrade with overlap, two restarts of the kubelet, some pods: what happened, line by line.
+fn scenario(seed: u64, profile: Profile, faults: Faults) -> (Vec<String>, BTreeSet<Interleaving>, BTreeMap<Hook, u64>) {
+    let mut simulation = Simulation::new(seed, Behaviour { profile, ..Behaviour::default() }, faults);
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let options = Options { preferred_allocation: seed % 3 == 0, pre_start: false };
+    let always_new = profile != Profile::K125;
+    let old = Daemon::with(&node, "old", options, always_new);
+    simulation.run_for(2 * SECOND);
+    node.add_pod(pod("1").init("warm", &gpu(), 1).app("main", &gpu(), 1));
+    simulation.run_for(SECOND);
+    let _new = Daemon::with(&node, "new", options, always_new);
+    let overlap = node.handle().random(|random| random.between(Duration::ZERO, 3 * MS));
+    simulation.run_for(overlap);
+    old.process.kill();
+    node.add_pod(pod("2").app("main", &gpu(), 1));
+    simulation.run_for(SECOND);
+    node.restart_kubelet(100 * MS, Start::default());
+    simulation.run_for(3 * SECOND);
+    node.delete_pod("1");
+    simulation.run_for(3 * SECOND);
+    node.add_pod(pod("3").app("main", &gpu(), 1));
+    node.restart_kubelet(10 * MS, Start::default());
+    simulation.run_for(30 * SECOND);
+    node.view(|view| {
+        let events = view.events().iter().map(ToString::to_string).collect();
+        (events, view.interleavings().keys().copied().collect(), view.hooks().clone())
+    })
+}
+
+#[test]
+fn the_same_seed_gives_the_same_events_and_another_one_does_not() {
+    let run = |seed| scenario(seed, Profile::K125, Faults::storm(MINUTE)).0;
+    for seed in 0..20 {
+        let first = run(seed);
+        assert_eq!(first, run(seed));
+        assert_ne!(first, run(seed + 1));
+    }
+}
+
+#[test]
+fn a_pod_gets_devices_keeps_them_over_a_restart_and_leaves_traces_until_it_is_gone() {
+    for seed in 0..50 {
+        let mut simulation = simulation(seed, Faults::none());
+        let node = simulation.node();
+        let _daemon = Daemon::start(&node, "one");
+        node.start_kubelet(Start::default());
+        assert!(simulation.run_until(10 * SECOND, is_served));
+        node.add_pod(pod("1").init("warm", &gpu(), 1).app("main", &gpu(), 1));
+        assert!(simulation.run_until(SECOND, |view| view.holders().len() == 1));
+        let holder = node.view(|view| view.holders().remove(0));
+        let id = holder.alloc_id.clone().unwrap();
+        assert_eq!(holder.devices[&gpu()].len(), 1);
+        let checkpoint = node.checkpoint().unwrap();
+        let entry = checkpoint.entries.iter().find(|entry| entry.container == "main").unwrap();
+        assert_eq!((&entry.device_ids, entry.alloc_id.as_ref()), (&holder.devices[&gpu()], Some(&id)));
+        assert_eq!(node.cgroup("1"), CgroupState::Populated);
+        assert_eq!(node.names()["1"].name, "pod-1");
+        let (asking, expected) = (node.clone(), holder.devices.clone());
+        let listed = simulation.run(SECOND, async move { asking.list_pods().await }).unwrap().unwrap();
+        assert_eq!((listed[0].containers.len(), &listed[0].containers[0].devices), (1, &expected));
+
+        let first = *node.kubelet_socket().borrow();
+        node.restart_kubelet(5 * MS, Start::default());
+        assert!(simulation.run_until(10 * SECOND, |view| view.is_settled() && view.starts() == 2));
+        assert_ne!(*node.kubelet_socket().borrow(), first);
+        assert_eq!(phase(&node, "1"), PodPhase::Running, "the plugin was back in time");
+        assert_eq!(node.view(|view| view.holders()), [holder], "and nothing was started again");
+
+        node.delete_pod("1");
+        simulation.run_for(10 * SECOND);
+        assert_eq!((node.cgroup("1"), node.names().len(), node.view(|view| view.holders().len())), (CgroupState::Gone, 0, 0));
+    }
+}
+
+#[test]
+fn a_killed_daemon_leaves_its_socket_and_takes_its_devices() {
+    let mut simulation = simulation(1, Faults::none());
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let daemon = Daemon::start(&node, "one");
+    assert!(simulation.run_until(10 * SECOND, is_served));
+    daemon.lists.send_replace(healthy(&["a"]));
+    assert!(simulation.run_until(SECOND, |view| view.capacity(&gpu()) == Capacity { capacity: 1, allocatable: 1 }));
+    daemon.process.kill();
+    assert!(daemon.process.is_dead());
+    assert!(simulation.run_until(SECOND, |view| view.capacity(&gpu()) == Capacity { capacity: 1, allocatable: 0 }));
+    assert_eq!(node.sockets(), ["kubelet.sock", "naive/one.sock"]);
+    let process = node.process();
+    let plugin = Naive {
+        lists: daemon.lists.clone(),
+        ended: mpsc::unbounded_channel().0,
+        allocated: Arc::default(),
+        options: Options { preferred_allocation: false, pre_start: false },
+    };
+    assert!(process.bind("naive/one.sock", Arc::new(plugin.clone())).is_err(), "the file is in the way");
+    assert!(node.unlink("naive/one.sock"));
+    let flat = process.bind("flat.sock", Arc::new(plugin)).unwrap();
+    assert!(flat.is_linked());
+    // Five minutes later the resource is gone.
+    simulation.run_for(6 * MINUTE);
+    assert_eq!(node.view(|view| view.capacity(&gpu())), Capacity::default());
+    let dip = node.view(|view| view.readings(&gpu()).unwrap().dip(1, Duration::ZERO, MINUTE));
+    assert!(dip > 50.0, "{dip}");
+
+    node.restart_kubelet(MS, Start::default());
+    simulation.run_for(SECOND);
+    assert!(!flat.is_linked(), "the kubelet cleans its directory");
+    assert_eq!(node.sockets(), ["kubelet.sock"]);
+}
+
+#[test]
+fn a_register_is_answered_in_the_kubelets_words() {
+    let mut simulation = simulation(3, Faults::none());
+    let node = simulation.node();
+    let mut register = |version: &str, resource: &str, endpoint: &str| {
+        let (node, request) = (
+            node.clone(),
+            RegisterRequest { version: version.into(), resource: resource.into(), endpoint: endpoint.into(), options: None },
+        );
+        simulation.run(MINUTE, async move { node.register(request).await }).unwrap().unwrap_err().to_string()
+    };
+    assert!(register("v1beta1", "example.com/gpu", "x.sock").contains("does not answer: No such file"));
+    node.start_kubelet(Start::default());
+    // The start takes 300 ms, and the dial of a socket that is not there ten seconds.
+    while register("v1beta1", "example.com/gpu", "x.sock").contains("does not answer") {}
+    let text = register("v1alpha1", "example.com/gpu", "x.sock");
+    assert!(text.ends_with("requested API version \"v1alpha1\" is not supported by kubelet. Supported version is [\"v1beta1\"]"), "{text}");
+    assert!(register("v1beta1", "gpu", "x.sock").ends_with("the ResourceName \"gpu\" is invalid"));
+    let before = node.handle().now();
+    let text = register("v1beta1", "example.com/gpu", "missing.sock");
+    assert!(text.ends_with("failed to dial device plugin: context deadline exceeded"), "{text}");
+    assert!((10 * SECOND..10 * SECOND + MS).contains(&(node.handle().now() - before)));
+    node.kill_kubelet();
+    assert!(register("v1beta1", "example.com/gpu", "x.sock").contains("Connection refused"));
+}
+
+#[test]
+fn every_interleaving_and_every_hook_is_reached_by_seeds() {
+    let (mut seen, mut hooks) = (BTreeSet::new(), BTreeMap::new());
+    for seed in 0..400 {
+        let faults = if seed % 2 == 0 { Faults::schedules(MINUTE) } else { Faults::storm(MINUTE) };
+        let (_, interleavings, reached) = scenario(seed, Profile::K125, faults);
+        seen.extend(interleavings);
+        for (hook, count) in reached {
+            *hooks.entry(hook).or_insert(0) += count;
+        }
+    }
+    let missing: Vec<_> = Interleaving::ALL.into_iter().filter(|which| !seen.contains(which)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    let missing: Vec<_> = Hook::ALL.into_iter().filter(|hook| !hooks.contains_key(hook)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn kubelets_that_tell_clients_apart_never_cut_a_new_one_for_an_old_one() {
+    for profile in [Profile::K137, Profile::K137Dedupe, Profile::K110] {
+        for seed in 0..50 {
+            let (events, seen, _) = scenario(seed, profile, Faults::schedules(MINUTE));
+            for which in [Interleaving::B, Interleaving::D, Interleaving::E, Interleaving::F] {
+                assert!(!seen.contains(&which), "{profile:?}, seed {seed}: {which}\n{}", events.join("\n"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failing_pre_start_keeps_the_container_waiting_and_after_a_restart_it_is_skipped() {
+    let mut simulation = simulation(1, Faults::none());
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let daemon = Daemon::with(&node, "one", Options { preferred_allocation: true, pre_start: true }, false);
+    assert!(simulation.run_until(10 * SECOND, is_served));
+    node.add_pod(pod("1").app("main", &gpu(), 1));
+    simulation.run_for(SECOND);
+    let waiting = node.view(|view| view.pod("1").unwrap().containers["main"].waiting.clone()).unwrap();
+    let text = "CreateContainerConfigError: device plugin PreStartContainer rpc failed with err: \
+                rpc error: code = FailedPrecondition desc = not ready";
+    assert_eq!(waiting, text);
+    assert_eq!(phase(&node, "1"), PodPhase::Pending);
+    simulation.run_for(MINUTE);
+    let tries = node.view(|view| view.events().iter().filter(|event| matches!(event.kind, EventKind::StartFailed { .. })).count());
+    assert!((6..=7).contains(&tries), "{tries}");
+
+    // The plugin comes back too late: nothing is known of it but that it holds a device.
+    daemon.process.kill();
+    node.restart_kubelet(MS, Start::default());
+    simulation.run_for(SECOND);
+    assert!(matches!(phase(&node, "1"), PodPhase::Failed { .. }), "not running, so that it is asked about");
+}
+
+#[test]
+fn over_a_reboot_nothing_is_allocated_and_everything_is_started_with_what_it_had() {
+    let mut simulation = simulation(5, Faults::none());
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let _daemon = Daemon::start(&node, "one");
+    assert!(simulation.run_until(10 * SECOND, is_served));
+    node.add_pod(pod("1").app("main", &gpu(), 2));
+    assert!(simulation.run_until(SECOND, |view| view.holders().len() == 1));
+    let before = node.view(|view| view.holders());
+    let boot = node.boot_id();
+    node.reboot(SECOND);
+    assert_ne!(node.boot_id(), boot);
+    assert_eq!((node.cgroup("1"), node.view(|view| view.holders().len())), (CgroupState::Gone, 0));
+    let _daemon = Daemon::start(&node, "two");
+    simulation.run_for(10 * SECOND);
+    assert_eq!(node.view(|view| view.holders()), before);
+    let allocated = node.view(|view| view.events().iter().filter(|event| matches!(event.kind, EventKind::Allocated { .. })).count());
+    assert_eq!(allocated, 1);
+}
+
+#[test]
+fn a_force_deleted_pod_holds_its_device_beside_the_next_one() {
+    let mut simulation = simulation(5, Faults::none());
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let _daemon = Daemon::start(&node, "one");
+    assert!(simulation.run_until(10 * SECOND, is_served));
+    node.add_pod(pod("1").app("main", &gpu(), 2));
+    assert!(simulation.run_until(SECOND, |view| view.holders().len() == 1));
+    node.force_delete_pod("1");
+    node.add_pod(pod("2").app("main", &gpu(), 2));
+    assert!(simulation.run_until(SECOND, |view| view.holders().len() == 2));
+    assert_eq!(node.view(|view| view.holders().iter().filter(|holder| holder.is_orphan).count()), 1);
+    node.delete_pod("1");
+    assert!(simulation.run_until(5 * SECOND, |view| view.holders().len() == 1));
+}
+
+#[test]
+fn a_list_is_limited_and_counted_while_an_allocate_is_under_way() {
+    let stall = Odds { stalls: 1.0, ..Odds::default() };
+    let mut simulation = simulation(5, Faults::schedules(MINUTE).with(Hook::DuringAllocate, stall));
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let _daemon = Daemon::start(&node, "one");
+    assert!(simulation.run_until(10 * SECOND, is_served));
+    node.add_pod(pod("1").app("main", &gpu(), 1));
+    assert!(simulation.run_until(10 * SECOND, |view| view.hooks().contains_key(&Hook::DuringAllocate)));
+    let asking = node.clone();
+    let refused = simulation.run(SECOND, async move {
+        let answers = (0..30).map(|_| asking.list_pods());
+        futures_util::future::join_all(answers).await.into_iter().filter(Result::is_err).count()
+    });
+    assert!((15..=20).contains(&refused.unwrap()), "{refused:?}");
+    assert!(node.view(|view| view.listings_in_allocate()) >= 10);
+}
+
+/// Prints how long a scenario takes; the bound is generous, since the machine may be busy.
+#[test]
+fn a_scenario_is_quick() {
+    let begun = std::time::Instant::now();
+    for seed in 0..100 {
+        scenario(seed, Profile::K125, Faults::storm(MINUTE));
+    }
+    let each = begun.elapsed() / 100;
+    println!("{each:?} each");
+    assert!(each < 100 * MS, "{each:?}");
+}
