@@ -20,6 +20,8 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
+mod interleavings;
+
 const SOON: Duration = Duration::from_secs(5);
 
 fn gpu() -> ResourceName {

@@ -105,7 +105,7 @@ impl Node {
     /// # Errors
     /// When the kubelet is down, or there are too many calls.
     pub async fn list_pods(&self) -> Result<Vec<ListedPod>, PodResourcesError> {
-        let pods = self.ask(|shared, life| pod_resources::list(shared, life)).await?;
+        let pods = self.ask(pod_resources::list).await?;
         Ok(pods.into_iter().map(listed).collect())
     }
 
@@ -123,7 +123,7 @@ impl Node {
     /// # Errors
     /// When the kubelet is down, or there are too many calls.
     pub async fn count_allocatable(&self) -> Result<usize, PodResourcesError> {
-        self.ask(|shared, life| pod_resources::allocatable(shared, life)).await.map(|messages| messages.len())
+        self.ask(pod_resources::allocatable).await.map(|messages| messages.len())
     }
 
     async fn ask<T>(&self, answer: impl FnOnce(&Shared, u64) -> Result<T, Status>) -> Result<T, PodResourcesError> {
