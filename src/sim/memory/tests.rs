@@ -146,7 +146,7 @@ fn scenario(seed: u64, profile: Profile, faults: Faults) -> (Vec<String>, BTreeS
     let mut simulation = Simulation::new(seed, Behaviour { profile, ..Behaviour::default() }, faults);
     let node = simulation.node();
     node.start_kubelet(Start::default());
-    let options = Options { preferred_allocation: seed % 3 == 0, pre_start: false };
+    let options = Options { preferred_allocation: seed.is_multiple_of(3), pre_start: false };
     let always_new = profile != Profile::K125;
     let old = Daemon::with(&node, "old", options, always_new);
     simulation.run_for(2 * SECOND);
@@ -281,8 +281,8 @@ fn a_register_is_answered_in_the_kubelets_words() {
 #[test]
 fn every_interleaving_and_every_hook_is_reached_by_seeds() {
     let (mut seen, mut hooks) = (BTreeSet::new(), BTreeMap::new());
-    for seed in 0..400 {
-        let faults = if seed % 2 == 0 { Faults::schedules(MINUTE) } else { Faults::storm(MINUTE) };
+    for seed in 0_u64..400 {
+        let faults = if seed.is_multiple_of(2) { Faults::schedules(MINUTE) } else { Faults::storm(MINUTE) };
         let (_, interleavings, reached) = scenario(seed, Profile::K125, faults);
         seen.extend(interleavings);
         for (hook, count) in reached {
