@@ -189,6 +189,7 @@ pub(super) fn pods(view: &View<'_>) -> String {
         PodPhase::Pending => format!("{}: pending", pod.spec.name),
         PodPhase::Running if pod.is_alive() => format!("{}: running", pod.spec.name),
         PodPhase::Running => format!("{}: admitted, but nothing of it runs", pod.spec.name),
+        PodPhase::Succeeded => format!("{}: completed", pod.spec.name),
         PodPhase::Failed { reason, message } => format!("{}: killed, {reason}: {message}", pod.spec.name),
     };
     view.pods().iter().map(of).collect::<Vec<_>>().join("\n")

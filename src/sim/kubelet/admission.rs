@@ -41,9 +41,9 @@ pub(super) async fn sync_loop(shared: &Arc<Shared>, life: u64) {
     for uid in batch.unwrap_or_default() {
         let spec = shared.in_life(life, |state| {
             let present = state.life.as_mut()?;
-            // Each pod is known before it is admitted, and those that failed stay so.
+            // Each pod is known before it is admitted, and those that are over stay so.
             present.known.insert(uid.clone());
-            state.pods.iter().find(|pod| pod.spec.uid == uid && !pod.is_failed()).map(|pod| pod.spec.clone())
+            state.pods.iter().find(|pod| pod.spec.uid == uid && !pod.is_over()).map(|pod| pod.spec.clone())
         });
         if let Some(spec) = spec.flatten() {
             admit(shared, life, &spec).await;
@@ -70,7 +70,7 @@ fn next(state: &mut State) -> Option<Work> {
         return Some(Work::Admit(pod.spec.clone()));
     }
     let uid = present.resizes.pop_front()?;
-    let pod = state.pods.iter().find(|pod| pod.spec.uid == uid && !pod.is_failed())?;
+    let pod = state.pods.iter().find(|pod| pod.spec.uid == uid && !pod.is_over())?;
     Some(Work::Resize(pod.spec.clone()))
 }
 
@@ -194,6 +194,9 @@ async fn call(
     let fails = shared.hook(life, Hook::BeforeAllocate).await == Verdict::Fail;
     let asked_at = shared.ground.now();
     let client = shared.life(life, |present| {
+        if present.allocating == 0 {
+            present.allocating_since = asked_at;
+        }
         present.allocating += 1;
         present.manager.callable(resource)
     });

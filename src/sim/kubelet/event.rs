@@ -154,6 +154,8 @@ pub enum EventKind {
         /// The container.
         container: String,
     },
+    /// An Allocate has been under way for more than five minutes: the kubelet's health check fails.
+    Stuck,
     /// The real kubelet would have crashed.
     Panicked {
         /// Where, and on which device.
@@ -207,6 +209,7 @@ impl fmt::Display for Event {
             EventKind::StartFailed { pod_uid, container, error } => write!(f, "{pod_uid}/{container} not started: {error}"),
             EventKind::ResizeRefused { pod_uid, error } => write!(f, "pod {pod_uid} not resized: {error}"),
             EventKind::ContainerStarted { pod_uid, container } => write!(f, "{pod_uid}/{container} started"),
+            EventKind::Stuck => write!(f, "an Allocate has stopped the kubelet for five minutes"),
             EventKind::Panicked { site } => write!(f, "the kubelet would have crashed {site}"),
         }
     }
@@ -232,6 +235,13 @@ impl EventLog {
     /// The events, oldest first.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Event> {
         self.events.iter()
+    }
+
+    /// The most events that fit within any time of this length.
+    pub fn busiest(&self, within: Duration, fits: impl Fn(&EventKind) -> bool) -> usize {
+        let times: Vec<Duration> = self.events.iter().filter(|event| fits(&event.kind)).map(|event| event.at).collect();
+        let window = |(first, from): (usize, &Duration)| times.partition_point(|at| *at < *from + within) - first;
+        times.iter().enumerate().map(window).max().unwrap_or_default()
     }
 
     /// From the newest start of the kubelet to the first later event that fits, once there is one.

@@ -96,6 +96,8 @@ pub enum PodPhase {
     Pending,
     /// Admitted; its application containers and sidecars run.
     Running,
+    /// Its containers have done their work, and are not started again.
+    Succeeded,
     /// Rejected, for good.
     Failed {
         /// The reason of its status, `UnexpectedAdmissionError`.
@@ -150,6 +152,12 @@ impl Pod {
     #[must_use]
     pub fn is_failed(&self) -> bool {
         matches!(self.phase, PodPhase::Failed { .. })
+    }
+
+    /// Whether it has come to its end, one way or the other: the kubelet counts its devices as free.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_failed() || self.phase == PodPhase::Succeeded
     }
 
     /// Whether a container of it runs.

@@ -9,7 +9,7 @@ use super::ground::{Ground, Snapshot, Stop};
 use super::hook::{Hook, Verdict};
 use super::interleaving::{Interleaving, Streams};
 use super::limiter::Limiter;
-use super::pod::{Pod, PodSpec};
+use super::pod::{Pod, PodPhase, PodSpec};
 use super::profile::Clients;
 use super::status::Readings;
 use super::view::View;
@@ -17,6 +17,7 @@ use crate::domain::ResourceName;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 /// One life of the kubelet, from a start to the next stop.
@@ -38,8 +39,9 @@ pub(in crate::sim) struct Life {
     /// Clients that the kubelet has lost sight of without closing them. It leaks their connections.
     lost: Vec<Arc<Client>>,
     pub(super) limiter: Limiter,
-    /// Allocate calls under way.
+    /// Allocate calls under way, and since when there is one at every moment.
     pub(super) allocating: usize,
+    pub(super) allocating_since: Duration,
     /// Register calls and lists by resource.
     pub(super) registers: BTreeMap<String, u64>,
     pub(super) lists: BTreeMap<ResourceName, u64>,
@@ -90,10 +92,10 @@ impl State {
         pod.or_else(|| self.orphans.get(uid)).map(|pod| &pod.spec)
     }
 
-    /// The pods that the kubelet counts as active: known to this life and not failed.
+    /// The pods that the kubelet counts as active: known to this life and not over.
     pub(super) fn active(&self) -> impl Iterator<Item = &Pod> {
         let known = |pod: &&Pod| self.life.as_ref().is_some_and(|life| life.known.contains(&pod.spec.uid));
-        self.pods.iter().filter(|pod| !pod.is_failed()).filter(known)
+        self.pods.iter().filter(|pod| !pod.is_over()).filter(known)
     }
 
     /// Frees what inactive pods hold.
@@ -166,6 +168,16 @@ impl Shared {
         });
     }
 
+    /// The containers of a pod have done their work. Says whether it ran.
+    pub(in crate::sim) fn complete_pod(&self, uid: &str) -> bool {
+        self.update(|state| {
+            let Some(pod) = state.pod(uid).filter(|pod| pod.phase == PodPhase::Running) else { return false };
+            pod.containers.values_mut().for_each(|container| (container.running, container.ended) = (false, true));
+            pod.phase = PodPhase::Succeeded;
+            true
+        })
+    }
+
     /// Every container dies, and all are to be started again, init containers too.
     pub(in crate::sim) fn end_containers(&self) {
         let now = self.ground.now();
@@ -174,6 +186,9 @@ impl Shared {
             state.orphans.clear();
             for pod in &mut state.pods {
                 pod.has_cgroup = false;
+                if pod.is_over() {
+                    continue;
+                }
                 for container in pod.containers.values_mut() {
                     (container.running, container.ended, container.retry_at) = (false, false, now);
                 }
@@ -219,7 +234,7 @@ impl Shared {
         self.in_life(life, |state| state.life.as_mut().map(act)).flatten()
     }
 
-    pub(super) fn changes(&self) -> watch::Receiver<()> {
+    pub(in crate::sim) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
@@ -278,6 +293,7 @@ impl Shared {
                 lost: Vec::new(),
                 limiter: Limiter::new(now),
                 allocating: 0,
+                allocating_since: now,
                 registers: BTreeMap::new(),
                 lists: BTreeMap::new(),
             };

@@ -1,6 +1,7 @@
 //! What the node's status tells of a resource, and what it would have told at any other moment.
 
 use super::core::Capacity;
+use super::event::EventKind;
 use super::state::Shared;
 use crate::domain::ResourceName;
 use std::collections::BTreeSet;
@@ -78,9 +79,13 @@ fn missing(series: impl Iterator<Item = (Duration, usize)>, expected: usize, fro
     sum
 }
 
+/// An Allocate that takes longer makes the kubelet's health check fail, and the machine's watchdog may kill it.
+const STUCK_AFTER: Duration = Duration::from_secs(5 * 60);
+
 /// Tells the API server what there is, until the life ends.
 pub(super) async fn tell(shared: &Shared, life: u64) {
     shared.ground.sleep(shared.behaviour.gaps.to_first_status).await;
+    let mut is_stuck = false;
     loop {
         let expired = shared.life(life, |present| present.manager.expire(shared.ground.now()));
         if expired == Some(true) {
@@ -99,6 +104,11 @@ pub(super) async fn tell(shared: &Shared, life: u64) {
                 readings.tell(now, capacity);
             }
         });
+        let stuck = shared
+            .life(life, |present| present.allocating > 0 && shared.ground.now().saturating_sub(present.allocating_since) > STUCK_AFTER);
+        if stuck == Some(true) && !std::mem::replace(&mut is_stuck, true) {
+            shared.log(EventKind::Stuck);
+        }
         // Every ten seconds, 4 % more or less.
         let jitter = u64::try_from(shared.ground.below(801)).unwrap_or_default();
         shared.ground.sleep(Duration::from_millis(9600 + jitter)).await;

@@ -150,6 +150,19 @@ impl View<'_> {
         self.in_life(|life| life.lists.get(resource).copied())
     }
 
+    /// The most Register calls that were answered, and the most lists that came, within any one second.
+    #[must_use]
+    pub fn busiest_second(&self, resource: &ResourceName) -> (usize, usize) {
+        let (second, events) = (Duration::from_secs(1), &self.state.events);
+        let registers = events.busiest(second, |kind| match kind {
+            EventKind::Registered { resource: of, .. } => of == resource,
+            EventKind::RegisterFailed { resource: of, .. } => of == resource.as_str(),
+            _ => false,
+        });
+        let lists = events.busiest(second, |kind| matches!(kind, EventKind::Listed { resource: of, .. } if of == resource));
+        (registers, lists)
+    }
+
     fn in_life(&self, count: impl FnOnce(&Life) -> Option<u64>) -> u64 {
         self.state.life.as_ref().and_then(count).unwrap_or_default()
     }

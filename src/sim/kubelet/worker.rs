@@ -41,7 +41,7 @@ async fn run(shared: &Shared, life: u64, uid: &str) {
 
 /// What there is to do; with nothing to do the worker leaves the pod, in the same moment.
 fn next(state: &mut State, uid: &str, now: Duration) -> Next {
-    let work = state.pod(uid).filter(|pod| !pod.is_failed()).and_then(|pod| {
+    let work = state.pod(uid).filter(|pod| !pod.is_over()).and_then(|pod| {
         let waits = |container: &&ContainerSpec| pod.containers.get(&container.name).is_none_or(|known| !known.running && !known.ended);
         let container = pod.spec.in_order().find(waits)?;
         let due = pod.containers.get(&container.name).map_or(now, |known| known.retry_at);
@@ -75,7 +75,7 @@ async fn start_container(shared: &Shared, life: u64, spec: &PodSpec, container: 
     let (pod_uid, name) = (spec.uid.clone(), container.name.clone());
     let files = shared.in_life(life, |state| {
         // A pod that was deleted or rejected meanwhile is not started.
-        let Some(pod) = state.pod(&spec.uid).filter(|pod| !pod.is_failed()) else { return Ok(()) };
+        let Some(pod) = state.pod(&spec.uid).filter(|pod| !pod.is_over()) else { return Ok(()) };
         let known = pod.containers.entry(name.clone()).or_default();
         match options {
             Ok((edits, devices)) => {

@@ -168,6 +168,10 @@ impl Memory {
         }
     }
 
+    pub(super) fn remove_pod_cgroup(&self, uid: &str) {
+        self.tables().cgroups.remove(uid);
+    }
+
     pub(super) fn set_cdi(&self, names: Option<BTreeSet<String>>) {
         self.tables().cdi = names;
     }
@@ -324,7 +328,7 @@ impl Ground for Memory {
     }
 
     fn remove_cgroup(&self, uid: &str) -> io::Result<()> {
-        self.tables().cgroups.remove(uid);
+        self.remove_pod_cgroup(uid);
         Ok(())
     }
 

@@ -43,6 +43,23 @@ impl Node {
         });
     }
 
+    /// Starts the kubelet again whenever it has been down for this long, as systemd does: after a crash too.
+    pub fn supervise_kubelet(&self, down_for: Duration) {
+        let node = self.clone();
+        self.handle().spawn(async move {
+            let mut changes = node.shared().changes();
+            loop {
+                if !node.view(|view| view.is_running()) {
+                    node.handle().sleep(down_for).await;
+                    node.start_kubelet(Start::default());
+                }
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
     /// Reboots: every process and container dies, cgroups and CDI devices are gone, the disk stays. The kubelet comes
     /// after a while; the daemon is the scenario's to start, when [`Node::boot_id`] is another one.
     pub fn reboot(&self, down_for: Duration) {
@@ -82,6 +99,19 @@ impl Node {
     /// A container ends by itself, and is started again after the kubelet's back-off.
     pub fn crash_container(&self, uid: &str, container: &str) {
         self.shared().crash_container(uid, container);
+    }
+
+    /// The containers of a pod do their work and end; the pod itself stays until it is deleted.
+    pub fn complete_pod(&self, uid: &str) {
+        if self.shared().complete_pod(uid) {
+            let (node, uid) = (self.clone(), uid.to_owned());
+            let removal = self.handle().random(|random| random.between(Duration::ZERO, CGROUP_KEPT));
+            self.memory().empty_cgroup(&uid);
+            self.handle().spawn(async move {
+                node.handle().sleep(removal).await;
+                node.memory().remove_pod_cgroup(&uid);
+            });
+        }
     }
 
     /// Asks for another decision on a pod that runs, as a resize in place does.

@@ -400,3 +400,92 @@ fn a_scenario_is_quick() {
     println!("{each:?} each");
     assert!(each < 100 * MS, "{each:?}");
 }
+
+#[test]
+fn what_a_container_starts_with_is_allocated_anew_when_nothing_is_recorded() {
+    let mut simulation = simulation(5, Faults::none());
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let _daemon = Daemon::start(&node, "one");
+    assert!(simulation.run_until(10 * SECOND, is_served));
+    node.add_pod(pod("1").app("main", &gpu(), 1));
+    assert!(simulation.run_until(SECOND, |view| view.holders().len() == 1));
+    // With the checkpoint the kubelet loses what the pod holds, and a running container is not asked about.
+    node.kill_kubelet();
+    node.delete_checkpoint();
+    node.restart_kubelet(MS, Start::default());
+    assert!(simulation.run_until(10 * SECOND, |view| view.is_settled()));
+    assert_eq!(node.view(|view| view.devices("1", "main").len()), 0);
+    node.crash_container("1", "main");
+    simulation.run_for(MINUTE);
+    assert_eq!(node.view(|view| (view.devices("1", "main").len(), view.holders().len())), (1, 1));
+    let allocated = node.view(|view| view.events().iter().filter(|event| matches!(event.kind, EventKind::Allocated { .. })).count());
+    assert_eq!(allocated, 2);
+}
+
+#[test]
+fn a_pod_that_finds_no_room_after_its_devices_leaves_them_to_the_next_one() {
+    let mut simulation = simulation(5, Faults::none());
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let _daemon = Daemon::start(&node, "one");
+    // In the first batch nothing can be freed.
+    assert!(simulation.run_until(10 * SECOND, |view| is_served(view) && view.is_settled()));
+    node.add_pod(pod("1").app("main", &gpu(), 2).without_room());
+    node.add_pod(pod("2").app("main", &gpu(), 2));
+    assert!(simulation.run_until(SECOND, |view| view.holders().len() == 1));
+    assert!(matches!(phase(&node, "1"), PodPhase::Failed { reason, .. } if reason == "OutOfcpu"));
+    node.resize_pod("2");
+    simulation.run_for(SECOND);
+    assert_eq!(node.view(|view| view.holders().len()), 1, "nothing changes");
+    node.complete_pod("2");
+    node.add_pod(pod("3").app("main", &gpu(), 2));
+    assert!(simulation.run_until(SECOND, |view| view.holders().iter().any(|holder| holder.pod_uid == "3")));
+    simulation.run_for(SECOND);
+    assert_eq!((phase(&node, "2"), node.cgroup("2")), (PodPhase::Succeeded, CgroupState::Gone));
+}
+
+#[test]
+fn a_kubelet_that_is_looked_after_comes_back_from_every_crash() {
+    let mut starts = 0;
+    for seed in 0..10 {
+        let faults = Faults::schedules(MINUTE).with(Hook::OnList, Odds { crashes: 0.7, ..Odds::default() });
+        let mut simulation = simulation(seed, faults);
+        let node = simulation.node();
+        node.supervise_kubelet(100 * MS);
+        let _daemon = Daemon::start(&node, "one");
+        simulation.run_for(3 * MINUTE);
+        assert!(node.view(is_served));
+        starts += node.view(|view| view.starts());
+        let (registers, lists) = node.view(|view| view.busiest_second(&gpu()));
+        assert!((1..20).contains(&registers) && (1..20).contains(&lists), "{registers} {lists}");
+    }
+    assert!(starts > 20, "{starts}");
+}
+
+#[test]
+fn nothing_outlives_a_simulation() {
+    let allocated = Arc::new(AtomicU64::new(0));
+    {
+        let mut simulation = simulation(5, Faults::storm(MINUTE));
+        let node = simulation.node();
+        node.supervise_kubelet(100 * MS);
+        let (lists, _) = watch::channel(healthy(&["a"]));
+        let options = Options { preferred_allocation: true, pre_start: false };
+        let plugin = Naive { lists, ended: mpsc::unbounded_channel().0, allocated: Arc::clone(&allocated), options };
+        let process = node.process();
+        process.bind("naive/one.sock", Arc::new(plugin)).unwrap();
+        let request = RegisterRequest {
+            version: "v1beta1".to_owned(),
+            resource: gpu().to_string(),
+            endpoint: "naive/one.sock".to_owned(),
+            options: None,
+        };
+        let registering = node.clone();
+        simulation.run_for(SECOND);
+        let _result = simulation.run(20 * SECOND, async move { registering.register(request).await });
+        node.add_pod(pod("1").app("main", &gpu(), 1));
+        simulation.run_for(SECOND);
+    }
+    assert_eq!(Arc::strong_count(&allocated), 1);
+}
