@@ -1,6 +1,6 @@
 //! Which container holds which devices: the device manager's own table, and the content of its checkpoint.
 
-use crate::domain::{ContainerEdits, DeviceId, ResourceName};
+use crate::domain::{AllocId, ContainerEdits, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The kubelet's key for a device without a NUMA node.
@@ -20,6 +20,12 @@ impl Held {
     #[must_use]
     pub fn ids(&self) -> BTreeSet<DeviceId> {
         self.by_numa.values().flatten().cloned().collect()
+    }
+
+    /// Holdfast's annotation in what the plugin answered.
+    #[must_use]
+    pub fn alloc_id(&self) -> Option<AllocId> {
+        self.edits.annotations.get(AllocId::ANNOTATION).map(|id| AllocId::new(id.as_str()))
     }
 
     /// Every id with its NUMA nodes.

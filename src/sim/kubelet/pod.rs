@@ -1,6 +1,6 @@
 //! Pods, as far as devices are concerned.
 
-use crate::domain::{ContainerEdits, DeviceId, ResourceName};
+use crate::domain::{AllocId, ContainerEdits, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -118,6 +118,8 @@ pub struct Container {
     pub edits: ContainerEdits,
     /// The ids that it was started with, by resource.
     pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
+    /// Holdfast's annotations among what it was started with, by resource.
+    pub alloc_ids: BTreeMap<ResourceName, AllocId>,
     /// Why it could not be started the last time.
     pub waiting: Option<String>,
     /// When it is started next, after an end or a failure.

@@ -54,9 +54,9 @@ async fn phases(shared: &Arc<Shared>, life: u64, how: Start) -> Result<(), io::E
     }
     for name in shared.ground.stale_sockets()? {
         shared.ground.remove_socket(&name).await?;
-    }
-    if shared.life(life, |_| ()).is_none() {
-        return Ok(());
+        if shared.life(life, |_| ()).is_none() {
+            return Ok(());
+        }
     }
     shared.ground.serve_registration(shared, life)?;
     shared.log(EventKind::Started { start: life });

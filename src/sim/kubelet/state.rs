@@ -181,9 +181,12 @@ impl Shared {
     /// Every container dies, and all are to be started again, init containers too.
     pub(in crate::sim) fn end_containers(&self) {
         let now = self.ground.now();
+        // What was deleted by force has nobody who would start it again; the kubelet sweeps up what it left.
+        let orphans = self.update(|state| std::mem::take(&mut state.orphans));
+        for orphan in orphans.values() {
+            super::worker::note(self, self.ground.remove_logs(&orphan.spec));
+        }
         self.update(|state| {
-            // What was deleted by force has nobody who would start it again.
-            state.orphans.clear();
             for pod in &mut state.pods {
                 pod.has_cgroup = false;
                 if pod.is_over() {

@@ -555,6 +555,17 @@ async fn a_device_that_leaves_the_list_while_it_is_allocated_would_crash_the_kub
     assert!(!node.kubelet.view(|view| view.is_running()));
 }
 
+#[test]
+fn up_to_1_34_a_device_that_left_the_list_is_one_without_topology() {
+    let mut manager = DeviceManager::<()>::start(PodDevices::default(), BTreeSet::new(), BTreeSet::new(), Duration::ZERO).panics(false);
+    manager.listed(&gpu(), vec![ListedDevice { id: DeviceId::new("other"), healthy: true, numa_nodes: vec![0] }]);
+    manager.granted("uid", "main", &gpu(), &ids(&["a"]), Default::default()).unwrap();
+    assert_eq!(manager.topology_hints("uid", "main", &gpu(), 1), Ok(()));
+    assert_eq!(manager.held().get("uid", "main", &gpu()).unwrap().by_numa.keys().collect::<Vec<_>>(), [&-1]);
+    let listed = manager.listed(&gpu(), Vec::new());
+    assert_eq!(listed.vanished, BTreeSet::new(), "the reservation was never made");
+}
+
 #[tokio::test]
 async fn with_a_topology_policy_a_held_device_that_left_the_list_crashes_the_next_kubelet() {
     let node = Node::start_with(|config| {

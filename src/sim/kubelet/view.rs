@@ -20,8 +20,10 @@ pub struct Holder {
     pub container: String,
     /// The ids that it was started with, by resource.
     pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
-    /// Holdfast's annotation among what it was started with: of one of its resources, where it has several.
+    /// Holdfast's annotation that the container itself got: of one of its resources, where it has several.
     pub alloc_id: Option<AllocId>,
+    /// Holdfast's annotations by resource.
+    pub alloc_ids: BTreeMap<ResourceName, AllocId>,
     /// Whether its pod was deleted by force: the kubelet knows nothing of it.
     pub is_orphan: bool,
 }
@@ -115,6 +117,7 @@ impl View<'_> {
             container: name.clone(),
             devices: container.devices.clone(),
             alloc_id: container.edits.annotations.get(AllocId::ANNOTATION).map(|id| AllocId::new(id.as_str())),
+            alloc_ids: container.alloc_ids.clone(),
             is_orphan: self.state.orphans.contains_key(&pod.spec.uid),
         };
         running.map(holder).collect()

@@ -5,8 +5,7 @@ use super::core::PreStart;
 use super::event::EventKind;
 use super::pod::{Container, ContainerKind, ContainerSpec, PodPhase, PodSpec};
 use super::state::{Shared, State};
-use crate::domain::{ContainerEdits, DeviceId, ResourceName};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::domain::ResourceName;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,9 +65,9 @@ async fn start_container(shared: &Shared, life: u64, spec: &PodSpec, container: 
     let options = match run_options(shared, life, spec, container).await {
         Err(Halt::Over) => return,
         Err(Halt::Refused(error)) => Err(format!("CreateContainerConfigError: {error}")),
-        Ok((edits, devices)) => match edits.cdi_devices.iter().find(|name| !shared.ground.resolves(name)) {
+        Ok(started) => match started.edits.cdi_devices.iter().find(|name| !shared.ground.resolves(name)) {
             Some(name) => Err(format!("CreateContainerError: CDI device injection failed: unresolvable CDI devices {name}")),
-            None => Ok((edits, devices)),
+            None => Ok(started),
         },
     };
     let now = shared.ground.now();
@@ -78,10 +77,10 @@ async fn start_container(shared: &Shared, life: u64, spec: &PodSpec, container: 
         let Some(pod) = state.pod(&spec.uid).filter(|pod| !pod.is_over()) else { return Ok(()) };
         let known = pod.containers.entry(name.clone()).or_default();
         match options {
-            Ok((edits, devices)) => {
+            Ok(started) => {
                 let is_new = !std::mem::replace(&mut pod.has_cgroup, true);
                 let ends = container.kind == ContainerKind::Init;
-                *known = Container { running: !ends, ended: ends, edits, devices, waiting: None, retry_at: now };
+                *known = Container { running: !ends, ended: ends, retry_at: now, ..started };
                 state.events.push(now, EventKind::ContainerStarted { pod_uid, container: name });
                 let pod = if is_new { shared.ground.create_pod(spec) } else { Ok(()) };
                 pod.and_then(|()| shared.ground.create_container(spec, &container.name))
@@ -97,11 +96,9 @@ async fn start_container(shared: &Shared, life: u64, spec: &PodSpec, container: 
     note(shared, files.unwrap_or(Ok(())));
 }
 
-type RunOptions = (ContainerEdits, BTreeMap<ResourceName, BTreeSet<DeviceId>>);
-
 /// `GetDeviceRunContainerOptions`: PreStartContainer where it is asked for, Allocate where nothing is recorded, then the
 /// stored answers of all resources put together, in any order.
-async fn run_options(shared: &Shared, life: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<RunOptions, Halt> {
+async fn run_options(shared: &Shared, life: u64, spec: &PodSpec, container: &ContainerSpec) -> Result<Container, Halt> {
     let mut lacks = false;
     let resources = admission::resources(shared, container);
     for (resource, _) in &resources {
@@ -129,8 +126,13 @@ async fn run_options(shared: &Shared, life: u64, spec: &PodSpec, container: &Con
     shared
         .life(life, |present| {
             let held = present.manager.held();
-            let devices = held.container(&spec.uid, &container.name).map(|(resource, held)| (resource.clone(), held.ids())).collect();
-            (held.edits(&spec.uid, &container.name, &order), devices)
+            let of_container = || held.container(&spec.uid, &container.name);
+            Container {
+                edits: held.edits(&spec.uid, &container.name, &order),
+                devices: of_container().map(|(resource, held)| (resource.clone(), held.ids())).collect(),
+                alloc_ids: of_container().filter_map(|(resource, held)| Some((resource.clone(), held.alloc_id()?))).collect(),
+                ..Container::default()
+            }
         })
         .ok_or(Halt::Over)
 }

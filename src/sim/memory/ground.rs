@@ -3,7 +3,7 @@
 use super::connection::Wire;
 use super::faults::Faults;
 use super::sockets::{Listener, Sockets, Transport, latency};
-use crate::domain::{AllocId, DeviceId};
+use crate::domain::DeviceId;
 use crate::domain::{CgroupState, Checkpoint, CheckpointEntry, KubeletGeneration, Moment, PodName, Timestamp};
 use crate::sim::executor::{Handle, Task};
 use crate::sim::kubelet::ground::{Connection, Ground, Snapshot, Stop};
@@ -136,7 +136,7 @@ impl Memory {
             container: container.to_owned(),
             resource: resource.clone(),
             device_ids: held.ids().into_iter().collect::<BTreeSet<DeviceId>>(),
-            alloc_id: held.edits.annotations.get(AllocId::ANNOTATION).map(|id| AllocId::new(id.as_str())),
+            alloc_id: held.alloc_id(),
         });
         Some(Checkpoint { entries: entries.collect(), written_at: *written_at })
     }

@@ -75,14 +75,20 @@ impl Node {
         self.shared().bind_pod(spec);
     }
 
-    /// Deletes a pod, also one that was deleted by force before: its containers end after a while, which is when its
-    /// devices are free.
+    /// Deletes a pod, also one that was deleted by force before: a kubelet that has settled ends its containers after a
+    /// while, which is when its devices are free. While there is none they run on.
     pub fn delete_pod(&self, uid: &str) {
         let (node, uid) = (self.clone(), uid.to_owned());
         let wait = self.handle().random(|random| random.between(Duration::ZERO, TERMINATION));
         let removal = self.handle().random(|random| random.between(Duration::ZERO, CGROUP_KEPT));
         self.handle().spawn(async move {
             node.handle().sleep(wait).await;
+            let mut changes = node.shared().changes();
+            while !node.view(|view| view.is_settled()) {
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
             node.shared().stop_pod(&uid);
             node.memory().empty_cgroup(&uid);
             node.handle().sleep(removal).await;

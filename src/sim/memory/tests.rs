@@ -424,6 +424,82 @@ fn what_a_container_starts_with_is_allocated_anew_when_nothing_is_recorded() {
 }
 
 #[test]
+fn a_container_whose_cdi_device_is_gone_waits_for_it() {
+    struct Cdi;
+
+    #[tonic::async_trait]
+    impl Plugin for Cdi {
+        async fn options(&self) -> Result<Options, Status> {
+            Ok(Options { preferred_allocation: false, pre_start: false })
+        }
+
+        async fn list_and_watch(&self, _: ConnectionId) -> Result<ListStream, Status> {
+            Ok(futures_util::stream::iter([healthy(&["a", "b"])]).chain(futures_util::stream::pending()).boxed())
+        }
+
+        async fn preferred(&self, _: Vec<DeviceId>, _: Vec<DeviceId>, _: usize) -> Result<BTreeSet<DeviceId>, Status> {
+            Err(Status::unimplemented("not offered"))
+        }
+
+        async fn allocate(&self, _: Vec<DeviceId>) -> Result<Option<ContainerEdits>, Status> {
+            Ok(Some(ContainerEdits { cdi_devices: vec!["example.com/gpu=a".to_owned()], ..ContainerEdits::default() }))
+        }
+
+        async fn pre_start(&self, _: Vec<DeviceId>) -> Result<(), Status> {
+            Ok(())
+        }
+    }
+
+    let mut simulation = simulation(5, Faults::none());
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    node.set_cdi(BTreeSet::new());
+    let process = node.process();
+    let bound = process.bind("cdi.sock", Arc::new(Cdi)).unwrap();
+    simulation.run_for(SECOND);
+    assert!(!bound.is_linked(), "too early: the kubelet has cleaned up");
+    bound.close();
+    let bound = process.bind("cdi.sock", Arc::new(Cdi)).unwrap();
+    let request = RegisterRequest {
+        version: "v1beta1".to_owned(),
+        resource: gpu().to_string(),
+        endpoint: bound.endpoint().to_owned(),
+        options: None,
+    };
+    let registering = node.clone();
+    simulation.run(SECOND, async move { registering.register(request).await }).unwrap().unwrap();
+    assert!(simulation.run_until(SECOND, is_served));
+    assert_eq!(bound.connections(), 1);
+    node.add_pod(pod("1").app("main", &gpu(), 1));
+    simulation.run_for(SECOND);
+    let waiting = node.view(|view| view.pod("1").unwrap().containers["main"].waiting.clone()).unwrap();
+    assert!(waiting.ends_with("unresolvable CDI devices example.com/gpu=a"), "{waiting}");
+    node.set_cdi(BTreeSet::from(["example.com/gpu=a".to_owned()]));
+    assert!(simulation.run_until(MINUTE, |view| view.holders().len() == 1));
+
+    bound.close();
+    assert!(simulation.run_until(SECOND, |view| view.standing(&gpu()).is_stopped));
+}
+
+#[test]
+fn while_there_is_no_kubelet_a_deleted_pod_runs_on() {
+    let mut simulation = simulation(5, Faults::none());
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let _daemon = Daemon::start(&node, "one");
+    assert!(simulation.run_until(10 * SECOND, |view| is_served(view) && view.is_settled()));
+    node.add_pod(pod("1").app("main", &gpu(), 1));
+    assert!(simulation.run_until(SECOND, |view| view.holders().len() == 1));
+    node.kill_kubelet();
+    node.delete_pod("1");
+    simulation.run_for(MINUTE);
+    assert_eq!(node.cgroup("1"), CgroupState::Populated);
+    node.start_kubelet(Start { runtime_down: true });
+    assert!(simulation.run_until(10 * SECOND, |view| view.pod("1").is_none()));
+    assert_eq!(node.cgroup("1"), CgroupState::Gone);
+}
+
+#[test]
 fn a_pod_that_finds_no_room_after_its_devices_leaves_them_to_the_next_one() {
     let mut simulation = simulation(5, Faults::none());
     let node = simulation.node();
