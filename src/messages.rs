@@ -101,8 +101,24 @@ pub struct Broken {
 
 /// serving → ledger: make this grant durable; answered when it is (I1). Sent twice, it is recorded once.
 #[derive(Debug, Clone, Message)]
-#[rtype(result = "Result<(), Arc<StoreError>>")]
-pub struct Record(pub Grant);
+#[rtype(result = "Result<(), RecordError>")]
+pub struct Record {
+    /// The grant.
+    pub grant: Grant,
+    /// Whether one container at a time may have its devices: then a living one that has them is in the way (I2).
+    pub exclusive: bool,
+}
+
+/// Why a grant is not made.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum RecordError {
+    /// Somebody else has one of its devices, provably.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// It could not be made durable.
+    #[error(transparent)]
+    Store(#[from] Arc<StoreError>),
+}
 
 /// discovery → ledger: these physical keys got these ids, for good (I6).
 #[derive(Debug, Clone, Message)]

@@ -15,6 +15,7 @@ mod observation;
 mod pci;
 mod refusal;
 mod resource;
+mod safeguard;
 mod time;
 
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
@@ -28,4 +29,5 @@ pub use observation::{CgroupState, Checkpoint, CheckpointEntry, ListedContainer,
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use refusal::Refusal;
 pub use resource::{CharPath, ContractKind, InvalidResourceName, MountSpec, ResourceName, ResourceSpec, Select};
+pub use safeguard::Safeguard;
 pub use time::{Moment, Timestamp};

@@ -33,6 +33,20 @@ pub enum Refusal {
         /// Why.
         reason: Reason,
     },
+    /// A container of another pod has it, provably.
+    #[error(
+        "device `{id}` of {resource} is still in use by container `{container}` of pod {pod}, which the kubelet has forgotten; it runs on          until its processes have ended"
+    )]
+    InUse {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// The id asked for.
+        id: DeviceId,
+        /// `namespace/name`, or the pod's UID where its name is not known.
+        pod: String,
+        /// The container.
+        container: String,
+    },
     /// The request names no device.
     #[error("the request for {0} names no device")]
     Empty(ResourceName),

@@ -1,7 +1,7 @@
 //! The judge: evidence in, inventory out. Pure.
 
 use crate::domain::{
-    Device, DeviceClass, DeviceId, Evidence, Grant, Health, Inventory, Offered, Offering, Reason, ResourceName, ResourceSpec,
+    Device, DeviceClass, DeviceId, Evidence, Grant, Health, Inventory, Offered, Offering, Reason, ResourceName, ResourceSpec, Safeguard,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use std::time::Duration;
 /// How long a free id that is no longer found stays in the list, unhealthy. The kubelet gives out healthy ids only
 /// and our Allocate ends within two seconds: after this long no Allocate for the id can be under way, and a kubelet
 /// of 1.35 or newer cannot stumble over its absence.
-pub(super) const LEAVE_AFTER: Duration = Duration::from_secs(60);
+pub(crate) const LEAVE_AFTER: Duration = Duration::from_secs(60);
 
 /// Which ids are held, with what is needed to offer them on.
-pub(super) type Held = BTreeMap<ResourceName, BTreeMap<DeviceId, HeldDevice>>;
+pub(crate) type Held = BTreeMap<ResourceName, BTreeMap<DeviceId, HeldDevice>>;
 
 /// One held id, as its grant remembers it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct HeldDevice {
+pub(crate) struct HeldDevice {
     key: String,
     numa_nodes: Vec<u32>,
 }
 
 /// The held ids of the live grants.
-pub(super) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
+pub(crate) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
     let mut held = Held::new();
     for grant in grants.filter(|grant| grant.is_live()) {
         let ids = held.entry(grant.resource.clone()).or_default();
@@ -37,7 +37,7 @@ pub(super) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
 
 /// The judge's memory.
 #[derive(Debug)]
-pub(super) struct Judge {
+pub(crate) struct Judge {
     specs: Arc<[Arc<ResourceSpec>]>,
     evidence: Option<Arc<Evidence>>,
     /// Devices that an Allocate found broken, until newer evidence speaks.
@@ -51,12 +51,12 @@ pub(super) struct Judge {
 
 impl Judge {
     /// Begins with what was published last, so that a rebuilt actor drops nothing from the list.
-    pub(super) fn new(specs: Arc<[Arc<ResourceSpec>]>, published: Arc<Inventory>) -> Self {
+    pub(crate) fn new(specs: Arc<[Arc<ResourceSpec>]>, published: Arc<Inventory>) -> Self {
         Judge { specs, evidence: None, broken: BTreeMap::new(), leaving: BTreeMap::new(), inventory: published, complete: false }
     }
 
     /// Takes the result of a scan. It overrules what was found broken before it began.
-    pub(super) fn discovered(&mut self, evidence: Arc<Evidence>) {
+    pub(crate) fn discovered(&mut self, evidence: Arc<Evidence>) {
         if self.evidence.as_ref().is_some_and(|known| known.began.boot > evidence.began.boot) {
             return;
         }
@@ -65,7 +65,7 @@ impl Judge {
     }
 
     /// An Allocate found the device behind this id unusable.
-    pub(super) fn broken(&mut self, resource: &ResourceName, id: &DeviceId, reason: Reason, now: Duration) {
+    pub(crate) fn broken(&mut self, resource: &ResourceName, id: &DeviceId, reason: Reason, now: Duration) {
         let offered = self.inventory.resources.get(resource).and_then(|offering| offering.devices.get(id));
         if let Some(offered) = offered {
             self.broken.insert(offered.device.id.clone(), (reason, now));
@@ -73,13 +73,13 @@ impl Judge {
     }
 
     /// When the inventory may change without any event: the next id leaves the list.
-    pub(super) fn next_deadline(&self) -> Option<Duration> {
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
         self.leaving.values().min().map(|since| *since + LEAVE_AFTER)
     }
 
     /// Whether the list is as it would be judged with these grants. A node that loses no device never has to judge
     /// because of an Allocate.
-    pub(super) fn is_judged_with<'a>(&self, mut grants: impl Iterator<Item = &'a Grant>) -> bool {
+    pub(crate) fn is_judged_with<'a>(&self, mut grants: impl Iterator<Item = &'a Grant>) -> bool {
         let is_listed = |grant: &Grant| {
             let listed = self.inventory.resources.get(&grant.resource).map(|offering| &offering.devices);
             listed.is_some_and(|listed| grant.devices.iter().all(|device| listed.contains_key(&device.id)))
@@ -88,7 +88,7 @@ impl Judge {
     }
 
     /// Judges everything. `None` before the first evidence: nothing is known, so nothing is said.
-    pub(super) fn judge(&mut self, held: &Held, now: Duration) -> Option<Arc<Inventory>> {
+    pub(crate) fn judge(&mut self, held: &Held, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
         let mut resources = BTreeMap::new();
         let mut leaving = BTreeMap::new();
@@ -105,7 +105,7 @@ impl Judge {
                 let key = (spec.name.clone(), id.clone());
                 let is_held = held.contains_key(&id);
                 let since = self.leaving.get(&key).copied().unwrap_or(now);
-                if is_held || now.saturating_sub(since) < LEAVE_AFTER {
+                if Safeguard::HeldIds.is_on() && (is_held || now.saturating_sub(since) < LEAVE_AFTER) {
                     let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
                     let device = found.cloned().unwrap_or(remembered);
                     if is_held {

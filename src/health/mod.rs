@@ -6,6 +6,6 @@
 //! failure (I5).
 
 mod actor;
-mod core;
+pub(crate) mod core;
 
 pub use actor::{HealthActor, HealthConfig};

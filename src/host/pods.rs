@@ -90,11 +90,23 @@ impl PodCgroups {
         found
     }
 
+    /// In how many cgroups below a pod's own something runs: its containers, and with most runtimes a sandbox of its own
+    /// that outlives them by a moment.
+    #[must_use]
+    pub fn populated_below(&self, uid: &str) -> usize {
+        if !is_uid(uid) {
+            return 0;
+        }
+        let pods = self.roots.iter().flat_map(|root| candidates(root, uid));
+        let running = |pod: PathBuf| folders(&pod).iter().filter(|folder| is_populated(folder).unwrap_or(false)).count();
+        // On v1 every controller has all of them.
+        pods.map(running).max().unwrap_or_default()
+    }
+
     /// What the cgroups of one pod tell. `Populated` in one hierarchy is enough; gone means gone from all.
     #[must_use]
     pub fn state(&self, uid: &str) -> CgroupState {
-        // A UID becomes part of a path. A UUID or a hash is all it can be.
-        if uid.is_empty() || !uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
+        if !is_uid(uid) {
             return CgroupState::Unknown;
         }
         let there = self.roots.iter().filter(|root| root.is_dir());
@@ -114,6 +126,11 @@ impl PodCgroups {
         }
         state
     }
+}
+
+/// A UID becomes part of a path. A UUID or a hash is all it can be.
+fn is_uid(uid: &str) -> bool {
+    !uid.is_empty() && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 /// Where a pod's cgroup can be: guaranteed pods lie in the root itself, the others below their QoS class.
@@ -237,6 +254,21 @@ mod tests {
         let tree =
             empty().with(&format!("{}/abc/cgroup.procs", pod("pids")), "").with(&format!("{}/abc/d/cgroup.procs", pod("pids")), "17\n");
         assert_eq!(tree.state(), CgroupState::Populated);
+    }
+
+    #[test]
+    fn what_runs_below_a_pod_is_counted_once_for_all_controllers() {
+        let pod = format!("sys/fs/cgroup/kubepods.slice/kubepods-pod{SLICED}.slice");
+        let tree = Tree::v2()
+            .with(&format!("{pod}/cgroup.events"), "populated 1\n")
+            .with(&format!("{pod}/cri-containerd-a.scope/cgroup.events"), "populated 1\n")
+            .with(&format!("{pod}/cri-containerd-b.scope/cgroup.events"), "populated 1\n")
+            .with(&format!("{pod}/cri-containerd-c.scope/cgroup.events"), "populated 0\n");
+        let count = |tree: &Tree| PodCgroups::find(tree.0.path(), None).populated_below(UID);
+        assert_eq!(count(&tree), 2);
+        let v1 = |controller: &str| format!("sys/fs/cgroup/{controller}/kubepods/pod{UID}/a/cgroup.procs");
+        assert_eq!(count(&Tree::v1().with(&v1("memory"), "7\n").with(&v1("pids"), "7\n")), 1);
+        assert_eq!(count(&Tree::v2()), 0);
     }
 
     #[test]

@@ -4,12 +4,13 @@
 //! already wait, so one write and one fdatasync answer them all, and a lone one waits for nobody.
 
 use super::config::LedgerConfig;
-use super::core::{Change, Ledger, NEVER_STARTED_MIN, Watchlist, reconcile};
+use super::core::{Agenda, Change, Ledger, Watchlist, has_dead_holder, is_calm, next_look, reconcile};
 use super::observe::{KubeletAge, Looker, Wants};
 use super::report;
-use crate::domain::{CgroupState, Entry, Grant, GrantState, Observation};
+use super::sight::refusal;
+use crate::domain::{Entry, Observation};
 use crate::host;
-use crate::messages::{Crash, Publish, Reconcile, Record, Remember};
+use crate::messages::{Crash, Publish, Reconcile, Record, RecordError, Remember};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle};
@@ -18,11 +19,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// How soon the kubelet is looked at again while a move waits for proof, or a grant for its container.
-const LOOK_SOON: Duration = Duration::from_millis(1500);
-/// How often the pods' cgroups are looked at while somebody holds devices. That costs one `stat` for each pod and
-/// keeps "released within 30 s" together with the two listings that follow.
-const LOOK_HELD: Duration = Duration::from_secs(15);
 /// Others learn of an Allocate right after its answer, and of many that come together at most this often.
 const PUBLISH_EVERY: Duration = Duration::from_millis(10);
 /// How long after an answer its entry is synced where that is not done before: a burst is synced once.
@@ -210,18 +206,10 @@ impl LedgerActor {
             self.look_again = true;
             return;
         }
-        let pods = self.ledger.grants().filter_map(|grant| grant.pod().map(|pod| pod.uid.clone())).collect();
-        let unnamed = |grant: &Arc<Grant>| grant.pod().is_some_and(|pod| pod.name.is_none());
         let now = host::now();
-        let waited = NEVER_STARTED_MIN.as_millis();
-        let list = self.ledger.grants().any(|grant| match grant.state {
-            // Only a listing tells that nobody has it, and it is asked for when that can be decided.
-            GrantState::Granted => u128::from(now.wall.0.saturating_sub(grant.granted_at.0)) >= waited,
-            GrantState::Suspect { .. } => true,
-            GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
-        });
+        let agenda = Agenda::of(&self.ledger, now.wall);
         let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), now);
-        let wants = Wants { pods, list, kubelet_settled: settled };
+        let wants = Wants { pods: agenda.pods, list: agenda.list, kubelet_settled: settled };
         let (looker, me) = (self.looker.clone(), context.address());
         actix::spawn(async move {
             let observation = looker.look(wants).await;
@@ -232,11 +220,7 @@ impl LedgerActor {
 
     /// The look of the timer: while every grant is bound to a pod whose processes run there is nothing to be found out.
     fn glance(&mut self, context: &mut Context<Self>) {
-        let calm = |grant: &Arc<Grant>| match &grant.state {
-            GrantState::Bound { pod, .. } => pod.name.is_some() && self.looker.cgroup(&pod.uid) == CgroupState::Populated,
-            _ => false,
-        };
-        if self.ledger.grants().all(calm) {
+        if is_calm(&self.ledger, |uid| self.looker.cgroup(uid)) {
             self.schedule(false, context);
         } else {
             self.look(context);
@@ -251,8 +235,7 @@ impl LedgerActor {
         if self.ledger.grants().len() == 0 {
             return;
         }
-        let unbound = self.ledger.grants().any(|grant| grant.state == GrantState::Granted);
-        let wait = if dead || unbound || self.watchlist.is_waiting() { LOOK_SOON } else { LOOK_HELD };
+        let wait = next_look(&self.ledger, &self.watchlist, dead);
         self.look_timer = Some(context.run_later(wait, |this, context| {
             this.look_timer = None;
             this.glance(context);
@@ -278,15 +261,21 @@ impl Actor for LedgerActor {
 }
 
 impl Handler<Record> for LedgerActor {
-    type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
+    type Result = ResponseFuture<Result<(), RecordError>>;
 
-    fn handle(&mut self, Record(grant): Record, context: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, Record { grant, exclusive }: Record, context: &mut Self::Context) -> Self::Result {
         // Sent again after a death: the first time may have reached the store.
         if self.ledger.grant(&grant.alloc_id).is_some() {
             return Box::pin(std::future::ready(Ok(())));
         }
+        if exclusive {
+            let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
+            if let Some(refusal) = refusal(&self.ledger, &grant, &self.looker, settled) {
+                return Box::pin(std::future::ready(Err(refusal.into())));
+            }
+        }
         let answered = self.submit(vec![Entry::Grant(Box::new(grant))], context);
-        Box::pin(answer(answered))
+        Box::pin(async move { Ok(answer(answered).await?) })
     }
 }
 
@@ -357,9 +346,7 @@ impl Handler<Observed> for LedgerActor {
     fn handle(&mut self, Observed(observation): Observed, context: &mut Self::Context) {
         self.looking = false;
         let entries = reconcile(&mut self.watchlist, &self.ledger, &observation, host::now());
-        // A pod whose processes are gone asks for listings; until they agree it is only a suspicion.
-        let is_dead = |uid: &String| observation.cgroups.get(uid).is_some_and(|state| state.is_dead());
-        let dead = self.ledger.grants().filter_map(|grant| grant.pod()).any(|pod| is_dead(&pod.uid));
+        let dead = has_dead_holder(&self.ledger, &observation);
         if !entries.is_empty() {
             // Nobody waits for this answer; a failed write is logged, and the next look decides the same again.
             drop(self.submit(entries, context));

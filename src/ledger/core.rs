@@ -18,13 +18,17 @@
 //! from what can be seen of the kubelet. Grants of the same ids stand side by side: an init container and the app
 //! container after it get the same ids by two Allocates, and each has its own record.
 
+mod agenda;
 mod evidence;
 mod reconcile;
+mod refusal;
 
 #[cfg(test)]
 mod tests;
 
+pub use self::agenda::{Agenda, has_dead_holder, is_calm, next_look};
 pub use self::reconcile::{ABSENCE_MIN, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, Watchlist, reconcile};
+pub use self::refusal::{Doubt, Sight, doubt};
 
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantedDevice, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};

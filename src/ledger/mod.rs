@@ -8,8 +8,9 @@
 mod actor;
 mod config;
 pub mod core;
-mod observe;
+pub(crate) mod observe;
 mod report;
+mod sight;
 
 pub use actor::LedgerActor;
 pub use config::LedgerConfig;

@@ -1,7 +1,7 @@
 //! One look at the kubelet: its checkpoint, the pods' logs and cgroups, and where needed its listing.
 
 use super::config::LedgerConfig;
-use crate::domain::{CgroupState, KubeletGeneration, ListedPod, Moment, Observation};
+use crate::domain::{CgroupState, Checkpoint, KubeletGeneration, ListedPod, Moment, Observation};
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint;
 use crate::kubelet::pod_resources::PodResources;
@@ -30,7 +30,7 @@ pub(super) struct Wants {
 
 /// Since when the kubelet has been there.
 #[derive(Debug, Default)]
-pub(super) struct KubeletAge {
+pub(crate) struct KubeletAge {
     seen: Option<(Option<KubeletGeneration>, Duration)>,
     changed: bool,
 }
@@ -38,7 +38,7 @@ pub(super) struct KubeletAge {
 impl KubeletAge {
     /// Whether this kubelet is older than a minute: by our own watch where it has come while we looked, else by its
     /// socket's time, which a jump of the wall clock could age.
-    pub(super) fn is_settled(&mut self, kubelet: Option<KubeletGeneration>, now: Moment) -> bool {
+    pub(crate) fn is_settled(&mut self, kubelet: Option<KubeletGeneration>, now: Moment) -> bool {
         let since = match self.seen {
             Some((seen, since)) if seen == kubelet => since,
             before => {
@@ -85,6 +85,16 @@ impl Looker {
         self.hierarchies().state(uid)
     }
 
+    /// In how many cgroups below the pod's own something runs now.
+    pub(super) fn populated_below(&self, uid: &str) -> usize {
+        self.hierarchies().populated_below(uid)
+    }
+
+    /// The kubelet's checkpoint, now.
+    pub(super) fn checkpoint(&self) -> Option<Checkpoint> {
+        checkpoint::read(&self.device_plugins).map_err(|error| tracing::debug!(%error, "no checkpoint")).ok()
+    }
+
     fn hierarchies(&self) -> Arc<PodCgroups> {
         Arc::clone(&self.cgroups.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -116,7 +126,7 @@ impl Looker {
             hierarchies = Arc::new(PodCgroups::find(&self.host_root, None));
             *self.cgroups.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&hierarchies);
         }
-        let checkpoint = checkpoint::read(&self.device_plugins).map_err(|error| tracing::debug!(%error, "no checkpoint")).ok();
+        let checkpoint = self.checkpoint();
         let names = pods::names(&self.host_root).unwrap_or_default();
         let uids = wants.pods.iter().chain(names.keys());
         let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).collect();

@@ -1,6 +1,6 @@
 //! What the log and the metrics are told of grants.
 
-use super::core::Change;
+use super::core::{Change, Doubt};
 use crate::domain::{Entry, Grant, GrantState};
 use crate::telemetry::metrics;
 use std::collections::BTreeMap;
@@ -26,6 +26,21 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
         },
         Entry::Named { key, id } => tracing::debug!(key, %id, "named"),
     }
+}
+
+/// One line for an id that is asked for while somebody seems to have it.
+pub(super) fn doubted(grant: &Grant, doubt: &Doubt) {
+    let Doubt { id, pod, container, proven } = doubt;
+    let (namespace, name, uid) = (pod.namespace.as_deref(), pod.name.as_deref(), &pod.uid);
+    if *proven {
+        tracing::error!(resource = %grant.resource, %id, namespace, pod = name, uid, container, "refused: a running container has this device");
+    } else {
+        tracing::warn!(
+            resource = %grant.resource, %id, namespace, pod = name, uid, container,
+            "granted although a running pod has this device: the kubelet has started lately or lost its checkpoint, so nothing is proven"
+        );
+    }
+    metrics::doubted(grant.resource.as_str(), *proven);
 }
 
 /// The gauges of live grants; those of `before` that have gone fall to 0.

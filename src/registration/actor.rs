@@ -92,8 +92,9 @@ impl Registration {
         }
         let now = host::now().boot;
         let Some(resource) = self.resources.get_mut(name) else { return };
-        let was_registered = resource.machine.is_registered();
+        let (was_registered, was_contested) = (resource.machine.is_registered(), resource.machine.is_contested());
         let begin = resource.machine.on(event, now);
+        let contested = resource.machine.is_contested();
         if let Some(number) = begin {
             if let Some(superseded) = resource.under_way.take() {
                 superseded.abort();
@@ -102,10 +103,16 @@ impl Registration {
             let attempt = attempt(self.config.clone(), name.clone(), number, context.address().recipient());
             resource.under_way = Some(tokio::spawn(attempt));
         }
+        if was_contested != contested {
+            metrics::contested(name.as_str(), contested);
+        }
         if !was_registered && resource.machine.is_registered() {
             let took = now.saturating_sub(resource.begun_at);
             resource.took = Some(took);
-            resource.said = None;
+            // A contested resource stays a problem until a stream of it has lived in peace.
+            if !contested {
+                resource.said = None;
+            }
             self.said_absent = false;
             tracing::info!(resource = %name, took = ?took, "registered with the kubelet");
         }
@@ -113,6 +120,11 @@ impl Registration {
         if settled && resource.retired != resource.machine.latest() {
             resource.retired = resource.machine.latest();
             self.config.retire.tell(Retire { resource: name.clone(), newest: resource.retired });
+        }
+        if contested && !was_contested {
+            let problem = "the kubelet ends one stream after the other; another plugin seems to serve this resource too: stop that one, or \
+                           give one of them another resource name. Trying again every 30 s";
+            self.say(name, problem.to_owned());
         }
         self.publish();
         self.arm(context);

@@ -8,30 +8,42 @@
 //!                          due ──────┘   BackingOff ◀── stream ended ─ Settling ──▶ (BackingOff)
 //!                                                                      │ due: Register once more
 //!                                        stream ended, socket lost ─── Steady
+//!   stream ended, once too often ─▶ Truce(30 s) ── due ─▶ Registering
 //!   kubelet seen with another generation, from any state ─▶ Registering
 //! ```
 //!
 //! `AwaitingKubelet` also tries again on its own, slowly: a missed inotify event must not strand a resource.
+//!
+//! **The truce** (I7). When another plugin serves the same resource and registers whenever it loses it, as this one does,
+//! the two take it from each other for ever, and every change of hands is a moment without devices. The kubelet does not
+//! tell who cut a stream. But its own races end after a few rounds: so when stream after stream is lost and none of them
+//! lived for a minute, the machine holds back, says so, and tries every half minute until one lives.
 
-use crate::domain::KubeletGeneration;
+use crate::domain::{KubeletGeneration, Safeguard};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The kubelet opens ListAndWatch right after Register, usually before its answer arrives.
-pub(super) const STREAM_DEADLINE: Duration = Duration::from_millis(250);
+pub(crate) const STREAM_DEADLINE: Duration = Duration::from_millis(250);
 /// After a recovery the kubelet may have stopped the new endpoint without closing its stream; one more Register
 /// gives it a fresh one. Later than the goroutine that does the stopping could still run.
-pub(super) const SETTLE_AFTER: Duration = Duration::from_millis(700);
+pub(crate) const SETTLE_AFTER: Duration = Duration::from_millis(700);
 /// Waits between tries, in milliseconds. The first try after a loss does not wait; the last one repeats.
 const BACKOFF_MS: [u64; 10] = [0, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 /// How often an absent kubelet is tried without being told that it is back.
 const ABSENT_RETRY: Duration = Duration::from_secs(10);
 /// A stream that lived this long ends a series of failures.
 const PROVEN_AFTER: Duration = Duration::from_secs(1);
+/// Streams that may be lost in a row. In 10,000 simulated nodes under ten seconds of faults no kubelet took so many.
+const LOSSES_MAX: u32 = 30;
+/// A stream that lived this long is no longer contested.
+const PEACE_AFTER: Duration = Duration::from_secs(60);
+/// How long a contested resource is left alone: what the other plugin gets in peace of each minute is half.
+const TRUCE: Duration = Duration::from_secs(30);
 
 /// What the machine is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// The kubelet's socket is there (with this identity), or is not.
     Kubelet(Option<KubeletGeneration>),
     /// Register succeeded.
@@ -52,7 +64,7 @@ pub(super) enum Event {
 
 /// What is known of the resource's place in the kubelet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(crate) enum State {
     /// No kubelet to register with.
     AwaitingKubelet { retry_at: Duration },
     /// A Register is under way; whether it will succeed is not known.
@@ -65,11 +77,13 @@ pub(super) enum State {
     Settling { until: Duration },
     /// Registered, the stream is open, nothing is due.
     Steady,
+    /// Lost too often: somebody else wants the resource as much, and is left alone for a while.
+    Truce { until: Duration },
 }
 
 /// The machine of one resource.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(crate) struct Machine {
     state: State,
     kubelet: Option<KubeletGeneration>,
     /// The latest registration that was begun.
@@ -84,11 +98,13 @@ pub(super) struct Machine {
     unsettled: bool,
     /// Whether the last try found nobody to register with.
     absent: bool,
+    /// Streams lost since one lived in peace.
+    losses: u32,
 }
 
 impl Machine {
     /// A machine that has not registered yet. Its registrations are numbered from `base` + 1.
-    pub(super) fn new(now: Duration, base: u64) -> Self {
+    pub(crate) fn new(now: Duration, base: u64) -> Self {
         Machine {
             state: State::AwaitingKubelet { retry_at: now },
             kubelet: None,
@@ -99,43 +115,50 @@ impl Machine {
             // An earlier life, or an earlier process, may have lost a stream that the kubelet is just clearing up.
             unsettled: true,
             absent: false,
+            losses: 0,
         }
     }
 
-    pub(super) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> State {
         self.state
     }
 
     /// Whether the kubelet has the resource, as far as can be known: its stream is open.
-    pub(super) fn is_registered(&self) -> bool {
+    pub(crate) fn is_registered(&self) -> bool {
         let settling = self.state == State::Registering && self.is_open(self.latest.wrapping_sub(1));
         settling || matches!(self.state, State::Settling { .. } | State::Steady)
     }
 
     /// Whether there is no kubelet, as far as the last try can tell. Tries go on, quick ones and slow ones.
-    pub(super) fn is_kubelet_absent(&self) -> bool {
+    pub(crate) fn is_kubelet_absent(&self) -> bool {
         self.absent
     }
 
+    /// Whether streams are lost so often that somebody else must want the resource too.
+    pub(crate) fn is_contested(&self) -> bool {
+        self.losses > LOSSES_MAX
+    }
+
     /// The latest registration, while its socket matters.
-    pub(super) fn latest(&self) -> u64 {
+    pub(crate) fn latest(&self) -> u64 {
         self.latest
     }
 
     /// When `Tick` is due.
-    pub(super) fn next_deadline(&self) -> Option<Duration> {
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
         match self.state {
             State::AwaitingKubelet { retry_at: until }
             | State::BackingOff { until }
-            | State::AwaitingStream { until }
-            | State::Settling { until } => Some(until),
+            | State::Settling { until }
+            | State::Truce { until } => Some(until),
+            State::AwaitingStream { until } => Safeguard::StreamDeadline.is_on().then_some(until),
             // A Register under way has its own deadline and always ends in an event.
             State::Registering | State::Steady => None,
         }
     }
 
     /// Takes one event. `Some` is the number of the registration to begin now.
-    pub(super) fn on(&mut self, event: Event, now: Duration) -> Option<u64> {
+    pub(crate) fn on(&mut self, event: Event, now: Duration) -> Option<u64> {
         match event {
             Event::Kubelet(None) => {
                 self.kubelet = None;
@@ -146,7 +169,7 @@ impl Machine {
                 // Another kubelet knows nothing of us: what is under way with the old one no longer matters.
                 is_new.then(|| {
                     self.absent = false;
-                    self.tries = 0;
+                    (self.tries, self.losses) = (0, 0);
                     self.register()
                 })
             }
@@ -167,7 +190,7 @@ impl Machine {
                         self.streams.remove(&number);
                     }
                 }
-                self.lost(now)
+                if Safeguard::ReRegister.is_on() { self.lost(now) } else { None }
             }
             Event::SocketLost(number) if number == self.latest => self.lost(now),
             Event::Registered(number) if self.is_under_way(number) => {
@@ -209,7 +232,8 @@ impl Machine {
 
     /// The stream of the latest registration is there.
     fn arrive(&mut self, now: Duration) {
-        self.state = if std::mem::take(&mut self.unsettled) { State::Settling { until: now + SETTLE_AFTER } } else { State::Steady };
+        let settles = std::mem::take(&mut self.unsettled) && Safeguard::SettlingRegister.is_on();
+        self.state = if settles { State::Settling { until: now + SETTLE_AFTER } } else { State::Steady };
     }
 
     /// A stream or a socket was lost: the kubelet may have dropped the resource, whichever registration it was.
@@ -218,10 +242,16 @@ impl Machine {
         match self.state {
             // The Register under way may be the one that was cut off (it can still succeed, with its stream gone):
             // its own end or its missing stream leads on.
-            State::Registering | State::AwaitingKubelet { .. } | State::BackingOff { .. } => None,
+            State::Registering | State::AwaitingKubelet { .. } | State::BackingOff { .. } | State::Truce { .. } => None,
             State::AwaitingStream { .. } | State::Settling { .. } | State::Steady => {
-                if self.opened_at.is_some_and(|opened| now.saturating_sub(opened) >= PROVEN_AFTER) {
+                let lived = self.opened_at.map(|opened| now.saturating_sub(opened)).unwrap_or_default();
+                if lived >= PROVEN_AFTER {
                     self.tries = 0;
+                }
+                self.losses = if lived >= PEACE_AFTER { 1 } else { self.losses.saturating_add(1) };
+                if self.is_contested() {
+                    self.state = State::Truce { until: now + TRUCE };
+                    return None;
                 }
                 self.back_off(now);
                 self.due(now)
@@ -238,8 +268,8 @@ impl Machine {
     fn due(&mut self, now: Duration) -> Option<u64> {
         match self.state {
             State::AwaitingKubelet { retry_at } if retry_at <= now => Some(self.register()),
-            State::BackingOff { until } | State::Settling { until } if until <= now => Some(self.register()),
-            State::AwaitingStream { until } if until <= now => {
+            State::BackingOff { until } | State::Settling { until } | State::Truce { until } if until <= now => Some(self.register()),
+            State::AwaitingStream { until } if until <= now && Safeguard::StreamDeadline.is_on() => {
                 self.unsettled = true;
                 self.back_off(now);
                 self.due(now)

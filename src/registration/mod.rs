@@ -10,6 +10,6 @@
 //! to the kubelet, `Bind` and `Retire` to serving. Every registration has a socket of its own, never used again.
 
 mod actor;
-mod core;
+pub(crate) mod core;
 
 pub use actor::{Registration, RegistrationConfig, ResourceStatus};

@@ -7,7 +7,7 @@ use crate::contract;
 use crate::domain::{AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal};
 use crate::host::{self, HostRoot};
 use crate::kubelet::proto::v1beta1::device_plugin_server::DevicePluginServer;
-use crate::messages::{Allocate, AllocateError, Bind, Broken, Crash, Mailbox, Record, Retire, StreamEnded, StreamOpened};
+use crate::messages::{Allocate, AllocateError, Bind, Broken, Crash, Mailbox, Record, RecordError, Retire, StreamEnded, StreamOpened};
 use actix::{Actor, Context, Handler, ResponseFuture};
 use std::any::Any;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl Serving {
     }
 
     /// Decides, and says what the container gets and what the ledger has to know; changes nothing.
-    fn prepare(&self, request: &Allocate) -> Result<(ContainerEdits, Grant), Refusal> {
+    fn prepare(&self, request: &Allocate) -> Result<(ContainerEdits, Record), Refusal> {
         let Allocate { alloc_id, resource, ids } = request;
         let inventory = self.config.inventory.borrow().clone();
         let offering = inventory.resources.get(resource).ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
@@ -96,7 +96,7 @@ impl Serving {
             version: env!("CARGO_PKG_VERSION").into(),
             state: GrantState::Granted,
         };
-        Ok((edits, grant))
+        Ok((edits, Record { grant, exclusive: offering.spec.is_exclusive() }))
     }
 }
 
@@ -122,11 +122,12 @@ impl Handler<Allocate> for Serving {
                     return Err(error.into());
                 }
             };
-            let resource = grant.resource.clone();
+            let resource = grant.grant.resource.clone();
             let not_recorded = |why: String| AllocateError::NotRecorded { resource, why };
-            match record.call(Record(grant), RECORD_DEADLINE).await {
+            match record.call(grant, RECORD_DEADLINE).await {
                 Ok(Ok(())) => Ok(edits),
-                Ok(Err(error)) => Err(not_recorded(error.to_string())),
+                Ok(Err(RecordError::Refused(refusal))) => Err(refusal.into()),
+                Ok(Err(RecordError::Store(error))) => Err(not_recorded(error.to_string())),
                 Err(error) => Err(not_recorded(error.to_string())),
             }
         })

@@ -9,7 +9,7 @@ use crate::domain::{DeviceId, Health, Offered, Offering, Refusal};
 ///
 /// # Errors
 /// When an id is unknown, asked for twice or unhealthy, or when none is asked for. The error names the id.
-pub(super) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec<&'a Offered>, Refusal> {
+pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec<&'a Offered>, Refusal> {
     let resource = || offering.spec.name.clone();
     if ids.is_empty() {
         return Err(Refusal::Empty(resource()));

@@ -9,7 +9,7 @@
 //! health, `StreamOpened` and `StreamEnded` to registration.
 
 mod actor;
-mod core;
+pub(crate) mod core;
 mod plugin;
 mod preferred;
 mod sockets;

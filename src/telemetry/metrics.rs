@@ -10,8 +10,10 @@ const ALLOCATE_SECONDS: &str = "holdfast_allocate_duration_seconds";
 const ALLOCATIONS: &str = "holdfast_allocations_total";
 const BUILD_INFO: &str = "holdfast_build_info";
 const DEVICES: &str = "holdfast_devices";
+const DOUBTS: &str = "holdfast_allocations_of_held_devices_total";
 const GRANTS: &str = "holdfast_grants";
 const JOURNAL_SYNC_SECONDS: &str = "holdfast_journal_sync_duration_seconds";
+const CONTESTED: &str = "holdfast_registration_contested";
 const REGISTRATIONS: &str = "holdfast_registrations_total";
 const SCAN_SECONDS: &str = "holdfast_scan_duration_seconds";
 const STREAM_ENDS: &str = "holdfast_stream_ends_total";
@@ -87,8 +89,13 @@ fn describe() {
     metrics::describe_counter!(ALLOCATIONS, "Allocate calls by resource and result (ok or error).");
     metrics::describe_gauge!(BUILD_INFO, "1, with the version as a label.");
     metrics::describe_gauge!(DEVICES, "Device ids offered to the kubelet, by resource and health.");
+    metrics::describe_counter!(
+        DOUBTS,
+        "Allocates of an exclusive device that a running pod has, by resource and result (refused or granted)."
+    );
     metrics::describe_gauge!(GRANTS, "Grants that hold devices, by resource and state.");
     metrics::describe_histogram!(JOURNAL_SYNC_SECONDS, "One group commit of the ledger's journal.");
+    metrics::describe_gauge!(CONTESTED, "1 while another plugin seems to take the resource again and again.");
     metrics::describe_counter!(REGISTRATIONS, "Register calls by resource and result (ok or error).");
     metrics::describe_histogram!(SCAN_SECONDS, "One scan of the node's hardware.");
     metrics::describe_counter!(STREAM_ENDS, "ListAndWatch streams that ended, by resource.");
@@ -117,6 +124,19 @@ pub fn allocated(resource: &str, ok: bool, took: Duration) {
 pub fn registered(resource: &str, ok: bool) {
     let resource = resource.to_owned();
     sample(move || metrics::counter!(REGISTRATIONS, "resource" => resource, "result" => result(ok)).increment(1));
+}
+
+/// An exclusive device was asked for while a running pod has it.
+pub fn doubted(resource: &str, refused: bool) {
+    let resource = resource.to_owned();
+    let result = if refused { "refused" } else { "granted" };
+    sample(move || metrics::counter!(DOUBTS, "resource" => resource, "result" => result).increment(1));
+}
+
+/// The resource is fought for with another plugin, or no longer.
+pub fn contested(resource: &str, contested: bool) {
+    let resource = resource.to_owned();
+    sample(move || gauge(&metrics::gauge!(CONTESTED, "resource" => resource), usize::from(contested)));
 }
 
 /// A ListAndWatch stream ended.

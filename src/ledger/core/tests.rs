@@ -593,3 +593,46 @@ proptest! {
         }
     }
 }
+
+/// What an Allocate of `gpu0` meets, and what there is to see.
+struct Seen {
+    settled: bool,
+    running: bool,
+    checkpointed: bool,
+}
+
+impl Sight for Seen {
+    fn kubelet_settled(&self) -> bool {
+        self.settled
+    }
+
+    fn has_running_container(&self, uid: &str) -> bool {
+        uid == "u1" && self.running
+    }
+
+    fn is_checkpointed(&self, alloc_id: &AllocId) -> bool {
+        *alloc_id == alloc(1) && self.checkpointed
+    }
+}
+
+#[test]
+fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
+    use crate::domain::KubeletGeneration;
+    let kubelet = |inode| Some(KubeletGeneration { inode, ctime_ns: 0 });
+    let pod = PodRef { uid: "u1".into(), namespace: None, name: None };
+    let bound = GrantState::Bound { pod: pod.clone(), container: "main".into(), bound_at: Timestamp(WALL) };
+    let holder = |state, inode| Grant { state, kubelet: kubelet(inode), ..grant(1, "gpu0", BOOT) };
+    let wanted = Grant { kubelet: kubelet(7), ..grant(2, "gpu0", BOOT) };
+    let ask = |held: Grant, seen: Seen| doubt(&Ledger::from_recovered([held], BTreeMap::new()), &wanted, &seen).map(|doubt| doubt.proven);
+    let all = || Seen { settled: true, running: true, checkpointed: true };
+    assert_eq!(ask(holder(bound.clone(), 7), all()), Some(true));
+    assert_eq!(ask(holder(bound.clone(), 7), Seen { checkpointed: false, ..all() }), Some(true), "this kubelet gave it: a forced deletion");
+    assert_eq!(ask(holder(bound.clone(), 6), all()), Some(true), "an earlier one gave it, and this one knows");
+    assert_eq!(ask(holder(bound.clone(), 6), Seen { checkpointed: false, ..all() }), Some(false), "the checkpoint was lost");
+    assert_eq!(ask(holder(bound.clone(), 7), Seen { settled: false, ..all() }), Some(false), "too early to tell");
+    assert_eq!(ask(holder(bound.clone(), 7), Seen { running: false, ..all() }), None, "a pod that is just admitted, or through");
+    assert_eq!(ask(holder(GrantState::Granted, 7), all()), None, "the init container of the same pod");
+    let suspect = GrantState::Suspect { pod, container: "main".into(), bound_at: Timestamp(WALL), suspect_at: Timestamp(WALL) };
+    assert_eq!(ask(holder(suspect, 7), all()), Some(true));
+    assert_eq!(ask(Grant { devices: grant(1, "gpu1", BOOT).devices, ..holder(bound, 7) }, all()), None, "another device");
+}

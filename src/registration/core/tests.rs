@@ -130,6 +130,78 @@ fn a_lost_socket_of_our_own_leads_to_register() {
     assert_eq!(steady().on(Event::SocketLost(1), ms(60_000)), Some(2));
 }
 
+/// Somebody else registers whenever he loses the resource, and takes it from us within `lifetime`.
+fn contest(machine: &mut Machine, mut now: Duration, lifetime: Duration) -> (Duration, u32) {
+    let (mut open, mut registers) = (machine.latest(), 0);
+    while !machine.is_contested() {
+        now += lifetime;
+        let mut begun = machine.on(Event::StreamEnded(open), now);
+        while begun.is_none() && !machine.is_contested() {
+            now = now.max(machine.next_deadline().unwrap());
+            begun = machine.on(Event::Tick, now);
+        }
+        let Some(number) = begun else { break };
+        (open, registers) = (number, registers + 1);
+        machine.on(Event::Registered(open), now);
+        machine.on(Event::StreamOpened(open), now);
+    }
+    (now, registers)
+}
+
+#[test]
+fn a_resource_that_somebody_else_takes_again_and_again_is_left_alone_for_half_a_minute() {
+    for lifetime in [0, 3, 900, 5_000, 59_000] {
+        let mut machine = steady();
+        let (now, registers) = contest(&mut machine, ms(3), ms(lifetime));
+        assert_eq!((machine.state(), registers), (State::Truce { until: now + TRUCE }, LOSSES_MAX), "streams of {lifetime} ms");
+        assert!(!machine.is_registered());
+        assert_eq!(machine.on(Event::StreamEnded(1), now + ms(1)), None, "the end of an older stream does not end the truce");
+        let tried = machine.on(Event::Tick, now + TRUCE).unwrap();
+        machine.on(Event::Registered(tried), now + TRUCE);
+        machine.on(Event::StreamOpened(tried), now + TRUCE);
+        assert!(machine.is_contested() && machine.is_registered());
+        // The settling Register's stream is the one that counts.
+        let settled = machine.on(Event::Tick, now + TRUCE + SETTLE_AFTER).unwrap();
+        machine.on(Event::Registered(settled), now + TRUCE + SETTLE_AFTER);
+        machine.on(Event::StreamOpened(settled), now + TRUCE + SETTLE_AFTER);
+        assert_eq!(machine.on(Event::StreamEnded(settled), now + TRUCE + ms(2_000)), None, "taken again: the next truce");
+        let last = machine.on(Event::Tick, now + 2 * TRUCE + ms(2_000)).unwrap();
+        machine.on(Event::Registered(last), now + 2 * TRUCE + ms(2_000));
+        machine.on(Event::StreamOpened(last), now + 2 * TRUCE + ms(2_000));
+        let peace = now + 2 * TRUCE + ms(2_000) + PEACE_AFTER;
+        assert!(machine.on(Event::StreamEnded(last), peace).is_some(), "after a minute in peace a loss is answered at once");
+        assert!(!machine.is_contested());
+    }
+}
+
+#[test]
+fn a_safeguard_can_be_turned_off_to_see_what_it_is_for() {
+    let state = |safeguard: Safeguard| {
+        safeguard.without(|| {
+            let mut machine = Machine::new(ms(0), 0);
+            machine.on(Event::Kubelet(Some(KUBELET)), ms(0));
+            machine.on(Event::Registered(1), ms(1));
+            if safeguard != Safeguard::StreamDeadline {
+                machine.on(Event::StreamOpened(1), ms(2));
+                machine.on(Event::StreamEnded(1), ms(3));
+            }
+            (machine.state(), machine.next_deadline())
+        })
+    };
+    assert_eq!(state(Safeguard::HeldIds).0, State::Registering, "all on: the end of the stream leads to Register");
+    assert_eq!(state(Safeguard::ReRegister).0, State::Settling { until: ms(2) + SETTLE_AFTER });
+    assert_eq!(state(Safeguard::StreamDeadline).1, None);
+    assert_eq!(steady().state(), State::Steady);
+}
+
+#[test]
+fn another_kubelet_ends_the_truce() {
+    let mut machine = steady();
+    let (now, _) = contest(&mut machine, ms(3), ms(5));
+    assert!(machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 9, ctime_ns: 9 })), now + ms(1)).is_some());
+    assert!(!machine.is_contested());
+}
+
 fn any_event() -> impl Strategy<Value = Event> {
     let number = 0..12_u64;
     prop_oneof![
@@ -158,7 +230,7 @@ proptest! {
         prop_assert!(begun.windows(2).all(|pair| pair[0] < pair[1]), "a registration number is never used twice");
         // From here on Register succeeds and the stream comes.
         let mut under_way = (machine.state() == State::Registering).then_some(machine.latest());
-        for _ in 0..8 {
+        for _ in 0..10 {
             if let Some(number) = under_way.take() {
                 under_way = machine.on(Event::Registered(number), now);
                 under_way = machine.on(Event::StreamOpened(number), now).or(under_way);

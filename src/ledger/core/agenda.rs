@@ -1,0 +1,59 @@
+//! What is looked at next, and when.
+
+use super::{Ledger, NEVER_STARTED_MIN, Watchlist};
+use crate::domain::{CgroupState, Grant, GrantState, Observation, Timestamp};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// How soon the kubelet is looked at again while a move waits for proof, or a grant for its container.
+const LOOK_SOON: Duration = Duration::from_millis(1500);
+/// How often the pods' cgroups are looked at while somebody holds devices. That costs one `stat` for each pod and
+/// keeps "released within 30 s" together with the two listings that follow.
+const LOOK_HELD: Duration = Duration::from_secs(15);
+
+/// What the next look is for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Agenda {
+    /// UIDs of the pods that hold something.
+    pub pods: BTreeSet<String>,
+    /// Whether the kubelet's listing is needed in any case.
+    pub list: bool,
+}
+
+impl Agenda {
+    /// The agenda for the grants as they are.
+    #[must_use]
+    pub fn of(ledger: &Ledger, now: Timestamp) -> Self {
+        let pods = ledger.grants().filter_map(|grant| grant.pod().map(|pod| pod.uid.clone())).collect();
+        let unnamed = |grant: &Grant| grant.pod().is_some_and(|pod| pod.name.is_none());
+        let list = ledger.grants().any(|grant| match grant.state {
+            // Only a listing tells that nobody has it, and it is asked for when that can be decided.
+            GrantState::Granted => u128::from(now.0.saturating_sub(grant.granted_at.0)) >= NEVER_STARTED_MIN.as_millis(),
+            GrantState::Suspect { .. } => true,
+            GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
+        });
+        Agenda { pods, list }
+    }
+}
+
+/// Whether there is nothing to be found out: every grant is bound to a named pod whose processes run.
+pub fn is_calm(ledger: &Ledger, cgroup: impl Fn(&str) -> CgroupState) -> bool {
+    ledger.grants().all(|grant| match &grant.state {
+        GrantState::Bound { pod, .. } => pod.name.is_some() && cgroup(&pod.uid) == CgroupState::Populated,
+        _ => false,
+    })
+}
+
+/// Whether the processes of a holder are gone. That asks for listings; until they agree it is only a suspicion.
+#[must_use]
+pub fn has_dead_holder(ledger: &Ledger, observation: &Observation) -> bool {
+    let is_dead = |uid: &String| observation.cgroups.get(uid).is_some_and(|state| state.is_dead());
+    ledger.grants().filter_map(|grant| grant.pod()).any(|pod| is_dead(&pod.uid))
+}
+
+/// The wait until the next look, if nothing calls for one before.
+#[must_use]
+pub fn next_look(ledger: &Ledger, watchlist: &Watchlist, has_dead_holder: bool) -> Duration {
+    let unbound = ledger.grants().any(|grant| grant.state == GrantState::Granted);
+    if has_dead_holder || unbound || watchlist.is_waiting() { LOOK_SOON } else { LOOK_HELD }
+}

@@ -1,0 +1,71 @@
+//! When a grant is refused: a living container of another pod provably has the device (I2).
+//!
+//! The kubelet decides who gets what, and gives an id again on purpose: an init container hands its devices on to the
+//! next container of its pod. Allocate does not say for whom it is. But the kubelet admits all containers of a pod before
+//! any of them runs, so an id that a *running* pod holds is not asked for by that pod, as long as the kubelet remembers
+//! what it gave. It does not always: it forgets a reservation when somebody lists pods at the wrong moment, and a pod that
+//! was deleted by force while its containers run on. Then an answer would put two pods on one device; the refusal makes the
+//! kubelet count again.
+//!
+//! | proof, all of it | against |
+//! | --- | --- |
+//! | the kubelet has settled | one that has not heard of all its pods yet |
+//! | the holder's pod is known, and a container of it runs | the next container of a pod that is just admitted |
+//! | this kubelet gave the id itself, or has the grant in its checkpoint | one that lost its checkpoint, and asks again for containers of a pod that runs |
+//!
+//! Anything less is granted, and told: [`Doubt`].
+
+use super::Ledger;
+use crate::domain::{AllocId, DeviceId, Grant, GrantState, PodRef, Safeguard};
+
+/// What can be seen at the moment of an Allocate.
+pub trait Sight {
+    /// Whether the kubelet has settled.
+    fn kubelet_settled(&self) -> bool;
+    /// Whether any container of a pod runs. Its sandbox alone is none: it runs on for a moment when the pod is through
+    /// and the kubelet has given its devices away, rightly.
+    fn has_running_container(&self, uid: &str) -> bool;
+    /// Whether the kubelet's checkpoint has a grant.
+    fn is_checkpointed(&self, alloc_id: &AllocId) -> bool;
+}
+
+/// An id that somebody else seems to have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Doubt {
+    /// The id.
+    pub id: DeviceId,
+    /// The pod that has it.
+    pub pod: PodRef,
+    /// Its container.
+    pub container: String,
+    /// Whether that is proven: then the grant is refused.
+    pub proven: bool,
+}
+
+/// Whether somebody has one of the ids of a grant that is to be made; the proven doubt before any other. Meant for
+/// devices that one container has at a time.
+#[must_use]
+pub fn doubt(ledger: &Ledger, wanted: &Grant, sight: &impl Sight) -> Option<Doubt> {
+    let mut doubts =
+        wanted.devices.iter().flat_map(|device| ledger.holders(&wanted.resource, &device.id).map(|holder| (&device.id, holder)));
+    let mut first = None;
+    doubts
+        .find_map(|(id, holder)| {
+            let (GrantState::Bound { pod, container, .. } | GrantState::Suspect { pod, container, .. }) = &holder.state else {
+                return None;
+            };
+            if !sight.has_running_container(&pod.uid) {
+                return None;
+            }
+            let gave_it = wanted.kubelet.is_some() && holder.kubelet == wanted.kubelet;
+            let remembers = gave_it || sight.is_checkpointed(&holder.alloc_id);
+            let proven = Safeguard::RefusalOnProof.is_on() && sight.kubelet_settled() && remembers;
+            let doubt = Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proven };
+            if proven {
+                return Some(doubt);
+            }
+            first.get_or_insert(doubt);
+            None
+        })
+        .or(first)
+}
