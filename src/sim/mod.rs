@@ -1,5 +1,7 @@
-//! Simulators: a kubelet and a node's hardware, for the demo, the benchmarks and the tests; and the executor that lets a
-//! seed decide what happens when.
+//! Simulators: a kubelet and a node's hardware, for the demo, the benchmarks and the tests.
+//!
+//! `kubelet` speaks real gRPC over real sockets. `memory` puts the same kubelet on a node in memory, on an `executor`
+//! whose only clock and chance is a seed: ten thousand nights of a node, each of which can be had again.
 
 pub mod executor;
 pub mod hardware;

@@ -1,22 +1,28 @@
-//! A kubelet, as far as a device plugin can tell: the real protocol over real sockets, in this process.
+//! A kubelet, as far as a device plugin can tell.
 //!
-//! It serves Registration and the pod-resources API, dials plugins, follows their lists, admits pods, allocates, keeps
-//! the checkpoint, and makes the log folders and cgroups that the node's other eyes look at. Order, texts, codes and
-//! effects on disk are those of kubelet 1.25 to 1.36, its races included: the end of an old stream cuts the new client,
-//! a listing forgets the reservation of an Allocate under way, a restart rejects pods whose plugin is late. Where the
-//! real one would dereference a device that is not in the list, this one records it and stops.
+//! It takes Register, dials plugins, follows their lists, admits pods, allocates, starts containers, tells the node's
+//! status, keeps the checkpoint, answers the pod-resources API, and makes the log folders and cgroups that the node's
+//! other eyes look at. Order, texts, codes and effects on disk are those of the kubelet, its races included: up to 1.36
+//! the end of an old stream cuts the new client, a listing forgets the reservation of an Allocate under way, a restart
+//! rejects pods whose plugin is late. Where the real one would dereference a device that is not in the list, this one
+//! records it and stops.
 //!
 //! ```text
 //!  plugin ── Register ─▶ registration ─▶ client ── GetDevicePluginOptions, ListAndWatch ─▶ plugin
-//!                             │                                                 │
-//!                             ▼                                                 ▼
-//!  add_pod ─▶ admission ◀─▶ core (pure: the device manager) ◀──────────────── lists
-//!                 │           └─▶ checkpoint ─▶ files ◀─ pod folders, cgroups
-//!                 └── GetPreferredAllocation, Allocate ─▶ plugin
+//!                             │ profile: who is known, whom an end cuts          │
+//!                             ▼                                                  ▼
+//!  add_pod ─▶ admission ◀─▶ core (pure: the device manager) ◀───────────────── lists
+//!                 │           └─▶ checkpoint                  status ─▶ capacity, every ten seconds
+//!                 ├── GetPreferredAllocation, Allocate ─▶ plugin
+//!                 └─▶ worker ── PreStartContainer ─▶ plugin;  containers start, end, start again
+//!
+//!  all of it on a `ground`: sockets (gRPC, files, tokio: [`Kubelet`]) or memory (a seed: `sim::memory`)
 //! ```
 //!
-//! `core` decides and knows no clock, socket or file; everything else carries out. Stopping is a kill: every connection
-//! is cut, nothing is unlinked. The node — pods, containers, events — outlives it, and the next start finds it.
+//! `core` decides and knows no clock, socket or file. The flows around it are written once and stop at every [`Hook`] on
+//! their way, where a seed or a test decides how they go on. [`Interleaving`] names what they pass through. Stopping is a
+//! kill: every connection is cut, nothing is unlinked. The node (pods, containers, events) outlives it, and the next
+//! start finds it.
 
 mod admission;
 mod behaviour;

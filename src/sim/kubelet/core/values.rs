@@ -69,7 +69,7 @@ pub enum PreStart<C> {
 pub enum Step {
     /// Nothing to do: no call is made.
     Nothing,
-    /// Ask the plugin for its preference if it offers that, then go on with [`DeviceManager::choose`].
+    /// Ask the plugin for its preference if it offers that, then go on with [`super::DeviceManager::choose`].
     Choose(Choice),
     /// Call `Allocate` with these ids.
     Allocate(BTreeSet<DeviceId>),
