@@ -1,5 +1,6 @@
 //! What happened, with times: the demo prints it, the tests and benchmarks measure with it.
 
+use super::hook::{Hook, Verdict};
 use super::interleaving::Interleaving;
 use crate::domain::{DeviceId, ResourceName};
 use std::collections::{BTreeSet, VecDeque};
@@ -154,6 +155,15 @@ pub enum EventKind {
         /// The container.
         container: String,
     },
+    /// A flow of the kubelet was held at a hook, or is not to go on as usual.
+    Held {
+        /// Where.
+        hook: Hook,
+        /// For how long.
+        held: Duration,
+        /// How it goes on.
+        verdict: Verdict,
+    },
     /// An Allocate has been under way for more than five minutes: the kubelet's health check fails.
     Stuck,
     /// The real kubelet would have crashed.
@@ -209,6 +219,7 @@ impl fmt::Display for Event {
             EventKind::StartFailed { pod_uid, container, error } => write!(f, "{pod_uid}/{container} not started: {error}"),
             EventKind::ResizeRefused { pod_uid, error } => write!(f, "pod {pod_uid} not resized: {error}"),
             EventKind::ContainerStarted { pod_uid, container } => write!(f, "{pod_uid}/{container} started"),
+            EventKind::Held { hook, held, verdict } => write!(f, "held at {hook:?} for {held:?}: {verdict:?}"),
             EventKind::Stuck => write!(f, "an Allocate has stopped the kubelet for five minutes"),
             EventKind::Panicked { site } => write!(f, "the kubelet would have crashed {site}"),
         }

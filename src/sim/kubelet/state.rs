@@ -20,6 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
+/// A flow that was held longer is told of: without it nobody understands what follows.
+const NOTICED: Duration = Duration::from_millis(1);
+
 /// One life of the kubelet, from a start to the next stop.
 #[derive(Debug)]
 pub(in crate::sim) struct Life {
@@ -265,7 +268,13 @@ impl Shared {
     pub(super) async fn hook(&self, life: u64, hook: Hook) -> Verdict {
         *self.peek().hooks.entry(hook).or_default() += 1;
         let Some(decided) = self.ground.hook(hook) else { return Verdict::Pass };
-        match decided.await {
+        let came_at = self.ground.now();
+        let verdict = decided.await;
+        let held = self.ground.now().saturating_sub(came_at);
+        if verdict != Verdict::Pass || held > NOTICED {
+            self.log(EventKind::Held { hook, held, verdict });
+        }
+        match verdict {
             Verdict::Crash => {
                 if self.life(life, |_| ()).is_some() {
                     self.close();

@@ -123,6 +123,21 @@ impl View<'_> {
         running.map(holder).collect()
     }
 
+    /// Ids that run in containers of more than one pod, which is what nobody wants.
+    #[must_use]
+    pub fn shared_devices(&self) -> BTreeMap<(ResourceName, DeviceId), BTreeSet<String>> {
+        let mut pods: BTreeMap<(ResourceName, DeviceId), BTreeSet<String>> = BTreeMap::new();
+        for holder in self.holders() {
+            for (resource, ids) in &holder.devices {
+                for id in ids {
+                    pods.entry((resource.clone(), id.clone())).or_default().insert(holder.pod_uid.clone());
+                }
+            }
+        }
+        pods.retain(|_, pods| pods.len() > 1);
+        pods
+    }
+
     /// How the kubelet stands to a resource.
     #[must_use]
     pub fn standing(&self, resource: &ResourceName) -> Standing {

@@ -22,6 +22,8 @@ const EPOCH_MS: u64 = 1_800_000_000_000;
 const KUBELET_SOCKET: &str = "kubelet.sock";
 /// How long the log folder of a pod outlives it.
 const LOGS_KEPT: Duration = Duration::from_secs(5);
+/// The longest time from the bind of `kubelet.sock`, which can be seen, to its listen.
+const LISTEN_GAP: Duration = Duration::from_micros(200);
 /// The time between two removals of the kubelet's clean-up, at most.
 const CLEAN_UP: Duration = Duration::from_micros(500);
 
@@ -286,8 +288,19 @@ impl Ground for Memory {
     fn serve_registration(&self, _shared: &Arc<Shared>, life: u64) -> io::Result<()> {
         let mut tables = self.tables();
         let inode = tables.sockets.bind(KUBELET_SOCKET, Weak::new())?;
-        tables.registration = Some(life);
         drop(tables);
+        let (this, handle) = (Weak::clone(&self.this), self.handle.clone());
+        let gap = handle.random(|random| random.between(Duration::ZERO, LISTEN_GAP));
+        self.handle.spawn(async move {
+            handle.sleep(gap).await;
+            if let Some(memory) = this.upgrade() {
+                let mut tables = memory.tables();
+                // Unless it was killed before it listened.
+                if tables.pod_resources == Some(life) {
+                    tables.registration = Some(life);
+                }
+            }
+        });
         let wall = i64::try_from(self.moment().wall.0).unwrap_or_default();
         self.kubelet_socket.send_replace(Some(KubeletGeneration { inode, ctime_ns: wall * 1_000_000 }));
         Ok(())

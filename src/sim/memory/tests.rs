@@ -203,8 +203,14 @@ fn a_pod_gets_devices_keeps_them_over_a_restart_and_leaves_traces_until_it_is_go
         let listed = simulation.run(SECOND, async move { asking.list_pods().await }).unwrap().unwrap();
         assert_eq!((listed[0].containers.len(), &listed[0].containers[0].devices), (1, &expected));
 
+        assert_eq!(node.view(|view| view.shared_devices().len()), 0);
+
         let first = *node.kubelet_socket().borrow();
         node.restart_kubelet(5 * MS, Start::default());
+        simulation.run_for(100 * MS);
+        let asking = node.clone();
+        let early = simulation.run(SECOND, async move { (asking.list_pods().await.unwrap(), asking.count_allocatable().await.unwrap()) });
+        assert_eq!(early, Some((Vec::new(), 0)), "it answers before it knows anything");
         assert!(simulation.run_until(10 * SECOND, |view| view.is_settled() && view.starts() == 2));
         assert_ne!(*node.kubelet_socket().borrow(), first);
         assert_eq!(phase(&node, "1"), PodPhase::Running, "the plugin was back in time");
@@ -366,6 +372,7 @@ fn a_force_deleted_pod_holds_its_device_beside_the_next_one() {
     node.add_pod(pod("2").app("main", &gpu(), 2));
     assert!(simulation.run_until(SECOND, |view| view.holders().len() == 2));
     assert_eq!(node.view(|view| view.holders().iter().filter(|holder| holder.is_orphan).count()), 1);
+    assert_eq!(node.view(|view| view.shared_devices().len()), 2);
     node.delete_pod("1");
     assert!(simulation.run_until(5 * SECOND, |view| view.holders().len() == 1));
 }
