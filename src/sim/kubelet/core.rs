@@ -4,6 +4,7 @@
 //! has left the list: a plugin that lives with this one lives with the real one. Where the kubelet walks a Go map, in
 //! random order, this walks an ordered one, or asks for an order where it decides which device is given out.
 
+mod affinity;
 mod values;
 
 pub use self::values::{Capacity, Choice, Endpoint, Listed, ListedDevice, Options, PreStart, Step};
@@ -34,6 +35,8 @@ pub struct DeviceManager<C> {
     sources_ready: bool,
     /// Whether a device that has left the list crashes it; older ones take it for one without topology.
     panics: bool,
+    /// Whether a topology policy is active: devices that lie together are given out together.
+    aligns: bool,
     /// Containers that ran when this kubelet started: (pod UID, container).
     initially_running: BTreeSet<(String, String)>,
 }
@@ -53,6 +56,7 @@ impl<C: Clone> DeviceManager<C> {
             reuse: BTreeMap::new(),
             sources_ready: false,
             panics: true,
+            aligns: false,
             initially_running,
         }
     }
@@ -61,6 +65,13 @@ impl<C: Clone> DeviceManager<C> {
     #[must_use]
     pub fn panics(mut self, panics: bool) -> Self {
         self.panics = panics;
+        self
+    }
+
+    /// Whether a topology policy is active.
+    #[must_use]
+    pub fn aligns(mut self, aligns: bool) -> Self {
+        self.aligns = aligns;
         self
     }
 
@@ -158,7 +169,7 @@ impl<C: Clone> DeviceManager<C> {
         let reusable = self.reuse.get(pod_uid).and_then(|reuse| reuse.get(resource)).cloned().unwrap_or_default();
         let mut taken = BTreeSet::new();
         // Reused ids are taken whatever their health is, as in the kubelet.
-        if self.take(resource, reusable.into_iter().collect(), &mut taken, required, &mut |_| 0) {
+        if self.take(resource, reusable.iter().cloned().collect(), &mut taken, required, &mut |_| 0) {
             return Ok(Step::Allocate(taken));
         }
         let in_use = self.allocated.entry(resource.clone()).or_default();
@@ -168,7 +179,19 @@ impl<C: Clone> DeviceManager<C> {
         if available.len() < requested {
             return Err(AllocateError::Unavailable { resource: resource.clone(), requested, available: available.len() });
         }
-        Ok(Step::Choose(Choice { resource: resource.clone(), taken, available, required }))
+        let places = match self.all.get(resource).filter(|_| self.aligns) {
+            Some(all) => affinity::places(all, &available, &reusable, required),
+            None => affinity::Places { anywhere: available.clone(), ..affinity::Places::default() },
+        };
+        let resource = resource.clone();
+        if requested < places.aligned.len() {
+            let rest = [places.aligned.clone(), BTreeSet::new()];
+            return Ok(Step::Choose(Choice { resource, taken, available: places.aligned, rest, required }));
+        }
+        if self.take(&resource, places.aligned.into_iter().collect(), &mut taken, required, &mut |_| 0) {
+            return Ok(Step::Allocate(taken));
+        }
+        Ok(Step::Choose(Choice { resource, taken, available, rest: [places.unaligned, places.anywhere], required }))
     }
 
     /// Completes an allocation: preferred ids first, then any. `below` chooses one of so many.
@@ -178,12 +201,13 @@ impl<C: Clone> DeviceManager<C> {
         preferred: &BTreeSet<DeviceId>,
         below: &mut dyn FnMut(usize) -> usize,
     ) -> Result<BTreeSet<DeviceId>, AllocateError> {
-        let Choice { resource, mut taken, available, required } = choice;
+        let Choice { resource, mut taken, available, rest, required } = choice;
         let preferred = preferred.intersection(&available).cloned().collect();
-        if self.take(&resource, preferred, &mut taken, required, below)
-            || self.take(&resource, available.into_iter().collect(), &mut taken, required, below)
-        {
-            return Ok(taken);
+        let rest = rest.into_iter().map(|ids| ids.into_iter().collect());
+        for from in std::iter::once(preferred).chain(rest) {
+            if self.take(&resource, from, &mut taken, required, below) {
+                return Ok(taken);
+            }
         }
         Err(AllocateError::Fewer { required, got: taken.len() })
     }

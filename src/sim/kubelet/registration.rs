@@ -61,7 +61,7 @@ async fn connect(shared: &Arc<Shared>, life: u64, resource: ResourceName, reques
     let (answer, answered) = oneshot::channel();
     let flow = Arc::clone(shared);
     shared.spawn(life, async move {
-        if shared_profile(&flow).answers_first() {
+        if flow.behaviour.profile.answers_first() {
             // Nobody hears of what comes of it.
             let _ = answer.send(Ok(()));
             add_endpoint(&flow, life, resource, request).await;
@@ -72,10 +72,6 @@ async fn connect(shared: &Arc<Shared>, life: u64, resource: ResourceName, reques
         }
     });
     answered.await.unwrap_or_else(|_stopped| Err("the kubelet is stopped".to_owned()))
-}
-
-fn shared_profile(shared: &Shared) -> Profile {
-    shared.behaviour.profile
 }
 
 /// 1.25 and newer.

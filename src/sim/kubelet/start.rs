@@ -48,7 +48,8 @@ async fn phases(shared: &Arc<Shared>, life: u64, how: Start) -> Result<(), io::E
     });
     let snapshot = snapshot.unwrap_or_default();
     let known = snapshot.healthy.into_keys().collect();
-    let manager = DeviceManager::start(snapshot.held, known, running, shared.ground.now()).panics(shared.behaviour.panics);
+    let manager = DeviceManager::start(snapshot.held, known, running, shared.ground.now());
+    let manager = manager.panics(shared.behaviour.panics).aligns(shared.behaviour.topology_manager);
     if shared.life(life, |present| present.manager = manager).is_none() {
         return Ok(());
     }

@@ -556,6 +556,25 @@ async fn a_device_that_leaves_the_list_while_it_is_allocated_would_crash_the_kub
 }
 
 #[test]
+fn with_a_topology_policy_the_plugin_chooses_among_the_devices_that_lie_together() {
+    let listed = |id: &str, node| ListedDevice { id: DeviceId::new(id), healthy: true, numa_nodes: vec![node] };
+    let choose = |required| {
+        let start = DeviceManager::<()>::start(PodDevices::default(), BTreeSet::new(), BTreeSet::new(), Duration::ZERO);
+        let mut manager = start.aligns(true);
+        manager.listed(&gpu(), vec![listed("a", 0), listed("b", 0), listed("c", 1), listed("d", 1), listed("e", 1)]);
+        match manager.allocate("uid", "main", &gpu(), required).unwrap() {
+            Step::Choose(choice) => (choice.candidates(), manager.choose(choice, &ids(&["e", "a"]), &mut |_| 0).unwrap()),
+            Step::Allocate(taken) => (BTreeSet::new(), taken),
+            Step::Nothing => panic!("devices are needed"),
+        }
+    };
+    assert_eq!(choose(1), (ids(&["a", "b"]), ids(&["a"])));
+    assert_eq!(choose(2), (BTreeSet::new(), ids(&["a", "b"])), "all that lie together: nobody is asked");
+    assert_eq!(choose(3), (BTreeSet::new(), ids(&["c", "d", "e"])));
+    assert_eq!(choose(4), (ids(&["a", "b", "c", "d", "e"]), ids(&["a", "b", "c", "e"])));
+}
+
+#[test]
 fn up_to_1_34_a_device_that_left_the_list_is_one_without_topology() {
     let mut manager = DeviceManager::<()>::start(PodDevices::default(), BTreeSet::new(), BTreeSet::new(), Duration::ZERO).panics(false);
     manager.listed(&gpu(), vec![ListedDevice { id: DeviceId::new("other"), healthy: true, numa_nodes: vec![0] }]);
@@ -575,7 +594,8 @@ async fn with_a_topology_policy_a_held_device_that_left_the_list_crashes_the_nex
     .await;
     let mut near = device("b", "Healthy");
     near.topology = Some(api::TopologyInfo { nodes: vec![api::NumaNode { id: 0 }] });
-    let plugin = TestPlugin::registered(&node, "sub/gpu.sock", vec![device("a", "Healthy"), near.clone()], Behaviour::Usual).await;
+    let held = api::Device { id: "a".to_owned(), ..near.clone() };
+    let plugin = TestPlugin::registered(&node, "sub/gpu.sock", vec![held, near.clone()], Behaviour::Usual).await;
     node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
     plugin.list(vec![near]);
     node.wait_for_capacity(1, 1).await;

@@ -31,6 +31,8 @@ struct Naive {
     ended: mpsc::UnboundedSender<()>,
     allocated: Arc<AtomicU64>,
     options: Options,
+    /// What PreStartContainer does: fails, or never answers.
+    hangs: bool,
 }
 
 struct Ended(mpsc::UnboundedSender<()>);
@@ -72,6 +74,9 @@ impl Plugin for Naive {
     }
 
     async fn pre_start(&self, _: Vec<DeviceId>) -> Result<(), Status> {
+        if self.hangs {
+            std::future::pending::<()>().await;
+        }
         Err(Status::failed_precondition("not ready"))
     }
 }
@@ -92,7 +97,7 @@ impl Daemon {
         let process = node.process();
         let (ended, mut ends) = mpsc::unbounded_channel();
         let (lists, _) = watch::channel(healthy(&["a", "b"]));
-        let plugin = Naive { lists: lists.clone(), ended, allocated: Arc::default(), options };
+        let plugin = Naive { lists: lists.clone(), ended, allocated: Arc::default(), options, hangs: name == "hangs" };
         let plugin: Arc<dyn Plugin> = Arc::new(plugin);
         let mut endpoint = format!("naive/{name}.sock");
         process.bind(&endpoint, Arc::clone(&plugin)).unwrap();
@@ -241,6 +246,7 @@ fn a_killed_daemon_leaves_its_socket_and_takes_its_devices() {
         ended: mpsc::unbounded_channel().0,
         allocated: Arc::default(),
         options: Options { preferred_allocation: false, pre_start: false },
+        hangs: false,
     };
     assert!(process.bind("naive/one.sock", Arc::new(plugin.clone())).is_err(), "the file is in the way");
     assert!(node.unlink("naive/one.sock"));
@@ -284,18 +290,31 @@ fn a_register_is_answered_in_the_kubelets_words() {
     assert!(register("v1beta1", "example.com/gpu", "x.sock").contains("Connection refused"));
 }
 
+/// Two daemons that start together under a kubelet that is slow between the options and the endpoint.
+fn overtaking(seed: u64) -> BTreeSet<Interleaving> {
+    let slow = Odds { delays: 0.7, ..Odds::default() };
+    let mut simulation = simulation(seed, Faults::schedules(MINUTE).with(Hook::AfterOptions, slow));
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let _daemons = [Daemon::start(&node, "one"), Daemon::start(&node, "two")];
+    simulation.run_for(2 * SECOND);
+    node.view(|view| view.interleavings().keys().copied().collect())
+}
+
 #[test]
 fn every_interleaving_and_every_hook_is_reached_by_seeds() {
-    let (mut seen, mut hooks) = (BTreeSet::new(), BTreeMap::new());
+    let (mut seen, mut hooks) = (BTreeMap::<Interleaving, u64>::new(), BTreeMap::<Hook, u64>::new());
     for seed in 0_u64..400 {
         let faults = if seed.is_multiple_of(2) { Faults::schedules(MINUTE) } else { Faults::storm(MINUTE) };
         let (_, interleavings, reached) = scenario(seed, Profile::K125, faults);
-        seen.extend(interleavings);
-        for (hook, count) in reached {
-            *hooks.entry(hook).or_insert(0) += count;
-        }
+        interleavings.into_iter().for_each(|which| *seen.entry(which).or_default() += 1);
+        reached.into_iter().for_each(|(hook, count)| *hooks.entry(hook).or_default() += count);
     }
-    let missing: Vec<_> = Interleaving::ALL.into_iter().filter(|which| !seen.contains(which)).collect();
+    for seed in 0..50 {
+        overtaking(seed).into_iter().for_each(|which| *seen.entry(which).or_default() += 1);
+    }
+    println!("runs with each interleaving: {seen:?}; times at each hook: {hooks:?}");
+    let missing: Vec<_> = Interleaving::ALL.into_iter().filter(|which| !seen.contains_key(which)).collect();
     assert!(missing.is_empty(), "{missing:?}");
     let missing: Vec<_> = Hook::ALL.into_iter().filter(|hook| !hooks.contains_key(hook)).collect();
     assert!(missing.is_empty(), "{missing:?}");
@@ -336,6 +355,20 @@ fn a_failing_pre_start_keeps_the_container_waiting_and_after_a_restart_it_is_ski
     node.restart_kubelet(MS, Start::default());
     simulation.run_for(SECOND);
     assert!(matches!(phase(&node, "1"), PodPhase::Failed { .. }), "not running, so that it is asked about");
+}
+
+#[test]
+fn a_pre_start_that_never_answers_is_given_up_after_thirty_seconds() {
+    let mut simulation = simulation(1, Faults::none());
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let _daemon = Daemon::with(&node, "hangs", Options { preferred_allocation: true, pre_start: true }, false);
+    assert!(simulation.run_until(10 * SECOND, is_served));
+    node.add_pod(pod("1").app("main", &gpu(), 1));
+    let is_waiting =
+        |view: &View<'_>| view.pod("1").is_some_and(|pod| pod.containers.values().any(|container| container.waiting.is_some()));
+    assert!(!simulation.run_until(30 * SECOND, is_waiting));
+    assert!(simulation.run_until(SECOND, is_waiting));
 }
 
 #[test]
@@ -555,7 +588,7 @@ fn nothing_outlives_a_simulation() {
         node.supervise_kubelet(100 * MS);
         let (lists, _) = watch::channel(healthy(&["a"]));
         let options = Options { preferred_allocation: true, pre_start: false };
-        let plugin = Naive { lists, ended: mpsc::unbounded_channel().0, allocated: Arc::clone(&allocated), options };
+        let plugin = Naive { lists, ended: mpsc::unbounded_channel().0, allocated: Arc::clone(&allocated), options, hangs: false };
         let process = node.process();
         process.bind("naive/one.sock", Arc::new(plugin)).unwrap();
         let request = RegisterRequest {

@@ -81,6 +81,8 @@ pub struct Choice {
     pub(super) resource: ResourceName,
     pub(super) taken: BTreeSet<DeviceId>,
     pub(super) available: BTreeSet<DeviceId>,
+    /// What is taken after the preferred ones: first from the one, then from the other.
+    pub(super) rest: [BTreeSet<DeviceId>; 2],
     /// How many ids the container asks for in all.
     pub required: usize,
 }
