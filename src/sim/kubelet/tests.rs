@@ -71,6 +71,8 @@ enum Behaviour {
     Refuses,
     /// Its list loses the device while the device is allocated.
     Vanishes,
+    /// It wants to be called before a container starts, and fails then.
+    PreStarts,
     /// It does not answer when it is asked for its options.
     NoOptions,
 }
@@ -86,7 +88,10 @@ impl DevicePlugin for Service {
             return Err(Status::failed_precondition("not ready"));
         }
         let get_preferred_allocation_available = self.behaviour == Behaviour::Prefers;
-        Ok(Response::new(api::DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available }))
+        Ok(Response::new(api::DevicePluginOptions {
+            pre_start_required: self.behaviour == Behaviour::PreStarts,
+            get_preferred_allocation_available,
+        }))
     }
 
     async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Lists>, Status> {
@@ -325,6 +330,18 @@ async fn a_pod_gets_devices_and_leaves_its_traces_on_disk() {
     assert!(node.kubelet.delete_pod(&uid).unwrap());
     assert!(!node.kubelet.delete_pod(&uid).unwrap());
     assert!(!logs.exists() && !cgroup.exists());
+}
+
+#[tokio::test]
+async fn a_failing_pre_start_keeps_the_container_waiting() {
+    let node = Node::start().await;
+    let plugin = TestPlugin::registered(&node, "gpu.sock", healthy(&["a"]), Behaviour::PreStarts).await;
+    let outcome = node.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1)).await;
+    assert_eq!(outcome.phase, PodPhase::Pending);
+    let text = "CreateContainerConfigError: device plugin PreStartContainer rpc failed with err: \
+                rpc error: code = Unimplemented desc = not offered";
+    assert_eq!(node.kubelet.pods().remove(0).containers["main"].waiting.as_deref(), Some(text));
+    assert_eq!(plugin.allocated.lock().unwrap().len(), 1, "its device is allocated all the same");
 }
 
 #[tokio::test]
