@@ -3,7 +3,7 @@
 //! Everything here is advisory and may be missing; `None` and `Unknown` say "not seen", which is never evidence.
 
 use super::device::DeviceId;
-use super::grant::AllocId;
+use super::grant::{AllocId, KubeletGeneration};
 use super::resource::ResourceName;
 use super::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Observation {
     /// The present boot (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
+    /// The kubelet's socket as it was seen.
+    pub kubelet: Option<KubeletGeneration>,
     /// Whether the kubelet's registration socket is older than 60 s: before that its listings lack pods.
     pub kubelet_settled: bool,
     /// `kubelet_internal_checkpoint`; `None` when it is missing or cannot be read.

@@ -208,8 +208,9 @@ impl LedgerActor {
         }
         let now = host::now();
         let agenda = Agenda::of(&self.ledger, now.wall);
-        let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), now);
-        let wants = Wants { pods: agenda.pods, list: agenda.list, kubelet_settled: settled };
+        let kubelet = *self.config.kubelet.borrow();
+        let kubelet_settled = self.kubelet_age.is_settled(kubelet, now);
+        let wants = Wants { agenda, kubelet, kubelet_settled };
         let (looker, me) = (self.looker.clone(), context.address());
         actix::spawn(async move {
             let observation = looker.look(wants).await;
@@ -220,7 +221,7 @@ impl LedgerActor {
 
     /// The look of the timer: while every grant is bound to a pod whose processes run there is nothing to be found out.
     fn glance(&mut self, context: &mut Context<Self>) {
-        if is_calm(&self.ledger, |uid| self.looker.cgroup(uid)) {
+        if is_calm(&self.ledger, &self.watchlist, |uid| self.looker.cgroup(uid)) {
             self.schedule(false, context);
         } else {
             self.look(context);

@@ -1,11 +1,11 @@
 //! One look at the kubelet: its checkpoint, the pods' logs and cgroups, and where needed its listing.
 
 use super::config::LedgerConfig;
+use super::core::Agenda;
 use crate::domain::{CgroupState, Checkpoint, KubeletGeneration, ListedPod, Moment, Observation};
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint;
 use crate::kubelet::pod_resources::PodResources;
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,10 +20,10 @@ const LIST_DEADLINE: Duration = Duration::from_millis(500);
 /// What one look is for.
 #[derive(Debug, Clone)]
 pub(super) struct Wants {
-    /// UIDs of the pods that hold something.
-    pub(super) pods: BTreeSet<String>,
-    /// Whether the kubelet's listing is needed in any case.
-    pub(super) list: bool,
+    /// What is to be found out.
+    pub(super) agenda: Agenda,
+    /// The kubelet's socket.
+    pub(super) kubelet: Option<KubeletGeneration>,
     /// Whether the kubelet has settled.
     pub(super) kubelet_settled: bool,
 }
@@ -111,8 +111,7 @@ impl Looker {
                 return Observation::default();
             }
         };
-        // Everything else of a pod can be seen without the kubelet's help.
-        if wants.list || wants.pods.iter().any(|uid| observation.cgroups.get(uid) != Some(&CgroupState::Populated)) {
+        if wants.agenda.needs_listing(&observation) {
             observation.pods = self.list().await;
         }
         observation
@@ -122,15 +121,16 @@ impl Looker {
     fn read(&self, wants: &Wants) -> Observation {
         // The kubelet makes its hierarchy with its first pod.
         let mut hierarchies = self.hierarchies();
-        if wants.pods.iter().any(|uid| hierarchies.state(uid) == CgroupState::Unknown) {
+        if wants.agenda.pods.iter().any(|uid| hierarchies.state(uid) == CgroupState::Unknown) {
             hierarchies = Arc::new(PodCgroups::find(&self.host_root, None));
             *self.cgroups.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&hierarchies);
         }
         let checkpoint = self.checkpoint();
         let names = pods::names(&self.host_root).unwrap_or_default();
-        let uids = wants.pods.iter().chain(names.keys());
+        let uids = wants.agenda.pods.iter().chain(names.keys());
         let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).collect();
-        Observation { boot_id: self.boot_id.clone(), kubelet_settled: wants.kubelet_settled, checkpoint, pods: None, names, cgroups }
+        let Wants { kubelet, kubelet_settled, .. } = *wants;
+        Observation { boot_id: self.boot_id.clone(), kubelet, kubelet_settled, checkpoint, pods: None, names, cgroups }
     }
 
     /// The listing. Never while an Allocate is under way: the kubelet frees what dead pods held before it answers, and

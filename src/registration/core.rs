@@ -28,6 +28,10 @@ pub(crate) const STREAM_DEADLINE: Duration = Duration::from_millis(250);
 /// After a recovery the kubelet may have stopped the new endpoint without closing its stream; one more Register
 /// gives it a fresh one. Later than the goroutine that does the stopping could still run.
 pub(crate) const SETTLE_AFTER: Duration = Duration::from_millis(700);
+/// A goroutine of the kubelet that clears up after a stream, or after a Register that failed, may be stuck for longer than
+/// that, and then stop or forget whoever stands there by then. So long after the last loss or failure, one more Register;
+/// it is as long as a kubelet dials at most.
+const DOUBT_FOR: Duration = Duration::from_secs(12);
 /// Waits between tries, in milliseconds. The first try after a loss does not wait; the last one repeats.
 const BACKOFF_MS: [u64; 10] = [0, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 /// How often an absent kubelet is tried without being told that it is back.
@@ -96,6 +100,8 @@ pub(crate) struct Machine {
     opened_at: Option<Duration>,
     /// Whether the next open stream has to be settled.
     unsettled: bool,
+    /// Until when what was lost, or failed, may have consequences.
+    doubt_until: Option<Duration>,
     /// Whether the last try found nobody to register with.
     absent: bool,
     /// Streams lost since one lived in peace.
@@ -114,6 +120,7 @@ impl Machine {
             opened_at: None,
             // An earlier life, or an earlier process, may have lost a stream that the kubelet is just clearing up.
             unsettled: true,
+            doubt_until: Some(now + DOUBT_FOR),
             absent: false,
             losses: 0,
         }
@@ -165,11 +172,11 @@ impl Machine {
                 None
             }
             Event::Kubelet(Some(generation)) => {
-                let is_new = self.kubelet.replace(generation) != Some(generation);
+                let before = self.kubelet.replace(generation);
                 // Another kubelet knows nothing of us: what is under way with the old one no longer matters.
-                is_new.then(|| {
-                    self.absent = false;
-                    (self.tries, self.losses) = (0, 0);
+                (before != Some(generation)).then(|| {
+                    self.doubt_until.take_if(|_| before.is_some());
+                    (self.absent, self.tries, self.losses) = (false, 0, 0);
                     self.register()
                 })
             }
@@ -203,6 +210,7 @@ impl Machine {
             }
             Event::Refused(number) if self.is_under_way(number) => {
                 self.absent = false;
+                self.doubt_until = Some(now + DOUBT_FOR);
                 self.back_off(now);
                 self.due(now)
             }
@@ -232,13 +240,22 @@ impl Machine {
 
     /// The stream of the latest registration is there.
     fn arrive(&mut self, now: Duration) {
-        let settles = std::mem::take(&mut self.unsettled) && Safeguard::SettlingRegister.is_on();
-        self.state = if settles { State::Settling { until: now + SETTLE_AFTER } } else { State::Steady };
+        let settle_at = if std::mem::take(&mut self.unsettled) {
+            Some(now + SETTLE_AFTER)
+        } else {
+            self.doubt_until.take_if(|until| *until <= now);
+            self.doubt_until
+        };
+        self.state = match settle_at.filter(|_| Safeguard::SettlingRegister.is_on()) {
+            Some(until) => State::Settling { until },
+            None => State::Steady,
+        };
     }
 
     /// A stream or a socket was lost: the kubelet may have dropped the resource, whichever registration it was.
     fn lost(&mut self, now: Duration) -> Option<u64> {
         self.unsettled = true;
+        self.doubt_until = Some(now + DOUBT_FOR);
         match self.state {
             // The Register under way may be the one that was cut off (it can still succeed, with its stream gone):
             // its own end or its missing stream leads on.

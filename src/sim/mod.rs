@@ -8,3 +8,5 @@ pub mod hardware;
 pub mod kubelet;
 pub mod memory;
 pub mod random;
+#[cfg(test)]
+mod trial;

@@ -1,7 +1,7 @@
 //! What is looked at next, and when.
 
 use super::{Ledger, NEVER_STARTED_MIN, Watchlist};
-use crate::domain::{CgroupState, Grant, GrantState, Observation, Timestamp};
+use crate::domain::{AllocId, CgroupState, Grant, GrantState, Observation, Timestamp};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -18,6 +18,8 @@ pub struct Agenda {
     pub pods: BTreeSet<String>,
     /// Whether the kubelet's listing is needed in any case.
     pub list: bool,
+    /// The grants that its checkpoint should have.
+    pub placed: BTreeSet<AllocId>,
 }
 
 impl Agenda {
@@ -32,16 +34,28 @@ impl Agenda {
             GrantState::Suspect { .. } => true,
             GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
         });
-        Agenda { pods, list }
+        let placed = ledger.grants().filter(|grant| grant.pod().is_some()).map(|grant| grant.alloc_id.clone()).collect();
+        Agenda { pods, list, placed }
+    }
+
+    /// Whether the kubelet has to be asked for its pods, after what its files and the cgroups have shown: they tell that a
+    /// pod lives, not that it is gone or forgotten.
+    #[must_use]
+    pub fn needs_listing(&self, files: &Observation) -> bool {
+        let lives = |uid: &String| files.cgroups.get(uid) == Some(&CgroupState::Populated);
+        let entries = || files.checkpoint.iter().flat_map(|checkpoint| &checkpoint.entries);
+        let known: BTreeSet<&AllocId> = entries().filter_map(|entry| entry.alloc_id.as_ref()).collect();
+        self.list || !self.pods.iter().all(lives) || !self.placed.iter().all(|id| known.contains(id))
     }
 }
 
-/// Whether there is nothing to be found out: every grant is bound to a named pod whose processes run.
-pub fn is_calm(ledger: &Ledger, cgroup: impl Fn(&str) -> CgroupState) -> bool {
-    ledger.grants().all(|grant| match &grant.state {
+/// Whether there is nothing to be found out: every grant is bound to a named pod whose processes run, and the kubelet knows.
+pub fn is_calm(ledger: &Ledger, watchlist: &Watchlist, cgroup: impl Fn(&str) -> CgroupState) -> bool {
+    let lives = |grant: &Grant| match &grant.state {
         GrantState::Bound { pod, .. } => pod.name.is_some() && cgroup(&pod.uid) == CgroupState::Populated,
         _ => false,
-    })
+    };
+    !watchlist.has_forgotten() && ledger.grants().all(|grant| lives(grant))
 }
 
 /// Whether the processes of a holder are gone. That asks for listings; until they agree it is only a suspicion.

@@ -127,7 +127,17 @@ impl<'a> Evidence<'a> {
                 .filter_map(|other| other.pod())
                 .any(|pod| pod.namespace.as_deref() == Some(listed.namespace.as_str()) && pod.name.as_deref() == Some(listed.name.as_str()))
         };
-        self.listed().any(|listed| has_one_of(listed, &grant.resource, &ids) && !explained(listed))
+        self.listed().any(|listed| has_one_of(listed, &grant.resource, &ids) && !explained(listed)) || self.has_unexplained_orphan()
+    }
+
+    /// Whether a pod runs that the kubelet has forgotten and no grant is bound to. A deletion by force takes a pod's
+    /// entries from the checkpoint at once, perhaps before anybody has read them: then this may be the holder of any grant.
+    fn has_unexplained_orphan(&self) -> bool {
+        let running = self.observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated).map(|(uid, _)| uid.as_str());
+        let is_bound = |uid: &str| self.ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == uid));
+        let is_listed =
+            |uid: &str| self.observation.names.get(uid).is_some_and(|name| self.listed().any(|listed| name_of(listed) == *name));
+        running.into_iter().any(|uid| !self.uids.contains(uid) && !is_listed(uid) && !is_bound(uid))
     }
 
     fn listed(&self) -> impl Iterator<Item = &'a ListedPod> {

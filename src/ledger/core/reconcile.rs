@@ -10,7 +10,7 @@
 //! | by a kubelet that has settled | a kubelet that has not heard of its pods yet |
 //! | the pod's cgroup gone; `Unknown` proves nothing | force-deleted pods |
 //! | gone, not just empty, whatever else is listed | a runtime that died under a kubelet whose API server is away: it lists its static pods at most, and starts the others again without an Allocate. It deletes cgroups only when it knows all its pods |
-//! | after a reboot: no entry in the checkpoint either | a pod that will be started again; every cgroup is gone then |
+//! | after a reboot: it was seen to run again, or the checkpoint has no entry either | a pod that will be started again; every cgroup is gone then |
 //!
 //! `never_started` needs a checkpoint that was written after the grant and does not have it: the kubelet writes it right
 //! after Allocate, before the pod is admitted, so no container can have started without.
@@ -18,7 +18,7 @@
 use super::Ledger;
 use super::evidence::{Evidence, Listing};
 use crate::domain::{AllocId, CgroupState, Entry, Grant, GrantState, Moment, Observation, PodRef, Timestamp};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// How far apart the first and the last listing are that together prove a pod's absence.
@@ -33,6 +33,10 @@ pub const NEVER_STARTED: &str = "never_started";
 /// What was seen of grants that may be released. Not durable: after a restart the proof begins anew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Watchlist {
+    /// UIDs of pods that were seen to run in this boot.
+    alive: BTreeSet<String>,
+    /// Bound grants that the kubelet's checkpoint lacks.
+    forgotten: BTreeSet<AllocId>,
     absent: BTreeMap<AllocId, Absence>,
     unbound: BTreeMap<AllocId, Unbound>,
 }
@@ -59,7 +63,16 @@ impl Watchlist {
         !self.absent.is_empty() || !self.unbound.is_empty()
     }
 
+    /// Whether the kubelet has forgotten a grant whose pod may run: by a deletion by force, or with a checkpoint that was
+    /// lost. Its listing tells which.
+    #[must_use]
+    pub fn has_forgotten(&self) -> bool {
+        !self.forgotten.is_empty()
+    }
+
     fn retain_live(&mut self, ledger: &Ledger) {
+        self.forgotten.retain(|id| ledger.grant(id).is_some());
+        self.alive.retain(|uid| ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == *uid)));
         self.absent.retain(|id, _| ledger.grant(id).is_some());
         self.unbound.retain(|id, _| ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted));
     }
@@ -68,6 +81,13 @@ impl Watchlist {
 /// Decides which grants move on. At most one entry per grant; an observation that brings nothing new brings no entry.
 pub fn reconcile(watchlist: &mut Watchlist, ledger: &Ledger, observation: &Observation, now: Moment) -> Vec<Entry> {
     let evidence = Evidence::new(ledger, observation);
+    let running = observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated);
+    watchlist.alive.extend(running.map(|(uid, _)| uid.clone()));
+    if observation.checkpoint.is_some() {
+        let placed = ledger.grants().filter(|grant| grant.pod().is_some());
+        let forgotten = placed.filter(|grant| evidence.checkpointed(grant).is_none());
+        watchlist.forgotten = forgotten.map(|grant| grant.alloc_id.clone()).collect();
+    }
     watchlist.retain_live(ledger);
     if !observation.kubelet_settled {
         // Another kubelet, or a new start of this one: what its predecessor did not list says nothing about it.
@@ -154,7 +174,7 @@ fn placed(
             let absence = watchlist.absent.entry(grant.alloc_id.clone()).or_insert(Absence { since: now.boot, listings: 0 });
             absence.listings += 1;
             let absent_twice = absence.listings >= 2 && now.boot.saturating_sub(absence.since) >= ABSENCE_MIN;
-            if absent_twice && is_dead(grant, &pod.uid, evidence, observation) {
+            if absent_twice && is_dead(watchlist, grant, &pod.uid, evidence, observation) {
                 watchlist.absent.remove(&grant.alloc_id);
                 let (pod, container, bound_at) = (Some(pod), Some(container), Some(bound_at));
                 let released_by = POD_GONE.to_owned();
@@ -172,7 +192,8 @@ fn placed(
 }
 
 /// Whether nothing of the pod runs, and nothing of it will run again.
-fn is_dead(grant: &Grant, uid: &str, evidence: &Evidence<'_>, observation: &Observation) -> bool {
+fn is_dead(watchlist: &Watchlist, grant: &Grant, uid: &str, evidence: &Evidence<'_>, observation: &Observation) -> bool {
     let gone = evidence.cgroup(uid) == CgroupState::Gone;
-    gone && (grant.boot_id == observation.boot_id || evidence.checkpoint_lacks(uid))
+    let started_again = grant.boot_id == observation.boot_id || watchlist.alive.contains(uid);
+    gone && (started_again || evidence.checkpoint_lacks(uid))
 }

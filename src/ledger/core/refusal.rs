@@ -11,7 +11,7 @@
 //! | --- | --- |
 //! | the kubelet has settled | one that has not heard of all its pods yet |
 //! | the holder's pod is known, and a container of it runs | the next container of a pod that is just admitted |
-//! | this kubelet gave the id itself, or has the grant in its checkpoint | one that lost its checkpoint, and asks again for containers of a pod that runs |
+//! | this kubelet gave the id itself, or has the grant in its checkpoint, or does not list the pod | one that lost its checkpoint, and asks again for containers of a pod that it runs |
 //!
 //! Anything less is granted, and told: [`Doubt`].
 
@@ -58,7 +58,8 @@ pub fn doubt(ledger: &Ledger, wanted: &Grant, sight: &impl Sight) -> Option<Doub
                 return None;
             }
             let gave_it = wanted.kubelet.is_some() && holder.kubelet == wanted.kubelet;
-            let remembers = gave_it || sight.is_checkpointed(&holder.alloc_id);
+            let is_unlisted = matches!(holder.state, GrantState::Suspect { .. });
+            let remembers = gave_it || is_unlisted || sight.is_checkpointed(&holder.alloc_id);
             let proven = Safeguard::RefusalOnProof.is_on() && sight.kubelet_settled() && remembers;
             let doubt = Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proven };
             if proven {

@@ -12,8 +12,8 @@ fn ms(ms: u64) -> Duration {
 /// A machine whose first registration (number 1) is open and proven at 10 s.
 fn steady() -> Machine {
     let mut machine = Machine::new(ms(0), 0);
-    // As it is once the settling Register of the start is over.
-    machine.unsettled = false;
+    // As it is once the settling Registers of the start are over.
+    (machine.unsettled, machine.doubt_until) = (false, None);
     assert_eq!(machine.on(Event::Kubelet(Some(KUBELET)), ms(0)), Some(1));
     assert_eq!(machine.on(Event::Registered(1), ms(2)), None);
     assert_eq!(machine.on(Event::StreamOpened(1), ms(3)), None);
@@ -64,7 +64,25 @@ fn a_lost_stream_is_answered_at_once_and_settled_later() {
     assert!(!machine.is_registered() || machine.is_open(2));
     machine.on(Event::Registered(3), ms(10_800));
     machine.on(Event::StreamOpened(3), ms(10_801));
+    // A goroutine of the kubelet may be stuck for longer than that.
+    assert_eq!(machine.state(), State::Settling { until: ms(10_000) + DOUBT_FOR });
+    assert_eq!(machine.on(Event::Tick, ms(10_000) + DOUBT_FOR), Some(4));
+    machine.on(Event::Registered(4), ms(22_001));
+    machine.on(Event::StreamOpened(4), ms(22_002));
     assert_eq!(machine.state(), State::Steady);
+}
+
+#[test]
+fn a_register_that_failed_is_doubted_as_long_as_a_kubelet_may_be_stuck_with_it() {
+    let mut machine = steady();
+    machine.on(Event::StreamEnded(1), ms(10_000));
+    let again = machine.on(Event::Refused(2), ms(12_000)).or_else(|| machine.on(Event::Tick, ms(12_010))).unwrap();
+    machine.on(Event::Registered(again), ms(12_011));
+    machine.on(Event::StreamOpened(again), ms(12_012));
+    let settled = machine.on(Event::Tick, ms(12_012) + SETTLE_AFTER).unwrap();
+    machine.on(Event::Registered(settled), ms(12_800));
+    machine.on(Event::StreamOpened(settled), ms(12_801));
+    assert_eq!(machine.state(), State::Settling { until: ms(12_000) + DOUBT_FOR });
 }
 
 #[test]
@@ -188,7 +206,7 @@ fn a_safeguard_can_be_turned_off_to_see_what_it_is_for() {
             (machine.state(), machine.next_deadline())
         })
     };
-    assert_eq!(state(Safeguard::HeldIds).0, State::Registering, "all on: the end of the stream leads to Register");
+    assert_eq!(state(Safeguard::HeldIds).0, State::BackingOff { until: ms(5) }, "all on: the end of the stream leads to Register");
     assert_eq!(state(Safeguard::ReRegister).0, State::Settling { until: ms(2) + SETTLE_AFTER });
     assert_eq!(state(Safeguard::StreamDeadline).1, None);
     assert_eq!(steady().state(), State::Steady);

@@ -230,6 +230,7 @@ impl fmt::Display for Event {
 #[derive(Debug, Default)]
 pub struct EventLog {
     events: VecDeque<Event>,
+    total: u64,
 }
 
 impl EventLog {
@@ -241,6 +242,13 @@ impl EventLog {
             self.events.pop_front();
         }
         self.events.push_back(Event { at, kind });
+        self.total += 1;
+    }
+
+    /// How many there were in all, those included that were dropped.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
     }
 
     /// The events, oldest first.

@@ -93,6 +93,11 @@ impl Clients {
         self.by_name.get(resource)?.last()
     }
 
+    /// Whether the end of a client's stream will stop its endpoint. Before 1.25 that needs no map of clients.
+    pub(super) fn tracks(&self, client: &Client) -> bool {
+        self.profile.answers_first() || self.has(client)
+    }
+
     /// Whether a client is known.
     pub(super) fn has(&self, client: &Client) -> bool {
         self.by_name.get(&client.resource).is_some_and(|present| present.iter().any(|other| other.number == client.number))

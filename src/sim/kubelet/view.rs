@@ -149,7 +149,7 @@ impl View<'_> {
             serving: serving.map(|client| client.number),
             socket: serving.map(|client| client.socket.clone()),
             is_stopped: endpoint.is_none_or(|endpoint| endpoint.stopped_at.is_some()),
-            is_tracked: serving.is_some_and(|client| life.clients.has(client)),
+            is_tracked: serving.is_some_and(|client| life.clients.tracks(client)),
             is_streaming: serving.is_some_and(|client| life.streams.contains_key(&client.number)),
             streams: life.streams.values().filter(|client| client.resource == *resource).count(),
             healthy: life.manager.healthy().get(resource).cloned().unwrap_or_default(),

@@ -61,6 +61,7 @@ pub(super) struct Memory {
     faults: Faults,
     tables: Mutex<Tables>,
     pub(super) kubelet_socket: watch::Sender<Option<KubeletGeneration>>,
+    pub(super) checkpoint_writes: watch::Sender<u64>,
     /// Itself, for the connections that it makes.
     this: Weak<Memory>,
 }
@@ -68,7 +69,14 @@ pub(super) struct Memory {
 impl Memory {
     pub(super) fn new(handle: Handle, faults: Faults) -> Arc<Self> {
         let (kubelet_socket, _) = watch::channel(None);
-        Arc::new_cyclic(|this| Memory { handle, faults, tables: Mutex::default(), kubelet_socket, this: Weak::clone(this) })
+        Arc::new_cyclic(|this| Memory {
+            handle,
+            faults,
+            tables: Mutex::default(),
+            kubelet_socket,
+            checkpoint_writes: watch::Sender::default(),
+            this: Weak::clone(this),
+        })
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
@@ -326,6 +334,7 @@ impl Ground for Memory {
     fn write_checkpoint(&self, snapshot: Snapshot) -> Result<(), String> {
         let wall = self.moment().wall;
         self.tables().checkpoint = CheckpointFile::Written(snapshot, wall);
+        self.checkpoint_writes.send_modify(|writes| *writes += 1);
         Ok(())
     }
 

@@ -153,6 +153,12 @@ impl Node {
         self.0.memory.kubelet_socket.subscribe()
     }
 
+    /// Changes whenever the kubelet has written its checkpoint, as inotify tells.
+    #[must_use]
+    pub fn checkpoint_writes(&self) -> watch::Receiver<u64> {
+        self.0.memory.checkpoint_writes.subscribe()
+    }
+
     /// Registers a plugin. Dropping it gives up waiting, as a deadline does that is sent along.
     ///
     /// # Errors
@@ -196,7 +202,8 @@ impl Node {
         let names = self.names();
         let uids = pods.iter().chain(names.keys());
         let cgroups = uids.map(|uid| (uid.clone(), self.cgroup(uid))).collect();
-        Observation { boot_id: self.boot_id(), kubelet_settled, checkpoint: self.checkpoint(), pods: None, names, cgroups }
+        let (boot_id, kubelet) = (self.boot_id(), *self.kubelet_socket().borrow());
+        Observation { boot_id, kubelet, kubelet_settled, checkpoint: self.checkpoint(), pods: None, names, cgroups }
     }
 
     /// Puts CDI devices in place that the container runtime finds; at first it finds any.

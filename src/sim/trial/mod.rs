@@ -1,0 +1,19 @@
+//! Holdfast on trial: its pure cores, put together as the actors put them together, on the node in memory.
+//!
+//! ```text
+//!  Scenario (seed) ─▶ node: pods, restarts, crashes, lost files      Faults (seed) ─▶ every hook of the kubelet
+//!        └─▶ Daemon: registration, serving, health and ledger cores on a Disk that outlives it
+//!                 └─▶ Oracles: looked at after every step, and once everything is quiet
+//! ```
+//!
+//! What is on trial is every decision of the daemon; its shells (sockets, gRPC, files, actors) have tests of their own on
+//! real sockets. [`Safeguard`](crate::domain::Safeguard) turns one decision off at a time, to see that an oracle notices.
+//!
+//! `HOLDFAST_SEEDS=10000 cargo test --release --lib trial -- --nocapture` runs that many nodes and prints what they came
+//! through; a failure prints its seed, and `HOLDFAST_SEED=<seed>` plays it again with everything that happened.
+
+mod daemon;
+mod oracles;
+mod scenario;
+mod service;
+mod tests;

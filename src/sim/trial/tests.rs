@@ -1,0 +1,64 @@
+//! Many nights, and what they came through.
+
+use super::scenario::{Outcome, run};
+use crate::domain::Safeguard;
+use crate::sim::kubelet::{Hook, Interleaving};
+use std::collections::BTreeMap;
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|text| text.parse().unwrap())
+}
+
+fn explain(seed: u64, outcome: &Outcome) -> String {
+    let Some(violation) = &outcome.violation else { return String::new() };
+    let tail = outcome.events.iter().rev().take(60).rev().map(|line| format!("  {line}\n")).collect::<String>();
+    format!("seed {seed}: {} at {:?}: {}\n{tail}HOLDFAST_SEED={seed} plays it again", violation.oracle, violation.at, violation.what)
+}
+
+#[test]
+fn no_oracle_is_violated() {
+    if let Some(seed) = number("HOLDFAST_SEED") {
+        let outcome = run(seed);
+        outcome.events.iter().for_each(|line| println!("{line}"));
+        assert!(outcome.violation.is_none(), "{}", explain(seed, &outcome));
+        return;
+    }
+    let seeds = number("HOLDFAST_SEEDS").unwrap_or(200);
+    let (mut interleavings, mut hooks) = (BTreeMap::<Interleaving, u64>::new(), BTreeMap::<Hook, u64>::new());
+    let (mut refusals, mut excused, mut contested, mut grants, mut failures) = (0, 0, 0, 0, Vec::new());
+    for seed in 0..seeds {
+        let outcome = run(seed);
+        outcome.interleavings.iter().for_each(|(which, count)| *interleavings.entry(*which).or_default() += count);
+        outcome.hooks.iter().for_each(|(hook, count)| *hooks.entry(*hook).or_default() += count);
+        refusals += outcome.refusals;
+        excused += outcome.excused;
+        contested += outcome.contested;
+        grants += outcome.grants;
+        if outcome.violation.is_some() {
+            failures.push((seed, outcome));
+        }
+    }
+    println!(
+        "{seeds} nights: {grants} grants, {refusals} refused with proof, {excused} looks at what nobody could have known, {contested} truces"
+    );
+    println!("interleavings: {interleavings:?}\nhooks: {hooks:?}");
+    let summary: Vec<_> = failures.iter().map(|(seed, outcome)| (*seed, outcome.violation.as_ref().unwrap().oracle)).collect();
+    assert!(failures.is_empty(), "{summary:?}\n{}", explain(failures[0].0, &failures[0].1));
+}
+
+#[test]
+fn without_any_one_safeguard_an_oracle_is_violated() {
+    use Safeguard::{Broadcast, HeldIds, ReRegister, RefusalOnProof, SettlingRegister, StreamDeadline, UniqueSockets};
+    for safeguard in [SettlingRegister, StreamDeadline, ReRegister, HeldIds, UniqueSockets, Broadcast, RefusalOnProof] {
+        let found = safeguard.without(|| (0..1000).find_map(|seed| run(seed).violation.map(|violation| (seed, violation))));
+        let Some((seed, violation)) = found else { panic!("{safeguard:?} is not missed in 1000 nights") };
+        println!("without {safeguard:?}: {} in night {seed}: {}", violation.oracle, violation.what);
+    }
+}
+
+#[test]
+fn a_night_is_the_same_whenever_it_is_played() {
+    for seed in 0..10 {
+        assert_eq!(run(seed).events, run(seed).events);
+    }
+}
