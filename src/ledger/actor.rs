@@ -271,7 +271,7 @@ impl Handler<Record> for LedgerActor {
         }
         if exclusive {
             let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
-            if let Some(refusal) = refusal(&self.ledger, &grant, &self.looker, settled) {
+            if let Some(refusal) = refusal(&self.ledger, &self.watchlist, &grant, &self.looker, settled) {
                 return Box::pin(std::future::ready(Err(refusal.into())));
             }
         }

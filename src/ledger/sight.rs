@@ -1,6 +1,6 @@
 //! What can be seen while an Allocate waits. Only a held id makes it look.
 
-use super::core::{Doubt, Ledger, Sight, doubt};
+use super::core::{Doubt, Ledger, Sight, Watchlist, doubt};
 use super::observe::Looker;
 use super::report;
 use crate::domain::{AllocId, Checkpoint, Grant, Refusal};
@@ -8,8 +8,8 @@ use std::cell::OnceCell;
 
 /// Whether a living container of another pod has one of the devices of an exclusive grant (I2). Without proof it is only
 /// told.
-pub(super) fn refusal(ledger: &Ledger, grant: &Grant, looker: &Looker, settled: bool) -> Option<Refusal> {
-    let doubt = doubt(ledger, grant, &Now { looker, settled, checkpoint: OnceCell::new() })?;
+pub(super) fn refusal(ledger: &Ledger, watchlist: &Watchlist, grant: &Grant, looker: &Looker, settled: bool) -> Option<Refusal> {
+    let doubt = doubt(ledger, watchlist, grant, &Now { looker, settled, checkpoint: OnceCell::new() })?;
     report::doubted(grant, &doubt);
     let Doubt { id, pod, container, proven } = doubt;
     let pod = match (pod.namespace, pod.name) {

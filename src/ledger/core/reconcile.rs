@@ -17,7 +17,7 @@
 
 use super::Ledger;
 use super::evidence::{Evidence, Listing};
-use crate::domain::{AllocId, CgroupState, Entry, Grant, GrantState, Moment, Observation, PodRef, Timestamp};
+use crate::domain::{AllocId, CgroupState, Entry, Grant, GrantState, KubeletGeneration, Moment, Observation, PodRef, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -35,6 +35,9 @@ pub const NEVER_STARTED: &str = "never_started";
 pub struct Watchlist {
     /// UIDs of pods that were seen to run in this boot.
     alive: BTreeSet<String>,
+    /// The newest kubelet that wrote a checkpoint with the grant: a kubelet that restarts may have lost it, one that goes on
+    /// has not.
+    known: BTreeMap<AllocId, KubeletGeneration>,
     /// Bound grants that the kubelet's checkpoint lacks.
     forgotten: BTreeSet<AllocId>,
     absent: BTreeMap<AllocId, Absence>,
@@ -63,6 +66,22 @@ impl Watchlist {
         !self.absent.is_empty() || !self.unbound.is_empty()
     }
 
+    /// Whether this very kubelet has had a grant in its memory.
+    #[must_use]
+    pub fn was_known_to(&self, kubelet: KubeletGeneration, alloc_id: &AllocId) -> bool {
+        self.known.get(alloc_id) == Some(&kubelet)
+    }
+
+    /// What a kubelet writes after its start is what it remembers; before its first write the file is its predecessor's.
+    fn note_known(&mut self, observation: &Observation) {
+        let (Some(kubelet), Some(checkpoint)) = (observation.kubelet, &observation.checkpoint) else { return };
+        let made = u64::try_from(kubelet.ctime_ns / 1_000_000).unwrap_or_default();
+        if checkpoint.written_at.0 > made {
+            let ids = checkpoint.entries.iter().filter_map(|entry| entry.alloc_id.clone());
+            self.known.extend(ids.map(|id| (id, kubelet)));
+        }
+    }
+
     /// Whether the kubelet has forgotten a grant whose pod may run: by a deletion by force, or with a checkpoint that was
     /// lost. Its listing tells which.
     #[must_use]
@@ -72,6 +91,7 @@ impl Watchlist {
 
     fn retain_live(&mut self, ledger: &Ledger) {
         self.forgotten.retain(|id| ledger.grant(id).is_some());
+        self.known.retain(|id, _| ledger.grant(id).is_some());
         self.alive.retain(|uid| ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == *uid)));
         self.absent.retain(|id, _| ledger.grant(id).is_some());
         self.unbound.retain(|id, _| ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted));
@@ -83,6 +103,7 @@ pub fn reconcile(watchlist: &mut Watchlist, ledger: &Ledger, observation: &Obser
     let evidence = Evidence::new(ledger, observation);
     let running = observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated);
     watchlist.alive.extend(running.map(|(uid, _)| uid.clone()));
+    watchlist.note_known(observation);
     if observation.checkpoint.is_some() {
         let placed = ledger.grants().filter(|grant| grant.pod().is_some());
         let forgotten = placed.filter(|grant| evidence.checkpointed(grant).is_none());

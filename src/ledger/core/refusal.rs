@@ -11,11 +11,11 @@
 //! | --- | --- |
 //! | the kubelet has settled | one that has not heard of all its pods yet |
 //! | the holder's pod is known, and a container of it runs | the next container of a pod that is just admitted |
-//! | this kubelet gave the id itself, or has the grant in its checkpoint, or does not list the pod | one that lost its checkpoint, and asks again for containers of a pod that it runs |
+//! | this kubelet gave the id itself, or has or had the grant in its checkpoint, or does not list the pod | one that lost its checkpoint, and asks again for containers of a pod that it runs |
 //!
 //! Anything less is granted, and told: [`Doubt`].
 
-use super::Ledger;
+use super::{Ledger, Watchlist};
 use crate::domain::{AllocId, DeviceId, Grant, GrantState, PodRef, Safeguard};
 
 /// What can be seen at the moment of an Allocate.
@@ -45,7 +45,7 @@ pub struct Doubt {
 /// Whether somebody has one of the ids of a grant that is to be made; the proven doubt before any other. Meant for
 /// devices that one container has at a time.
 #[must_use]
-pub fn doubt(ledger: &Ledger, wanted: &Grant, sight: &impl Sight) -> Option<Doubt> {
+pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &impl Sight) -> Option<Doubt> {
     let mut doubts =
         wanted.devices.iter().flat_map(|device| ledger.holders(&wanted.resource, &device.id).map(|holder| (&device.id, holder)));
     let mut first = None;
@@ -58,8 +58,9 @@ pub fn doubt(ledger: &Ledger, wanted: &Grant, sight: &impl Sight) -> Option<Doub
                 return None;
             }
             let gave_it = wanted.kubelet.is_some() && holder.kubelet == wanted.kubelet;
+            let knew_it = wanted.kubelet.is_some_and(|kubelet| watchlist.was_known_to(kubelet, &holder.alloc_id));
             let is_unlisted = matches!(holder.state, GrantState::Suspect { .. });
-            let remembers = gave_it || is_unlisted || sight.is_checkpointed(&holder.alloc_id);
+            let remembers = gave_it || knew_it || is_unlisted || sight.is_checkpointed(&holder.alloc_id);
             let proven = Safeguard::RefusalOnProof.is_on() && sight.kubelet_settled() && remembers;
             let doubt = Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proven };
             if proven {

@@ -641,7 +641,9 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
     let bound = GrantState::Bound { pod: pod.clone(), container: "main".into(), bound_at: Timestamp(WALL) };
     let holder = |state, inode| Grant { state, kubelet: kubelet(inode), ..grant(1, "gpu0", BOOT) };
     let wanted = Grant { kubelet: kubelet(7), ..grant(2, "gpu0", BOOT) };
-    let ask = |held: Grant, seen: Seen| doubt(&Ledger::from_recovered([held], BTreeMap::new()), &wanted, &seen).map(|doubt| doubt.proven);
+    let ask = |held: Grant, seen: Seen| {
+        doubt(&Ledger::from_recovered([held], BTreeMap::new()), &Watchlist::default(), &wanted, &seen).map(|doubt| doubt.proven)
+    };
     let all = || Seen { settled: true, running: true, checkpointed: true };
     assert_eq!(ask(holder(bound.clone(), 7), all()), Some(true));
     assert_eq!(ask(holder(bound.clone(), 7), Seen { checkpointed: false, ..all() }), Some(true), "this kubelet gave it: a forced deletion");

@@ -150,7 +150,7 @@ pub(super) struct Inner {
 #[derive(Debug)]
 pub(super) struct Cores {
     pub(super) ledger: Ledger,
-    watchlist: Watchlist,
+    pub(super) watchlist: Watchlist,
     pub(super) age: KubeletAge,
     judge: Judge,
     pub(super) machine: Machine,

@@ -46,8 +46,6 @@ pub(super) struct Oracles {
     given: BTreeMap<(String, DeviceId), (Duration, bool)>,
     /// Whether the kubelet was made to forget what it gave.
     pub(super) amnesia: bool,
-    /// Whether the kubelet has forgotten a reservation, since pods were listed at the wrong moment.
-    listed: bool,
     /// Whether nothing goes wrong any more.
     pub(super) quiet: bool,
     pub(super) refusals: u64,
@@ -76,13 +74,12 @@ impl Oracles {
         let mut holders = view.holders();
         // A pod that is rejected after a restart is being killed, and what it has counts as free at once.
         holders.retain(|holder| !view.pod(&holder.pod_uid).is_some_and(|pod| pod.is_failed()));
-        self.held_once(&holders, now);
+        self.held_once(&holders, disk, now);
         self.in_ledger(&holders, disk, now);
         if let Some(site) = view.panicked() {
             self.violated("O4", now, format!("the kubelet crashed: {site}"));
         }
-        // The kubelet may reserve ids while a listing of ours is on its way: that nobody can know.
-        self.listed |= view.listings_in_allocate() > 0;
+        // The kubelet may reserve ids while a listing of ours is on its way, which nobody can know.
         if disk.listed_in_allocate() {
             self.violated("O11", now, "pods were listed while an Allocate was under way".into());
         }
@@ -141,7 +138,7 @@ impl Oracles {
         }
     }
 
-    fn held_once(&mut self, holders: &[Holder], now: Duration) {
+    fn held_once(&mut self, holders: &[Holder], disk: &Disk, now: Duration) {
         let mut by_id: BTreeMap<&DeviceId, BTreeMap<&str, &Holder>> = BTreeMap::new();
         for holder in holders {
             for id in holder.devices.get(&gpu()).into_iter().flatten() {
@@ -156,12 +153,15 @@ impl Oracles {
                 let alloc_id = holder.alloc_ids.get(&gpu());
                 alloc_id.and_then(|id| self.bound.get(id)).is_some_and(|bound| *bound < newest)
             });
-            let forgotten = holders.values().any(|holder| holder.is_orphan) || self.listed;
-            if self.amnesia || (forgotten && !(settled && known)) {
+            // Before, nothing is proven: the kubelet may have lost what it knew, by a crash between two writes.
+            if self.amnesia || !(settled && known) {
                 self.excused += 1;
             } else {
                 let pods: Vec<_> = holders.keys().copied().collect();
-                let what = format!("{id} is held by the pods {pods:?}, given at {newest:?}; kubelet since {:?}", self.kubelet_since);
+                let since = self.kubelet_since;
+                let states: Vec<String> =
+                    disk.ledger(|ledger| ledger.holders(&gpu(), id).map(|grant| format!("{} {:?}", grant.alloc_id, grant.state)).collect());
+                let what = format!("{id} is held by the pods {pods:?}, given at {newest:?}; kubelet since {since:?}; {states:?}");
                 return self.violated("O1", now, what);
             }
         }
@@ -198,7 +198,7 @@ impl Oracles {
     /// goroutine of the kubelet does later, nothing tells of.
     pub(super) fn answered(&mut self, view: &View<'_>, now: Duration) {
         let standing = view.standing(&gpu());
-        if view.is_running() && !standing.is_streaming {
+        if view.is_running() && standing.streams == 0 {
             self.violated("O5", now, format!("no stream is open: {standing:?}"));
         }
     }
@@ -221,8 +221,8 @@ impl Oracles {
     /// After a restart of the kubelet in quiet times every pod runs that ran.
     pub(super) fn kept(&mut self, view: &View<'_>, running: &BTreeSet<String>, now: Duration) {
         for pod in view.pods().iter().filter(|pod| running.contains(&pod.spec.uid)) {
-            // One that waits for devices since the checkpoint was lost waits no longer.
-            let waits = |message: &str| self.amnesia && message.contains("requested number of devices unavailable");
+            // Its entry was lost: with the checkpoint, or since of two writes the older one came last.
+            let waits = |message: &str| message.contains("requested number of devices unavailable");
             if let PodPhase::Failed { message, .. } = &pod.phase
                 && !waits(message)
             {

@@ -124,7 +124,7 @@ impl Plugin for Service {
         let doubt = {
             let mut cores = inner.lock();
             let settled = cores.age.is_settled(*inner.node.kubelet_socket().borrow(), inner.node.moment());
-            doubt(&cores.ledger, &grant, &Now { node: &inner.node, settled, checkpoint: inner.node.checkpoint() })
+            doubt(&cores.ledger, &cores.watchlist, &grant, &Now { node: &inner.node, settled, checkpoint: inner.node.checkpoint() })
         };
         if let Some(doubt) = doubt.filter(|doubt| doubt.proven) {
             return Err(Status::failed_precondition(format!("device `{}` is still in use by pod {}", doubt.id, doubt.pod.uid)));
