@@ -250,7 +250,7 @@ async fn reject(shared: &Arc<Shared>, life: u64, spec: &PodSpec, error: &Allocat
     };
     let reason = reason.to_owned();
     shared.in_life(life, |state| {
-        state.rejections += 1;
+        *state.rejections.entry(reason.clone()).or_default() += 1;
         if let Some(pod) = state.pod(&spec.uid) {
             pod.phase = PodPhase::Failed { reason: reason.clone(), message: message.clone() };
         }

@@ -32,6 +32,8 @@ pub struct Behaviour {
     pub gaps: Gaps,
     /// How long it waits before it starts a container again that ended or could not be started.
     pub restart_after: Duration,
+    /// How long an init container runs at most.
+    pub init_takes: Duration,
     /// How long it takes at most to kill the containers of a pod that it rejects.
     pub kill_within: Duration,
 }
@@ -51,6 +53,7 @@ impl Default for Behaviour {
                 to_first_batch: Duration::from_millis(150),
             },
             restart_after: Duration::from_secs(10),
+            init_takes: Duration::from_secs(1),
             kill_within: Duration::from_secs(1),
         }
     }

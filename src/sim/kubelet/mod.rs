@@ -87,6 +87,8 @@ pub struct KubeletConfig {
     pub sync_checkpoint: bool,
     /// Whether a topology policy is active: it looks at more devices, and so crashes at more places.
     pub topology_manager: bool,
+    /// Whether it crashes where it takes a device that has left the list: from 1.35 on.
+    pub panics: bool,
     /// Its version, as far as registration is concerned.
     pub profile: Profile,
     /// Where a test holds the kubelet's flows.
@@ -103,6 +105,7 @@ impl KubeletConfig {
             dial_within: Duration::from_secs(10),
             sync_checkpoint: false,
             topology_manager: false,
+            panics: true,
             profile: Profile::K125,
             hooks: HookTable::default(),
         }
@@ -121,6 +124,8 @@ impl KubeletConfig {
             topology_manager: self.topology_manager,
             dial_within: self.dial_within,
             gaps,
+            panics: self.panics,
+            init_takes: Duration::ZERO,
             kill_within: Duration::ZERO,
             ..Behaviour::default()
         }

@@ -41,6 +41,13 @@ pub struct PodSpec {
     pub lacks_room: bool,
 }
 
+impl Container {
+    /// Whether it runs at this time. One that has done its work may not have been looked at since.
+    pub(super) fn runs(&self, now: Duration) -> bool {
+        self.running && self.ends_at.is_none_or(|end| end > now)
+    }
+}
+
 impl PodSpec {
     /// A pod without containers, with a UID of its own.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
@@ -122,6 +129,8 @@ pub struct Container {
     pub alloc_ids: BTreeMap<ResourceName, AllocId>,
     /// Why it could not be started the last time.
     pub waiting: Option<String>,
+    /// When it ends by itself: an init container that is at work.
+    pub(super) ends_at: Option<Duration>,
     /// When it is started next, after an end or a failure.
     pub(super) retry_at: Duration,
 }

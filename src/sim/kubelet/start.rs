@@ -9,6 +9,7 @@ use super::status;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a start may meet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -39,7 +40,7 @@ async fn phases(shared: &Arc<Shared>, life: u64, how: Start) -> Result<(), io::E
     shared.ground.sleep(gaps.to_container_manager).await;
     let running = match how.runtime_down {
         true => BTreeSet::new(),
-        false => shared.peek().pods.iter().flat_map(running_containers).collect(),
+        false => running_containers(&shared.peek().pods, shared.ground.now()),
     };
     shared.ground.sleep(gaps.to_device_manager).await;
     let snapshot = shared.ground.read_checkpoint().unwrap_or_else(|error| {
@@ -67,7 +68,7 @@ async fn phases(shared: &Arc<Shared>, life: u64, how: Start) -> Result<(), io::E
     Ok(())
 }
 
-fn running_containers(pod: &Pod) -> impl Iterator<Item = (String, String)> {
-    let running = pod.containers.iter().filter(|(_, container)| container.running);
-    running.map(|(name, _)| (pod.spec.uid.clone(), name.clone()))
+fn running_containers(pods: &[Pod], now: Duration) -> BTreeSet<(String, String)> {
+    let containers = pods.iter().flat_map(|pod| pod.containers.iter().map(|(name, container)| (&pod.spec.uid, name, container)));
+    containers.filter(|(_, _, container)| container.runs(now)).map(|(uid, name, _)| (uid.clone(), name.clone())).collect()
 }

@@ -75,7 +75,8 @@ pub(in crate::sim) struct State {
     pub(super) orphans: BTreeMap<String, Pod>,
     pub(super) events: EventLog,
     pub(super) readings: BTreeMap<ResourceName, Readings>,
-    pub(super) rejections: u64,
+    /// By reason.
+    pub(super) rejections: BTreeMap<String, u64>,
     pub(super) panicked: Option<String>,
     /// Listings that were asked for while an Allocate was under way.
     pub(super) listings_in_allocate: u64,
@@ -196,7 +197,7 @@ impl Shared {
                     continue;
                 }
                 for container in pod.containers.values_mut() {
-                    (container.running, container.ended, container.retry_at) = (false, false, now);
+                    (container.running, container.ended, container.ends_at, container.retry_at) = (false, false, None, now);
                 }
             }
         });

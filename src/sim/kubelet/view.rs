@@ -97,7 +97,13 @@ impl View<'_> {
     /// How many pods were rejected so far.
     #[must_use]
     pub fn rejections(&self) -> u64 {
-        self.state.rejections
+        self.state.rejections.values().sum()
+    }
+
+    /// The same by the reason of their status.
+    #[must_use]
+    pub fn rejections_by_reason(&self) -> &BTreeMap<String, u64> {
+        &self.state.rejections
     }
 
     /// Where the real kubelet would have crashed first, if it would have.
@@ -111,7 +117,7 @@ impl View<'_> {
     pub fn holders(&self) -> Vec<Holder> {
         let pods = self.state.pods.iter().chain(self.state.orphans.values());
         let containers = pods.flat_map(|pod| pod.containers.iter().map(move |(name, container)| (pod, name, container)));
-        let running = containers.filter(|(_, _, container)| container.running && !container.devices.is_empty());
+        let running = containers.filter(|(_, _, container)| container.runs(self.now) && !container.devices.is_empty());
         let holder = |(pod, name, container): (&Pod, &String, &super::pod::Container)| Holder {
             pod_uid: pod.spec.uid.clone(),
             container: name.clone(),

@@ -41,6 +41,12 @@ async fn run(shared: &Shared, life: u64, uid: &str) {
 /// What there is to do; with nothing to do the worker leaves the pod, in the same moment.
 fn next(state: &mut State, uid: &str, now: Duration) -> Next {
     let work = state.pod(uid).filter(|pod| !pod.is_over()).and_then(|pod| {
+        for container in pod.containers.values_mut().filter(|container| container.running && !container.runs(now)) {
+            (container.running, container.ended, container.ends_at) = (false, true, None);
+        }
+        if let Some(end) = pod.containers.values().find_map(|container| container.ends_at.filter(|_| container.running)) {
+            return Some(Next::Wait(end - now));
+        }
         let waits = |container: &&ContainerSpec| pod.containers.get(&container.name).is_none_or(|known| !known.running && !known.ended);
         let container = pod.spec.in_order().find(waits)?;
         let due = pod.containers.get(&container.name).map_or(now, |known| known.retry_at);
@@ -79,8 +85,8 @@ async fn start_container(shared: &Shared, life: u64, spec: &PodSpec, container: 
         match options {
             Ok(started) => {
                 let is_new = !std::mem::replace(&mut pod.has_cgroup, true);
-                let ends = container.kind == ContainerKind::Init;
-                *known = Container { running: !ends, ended: ends, retry_at: now, ..started };
+                let ends_at = (container.kind == ContainerKind::Init).then(|| now + work_of(shared));
+                *known = Container { running: true, ends_at, retry_at: now, ..started };
                 state.events.push(now, EventKind::ContainerStarted { pod_uid, container: name });
                 let pod = if is_new { shared.ground.create_pod(spec) } else { Ok(()) };
                 pod.and_then(|()| shared.ground.create_container(spec, &container.name))
@@ -94,6 +100,12 @@ async fn start_container(shared: &Shared, life: u64, spec: &PodSpec, container: 
         }
     });
     note(shared, files.unwrap_or(Ok(())));
+}
+
+/// How long an init container runs this time.
+fn work_of(shared: &Shared) -> Duration {
+    let most = usize::try_from(shared.behaviour.init_takes.as_millis()).unwrap_or_default();
+    Duration::from_millis(u64::try_from(shared.ground.below(most + 1)).unwrap_or_default())
 }
 
 /// `GetDeviceRunContainerOptions`: PreStartContainer where it is asked for, Allocate where nothing is recorded, then the
@@ -142,7 +154,7 @@ pub(super) fn crash(shared: &Arc<Shared>, uid: &str, container: &str) {
     let retry_at = shared.ground.now() + shared.behaviour.restart_after;
     let life = shared.update(|state| {
         let container = state.pod(uid)?.containers.get_mut(container)?;
-        container.running = false;
+        (container.running, container.ends_at) = (false, None);
         container.retry_at = retry_at;
         state.life.as_ref().map(|life| life.number)
     });

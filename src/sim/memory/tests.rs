@@ -195,7 +195,9 @@ fn a_pod_gets_devices_keeps_them_over_a_restart_and_leaves_traces_until_it_is_go
         node.start_kubelet(Start::default());
         assert!(simulation.run_until(10 * SECOND, is_served));
         node.add_pod(pod("1").init("warm", &gpu(), 1).app("main", &gpu(), 1));
-        assert!(simulation.run_until(SECOND, |view| view.holders().len() == 1));
+        assert!(simulation.run_until(SECOND, |view| view.holders().iter().any(|holder| holder.container == "warm")));
+        assert!(simulation.run_until(2 * SECOND, |view| view.holders().iter().any(|holder| holder.container == "main")));
+        assert_eq!(node.view(|view| view.holders().len()), 1, "the init container has ended");
         let holder = node.view(|view| view.holders().remove(0));
         let id = holder.alloc_id.clone().unwrap();
         assert_eq!(holder.devices[&gpu()].len(), 1);
