@@ -168,7 +168,8 @@ impl Handle {
 
     /// Runs a task. Dropping what is returned leaves it running.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
-        let future: BoxFuture<'static, ()> = Box::pin(task);
+        // Inside a task of tokio its channels would otherwise stop after some steps, and wait for a turn of tokio's.
+        let future: BoxFuture<'static, ()> = Box::pin(tokio::task::unconstrained(task));
         let mut state = self.lock();
         let id = state.next_task;
         state.next_task += 1;
@@ -390,6 +391,22 @@ mod tests {
             orders.insert((received.try_recv().unwrap(), received.try_recv().unwrap()));
         }
         assert_eq!(orders, BTreeSet::from([(0, 1), (1, 0)]));
+    }
+
+    #[tokio::test]
+    async fn it_runs_inside_a_task_of_tokio_too() {
+        let mut executor = Executor::new(1);
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        (0..1000).for_each(|number| sender.send(number).unwrap());
+        drop(sender);
+        let received = executor.run(HOUR, async move {
+            let mut count = 0;
+            while receiver.recv().await.is_some() {
+                count += 1;
+            }
+            count
+        });
+        assert_eq!(received, Some(1000));
     }
 
     #[test]

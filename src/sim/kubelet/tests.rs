@@ -20,6 +20,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
+mod grounds;
 mod interleavings;
 
 const SOON: Duration = Duration::from_secs(5);
