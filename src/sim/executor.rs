@@ -17,6 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+/// So many steps in one moment are a task that never waits: the simulation would stand still for ever.
+const STEPS_MAX: u64 = 1_000_000;
+
 /// Runs tasks. Dropping it drops every task.
 #[derive(Debug)]
 pub struct Executor {
@@ -45,6 +48,7 @@ impl Executor {
             timers: BTreeMap::new(),
             next_timer: 0,
             polls: 0,
+            since_advance: 0,
         };
         Executor { handle: Handle(Arc::new(Inner { state: Mutex::new(state), ready: Arc::default() })) }
     }
@@ -121,6 +125,8 @@ struct State {
     timers: BTreeMap<(Duration, u64), Waker>,
     next_timer: u64,
     polls: u64,
+    /// Steps since the time last moved.
+    since_advance: u64,
 }
 
 struct Slot {
@@ -221,6 +227,8 @@ impl Handle {
             {
                 let waker = slot.waker.clone();
                 state.polls += 1;
+                state.since_advance += 1;
+                assert!(state.since_advance < STEPS_MAX, "task {id} or others go round without ever waiting, at {:?}", state.now);
                 return Some((id, future, waker));
             }
         }
@@ -242,6 +250,7 @@ impl Handle {
     /// Moves the time to the next timer, or to `limit` if that comes first: then false.
     fn advance(&self, limit: Duration) -> bool {
         let mut state = self.lock();
+        state.since_advance = 0;
         let next = state.timers.keys().next().map(|(deadline, _)| *deadline);
         let Some(next) = next.filter(|next| *next <= limit) else {
             state.now = state.now.max(limit);
@@ -425,6 +434,19 @@ mod tests {
         assert_eq!(done, Some((Duration::ZERO, Duration::from_secs(60))));
         assert_eq!(executor.run(HOUR, std::future::pending::<()>()), None);
         assert_eq!(handle.now(), HOUR + Duration::from_secs(60));
+    }
+
+    #[test]
+    #[should_panic(expected = "without ever waiting")]
+    fn a_task_that_never_waits_is_found() {
+        let mut executor = Executor::new(1);
+        let inside = executor.handle();
+        executor.handle().spawn(async move {
+            loop {
+                inside.pass().await;
+            }
+        });
+        executor.run_to(HOUR);
     }
 
     #[test]

@@ -444,6 +444,30 @@ fn a_scenario_is_quick() {
 }
 
 #[test]
+fn a_register_that_is_given_up_forgets_the_client_and_whoever_was_there() {
+    let mut simulation = simulation(5, Faults::none());
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let daemon = Daemon::start(&node, "one");
+    assert!(simulation.run_until(10 * SECOND, is_served));
+    let request = RegisterRequest {
+        version: "v1beta1".to_owned(),
+        resource: gpu().to_string(),
+        endpoint: "naive/missing.sock".to_owned(),
+        options: None,
+    };
+    let registering = node.clone();
+    assert!(simulation.run(20 * MS, async move { registering.register(request).await }).is_none());
+    simulation.run_for(MS);
+    let standing = node.view(|view| view.standing(&gpu()));
+    assert_eq!((standing.tracked, standing.is_streaming, standing.is_stopped), (None, true, false));
+    assert_eq!(node.view(|view| view.interleavings().get(&Interleaving::C).copied()), Some(1));
+    daemon.process.kill();
+    simulation.run_for(SECOND);
+    assert!(!node.view(|view| view.standing(&gpu()).is_stopped), "its death goes unnoticed");
+}
+
+#[test]
 fn what_a_container_starts_with_is_allocated_anew_when_nothing_is_recorded() {
     let mut simulation = simulation(5, Faults::none());
     let node = simulation.node();
