@@ -19,6 +19,9 @@ use tonic::Status;
 /// What a call comes to whose connection broke, in grpc-go's words.
 const BROKEN: &str = "rpc error: code = Unavailable desc = error reading from server: EOF";
 
+/// grpc-go takes messages up to this size.
+const MESSAGE_MAX: usize = 4 * 1024 * 1024;
+
 /// A `ClientConn` of grpc-go: one transport at a time, made anew by the next call when it broke.
 #[derive(Debug)]
 pub(super) struct Wire {
@@ -175,6 +178,13 @@ struct Listing {
 #[tonic::async_trait]
 impl Lists for Listing {
     async fn next(&mut self) -> Option<Vec<ListedDevice>> {
-        self.received.recv().await
+        // A message that is too large ends the stream.
+        self.received.recv().await.filter(|list| list.iter().map(encoded_len).sum::<usize>() <= MESSAGE_MAX)
     }
+}
+
+/// About what a device takes in a message: its id, its health, its NUMA nodes.
+fn encoded_len(device: &ListedDevice) -> usize {
+    let (tags, health) = (6, 9);
+    tags + health + device.id.as_str().len() + 6 * device.numa_nodes.len()
 }

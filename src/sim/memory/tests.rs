@@ -468,6 +468,18 @@ fn a_register_that_is_given_up_forgets_the_client_and_whoever_was_there() {
 }
 
 #[test]
+fn a_list_that_is_too_large_ends_the_stream() {
+    let mut simulation = simulation(5, Faults::none());
+    let node = simulation.node();
+    node.start_kubelet(Start::default());
+    let daemon = Daemon::start(&node, "one");
+    assert!(simulation.run_until(10 * SECOND, is_served));
+    let device = |number: usize| ListedDevice { id: DeviceId::new(format!("{number:063}")), healthy: true, numa_nodes: vec![0] };
+    daemon.lists.send_replace((0..60_000).map(device).collect());
+    assert!(simulation.run_until(SECOND, |view| view.capacity(&gpu()) == Capacity { capacity: 2, allocatable: 0 }));
+}
+
+#[test]
 fn what_a_container_starts_with_is_allocated_anew_when_nothing_is_recorded() {
     let mut simulation = simulation(5, Faults::none());
     let node = simulation.node();
