@@ -36,6 +36,9 @@ pub struct Faults {
     pub odds: Odds,
     /// What happens at hooks that are different.
     pub at: BTreeMap<Hook, Odds>,
+    /// What happens to the flow that is the n-th one to come to any hook, counted from 1: to go through every place, or
+    /// every pair of places, one after the other. Without regard to [`Faults::until`].
+    pub steps: BTreeMap<u64, (Duration, Verdict)>,
 }
 
 impl Faults {
@@ -48,7 +51,7 @@ impl Faults {
     /// Nothing fails, but everything takes another time and comes in another order.
     #[must_use]
     pub fn schedules(until: Duration) -> Self {
-        Faults { until, odds: Odds { yields: 0.3, delays: 0.1, stalls: 0.005, ..Odds::default() }, at: BTreeMap::new() }
+        Faults { until, odds: Odds { yields: 0.3, delays: 0.1, stalls: 0.005, ..Odds::default() }, ..Faults::default() }
     }
 
     /// Steps fail and the kubelet dies too.
@@ -64,8 +67,18 @@ impl Faults {
         self
     }
 
-    /// What happens to a flow that comes to a hook: whether it steps aside, how long it waits, how it goes on.
-    pub(super) fn decide(&self, hook: Hook, now: Duration, random: &mut Random) -> Option<Decision> {
+    /// The plan with something exact at the n-th step.
+    #[must_use]
+    pub fn step(mut self, nth: u64, wait: Duration, verdict: Verdict) -> Self {
+        self.steps.insert(nth, (wait, verdict));
+        self
+    }
+
+    /// What happens to a flow that is the `nth` one to come to a hook: how long it waits, how it goes on.
+    pub(super) fn decide(&self, nth: u64, hook: Hook, now: Duration, random: &mut Random) -> Option<Decision> {
+        if let Some((wait, verdict)) = self.steps.get(&nth) {
+            return Some(Decision { wait: *wait, verdict: *verdict });
+        }
         if now >= self.until {
             return None;
         }

@@ -12,6 +12,7 @@ use crate::sim::kubelet::{Hook, PodSpec, Verdict};
 use futures_util::future::BoxFuture;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -59,6 +60,8 @@ struct Tables {
 pub(super) struct Memory {
     pub(super) handle: Handle,
     faults: Faults,
+    /// How often any flow came to any hook.
+    steps: AtomicU64,
     tables: Mutex<Tables>,
     pub(super) kubelet_socket: watch::Sender<Option<KubeletGeneration>>,
     pub(super) checkpoint_writes: watch::Sender<u64>,
@@ -72,6 +75,7 @@ impl Memory {
         Arc::new_cyclic(|this| Memory {
             handle,
             faults,
+            steps: AtomicU64::new(0),
             tables: Mutex::default(),
             kubelet_socket,
             checkpoint_writes: watch::Sender::default(),
@@ -231,7 +235,8 @@ impl Ground for Memory {
 
     fn hook(&self, hook: Hook) -> Option<BoxFuture<'static, Verdict>> {
         let now = self.handle.now();
-        let decision = self.handle.random(|random| self.faults.decide(hook, now, random))?;
+        let nth = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
+        let decision = self.handle.random(|random| self.faults.decide(nth, hook, now, random))?;
         let handle = self.handle.clone();
         Some(Box::pin(async move {
             handle.pass().await;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::domain::{CgroupState, ContainerEdits, DeviceId, ResourceName};
 use crate::sim::kubelet::core::{ListedDevice, Options};
-use crate::sim::kubelet::{Behaviour, Capacity, EventKind, Hook, Interleaving, PodPhase, PodSpec, Profile, Start, View};
+use crate::sim::kubelet::{Behaviour, Capacity, EventKind, Hook, Interleaving, PodPhase, PodSpec, Profile, Start, Verdict, View};
 use futures_util::StreamExt as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -615,6 +615,38 @@ fn a_kubelet_that_is_looked_after_comes_back_from_every_crash() {
         assert!((1..20).contains(&registers) && (1..20).contains(&lists), "{registers} {lists}");
     }
     assert!(starts > 20, "{starts}");
+}
+
+/// A daemon, a pod, a restart, under a kubelet that is looked after, and some time for all to come right. How many steps
+/// it took, and whether all is well.
+fn looked_after(faults: Faults, time: Duration) -> (u64, bool) {
+    let mut simulation = simulation(7, faults);
+    let node = simulation.node();
+    node.supervise_kubelet(50 * MS);
+    let _daemon = Daemon::start(&node, "one");
+    simulation.run_for(SECOND);
+    node.add_pod(pod("1").init("warm", &gpu(), 1).app("main", &gpu(), 1));
+    simulation.run_for(2 * SECOND);
+    node.kill_kubelet();
+    simulation.run_for(time);
+    let is_well = |view: &View<'_>| {
+        let decided = view.pod("1").is_some_and(|pod| pod.is_failed() || pod.containers.get("main").is_some_and(|main| main.running));
+        is_served(view) && decided && view.panicked().is_none() && view.shared_devices().is_empty()
+    };
+    node.view(|view| (view.hooks().values().sum(), is_well(view)))
+}
+
+#[test]
+fn a_kubelet_that_dies_or_stops_for_a_moment_at_any_step_comes_back_to_a_good_state() {
+    let (steps, is_well) = looked_after(Faults::none(), 30 * SECOND);
+    assert!(steps > 30 && is_well, "{steps}");
+    for step in 1..=steps {
+        for (wait, verdict) in [(Duration::ZERO, Verdict::Crash), (20 * MS, Verdict::Pass), (3 * SECOND, Verdict::Pass)] {
+            // The naive daemon registers again every minute, which is what saves it.
+            let (_, is_well) = looked_after(Faults::none().step(step, wait, verdict), 3 * MINUTE);
+            assert!(is_well, "{verdict:?} after {wait:?} at step {step}");
+        }
+    }
 }
 
 #[test]
