@@ -3,7 +3,6 @@
 use super::connection::Wire;
 use super::faults::Faults;
 use super::sockets::{Listener, Sockets, Transport, latency};
-use crate::domain::DeviceId;
 use crate::domain::{CgroupState, Checkpoint, CheckpointEntry, KubeletGeneration, Moment, PodName, Timestamp};
 use crate::sim::executor::{Handle, Task};
 use crate::sim::kubelet::ground::{Connection, Ground, Snapshot, Stop};
@@ -149,7 +148,7 @@ impl Memory {
             pod_uid: pod_uid.to_owned(),
             container: container.to_owned(),
             resource: resource.clone(),
-            device_ids: held.ids().into_iter().collect::<BTreeSet<DeviceId>>(),
+            device_ids: held.ids(),
             alloc_id: held.alloc_id(),
         });
         Some(Checkpoint { entries: entries.collect(), written_at: *written_at })
