@@ -8,7 +8,7 @@ use holdfast::domain::{
 };
 use holdfast::hardware;
 use holdfast::host::HostRoot;
-use holdfast::kubelet::convert;
+use holdfast::kubelet::api::v1beta1;
 use holdfast::sim::hardware::SimNode;
 use holdfast::store::Store;
 use prost::Message;
@@ -55,7 +55,7 @@ fn encode_list(bencher: Bencher<'_, '_>, ids: u32) {
     let device = hardware::discover(&root, &[Arc::clone(&spec)], &BTreeMap::new()).devices.remove(0);
     let offered = |n: u32| (device.id.share(n), Offered { device: Arc::clone(&device), health: Health::Healthy });
     let offering = Offering { spec, devices: (0..ids).map(offered).collect() };
-    bencher.bench_local(|| convert::list(black_box(&offering)).encode_to_vec());
+    bencher.bench_local(|| v1beta1::list(black_box(&offering)).encode_to_vec());
 }
 
 /// One durable grant: written, synced, and put into the query database.

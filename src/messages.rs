@@ -12,7 +12,7 @@
 //! An actor may die and be rebuilt between a message and its answer; then the message is sent again (see
 //! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
 
-use crate::domain::{ContainerEdits, DeviceId, Evidence, Grant, KubeletGeneration, Reason, Refusal, ResourceName};
+use crate::domain::{ContainerEdits, DeviceId, Evidence, Grant, KubeletGeneration, Reason, Refusal, ResourceName, Wire};
 use crate::store::StoreError;
 use actix::Message;
 use futures_util::future::BoxFuture;
@@ -203,6 +203,8 @@ pub struct Allocate {
     pub resource: ResourceName,
     /// The ids, in the order of the request.
     pub ids: Vec<DeviceId>,
+    /// What the answer has room for.
+    pub wire: Wire,
 }
 
 /// Why an Allocate is answered with an error.

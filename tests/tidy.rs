@@ -31,7 +31,7 @@ const ONE_PLACE: &[(&str, &[&str], &str)] = &[
     ("metrics::counter!", &["telemetry/metrics.rs"], "a function of `telemetry::metrics`"),
     ("metrics::gauge!", &["telemetry/metrics.rs"], "a function of `telemetry::metrics`"),
     ("metrics::histogram!", &["telemetry/metrics.rs"], "a function of `telemetry::metrics`"),
-    ("kubelet::proto", &["kubelet/", "serving/", "sim/", "cli/bench"], "the domain's types"),
+    ("kubelet::proto", &["kubelet/", "sim/", "cli/bench"], "the domain's types"),
     ("std::process::exit", &[], "an exit code that `main` returns"),
 ];
 

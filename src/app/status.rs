@@ -39,6 +39,8 @@ pub struct ResourceReport {
     pub problem: Option<String>,
     /// From the begin of the last registration to its stream, in milliseconds.
     pub last_registration_ms: Option<f64>,
+    /// The version of the device-plugin API that the kubelet took last; `null` until it has taken one.
+    pub api_version: Option<String>,
 }
 
 impl Status {
@@ -61,6 +63,7 @@ impl Status {
                 problem: registration.problem,
                 #[expect(clippy::cast_precision_loss, reason = "microseconds of a registration")]
                 last_registration_ms: registration.last_registration_us.map(|us| us as f64 / 1e3),
+                api_version: registration.api_version.map(str::to_owned),
             }
         };
         Status {

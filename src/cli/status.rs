@@ -23,15 +23,16 @@ fn text(status: &Status) -> String {
     let uptime = humantime::format_duration(Duration::from_secs(status.uptime_seconds));
     let ready = if status.ready { "ready" } else { "not ready yet" };
     let kubelet = if status.kubelet.is_some() { "present" } else { "absent" };
-    let mut table = Table::new(&["RESOURCE", "REGISTERED", "DEVICES", "HEALTHY", "HELD", "LAST REGISTRATION"]);
+    let mut table = Table::new(&["RESOURCE", "REGISTERED", "DEVICES", "HEALTHY", "HELD", "API", "LAST REGISTRATION"]);
     let mut problems = String::new();
-    for ResourceReport { name, registered, devices, healthy, held, problem, last_registration_ms } in &status.resources {
+    for ResourceReport { name, registered, devices, healthy, held, problem, last_registration_ms, api_version } in &status.resources {
         table.row([
             name.clone(),
             if *registered { "yes" } else { "no" }.into(),
             devices.to_string(),
             healthy.to_string(),
             held.to_string(),
+            api_version.clone().unwrap_or_else(|| "-".into()),
             last_registration_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms")),
         ]);
         if let Some(problem) = problem {

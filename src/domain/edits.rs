@@ -39,3 +39,12 @@ pub struct ContainerEdits {
     /// Qualified CDI names, `vendor/class=name`.
     pub cdi_devices: Vec<String>,
 }
+
+/// What an answer in one version of the kubelet's API has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wire {
+    /// The version, as an error names it.
+    pub api: &'static str,
+    /// Whether CDI names can be told.
+    pub has_cdi: bool,
+}

@@ -20,7 +20,7 @@ mod time;
 
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
 pub use durability::Durability;
-pub use edits::{ContainerEdits, EditDevice, EditMount};
+pub use edits::{ContainerEdits, EditDevice, EditMount, Wire};
 pub use evidence::Evidence;
 pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef};
 pub use health::{Health, Reason};

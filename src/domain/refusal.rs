@@ -53,4 +53,12 @@ pub enum Refusal {
     /// The resource is not configured (any more).
     #[error("{0} is not offered by this node's configuration")]
     NotOffered(ResourceName),
+    /// The kubelet's version of the API cannot tell what the container needs.
+    #[error("{resource} reaches its containers by CDI names, which the kubelet's device-plugin API {api} cannot tell")]
+    NoRoomForCdi {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// The version of the API.
+        api: &'static str,
+    },
 }

@@ -1,7 +1,7 @@
 //! The kubelet's side: its APIs on the wire, its sockets and its files, turned into the domain's values.
 
+pub mod api;
 pub mod checkpoint;
-pub mod convert;
 pub mod pod_resources;
 pub mod proto;
 pub mod register;

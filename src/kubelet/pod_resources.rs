@@ -1,10 +1,16 @@
 //! The kubelet's pod-resources API, asked: who holds what, by pod name and container name, without UIDs.
 //!
+//! Kubelets before 1.20 have v1alpha1 alone, which lists and nothing else: pods that have ended among the others, as v1
+//! does before 1.34, and application containers only. That a container is not in a listing proves nothing in either
+//! version, v1 leaves out the init containers; the sidecars that v1alpha1 would leave out as well came with 1.28.
+//!
 //! Never ask [`PodResources::list`] while an Allocate is under way: the kubelet frees what dead pods held before it
 //! answers, and forgets the reservation of that Allocate with it.
 
 use super::proto::podresources_v1 as api;
 use super::proto::podresources_v1::pod_resources_lister_client::PodResourcesListerClient;
+use super::proto::podresources_v1alpha1 as api_v1alpha1;
+use super::proto::podresources_v1alpha1::pod_resources_lister_client::PodResourcesListerClient as ClientV1Alpha1;
 use super::uds;
 use crate::domain::{DeviceId, ListedContainer, ListedPod, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,24 +49,35 @@ pub enum PodResourcesError {
 #[derive(Debug, Clone)]
 pub struct PodResources {
     client: PodResourcesListerClient<Channel>,
+    fallback: ClientV1Alpha1<Channel>,
 }
 
 impl PodResources {
     /// A client of the kubelet that listens at `socket`, now or later.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        let client = PodResourcesListerClient::new(uds::connect_lazy(socket));
-        PodResources { client: client.max_decoding_message_size(RESPONSE_BYTES_MAX) }
+        let channel = uds::connect_lazy(socket);
+        PodResources {
+            client: PodResourcesListerClient::new(channel.clone()).max_decoding_message_size(RESPONSE_BYTES_MAX),
+            fallback: ClientV1Alpha1::new(channel).max_decoding_message_size(RESPONSE_BYTES_MAX),
+        }
     }
 
-    /// Every active pod.
+    /// Every active pod; of an older kubelet also those that have ended. v1alpha1 where the kubelet has no v1: it is asked
+    /// for v1 every time, so that an upgraded one is noticed.
     pub async fn list(&self) -> Result<Vec<ListedPod>, PodResourcesError> {
-        let mut client = self.client.clone();
-        let request = with_deadline(api::ListPodResourcesRequest {});
-        let response = in_time("List", client.list(request)).await?;
-        Ok(response.into_inner().pod_resources.into_iter().map(listed).collect())
+        let (mut client, mut fallback) = (self.client.clone(), self.fallback.clone());
+        match in_time("List", client.list(with_deadline(api::ListPodResourcesRequest {}))).await {
+            Ok(response) => Ok(response.into_inner().pod_resources.into_iter().map(listed).collect()),
+            Err(PodResourcesError::Refused { status, .. }) if status.code() == Code::Unimplemented => {
+                let request = with_deadline(api_v1alpha1::ListPodResourcesRequest {});
+                let response = in_time("List of v1alpha1", fallback.list(request)).await?;
+                Ok(response.into_inner().pod_resources.into_iter().map(listed_v1alpha1).collect())
+            }
+            Err(error) => Err(error),
+        }
     }
 
-    /// One active pod; `None` where the kubelet knows none of that name.
+    /// One active pod; `None` where the kubelet knows none of that name. v1alpha1 has no such call: there this is refused.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<Option<ListedPod>, PodResourcesError> {
         let mut client = self.client.clone();
         let request = api::GetPodResourcesRequest { pod_name: name.to_owned(), pod_namespace: namespace.to_owned() };
@@ -87,17 +104,32 @@ async fn in_time<T>(method: &'static str, call: impl Future<Output = Result<T, S
     answer.map_err(|status| PodResourcesError::Refused { method, status: Box::new(status) })
 }
 
-/// The kubelet sends one message for each id and NUMA node: they are put together by resource.
 fn listed(pod: api::PodResources) -> ListedPod {
-    let container = |container: api::ContainerResources| {
+    let devices = |found: Vec<api::ContainerDevices>| found.into_iter().map(|found| (found.resource_name, found.device_ids));
+    let containers = pod.containers.into_iter().map(|container| (container.name, devices(container.devices)));
+    put_together(pod.namespace, pod.name, containers)
+}
+
+fn listed_v1alpha1(pod: api_v1alpha1::PodResources) -> ListedPod {
+    let devices = |found: Vec<api_v1alpha1::ContainerDevices>| found.into_iter().map(|found| (found.resource_name, found.device_ids));
+    let containers = pod.containers.into_iter().map(|container| (container.name, devices(container.devices)));
+    put_together(pod.namespace, pod.name, containers)
+}
+
+/// The kubelet sends one message for each id and NUMA node: they are put together by resource.
+fn put_together<D>(namespace: String, name: String, containers: impl Iterator<Item = (String, D)>) -> ListedPod
+where
+    D: Iterator<Item = (String, Vec<String>)>,
+{
+    let container = |(name, messages): (String, D)| {
         let mut devices: BTreeMap<ResourceName, BTreeSet<DeviceId>> = BTreeMap::new();
-        for message in container.devices {
+        for (resource, ids) in messages {
             // What is not a resource name was not registered by a device plugin: nothing of ours.
-            if let Ok(resource) = message.resource_name.parse() {
-                devices.entry(resource).or_default().extend(message.device_ids.into_iter().map(DeviceId::new));
+            if let Ok(resource) = resource.parse() {
+                devices.entry(resource).or_default().extend(ids.into_iter().map(DeviceId::new));
             }
         }
-        ListedContainer { name: container.name, devices }
+        ListedContainer { name, devices }
     };
-    ListedPod { namespace: pod.namespace, name: pod.name, containers: pod.containers.into_iter().map(container).collect() }
+    ListedPod { namespace, name, containers: containers.map(container).collect() }
 }

@@ -3,6 +3,7 @@
 use super::core::{Event, Machine, State};
 use crate::domain::{KubeletGeneration, ResourceName};
 use crate::host;
+use crate::kubelet::api::Version;
 use crate::kubelet::register::{REGISTER_DEADLINE, RegisterError, Registrar};
 use crate::messages::{Bind, Crash, KubeletSeen, Mailbox, RegistrationNumber, Retire, SocketLost, StreamEnded, StreamOpened};
 use crate::telemetry::metrics;
@@ -25,6 +26,8 @@ pub struct ResourceStatus {
     pub problem: Option<String>,
     /// From the begin of the last registration to its stream, in microseconds.
     pub last_registration_us: Option<u64>,
+    /// The version of the device-plugin API that the kubelet took last.
+    pub api_version: Option<&'static str>,
 }
 
 /// What the actor needs; the same for every life.
@@ -55,6 +58,16 @@ struct Resource {
     retired: RegistrationNumber,
     /// The last failure that was logged: the same one again is no news.
     said: Option<String>,
+    /// What worked last.
+    spoken: Option<Spoken>,
+}
+
+/// A version of the API that worked.
+#[derive(Debug, Clone, Copy)]
+struct Spoken {
+    version: Version,
+    /// With this kubelet. Another one may have been upgraded: it is asked for the preferred version again.
+    kubelet: Option<KubeletGeneration>,
 }
 
 /// The actor.
@@ -80,7 +93,7 @@ impl Registration {
         let now = host::now().boot;
         let resource = |name: &ResourceName| {
             let machine = Machine::new(now, number << 20);
-            (name.clone(), Resource { machine, under_way: None, begun_at: now, took: None, retired: 0, said: None })
+            (name.clone(), Resource { machine, under_way: None, begun_at: now, took: None, retired: 0, said: None, spoken: None })
         };
         let resources = config.resources.iter().map(resource).collect();
         Registration { config, resources, timer: None, said_absent: false, _life: Box::new(life) }
@@ -100,7 +113,7 @@ impl Registration {
                 superseded.abort();
             }
             resource.begun_at = now;
-            let attempt = attempt(self.config.clone(), name.clone(), number, context.address().recipient());
+            let attempt = attempt(self.config.clone(), name.clone(), number, resource.spoken, context.address().recipient());
             resource.under_way = Some(tokio::spawn(attempt));
         }
         if was_contested != contested {
@@ -143,6 +156,7 @@ impl Registration {
             awaiting_kubelet: resource.machine.is_kubelet_absent(),
             problem: resource.said.clone(),
             last_registration_us: resource.took.and_then(|took| u64::try_from(took.as_micros()).ok()),
+            api_version: resource.spoken.map(|spoken| spoken.version.name()),
         };
         let all = self.resources.iter().map(|(name, resource)| (name.clone(), status(resource))).collect();
         self.config.status.send_if_modified(|published| {
@@ -163,6 +177,16 @@ impl Registration {
                 this.timer = None;
                 this.on_all(Event::Tick, context);
             }));
+        }
+    }
+
+    /// Remembers the version that worked; another one than before is news.
+    fn spoke(&mut self, name: &ResourceName, spoken: Spoken) {
+        if let Some(resource) = self.resources.get_mut(name) {
+            let before = resource.spoken.replace(spoken).map(|before| before.version);
+            if before != Some(spoken.version) {
+                tracing::info!(resource = %name, version = spoken.version.name(), "the kubelet takes this version of the API");
+            }
         }
     }
 
@@ -188,34 +212,48 @@ struct Attempted {
 
 #[derive(Debug)]
 enum Outcome {
-    Registered,
+    Registered(Spoken),
     Absent(String),
     Failed(String),
 }
 
 /// One registration: is the kubelet there? Then a socket of its own, then Register.
-async fn attempt(config: RegistrationConfig, resource: ResourceName, number: RegistrationNumber, report: actix::Recipient<Attempted>) {
-    let outcome = match register(&config, &resource, number).await {
-        Ok(()) => Outcome::Registered,
+async fn attempt(
+    config: RegistrationConfig,
+    resource: ResourceName,
+    number: RegistrationNumber,
+    spoken: Option<Spoken>,
+    report: actix::Recipient<Attempted>,
+) {
+    let outcome = match register(&config, &resource, number, spoken).await {
+        Ok(spoken) => Outcome::Registered(spoken),
         Err(outcome) => outcome,
     };
     if !matches!(outcome, Outcome::Absent(_)) {
-        metrics::registered(resource.as_str(), matches!(outcome, Outcome::Registered));
+        metrics::registered(resource.as_str(), matches!(outcome, Outcome::Registered(_)));
     }
     // The actor may have died meanwhile; its next life registers anew.
     let _ = report.send(Attempted { resource, number, outcome }).await;
 }
 
-async fn register(config: &RegistrationConfig, resource: &ResourceName, number: RegistrationNumber) -> Result<(), Outcome> {
+async fn register(
+    config: &RegistrationConfig,
+    resource: &ResourceName,
+    number: RegistrationNumber,
+    spoken: Option<Spoken>,
+) -> Result<Spoken, Outcome> {
     let failed = |error: RegisterError| match error {
         RegisterError::Absent(_) => Outcome::Absent(error.to_string()),
         RegisterError::Refused(_) => Outcome::Failed(error.to_string()),
     };
+    let kubelet = *config.kubelet.borrow();
+    let worked = spoken.filter(|spoken| spoken.kubelet == kubelet).map(|spoken| spoken.version);
     let registrar = Registrar::connect(&config.kubelet_socket).await.map_err(failed)?;
     let bind = Bind { resource: resource.clone(), registration: number };
     let bound = config.bind.call(bind, REGISTER_DEADLINE).await.map_err(|error| Outcome::Failed(error.to_string()))?;
     let endpoint = bound.map_err(Outcome::Failed)?;
-    registrar.register(resource, &endpoint).await.map_err(failed)
+    let version = registrar.register(resource, &endpoint, worked).await.map_err(failed)?;
+    Ok(Spoken { version, kubelet })
 }
 
 impl Actor for Registration {
@@ -234,7 +272,10 @@ impl Handler<Attempted> for Registration {
 
     fn handle(&mut self, Attempted { resource, number, outcome }: Attempted, context: &mut Self::Context) {
         match outcome {
-            Outcome::Registered => self.on(&resource, Event::Registered(number), context),
+            Outcome::Registered(spoken) => {
+                self.spoke(&resource, spoken);
+                self.on(&resource, Event::Registered(number), context);
+            }
             Outcome::Absent(problem) => {
                 if !std::mem::replace(&mut self.said_absent, true) {
                     tracing::warn!("waiting for the kubelet: {problem}");

@@ -6,7 +6,7 @@ use super::sockets::Sockets;
 use crate::contract;
 use crate::domain::{AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal};
 use crate::host::{self, HostRoot};
-use crate::kubelet::proto::v1beta1::device_plugin_server::DevicePluginServer;
+use crate::kubelet::api;
 use crate::messages::{Allocate, AllocateError, Bind, Broken, Crash, Mailbox, Record, RecordError, Retire, StreamEnded, StreamOpened};
 use actix::{Actor, Context, Handler, ResponseFuture};
 use std::any::Any;
@@ -18,9 +18,6 @@ use tokio_stream::wrappers::UnixListenerStream;
 /// How long an Allocate waits for the ledger, and for health to publish a broken device.
 const RECORD_DEADLINE: Duration = Duration::from_millis(1800);
 const BROKEN_DEADLINE: Duration = Duration::from_millis(200);
-
-/// A request of the kubelet lists every free id: 60,000 of them stay below this.
-const REQUEST_BYTES_MAX: usize = 16 << 20;
 
 /// What the actor needs; the same for every life.
 #[derive(Debug, Clone)]
@@ -66,7 +63,7 @@ impl Serving {
 
     /// Decides, and says what the container gets and what the ledger has to know; changes nothing.
     fn prepare(&self, request: &Allocate) -> Result<(ContainerEdits, Record), Refusal> {
-        let Allocate { alloc_id, resource, ids } = request;
+        let Allocate { alloc_id, resource, ids, wire } = request;
         let inventory = self.config.inventory.borrow().clone();
         let offering = inventory.resources.get(resource).ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
         let offered = core::decide(offering, ids)?;
@@ -79,6 +76,7 @@ impl Serving {
         }
         let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
         let mut edits = contract::edits(&offering.spec, &devices);
+        core::fits(resource, &edits, *wire)?;
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
         let granted = |(id, device): (&crate::domain::DeviceId, &&Device)| GrantedDevice {
             id: id.clone(),
@@ -142,14 +140,14 @@ impl Handler<Bind> for Serving {
         let problem = |error| format!("no socket can be made in `{}`: {error}", sockets.directory().display());
         let bound = sockets.bind(&resource, registration).map_err(problem)?;
         let shared = Shared { inventory, allocate, opened, ended, sockets: Arc::clone(&sockets), gate, drain };
-        let plugin = Plugin { resource: resource.clone(), registration, shared };
+        let plugin: Arc<dyn api::Plugin> = Arc::new(Plugin { resource: resource.clone(), registration, shared });
         let (mut close, serving) = (bound.close.clone(), bound.close);
         let closed = async move {
             // An error means that the table itself is gone, and the daemon with it.
             drop(close.wait_for(|close| *close).await);
         };
         let server = tonic::transport::Server::builder()
-            .add_service(DevicePluginServer::new(plugin).max_decoding_message_size(REQUEST_BYTES_MAX))
+            .add_routes(api::serve(&plugin))
             .serve_with_incoming_shutdown(UnixListenerStream::new(bound.listener), closed);
         tokio::spawn(async move {
             if let Err(error) = server.await {

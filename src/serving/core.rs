@@ -1,6 +1,6 @@
-//! Which ids an Allocate may be given: pure.
+//! Which ids an Allocate may be given, and whether its answer can say what they bring: pure.
 
-use crate::domain::{DeviceId, Health, Offered, Offering, Refusal};
+use crate::domain::{ContainerEdits, DeviceId, Health, Offered, Offering, Refusal, ResourceName, Wire};
 
 /// Decides on one container's request. The answer holds the devices in the order of the request.
 ///
@@ -26,6 +26,17 @@ pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec
         granted.push(offered);
     }
     Ok(granted)
+}
+
+/// Decides whether an answer on this wire loses nothing that the container needs.
+///
+/// # Errors
+/// When it would lose CDI names: the container would start without what they stand for.
+pub(super) fn fits(resource: &ResourceName, edits: &ContainerEdits, wire: Wire) -> Result<(), Refusal> {
+    if edits.cdi_devices.is_empty() || wire.has_cdi {
+        return Ok(());
+    }
+    Err(Refusal::NoRoomForCdi { resource: resource.clone(), api: wire.api })
 }
 
 #[cfg(test)]
@@ -84,5 +95,16 @@ pub(super) mod tests {
             let error = decide(&offering, &ids(&request)).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
         }
+    }
+
+    #[test]
+    fn what_the_wire_cannot_tell_is_refused_in_words_and_not_left_out() {
+        let name: ResourceName = "example.com/device".parse().unwrap();
+        let plain = ContainerEdits { envs: BTreeMap::from([("A".to_owned(), "1".to_owned())]), ..ContainerEdits::default() };
+        let cdi = ContainerEdits { cdi_devices: vec!["example.com/device=0".to_owned()], ..plain.clone() };
+        let [beta, alpha] = [Wire { api: "v1beta1", has_cdi: true }, Wire { api: "v1alpha", has_cdi: false }];
+        assert_eq!((fits(&name, &plain, alpha), fits(&name, &plain, beta), fits(&name, &cdi, beta)), (Ok(()), Ok(()), Ok(())));
+        let error = fits(&name, &cdi, alpha).unwrap_err().to_string();
+        assert!(error.contains("CDI") && error.contains("v1alpha") && error.contains("example.com/device"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 //! The table outlives the serving actor, as the connections do. A superseded socket is closed when its last stream
 //! has ended: the kubelet still feeds on it, and its early end would cut the newer one off.
 
-use crate::domain::{DeviceId, ResourceName};
+use crate::domain::ResourceName;
 use crate::host;
 use crate::messages::RegistrationNumber;
 use std::collections::BTreeMap;
@@ -168,11 +168,6 @@ fn close_unused(table: &mut BTreeMap<Key, Socket>) {
         }
         !unused
     });
-}
-
-/// Ids as the API carries them.
-pub(super) fn ids(texts: Vec<String>) -> Vec<DeviceId> {
-    texts.into_iter().map(DeviceId::new).collect()
 }
 
 #[cfg(test)]

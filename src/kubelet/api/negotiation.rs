@@ -1,0 +1,146 @@
+//! Which version of the API to try next with one kubelet: pure.
+//!
+//! The kubelet is not asked what it speaks: it is told of a resource, and says no. A package that it does not serve is
+//! UNIMPLEMENTED; a version that it does not know in a package that it serves is an Unknown with the ones it knows in its
+//! text. 1.10 and newer write them as a list, `["v1beta1"]`, 1.9 writes the one, `"v1alpha2"`, and 1.8 writes none.
+
+use super::{Version, versions};
+use tonic::{Code, Status};
+
+/// The versions that are still to be tried.
+#[derive(Debug)]
+pub struct Negotiation {
+    left: Vec<Version>,
+}
+
+impl Negotiation {
+    /// Begins with the version that worked last, if there is one; the preferred one is next.
+    #[must_use]
+    pub fn new(worked: Option<Version>) -> Self {
+        let others = versions().filter(|version| Some(*version) != worked);
+        Negotiation { left: worked.into_iter().chain(others).collect() }
+    }
+
+    /// The next one to be tried; `None` when the kubelet speaks none that is left.
+    #[expect(clippy::should_implement_trait, reason = "what is next depends on what the kubelet says in between")]
+    pub fn next(&mut self) -> Option<Version> {
+        (!self.left.is_empty()).then(|| self.left.remove(0))
+    }
+
+    /// Takes the kubelet's answer to a try; says whether it is about the version, so that another one may do better.
+    pub fn refused(&mut self, tried: Version, status: &Status) -> bool {
+        match Answer::of(status) {
+            Answer::NoService => self.left.retain(|version| !version.shares_dialect(tried)),
+            Answer::NoVersion { known } if known.is_empty() => {}
+            Answer::NoVersion { known } => self.left.retain(|version| known.contains(&version.name())),
+            Answer::Other => return false,
+        }
+        true
+    }
+}
+
+/// What a refusal is about.
+#[derive(Debug, PartialEq, Eq)]
+enum Answer<'a> {
+    /// The kubelet does not serve the package.
+    NoService,
+    /// It does not know the version; it knows these, where it says so.
+    NoVersion { known: Vec<&'a str> },
+    /// Something else: another version would be refused too.
+    Other,
+}
+
+impl<'a> Answer<'a> {
+    fn of(status: &'a Status) -> Self {
+        let text = status.message();
+        match status.code() {
+            Code::Unimplemented => Answer::NoService,
+            Code::Unknown => match text.split_once("is not supported by kubelet. Supported version") {
+                Some((_, known)) => Answer::NoVersion { known: known.split('"').skip(1).step_by(2).collect() },
+                None if text.starts_with("unsupported API version") => Answer::NoVersion { known: Vec::new() },
+                None => Answer::Other,
+            },
+            _ => Answer::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn no_service() -> Status {
+        Status::unimplemented("unknown service v1beta1.Registration")
+    }
+
+    fn no_version(tried: &str, known: &str) -> Status {
+        Status::unknown(format!("requested API version {tried:?} is not supported by kubelet. Supported version is {known}"))
+    }
+
+    /// What is tried against a kubelet that answers so, until it takes one or another one would not help.
+    fn tried(worked: Option<&str>, answer: impl Fn(&str) -> Option<Status>) -> Vec<&'static str> {
+        let mut negotiation = Negotiation::new(versions().find(|version| Some(version.name()) == worked));
+        let mut tried = Vec::new();
+        while let Some(version) = negotiation.next() {
+            tried.push(version.name());
+            if answer(version.name()).is_none_or(|status| !negotiation.refused(version, &status)) {
+                break;
+            }
+        }
+        tried
+    }
+
+    #[test]
+    fn the_preferred_version_is_tried_first_and_the_one_that_worked_before_it() {
+        assert_eq!(tried(None, |_| None), ["v1beta1"]);
+        assert_eq!(tried(Some("v1alpha1"), |_| None), ["v1alpha1"]);
+        assert_eq!(tried(Some("v1alpha1"), |_| Some(Status::unimplemented(""))), ["v1alpha1", "v1beta1"]);
+    }
+
+    #[test]
+    fn a_package_that_is_not_served_is_tried_once() {
+        assert_eq!(tried(None, |_| Some(no_service())), ["v1beta1", "v1alpha2"]);
+        assert_eq!(tried(Some("v1alpha2"), |name| (name != "v1beta1").then(no_service)), ["v1alpha2", "v1beta1"]);
+    }
+
+    #[test]
+    fn the_kubelets_own_list_decides_what_is_tried_next() {
+        let kubelet = |known: &'static str, speaks: &'static str| {
+            move |name: &str| match name {
+                "v1beta1" => Some(no_service()),
+                name if name == speaks => None,
+                name => Some(no_version(name, known)),
+            }
+        };
+        assert_eq!(tried(None, kubelet(r#""v1alpha2""#, "v1alpha2")), ["v1beta1", "v1alpha2"]);
+        assert_eq!(tried(None, kubelet(r#""v1alpha1""#, "v1alpha1")), ["v1beta1", "v1alpha2", "v1alpha1"]);
+        assert_eq!(tried(None, kubelet(r#"["v1alpha1" "v1alpha0"]"#, "v1alpha1")), ["v1beta1", "v1alpha2", "v1alpha1"]);
+        assert_eq!(tried(None, kubelet(r#"["v2" "v3"]"#, "")), ["v1beta1", "v1alpha2"], "nothing that both know is left");
+        assert_eq!(
+            tried(Some("v1alpha2"), |name| (name != "v1beta1").then(|| no_version(name, r#"["v1beta1"]"#))),
+            ["v1alpha2", "v1beta1"]
+        );
+    }
+
+    #[test]
+    fn a_kubelet_that_only_says_no_to_the_version_is_asked_for_every_one() {
+        let answer = |name: &str| match name {
+            "v1beta1" => Some(no_service()),
+            "v1alpha1" => None,
+            _ => Some(Status::unknown("unsupported API version by the Kubelet registry")),
+        };
+        assert_eq!(tried(None, answer), ["v1beta1", "v1alpha2", "v1alpha1"]);
+    }
+
+    #[test]
+    fn a_refusal_for_another_reason_ends_it() {
+        for status in [
+            Status::unknown("the ResourceName \"gpu\" is invalid"),
+            Status::unknown("failed to dial device plugin: context deadline exceeded"),
+            Status::unavailable(r#"Supported version is ["v1alpha2"]"#),
+            Status::deadline_exceeded("no answer in time"),
+        ] {
+            assert_eq!(tried(None, |_| Some(status.clone())), ["v1beta1"], "{status}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Every dialect over one plugin, on one socket: the same answers in different bytes.
+
+use super::*;
+use crate::domain::{ContractKind, Device, DeviceClass, Health, Offered, Reason, ResourceSpec, Select};
+use crate::kubelet::proto::{v1alpha as alpha, v1beta1 as beta};
+use crate::kubelet::uds;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::Code;
+
+/// A message's bytes.
+pub(super) fn hex(message: &impl Message) -> String {
+    message.encode_to_vec().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A resource with these ids, some of them not healthy.
+pub(super) fn offering(ids: &[&str], sick: &[&str]) -> Offering {
+    let spec = ResourceSpec {
+        name: "example.com/gpu".parse().unwrap(),
+        class: DeviceClass::Gpu,
+        contract: ContractKind::Generic,
+        select: Select::default(),
+        exclude: None,
+        paths: Vec::new(),
+        replicas: 1,
+        env: BTreeMap::new(),
+        mounts: Vec::new(),
+    };
+    let offered = |id: &&str| {
+        let device = Device {
+            id: DeviceId::new(*id),
+            key: format!("dev:{id}"),
+            class: DeviceClass::Gpu,
+            pci: None,
+            numa_nodes: vec![1],
+            nodes: Vec::new(),
+            attributes: BTreeMap::new(),
+        };
+        let health = if sick.contains(id) { Health::Unhealthy(Reason::NodeMissing) } else { Health::Healthy };
+        (DeviceId::new(*id), Offered { device: Arc::new(device), health })
+    };
+    Offering { spec: Arc::new(spec), devices: ids.iter().map(offered).collect() }
+}
+
+/// Tells its lists and then waits; grants everything, by a variable that names the ids; remembers who asked how.
+#[derive(Debug, Default)]
+struct Told {
+    lists: Vec<Arc<Offering>>,
+    wires: Mutex<BTreeSet<&'static str>>,
+}
+
+#[tonic::async_trait]
+impl Plugin for Told {
+    fn lists(&self) -> BoxStream<'static, Arc<Offering>> {
+        futures_util::stream::iter(self.lists.clone()).chain(futures_util::stream::pending()).boxed()
+    }
+
+    async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
+        self.wires.lock().unwrap().insert(wire.api);
+        let edits = |ids: Vec<DeviceId>| {
+            let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
+            let envs = BTreeMap::from([("IDS".to_owned(), ids.join(","))]);
+            ContainerEdits { envs, ..ContainerEdits::default() }
+        };
+        Ok(containers.into_iter().map(edits).collect())
+    }
+
+    fn preferred(&self, available: Vec<DeviceId>, _: Vec<DeviceId>, size: usize) -> Result<Vec<DeviceId>, Status> {
+        Ok(available.into_iter().take(size).collect())
+    }
+}
+
+/// Serves a plugin on a socket of its own.
+async fn served(plugin: &Arc<Told>) -> (tempfile::TempDir, Channel) {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("plugin.sock");
+    let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
+    let plugin: Arc<dyn Plugin> = plugin.clone();
+    tokio::spawn(tonic::transport::Server::builder().add_routes(serve(&plugin)).serve_with_incoming(incoming));
+    (dir, uds::connect(socket).await.unwrap())
+}
+
+#[test]
+fn every_version_has_a_name_of_its_own_and_v1beta1_comes_first() {
+    let names: Vec<_> = versions().map(Version::name).collect();
+    assert_eq!(names, ["v1beta1", "v1alpha2", "v1alpha1"]);
+}
+
+#[tokio::test]
+async fn one_socket_answers_every_dialect_out_of_one_plugin() {
+    let plugin = Arc::new(Told { lists: vec![Arc::new(offering(&["a", "b"], &["b"]))], ..Told::default() });
+    let (_dir, channel) = served(&plugin).await;
+    let mut beta = beta::device_plugin_client::DevicePluginClient::new(channel.clone());
+    let mut alpha = alpha::device_plugin_client::DevicePluginClient::new(channel);
+
+    let list = beta.list_and_watch(beta::Empty {}).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    let told: Vec<_> = list.devices.iter().map(|device| (device.id.as_str(), device.health.as_str())).collect();
+    assert_eq!(told, [("a", "Healthy"), ("b", "Unhealthy")]);
+    let list = alpha.list_and_watch(alpha::Empty {}).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    let told_alpha: Vec<_> = list.devices.iter().map(|device| (device.id.as_str(), device.health.as_str())).collect();
+    assert_eq!(told_alpha, told);
+
+    let ids = || vec!["a".to_owned(), "b".to_owned()];
+    let containers = vec![beta::ContainerAllocateRequest { devices_ids: ids() }, beta::ContainerAllocateRequest::default()];
+    let answer = beta.allocate(beta::AllocateRequest { container_requests: containers }).await.unwrap().into_inner();
+    assert_eq!(answer.container_responses.len(), 2);
+    let flat = alpha.allocate(alpha::AllocateRequest { devices_i_ds: ids() }).await.unwrap().into_inner();
+    assert_eq!(flat.envs, answer.container_responses[0].envs);
+    assert_eq!(*plugin.wires.lock().unwrap(), BTreeSet::from(["v1alpha", "v1beta1"]));
+}
+
+#[tokio::test]
+async fn a_list_that_the_kubelet_would_not_take_is_left_out() {
+    let ids: Vec<String> = (0..40_000).map(|number| format!("{number:0>100}")).collect();
+    let huge = offering(&ids.iter().map(String::as_str).collect::<Vec<_>>(), &[]);
+    let plugin = Arc::new(Told { lists: vec![Arc::new(huge), Arc::new(offering(&["a"], &[]))], ..Told::default() });
+    let (_dir, channel) = served(&plugin).await;
+    let mut alpha = alpha::device_plugin_client::DevicePluginClient::new(channel);
+    let list = alpha.list_and_watch(alpha::Empty {}).await.unwrap().into_inner().message().await.unwrap().unwrap();
+    assert_eq!(list.devices.len(), 1);
+}
+
+#[tokio::test]
+async fn a_dialect_that_is_not_spoken_is_unimplemented() {
+    let (_dir, channel) = served(&Arc::new(Told::default())).await;
+    let mut client = crate::kubelet::proto::podresources_v1::pod_resources_lister_client::PodResourcesListerClient::new(channel);
+    let error = client.list(crate::kubelet::proto::podresources_v1::ListPodResourcesRequest {}).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unimplemented);
+}

@@ -1,0 +1,129 @@
+//! `v1beta1`: the API of kubelet 1.10 and newer.
+
+use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, listing, with};
+use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
+use crate::kubelet::proto::v1beta1 as api;
+use crate::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use crate::kubelet::proto::v1beta1::registration_client::RegistrationClient;
+use std::sync::Arc;
+use tonic::service::RoutesBuilder;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+
+/// An answer has room for everything. Kubelets before 1.28 drop CDI names without a word, and nothing tells them apart.
+const WIRE: Wire = Wire { api: "v1beta1", has_cdi: true };
+
+/// The dialect.
+#[derive(Debug)]
+pub struct V1Beta1;
+
+#[tonic::async_trait]
+impl Dialect for V1Beta1 {
+    fn versions(&self) -> &'static [&'static str] {
+        &["v1beta1"]
+    }
+
+    async fn register(&self, channel: Channel, announcement: Request<Announcement>) -> Result<(), Status> {
+        let Announcement { version, resource, endpoint } = announcement.get_ref().clone();
+        let (version, resource_name) = (version.name().to_owned(), resource.to_string());
+        let request = api::RegisterRequest { version, endpoint, resource_name, options: Some(options()) };
+        RegistrationClient::new(channel).register(with(&announcement, request)).await.map(drop)
+    }
+
+    fn serve(&self, plugin: Arc<dyn Plugin>, routes: &mut RoutesBuilder) {
+        routes.add_service(DevicePluginServer::new(Service(plugin)).max_decoding_message_size(REQUEST_BYTES_MAX));
+    }
+}
+
+/// What every resource of Holdfast tells the kubelet of itself.
+fn options() -> api::DevicePluginOptions {
+    api::DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }
+}
+
+struct Service(Arc<dyn Plugin>);
+
+#[tonic::async_trait]
+impl DevicePlugin for Service {
+    type ListAndWatchStream = Listing<api::ListAndWatchResponse>;
+
+    /// Answered without asking anybody: the kubelet calls this while our own Register call is still open.
+    async fn get_device_plugin_options(&self, _: Request<api::Empty>) -> Result<Response<api::DevicePluginOptions>, Status> {
+        Ok(Response::new(options()))
+    }
+
+    async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        Ok(Response::new(listing(self.0.as_ref(), list)))
+    }
+
+    async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
+        let containers = request.into_inner().container_requests.into_iter().map(|container| ids(container.devices_ids)).collect();
+        let answers = self.0.allocate(containers, WIRE).await?;
+        Ok(Response::new(api::AllocateResponse { container_responses: answers.into_iter().map(response).collect() }))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<api::PreferredAllocationRequest>,
+    ) -> Result<Response<api::PreferredAllocationResponse>, Status> {
+        let choose = |request: api::ContainerPreferredAllocationRequest| {
+            let size = usize::try_from(request.allocation_size).unwrap_or_default();
+            let chosen = self.0.preferred(ids(request.available_device_i_ds), ids(request.must_include_device_i_ds), size)?;
+            Ok(api::ContainerPreferredAllocationResponse { device_i_ds: chosen.iter().map(ToString::to_string).collect() })
+        };
+        let container_responses = request.into_inner().container_requests.into_iter().map(choose).collect::<Result<_, Status>>()?;
+        Ok(Response::new(api::PreferredAllocationResponse { container_responses }))
+    }
+
+    /// Not asked for by our options; a kubelet that calls it anyway finds nothing to be done.
+    async fn pre_start_container(
+        &self,
+        _: Request<api::PreStartContainerRequest>,
+    ) -> Result<Response<api::PreStartContainerResponse>, Status> {
+        Ok(Response::new(api::PreStartContainerResponse {}))
+    }
+}
+
+/// One resource as a ListAndWatch message: the complete list, in the order of the ids.
+#[must_use]
+pub fn list(offering: &Offering) -> api::ListAndWatchResponse {
+    let device = |(id, offered): (&DeviceId, &Offered)| api::Device {
+        id: id.to_string(),
+        health: offered.health.as_str().to_owned(),
+        topology: topology(&offered.device.numa_nodes),
+    };
+    api::ListAndWatchResponse { devices: offering.devices.iter().map(device).collect() }
+}
+
+/// NUMA nodes as the kubelet wants them: unset where nothing is known, and no node that its 64-bit mask cannot hold.
+fn topology(numa_nodes: &[u32]) -> Option<api::TopologyInfo> {
+    let nodes: Vec<_> = numa_nodes.iter().filter(|node| **node < 64).map(|node| api::NumaNode { id: i64::from(*node) }).collect();
+    (!nodes.is_empty()).then_some(api::TopologyInfo { nodes })
+}
+
+/// What a container gets, as the API's response.
+#[must_use]
+pub fn response(edits: ContainerEdits) -> api::ContainerAllocateResponse {
+    let mount = |mount: EditMount| api::Mount { container_path: mount.container, host_path: mount.host, read_only: mount.read_only };
+    let device =
+        |device: EditDevice| api::DeviceSpec { container_path: device.container, host_path: device.host, permissions: device.permissions };
+    api::ContainerAllocateResponse {
+        envs: edits.envs,
+        mounts: edits.mounts.into_iter().map(mount).collect(),
+        devices: edits.devices.into_iter().map(device).collect(),
+        annotations: edits.annotations,
+        cdi_devices: edits.cdi_devices.into_iter().map(|name| api::CdiDevice { name }).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_numa_node_is_no_topology_and_several_are_all_told() {
+        assert_eq!(topology(&[]), None);
+        assert_eq!(topology(&[64, 250]), None);
+        let nodes: Vec<i64> = topology(&[0, 8, 64]).unwrap().nodes.iter().map(|node| node.id).collect();
+        assert_eq!(nodes, [0, 8]);
+    }
+}

@@ -1,0 +1,125 @@
+//! Registering with kubelets that speak one version or another, over real sockets and in the kubelets' own words.
+
+use super::*;
+use crate::kubelet::api::versions;
+use crate::kubelet::proto::{v1alpha as alpha, v1beta1 as beta};
+use std::sync::{Arc, Mutex};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::Response;
+use tonic::transport::Server;
+
+/// What a kubelet answers to a version, in a package that it serves.
+type Answers = fn(&str) -> Result<(), Status>;
+
+/// The registration server of a kubelet: which packages it serves, what it answers, and the versions that it was asked.
+#[derive(Clone)]
+struct Kubelet {
+    answers: Answers,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Kubelet {
+    fn answer(&self, version: String) -> Result<(), Status> {
+        let answer = (self.answers)(&version);
+        self.asked.lock().unwrap().push(version);
+        answer
+    }
+}
+
+#[tonic::async_trait]
+impl beta::registration_server::Registration for Kubelet {
+    async fn register(&self, request: Request<beta::RegisterRequest>) -> Result<Response<beta::Empty>, Status> {
+        let request = request.into_inner();
+        assert!(request.options.unwrap().get_preferred_allocation_available);
+        self.answer(request.version).map(|()| Response::new(beta::Empty {}))
+    }
+}
+
+#[tonic::async_trait]
+impl alpha::registration_server::Registration for Kubelet {
+    async fn register(&self, request: Request<alpha::RegisterRequest>) -> Result<Response<alpha::Empty>, Status> {
+        self.answer(request.into_inner().version).map(|()| Response::new(alpha::Empty {}))
+    }
+}
+
+/// Which packages a kubelet serves.
+#[derive(Clone, Copy, PartialEq)]
+enum Serves {
+    Beta,
+    Alpha,
+    Neither,
+}
+
+/// Registers once with such a kubelet: what came of it, and what the kubelet was asked.
+async fn register(serves: Serves, answers: Answers, worked: Option<&str>) -> (Result<&'static str, String>, Vec<String>) {
+    let kubelet = Kubelet { answers, asked: Arc::default() };
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("kubelet.sock");
+    let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
+    let mut routes = tonic::service::Routes::builder();
+    match serves {
+        Serves::Beta => drop(routes.add_service(beta::registration_server::RegistrationServer::new(kubelet.clone()))),
+        Serves::Alpha => drop(routes.add_service(alpha::registration_server::RegistrationServer::new(kubelet.clone()))),
+        Serves::Neither => {}
+    }
+    tokio::spawn(Server::builder().add_routes(routes.routes()).serve_with_incoming(incoming));
+    let worked = versions().find(|version| Some(version.name()) == worked);
+    let registrar = Registrar::connect(&socket).await.unwrap();
+    let result = registrar.register(&"example.com/gpu".parse().unwrap(), ".holdfast/x.sock", worked).await;
+    let asked = kubelet.asked.lock().unwrap().clone();
+    (result.map(Version::name).map_err(|error| error.to_string()), asked)
+}
+
+fn takes(version: &str, taken: &str, refusal: &str) -> Result<(), Status> {
+    if version == taken { Ok(()) } else { Err(Status::unknown(refusal)) }
+}
+
+fn of_1_36(version: &str) -> Result<(), Status> {
+    takes(version, "v1beta1", "requested API version \"v1alpha2\" is not supported by kubelet. Supported version is [\"v1beta1\"]")
+}
+
+fn of_1_9(version: &str) -> Result<(), Status> {
+    takes(version, "v1alpha2", "requested API version \"v1alpha1\" is not supported by kubelet. Supported version is \"v1alpha2\"")
+}
+
+fn of_1_8(version: &str) -> Result<(), Status> {
+    takes(version, "v1alpha1", "unsupported API version by the Kubelet registry")
+}
+
+#[tokio::test]
+async fn every_kubelet_is_spoken_to_in_its_version_within_one_attempt() {
+    assert_eq!(register(Serves::Beta, of_1_36, None).await, (Ok("v1beta1"), vec!["v1beta1".to_owned()]));
+    assert_eq!(register(Serves::Alpha, of_1_9, None).await, (Ok("v1alpha2"), vec!["v1alpha2".to_owned()]));
+    let (version, asked) = register(Serves::Alpha, of_1_8, None).await;
+    assert_eq!((version, asked.len()), (Ok("v1alpha1"), 2));
+}
+
+#[tokio::test]
+async fn what_worked_last_is_tried_first_and_does_not_bind() {
+    let (version, asked) = register(Serves::Alpha, of_1_9, Some("v1alpha1")).await;
+    assert_eq!((version, asked), (Ok("v1alpha2"), vec!["v1alpha1".to_owned(), "v1alpha2".to_owned()]));
+    // The kubelet was upgraded: its new package takes the place of the old one.
+    assert_eq!(register(Serves::Beta, of_1_36, Some("v1alpha2")).await, (Ok("v1beta1"), vec!["v1beta1".to_owned()]));
+    // And downgraded.
+    assert_eq!(register(Serves::Alpha, of_1_9, Some("v1beta1")).await, (Ok("v1alpha2"), vec!["v1alpha2".to_owned()]));
+}
+
+#[tokio::test]
+async fn a_kubelet_without_a_common_version_is_quoted() {
+    let (error, asked) = register(Serves::Neither, of_1_36, None).await;
+    let error = error.unwrap_err();
+    assert!(asked.is_empty() && error.contains("v1beta1: ") && error.contains("v1alpha2: "), "{error}");
+    let only_v2 = |_: &str| Err(Status::unknown("requested API version is not supported by kubelet. Supported version is [\"v2\"]"));
+    let (error, asked) = register(Serves::Beta, only_v2, None).await;
+    let error = error.unwrap_err();
+    assert!(asked == ["v1beta1"] && error.contains("Supported version is [\"v2\"]"), "{error}");
+}
+
+#[tokio::test]
+async fn a_refusal_that_is_not_about_the_version_is_the_answer() {
+    let invalid = |_: &str| Err(Status::unknown("the ResourceName \"gpu\" is invalid"));
+    let (error, asked) = register(Serves::Beta, invalid, None).await;
+    assert!(error.unwrap_err().ends_with("the ResourceName \"gpu\" is invalid"));
+    assert_eq!(asked, ["v1beta1"]);
+}
