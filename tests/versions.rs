@@ -1,100 +1,152 @@
-//! The daemon under kubelets of several versions, and in the orders of events in which a re-registration goes wrong.
+//! The versions of the kubelet's APIs: old and new kubelets on one node, one daemon.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod common;
 
-use common::{HANG, Node, name, offered, run, soon};
-use holdfast::sim::kubelet::{EventKind, Hook, HookTable, Interleaving, Kubelet, KubeletConfig, PodPhase, PodSpec, Profile, Verdict, View};
-use std::time::Duration;
+use common::{Daemon, HANG, Node, dial, name, offered, run, soon};
+use holdfast::domain::{AllocId, ResourceName};
+use holdfast::kubelet::proto::v1alpha as alpha;
+use holdfast::kubelet::proto::v1alpha::device_plugin_client::DevicePluginClient as AlphaClient;
+use holdfast::kubelet::proto::v1alpha::registration_client::RegistrationClient;
+use holdfast::kubelet::uds;
+use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, Profile};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use tonic::Code;
 
-/// A kubelet whose flows a test can hold. A busy machine that runs tests is given more time before the first pods.
-async fn start(node: &Node, profile: Profile) -> (Kubelet, HookTable) {
-    let hooks = HookTable::default();
-    let first_batch_after = Duration::from_millis(500);
-    let config = KubeletConfig { profile, hooks: hooks.clone(), first_batch_after, ..node.kubelet_config() };
-    (Kubelet::start(config).await.unwrap(), hooks)
+fn gpu() -> ResourceName {
+    name("example.com/gpu")
 }
 
-fn registered(view: &View<'_>) -> usize {
-    view.events().iter().filter(|event| matches!(event.kind, EventKind::Registered { .. })).count()
+async fn start(node: &Node, profile: Profile) -> Kubelet {
+    Kubelet::start(KubeletConfig { profile, ..node.kubelet_config() }).await.unwrap()
 }
 
-/// Waits until an Allocate would succeed, and the end of who answers it would be noticed.
-async fn served(kubelet: &Kubelet, profile: Profile) {
-    let gpu = name("example.com/gpu");
-    let is_served = |view: &View<'_>| {
-        let standing = view.standing(&gpu);
-        // Up to 1.24 there is no map of clients.
-        let is_tracked = standing.is_tracked || profile.answers_first();
-        !standing.is_stopped && standing.is_streaming && is_tracked && !standing.healthy.is_empty()
-    };
-    kubelet.wait_for(is_served, HANG).await.unwrap();
+async fn admit(kubelet: &Kubelet, pod: &str, count: u32) -> String {
+    let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("shop", pod).app("main", &gpu(), count))).await;
+    assert_eq!(outcome.phase, PodPhase::Running);
+    outcome.uid
+}
+
+/// The version of the API that `status` tells of the resource.
+fn api_version(node: &Node) -> Value {
+    let status = node.json(&["status"]);
+    assert_eq!(status["resources"][0]["registered"], true);
+    status["resources"][0]["api_version"].clone()
+}
+
+/// What `who` tells of a pod: its name, its container and its devices.
+fn who(node: &Node, uid: &str) -> (String, String, BTreeSet<String>) {
+    let who = node.json(&["who"]);
+    let row = who["grants"].as_array().unwrap().iter().find(|row| row["pod"]["uid"] == uid).unwrap();
+    let devices = row["devices"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned()).collect();
+    (row["pod"]["name"].as_str().unwrap().to_owned(), row["container"].as_str().unwrap().to_owned(), devices)
+}
+
+fn held(kubelet: &Kubelet, uid: &str) -> BTreeSet<String> {
+    kubelet.devices(uid, "main").into_values().flatten().map(|id| id.to_string()).collect()
+}
+
+/// Admits a pod and sees that the daemon knows it by name.
+async fn admitted_and_known(node: &Node, daemon: &Daemon, kubelet: &Kubelet, pod: &str, bound: usize) -> String {
+    let uid = admit(kubelet, pod, 1).await;
+    daemon.logged_often(" bound ", bound).await;
+    assert_eq!(who(node, &uid), (pod.to_owned(), "main".to_owned(), held(kubelet, &uid)));
+    uid
 }
 
 #[test]
-fn every_kubelet_gets_the_devices_again_after_a_restart() {
+fn a_kubelet_that_speaks_only_v1alpha_gets_everything() {
     run(async {
-        for profile in [Profile::K110, Profile::K125, Profile::K137, Profile::K137Dedupe] {
-            let node = Node::with(&[("gpu", 4)]);
-            let gpu = name("example.com/gpu");
-            let (kubelet, _) = start(&node, profile).await;
-            let _daemon = node.start_daemon();
-            offered(&kubelet, &gpu, 4).await;
-            // The settling Register too.
-            kubelet.wait_for(|view| registered(view) == 2, HANG).await.unwrap();
-            let spec = PodSpec::new("default", "train").init("warm", &gpu, 1).app("main", &gpu, 2);
-            assert_eq!(soon("an admission", kubelet.add_pod(spec)).await.phase, PodPhase::Running, "{profile:?}");
-            kubelet.restart().await.unwrap();
-            kubelet.wait_for(|view| view.is_settled(), HANG).await.unwrap();
-            served(&kubelet, profile).await;
-            assert_eq!(kubelet.view(|view| view.rejections()), 0, "{profile:?}");
-            let failed =
-                kubelet.view(|view| view.events().iter().filter(|event| matches!(event.kind, EventKind::RegisterFailed { .. })).count());
-            assert_eq!(failed, 0, "{profile:?}");
+        let node = Node::with(&[("gpu", 4)]);
+        let kubelet = start(&node, Profile::K19).await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 4).await;
+        assert_eq!(api_version(&node), "v1alpha2");
+        let table = String::from_utf8(node.output(&["status"]).stdout).unwrap();
+        assert!(table.contains("API") && table.contains("v1alpha2"), "{table}");
+
+        let uid = admitted_and_known(&node, &daemon, &kubelet, "web-0", 1).await;
+        assert_eq!(held(&kubelet, &uid).len(), 1);
+        let edits = kubelet.view(|view| view.pod(&uid).unwrap().containers["main"].edits.clone());
+        assert!(edits.annotations.contains_key(AllocId::ANNOTATION) && edits.devices.len() == 1, "{edits:?}");
+        // A device that breaks is told in this version too.
+        node.remove_device("gpu", (0..4).find(|index| !held(&kubelet, &uid).contains(&format!("dev:gpu{index}"))).unwrap());
+        offered(&kubelet, &gpu(), 3).await;
+    });
+}
+
+#[test]
+fn a_kubelet_that_is_downgraded_and_upgraded_in_place_is_followed() {
+    run(async {
+        let node = Node::with(&[("gpu", 4)]);
+        let kubelet = start(&node, Profile::K125).await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 4).await;
+        assert_eq!(api_version(&node), "v1beta1");
+        let mut uids = vec![admitted_and_known(&node, &daemon, &kubelet, "web-0", 1).await];
+
+        for (number, (profile, version)) in [(Profile::K19, "v1alpha2"), (Profile::K125, "v1beta1")].into_iter().enumerate() {
+            let before = uids.iter().map(|uid| held(&kubelet, uid)).collect::<Vec<_>>();
+            kubelet.replace(profile).await.unwrap();
+            offered(&kubelet, &gpu(), 4).await;
+            daemon.logged_often(&format!("version=\"{version}\""), if version == "v1beta1" { 2 } else { 1 }).await;
+            assert_eq!(api_version(&node), version);
+            let after = uids.iter().map(|uid| held(&kubelet, uid)).collect::<Vec<_>>();
+            assert_eq!(before, after, "what a pod holds outlives the kubelet");
+            uids.push(admitted_and_known(&node, &daemon, &kubelet, &format!("web-{}", number + 1), number + 2).await);
         }
+        let all: BTreeSet<String> = uids.iter().flat_map(|uid| held(&kubelet, uid)).collect();
+        assert_eq!(all.len(), 3, "nothing is given twice");
+        assert_eq!(kubelet.panicked(), None);
     });
 }
 
 #[test]
-fn a_stopped_endpoint_with_an_open_stream_is_healed_without_a_sign_from_the_kubelet() {
+fn both_versions_are_answered_on_one_socket_by_one_ledger() {
     run(async {
-        let node = Node::with(&[("gpu", 4)]);
-        let gpu = name("example.com/gpu");
-        let (kubelet, hooks) = start(&node, Profile::K125).await;
+        let node = Node::with(&[("gpu", 2)]);
+        let kubelet = start(&node, Profile::K125).await;
         let _daemon = node.start_daemon();
-        offered(&kubelet, &gpu, 4).await;
-        kubelet.wait_for(|view| registered(view) == 2 && view.is_settled(), HANG).await.unwrap();
+        offered(&kubelet, &gpu(), 2).await;
+        let endpoint = kubelet.view(|view| view.standing(&gpu()).socket).unwrap();
+        let mut api = AlphaClient::new(uds::connect(node.path("kubelet/device-plugins").join(endpoint)).await.unwrap());
+        let request = |ids: &[&str]| alpha::AllocateRequest { devices_i_ds: ids.iter().map(ToString::to_string).collect() };
+        let answer = api.allocate(request(&["dev:gpu0"])).await.unwrap().into_inner();
+        let mut beta = dial(&kubelet, &node, &gpu()).await;
+        let other = common::allocate(&mut beta, &["dev:gpu1"]).await.unwrap();
+        let granted: BTreeSet<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
+        assert_eq!(granted, BTreeSet::from([AllocId::new(answer.annotations[AllocId::ANNOTATION].clone()), other]));
 
-        let (mut list, mut stop) = (hooks.gate(Hook::OnList), hooks.gate(Hook::BeforePluginDisconnected));
-        node.create_device("gpu", 4);
-        soon("the list with another device", list.reached()).await;
-        list.open(Verdict::Fail);
-        soon("the cut", stop.reached()).await;
-        kubelet.wait_for(|view| registered(view) == 3 && view.lists(&gpu) >= 3, HANG).await.unwrap();
-        stop.open(Verdict::Pass);
-        kubelet.wait_for(|view| view.interleavings().contains_key(&Interleaving::F), HANG).await.unwrap();
-
-        served(&kubelet, Profile::K125).await;
-        let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu, 1))).await;
-        assert_eq!(outcome.phase, PodPhase::Running);
+        let error = api.allocate(request(&["dev:ghost"])).await.unwrap_err();
+        assert!(error.code() == Code::NotFound && error.message().contains("`dev:ghost`"), "{error}");
     });
 }
 
 #[test]
-fn a_register_without_a_stream_is_repeated() {
+fn a_version_that_a_kubelet_does_not_know_is_refused_in_its_words() {
     run(async {
-        let node = Node::with(&[("gpu", 4)]);
-        let gpu = name("example.com/gpu");
-        let (kubelet, hooks) = start(&node, Profile::K125).await;
-        let mut gate = hooks.gate(Hook::BeforeListAndWatch);
-        let _daemon = node.start_daemon();
-        soon("the registration", gate.reached()).await;
-        // The stream of the first Register never comes.
-        offered(&kubelet, &gpu, 4).await;
-        assert!(kubelet.view(registered) >= 2);
-        gate.open(Verdict::Fail);
-        kubelet.wait_for(|view| view.interleavings().contains_key(&Interleaving::B), HANG).await.unwrap();
-        served(&kubelet, Profile::K125).await;
+        let node = Node::with(&[("gpu", 1)]);
+        let kubelet = start(&node, Profile::K125).await;
+        let socket = node.path("kubelet/device-plugins/kubelet.sock");
+        let register = async |version: &str| {
+            let mut client = RegistrationClient::new(uds::connect(&socket).await.unwrap());
+            let request = alpha::RegisterRequest {
+                version: version.to_owned(),
+                endpoint: "x.sock".to_owned(),
+                resource_name: "example.com/gpu".to_owned(),
+            };
+            client.register(request).await.unwrap_err()
+        };
+        assert_eq!(register("v1alpha2").await.code(), Code::Unimplemented);
+        assert_eq!(kubelet.view(|view| view.registers(&gpu())), 0);
+
+        kubelet.replace(Profile::K19).await.unwrap();
+        let error = register("v1alpha1").await;
+        let text = "requested API version \"v1alpha1\" is not supported by kubelet. Supported version is \"v1alpha2\"";
+        assert_eq!((error.code(), error.message()), (Code::Unknown, text));
+        let failed = |kind: &EventKind| matches!(kind, EventKind::RegisterFailed { .. });
+        kubelet.wait_for(|view| view.last(failed).is_some(), HANG).await.unwrap();
     });
 }

@@ -89,7 +89,7 @@ pub struct KubeletConfig {
     pub topology_manager: bool,
     /// Whether it crashes where it takes a device that has left the list: from 1.35 on.
     pub panics: bool,
-    /// Its version, as far as registration is concerned.
+    /// Its version, as far as registration and the versions of its APIs are concerned.
     pub profile: Profile,
     /// Where a test holds the kubelet's flows.
     pub hooks: HookTable,
@@ -186,6 +186,13 @@ impl Kubelet {
     /// [`Kubelet::stop`] and [`Kubelet::start_again`].
     pub async fn restart(&self) -> Result<(), io::Error> {
         self.stop();
+        self.start_again().await
+    }
+
+    /// Replaces the kubelet in place: another version starts on what this one leaves.
+    pub async fn replace(&self, profile: Profile) -> Result<(), io::Error> {
+        self.stop();
+        self.shared.replace(profile);
         self.start_again().await
     }
 

@@ -25,20 +25,38 @@ pub(in crate::sim) struct PodMessage {
 /// Every active pod. Right after a start there is none.
 pub(in crate::sim) fn list(shared: &Shared, life: u64) -> Result<Vec<PodMessage>, Status> {
     answer(shared, life, |state| {
-        if state.life.as_ref().is_some_and(|present| present.allocating > 0) {
-            state.listings_in_allocate += 1;
-        }
-        // Here any client of this API makes the kubelet forget the reservation of an Allocate under way.
-        state.purge();
-        state.active().map(|pod| describe(state, pod)).collect()
+        free_the_dead(state);
+        state.active().map(|pod| describe(state, pod, ends_not)).collect()
     })
+}
+
+/// As v1alpha1 lists: every pod, also those that have ended, with their application containers only.
+pub(in crate::sim) fn list_with_ended(shared: &Shared, life: u64) -> Result<Vec<PodMessage>, Status> {
+    answer(shared, life, |state| {
+        free_the_dead(state);
+        let known = |pod: &&Pod| state.life.as_ref().is_some_and(|life| life.known.contains(&pod.spec.uid));
+        let is_app = |kind| kind == ContainerKind::App;
+        state.pods.iter().filter(known).map(|pod| describe(state, pod, is_app)).collect()
+    })
+}
+
+/// Here any client of this API makes the kubelet forget the reservation of an Allocate under way.
+fn free_the_dead(state: &mut State) {
+    if state.life.as_ref().is_some_and(|present| present.allocating > 0) {
+        state.listings_in_allocate += 1;
+    }
+    state.purge();
+}
+
+fn ends_not(kind: ContainerKind) -> bool {
+    kind != ContainerKind::Init
 }
 
 /// One pod, by name. Frees nothing.
 pub(in crate::sim) fn get(shared: &Shared, life: u64, namespace: &str, name: &str) -> Result<PodMessage, Status> {
     let pod = answer(shared, life, |state| {
         let pod = state.active().find(|pod| pod.spec.namespace == namespace && pod.spec.name == name);
-        pod.map(|pod| describe(state, pod))
+        pod.map(|pod| describe(state, pod, ends_not))
     })?;
     pod.ok_or_else(|| Status::unknown(format!("pod {name} in namespace {namespace} not found")))
 }
@@ -62,8 +80,8 @@ fn answer<R>(shared: &Shared, life: u64, act: impl FnOnce(&mut State) -> R) -> R
     answer.unwrap_or_else(|| Err(Status::unavailable("the kubelet is stopped")))
 }
 
-fn describe(state: &State, pod: &Pod) -> PodMessage {
-    let containers = pod.spec.in_order().filter(|container| container.kind != ContainerKind::Init);
+fn describe(state: &State, pod: &Pod, is_listed: fn(ContainerKind) -> bool) -> PodMessage {
+    let containers = pod.spec.in_order().filter(|container| is_listed(container.kind));
     let containers = containers.map(|container| {
         let held = state.life.iter().flat_map(|life| life.manager.held().container(&pod.spec.uid, &container.name));
         (container.name.clone(), held.flat_map(|(resource, held)| held_messages(resource, held)).collect())

@@ -8,7 +8,8 @@ use std::sync::Arc;
 /// The behaviour of a range of kubelet versions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Profile {
-    /// 1.8 and 1.9: the API before v1beta1. Its registration is that of [`Profile::K110`]; its messages are not here yet.
+    /// 1.9: the API before v1beta1, in version v1alpha2. Its registration is that of [`Profile::K110`], without options. The
+    /// real one has no pod-resources API at all; this one has v1alpha1, as kubelets from 1.13 on, without v1.
     K19,
     /// 1.10 to 1.24: Register is answered first and dials afterwards, so that no failure is told; the options are those
     /// of the request; the end of a stream stops its own endpoint only.
@@ -26,6 +27,17 @@ pub enum Profile {
 }
 
 impl Profile {
+    /// Whether it speaks `deviceplugin` and v1alpha1, and neither v1beta1 nor v1.
+    #[must_use]
+    pub fn is_alpha(self) -> bool {
+        self == Profile::K19
+    }
+
+    /// The version that Register has to name, and how a refusal tells of it: as a list since there is a list.
+    pub(super) fn version(self) -> (&'static str, &'static str) {
+        if self.is_alpha() { ("v1alpha2", r#""v1alpha2""#) } else { ("v1beta1", r#"["v1beta1"]"#) }
+    }
+
     /// Whether Register is answered before the plugin is dialled.
     #[must_use]
     pub fn answers_first(self) -> bool {

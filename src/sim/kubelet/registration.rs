@@ -16,9 +16,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
-/// The one version that the kubelet supports.
-const VERSION: &str = "v1beta1";
-
 /// What a plugin sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::sim) struct Register {
@@ -36,7 +33,7 @@ type Waiting = watch::Receiver<()>;
 pub(in crate::sim) async fn register(shared: &Arc<Shared>, life: u64, request: Register) -> Result<(), String> {
     let resource = request.resource.clone();
     shared.life(life, |present| *present.registers.entry(resource.clone()).or_default() += 1);
-    let result = match check(&request) {
+    let result = match check(&request, shared.profile()) {
         Ok(name) => connect(shared, life, name, request).await,
         Err(error) => Err(error),
     };
@@ -47,10 +44,10 @@ pub(in crate::sim) async fn register(shared: &Arc<Shared>, life: u64, request: R
 }
 
 /// The kubelet's checks, in its order.
-fn check(request: &Register) -> Result<ResourceName, String> {
-    if request.version != VERSION {
-        let version = &request.version;
-        return Err(format!("requested API version {version:?} is not supported by kubelet. Supported version is [{VERSION:?}]"));
+fn check(request: &Register, profile: Profile) -> Result<ResourceName, String> {
+    let (version, written) = profile.version();
+    if request.version != version {
+        return Err(format!("requested API version {:?} is not supported by kubelet. Supported version is {written}", request.version));
     }
     request.resource.parse().map_err(|_invalid| format!("the ResourceName {:?} is invalid", request.resource))
 }
@@ -61,7 +58,7 @@ async fn connect(shared: &Arc<Shared>, life: u64, resource: ResourceName, reques
     let (answer, answered) = oneshot::channel();
     let flow = Arc::clone(shared);
     shared.spawn(life, async move {
-        if flow.behaviour.profile.answers_first() {
+        if flow.profile().answers_first() {
             // Nobody hears of what comes of it.
             let _ = answer.send(Ok(()));
             add_endpoint(&flow, life, resource, request).await;
@@ -149,7 +146,7 @@ fn serve(shared: &Shared, life: u64, client: &Arc<Client>, options: Options) -> 
     let served = shared.life(life, |present| {
         let live = present.clients.duplicate(client).is_some_and(|other| other.served.load(Ordering::Acquire));
         if live {
-            return match shared.behaviour.profile {
+            return match shared.profile() {
                 Profile::K137Dedupe => Ok(false),
                 // The real text is not known.
                 _ => Err(format!("device plugin {resource} is already registered with the socket {}", client.socket)),
@@ -216,7 +213,7 @@ async fn run_client(shared: &Arc<Shared>, life: u64, client: Arc<Client>) {
         let endpoint = present.manager.endpoint(&resource)?;
         let serving = endpoint.client.clone();
         // From 1.37 on only the endpoint of that socket stops.
-        if shared.behaviour.profile.knows_sockets() && serving.as_ref().is_some_and(|serving| serving.socket != cut.socket) {
+        if shared.profile().knows_sockets() && serving.as_ref().is_some_and(|serving| serving.socket != cut.socket) {
             return None;
         }
         let zombie = serving.filter(|_| endpoint.stopped_at.is_none());

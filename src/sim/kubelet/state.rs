@@ -10,7 +10,7 @@ use super::hook::{Hook, Verdict};
 use super::interleaving::{Interleaving, Streams};
 use super::limiter::Limiter;
 use super::pod::{Pod, PodPhase, PodSpec};
-use super::profile::Clients;
+use super::profile::{Clients, Profile};
 use super::status::Readings;
 use super::view::View;
 use crate::domain::ResourceName;
@@ -115,6 +115,8 @@ impl State {
 #[derive(Debug)]
 pub(in crate::sim) struct Shared {
     pub(super) behaviour: Behaviour,
+    /// Of the present life, or of the next: the node's kubelet may be replaced by another version.
+    profile: Mutex<Profile>,
     pub(super) ground: Arc<dyn Ground>,
     state: Mutex<State>,
     changed: watch::Sender<()>,
@@ -127,7 +129,18 @@ pub(in crate::sim) struct Shared {
 impl Shared {
     pub(in crate::sim) fn new(behaviour: Behaviour, ground: Arc<dyn Ground>) -> Self {
         let (changed, _) = watch::channel(());
-        Shared { behaviour, ground, state: Mutex::default(), changed, pod_added: Notify::new(), seen: Mutex::default() }
+        let profile = Mutex::new(behaviour.profile);
+        Shared { behaviour, profile, ground, state: Mutex::default(), changed, pod_added: Notify::new(), seen: Mutex::default() }
+    }
+
+    /// The version of the kubelet.
+    pub(in crate::sim) fn profile(&self) -> Profile {
+        *self.profile.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next life is of this version.
+    pub(super) fn replace(&self, profile: Profile) {
+        *self.profile.lock().unwrap_or_else(PoisonError::into_inner) = profile;
     }
 
     /// Looks at everything at one moment.
@@ -296,7 +309,7 @@ impl Shared {
             let life = Life {
                 number: state.starts,
                 manager: DeviceManager::start(Default::default(), BTreeSet::new(), BTreeSet::new(), now),
-                clients: Clients::new(self.behaviour.profile),
+                clients: Clients::new(self.profile()),
                 streams: Streams::new(),
                 known: BTreeSet::new(),
                 workers: BTreeSet::new(),

@@ -22,6 +22,7 @@ use tonic::{Code, Request, Response, Status};
 
 mod grounds;
 mod interleavings;
+mod versions;
 
 const SOON: Duration = Duration::from_secs(5);
 

@@ -1,50 +1,29 @@
-//! The kubelet's connection to one plugin over gRPC, made by one Register.
+//! The kubelet's connection to one plugin in v1beta1, made by one Register.
 
 use super::super::core::{ListedDevice, Options};
 use super::super::error::rpc_error;
 use super::super::ground::{Connection, Lists};
+use super::line::Line;
 use super::link::Links;
 use super::wire;
 use crate::domain::{ContainerEdits, DeviceId};
 use crate::kubelet::proto::v1beta1 as api;
 use crate::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
-use crate::kubelet::uds;
 use std::collections::BTreeSet;
-use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
 #[derive(Debug)]
 pub(super) struct Dialled {
-    client: u64,
-    links: Links,
-    closed: Arc<AtomicBool>,
+    line: Line,
     api: DevicePluginClient<Channel>,
 }
 
 impl Dialled {
-    /// Dials until it works, as grpc-go does: at once, then after 1 s, 1.6 s, 2.56 s and so on.
     pub(super) async fn dial(client: u64, socket: PathBuf, links: Links) -> Self {
-        let closed = Arc::new(AtomicBool::new(false));
-        let mut pause = Duration::from_secs(1);
-        loop {
-            let (wrapped, over) = (links.clone(), Arc::clone(&closed));
-            let wrap = move |stream| {
-                if over.load(Ordering::Acquire) {
-                    return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "grpc: the client connection is closing"));
-                }
-                wrapped.add(client, stream)
-            };
-            if let Ok(channel) = uds::connect_through(&socket, wrap).await {
-                return Dialled { client, links, closed, api: DevicePluginClient::new(channel) };
-            }
-            tokio::time::sleep(pause).await;
-            pause = pause.mul_f64(1.6);
-        }
+        let (line, channel) = Line::dial(client, socket, links).await;
+        Dialled { line, api: DevicePluginClient::new(channel) }
     }
 }
 
@@ -94,12 +73,11 @@ impl Connection for Dialled {
     }
 
     fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.links.cut(self.client);
+        self.line.close();
     }
 
     fn is_open(&self) -> bool {
-        self.links.is_open(self.client)
+        self.line.is_open()
     }
 }
 

@@ -1,8 +1,10 @@
 //! The ground of a kubelet that real plugins can talk to: gRPC over real sockets, real files, tokio's clock.
 
+mod alpha;
 pub(super) mod checkpoint;
 mod connection;
 pub(super) mod files;
+mod line;
 mod link;
 mod services;
 mod wire;
@@ -16,9 +18,12 @@ use super::hook::{Hook, HookTable, Verdict};
 use super::pod::PodSpec;
 use super::state::Shared;
 use crate::kubelet::proto::podresources_v1::pod_resources_lister_server::PodResourcesListerServer;
+use crate::kubelet::proto::podresources_v1alpha1::pod_resources_lister_server::PodResourcesListerServer as AlphaPodResourcesServer;
+use crate::kubelet::proto::v1alpha::registration_server::RegistrationServer as AlphaRegistrationServer;
 use crate::kubelet::proto::v1beta1::registration_server::RegistrationServer;
 use futures_util::future::BoxFuture;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::UnixListener;
@@ -38,11 +43,13 @@ pub(super) struct Sockets {
     born: Instant,
     /// Of the present life.
     links: Mutex<Links>,
+    /// Whether the present life speaks the API before v1beta1.
+    is_alpha: AtomicBool,
 }
 
 impl Sockets {
     pub(super) fn new(files: Files, hooks: HookTable, sync_checkpoint: bool) -> Self {
-        Sockets { files, hooks, sync_checkpoint, born: Instant::now(), links: Mutex::default() }
+        Sockets { files, hooks, sync_checkpoint, born: Instant::now(), links: Mutex::default(), is_alpha: AtomicBool::new(false) }
     }
 
     fn links(&self) -> Links {
@@ -94,8 +101,14 @@ impl Ground for Sockets {
 
     fn dial(&self, client: u64, socket: &str) -> BoxFuture<'static, Arc<dyn Connection>> {
         let socket = self.files.plugins_dir().join(socket.trim_start_matches('/'));
-        let links = self.links();
-        Box::pin(async move { Arc::new(Dialled::dial(client, socket, links).await) as Arc<dyn Connection> })
+        let (links, is_alpha) = (self.links(), self.is_alpha.load(Ordering::Acquire));
+        Box::pin(async move {
+            let connection: Arc<dyn Connection> = match is_alpha {
+                true => Arc::new(alpha::Dialled::dial(client, socket, links).await),
+                false => Arc::new(Dialled::dial(client, socket, links).await),
+            };
+            connection
+        })
     }
 
     fn prepare(&self) -> io::Result<()> {
@@ -104,14 +117,18 @@ impl Ground for Sockets {
     }
 
     fn serve_pod_resources(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()> {
-        let service = PodResourcesService { shared: Arc::clone(shared), life };
+        let alpha = alpha::PodResourcesService { shared: Arc::clone(shared), life };
+        let mut router = Server::builder().add_service(AlphaPodResourcesServer::new(alpha));
+        if !shared.profile().is_alpha() {
+            router = router.add_service(PodResourcesListerServer::new(PodResourcesService { shared: Arc::clone(shared), life }));
+        }
         // Bound beside its place and moved there, so that the path is never absent.
         let socket = self.files.pod_resources_socket();
         let temporary = socket.with_file_name(format!("kubelet.sock.{life}"));
         files::remove(&temporary)?;
         let listener = UnixListener::bind(&temporary)?;
         std::fs::rename(&temporary, &socket)?;
-        self.spawn_server(shared, life, listener, Server::builder().add_service(PodResourcesListerServer::new(service)));
+        self.spawn_server(shared, life, listener, router);
         Ok(())
     }
 
@@ -125,8 +142,14 @@ impl Ground for Sockets {
 
     fn serve_registration(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()> {
         let listener = UnixListener::bind(self.files.registration_socket())?;
-        let service = RegistrationService { shared: Arc::clone(shared), life };
-        self.spawn_server(shared, life, listener, Server::builder().add_service(RegistrationServer::new(service)));
+        let is_alpha = shared.profile().is_alpha();
+        self.is_alpha.store(is_alpha, Ordering::Release);
+        let mut server = Server::builder();
+        let router = match is_alpha {
+            true => server.add_service(AlphaRegistrationServer::new(alpha::RegistrationService { shared: Arc::clone(shared), life })),
+            false => server.add_service(RegistrationServer::new(RegistrationService { shared: Arc::clone(shared), life })),
+        };
+        self.spawn_server(shared, life, listener, router);
         Ok(())
     }
 
