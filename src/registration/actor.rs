@@ -3,7 +3,7 @@
 use super::core::{Event, Machine, State};
 use crate::domain::{KubeletGeneration, ResourceName};
 use crate::host;
-use crate::kubelet::api::Version;
+use crate::kubelet::api::negotiation::Spoken;
 use crate::kubelet::register::{REGISTER_DEADLINE, RegisterError, Registrar};
 use crate::messages::{Bind, Crash, KubeletSeen, Mailbox, RegistrationNumber, Retire, SocketLost, StreamEnded, StreamOpened};
 use crate::telemetry::metrics;
@@ -58,16 +58,8 @@ struct Resource {
     retired: RegistrationNumber,
     /// The last failure that was logged: the same one again is no news.
     said: Option<String>,
-    /// What worked last.
+    /// The version of the API that worked last.
     spoken: Option<Spoken>,
-}
-
-/// A version of the API that worked.
-#[derive(Debug, Clone, Copy)]
-struct Spoken {
-    version: Version,
-    /// With this kubelet. Another one may have been upgraded: it is asked for the preferred version again.
-    kubelet: Option<KubeletGeneration>,
 }
 
 /// The actor.
@@ -247,7 +239,7 @@ async fn register(
         RegisterError::Refused(_) => Outcome::Failed(error.to_string()),
     };
     let kubelet = *config.kubelet.borrow();
-    let worked = spoken.filter(|spoken| spoken.kubelet == kubelet).map(|spoken| spoken.version);
+    let worked = spoken.and_then(|spoken| spoken.with(kubelet));
     let registrar = Registrar::connect(&config.kubelet_socket).await.map_err(failed)?;
     let bind = Bind { resource: resource.clone(), registration: number };
     let bound = config.bind.call(bind, REGISTER_DEADLINE).await.map_err(|error| Outcome::Failed(error.to_string()))?;

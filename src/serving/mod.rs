@@ -1,8 +1,8 @@
 //! The serving actor: the device-plugin API on unix sockets.
 //!
-//! Owns the sockets, one for each registration, on which every version of the API is answered (`kubelet::api` translates
-//! them). Answers Allocate: the core decides whether the ids may be given,
-//! the contract says what the container gets, the ledger makes it durable, and only then is the kubelet answered (I1).
+//! Owns the sockets, one for each registration; every version of the API is answered on each (`kubelet::api` translates).
+//! Answers Allocate: the core decides whether the ids may be given, the contract says what the container gets, the ledger
+//! makes it durable, and only then is the kubelet answered (I1).
 //! What must not wait for an actor does not: the options, the list and the preferred allocation are answered from the
 //! published inventory alone, and an open ListAndWatch stream is a task of its own that outlives every actor (I10).
 //!

@@ -5,7 +5,25 @@
 //! text. 1.10 and newer write them as a list, `["v1beta1"]`, 1.9 writes the one, `"v1alpha2"`, and 1.8 writes none.
 
 use super::{Version, versions};
+use crate::domain::KubeletGeneration;
 use tonic::{Code, Status};
+
+/// A version that worked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spoken {
+    /// The version.
+    pub version: Version,
+    /// The kubelet that took it.
+    pub kubelet: Option<KubeletGeneration>,
+}
+
+impl Spoken {
+    /// What to try first with a kubelet: another one than before may have been upgraded, and gets the preferred version.
+    #[must_use]
+    pub fn with(self, kubelet: Option<KubeletGeneration>) -> Option<Version> {
+        (self.kubelet == kubelet).then_some(self.version)
+    }
+}
 
 /// The versions that are still to be tried.
 #[derive(Debug)]
@@ -95,6 +113,16 @@ mod tests {
         assert_eq!(tried(None, |_| None), ["v1beta1"]);
         assert_eq!(tried(Some("v1alpha1"), |_| None), ["v1alpha1"]);
         assert_eq!(tried(Some("v1alpha1"), |_| Some(Status::unimplemented(""))), ["v1alpha1", "v1beta1"]);
+    }
+
+    #[test]
+    fn what_worked_is_kept_for_as_long_as_the_kubelet_lives() {
+        let kubelet = |inode| Some(KubeletGeneration { inode, ctime_ns: 0 });
+        let version = versions().last().unwrap();
+        let spoken = Spoken { version, kubelet: kubelet(1) };
+        assert_eq!((spoken.with(kubelet(1)), spoken.with(kubelet(2)), spoken.with(None)), (Some(version), None, None));
+        // Where its socket cannot be seen, one Register after the other tells.
+        assert_eq!(Spoken { version, kubelet: None }.with(None), Some(version));
     }
 
     #[test]
