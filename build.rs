@@ -1,12 +1,11 @@
 //! Compiles `proto/` with protox, a compiler written in Rust: no `protoc` is needed on the machine.
 
+use std::fs;
+use std::path::PathBuf;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = [
-        "proto/deviceplugin_v1beta1.proto",
-        "proto/deviceplugin_v1alpha.proto",
-        "proto/podresources_v1.proto",
-        "proto/podresources_v1alpha1.proto",
-    ];
+    let mut files: Vec<PathBuf> = fs::read_dir("proto")?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    files.sort();
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(files, ["proto"])?;
     tonic_prost_build::configure()

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Daemon, HANG, Node, dial, name, offered, run, soon};
+use common::{Daemon, HANG, Node, dial, name, offered, quiet_crashes, run, soon};
 use holdfast::domain::{AllocId, ResourceName};
 use holdfast::kubelet::proto::v1alpha as alpha;
 use holdfast::kubelet::proto::v1alpha::device_plugin_client::DevicePluginClient as AlphaClient;
@@ -36,6 +36,12 @@ fn api_version(node: &Node) -> Value {
     status["resources"][0]["api_version"].clone()
 }
 
+/// Waits until the daemon has said so many times that the kubelet has its resource: the kubelet knows it a moment earlier.
+async fn registered(daemon: &Daemon, kubelet: &Kubelet, devices: usize, times: usize) {
+    offered(kubelet, &gpu(), devices).await;
+    daemon.logged_often("registered with the kubelet", times).await;
+}
+
 /// What `who` tells of a pod: its name, its container and its devices.
 fn who(node: &Node, uid: &str) -> (String, String, BTreeSet<String>) {
     let who = node.json(&["who"]);
@@ -62,7 +68,7 @@ fn a_kubelet_that_speaks_only_v1alpha_gets_everything() {
         let node = Node::with(&[("gpu", 4)]);
         let kubelet = start(&node, Profile::K19).await;
         let daemon = node.start_daemon();
-        offered(&kubelet, &gpu(), 4).await;
+        registered(&daemon, &kubelet, 4, 1).await;
         assert_eq!(api_version(&node), "v1alpha2");
         let table = String::from_utf8(node.output(&["status"]).stdout).unwrap();
         assert!(table.contains("API") && table.contains("v1alpha2"), "{table}");
@@ -83,15 +89,14 @@ fn a_kubelet_that_is_downgraded_and_upgraded_in_place_is_followed() {
         let node = Node::with(&[("gpu", 4)]);
         let kubelet = start(&node, Profile::K125).await;
         let daemon = node.start_daemon();
-        offered(&kubelet, &gpu(), 4).await;
+        registered(&daemon, &kubelet, 4, 1).await;
         assert_eq!(api_version(&node), "v1beta1");
         let mut uids = vec![admitted_and_known(&node, &daemon, &kubelet, "web-0", 1).await];
 
         for (number, (profile, version)) in [(Profile::K19, "v1alpha2"), (Profile::K125, "v1beta1")].into_iter().enumerate() {
             let before = uids.iter().map(|uid| held(&kubelet, uid)).collect::<Vec<_>>();
             kubelet.replace(profile).await.unwrap();
-            offered(&kubelet, &gpu(), 4).await;
-            daemon.logged_often(&format!("version=\"{version}\""), if version == "v1beta1" { 2 } else { 1 }).await;
+            registered(&daemon, &kubelet, 4, number + 2).await;
             assert_eq!(api_version(&node), version);
             let after = uids.iter().map(|uid| held(&kubelet, uid)).collect::<Vec<_>>();
             assert_eq!(before, after, "what a pod holds outlives the kubelet");
@@ -100,6 +105,26 @@ fn a_kubelet_that_is_downgraded_and_upgraded_in_place_is_followed() {
         let all: BTreeSet<String> = uids.iter().flat_map(|uid| held(&kubelet, uid)).collect();
         assert_eq!(all.len(), 3, "nothing is given twice");
         assert_eq!(kubelet.panicked(), None);
+    });
+}
+
+#[test]
+fn an_actor_that_dies_finds_the_version_anew() {
+    quiet_crashes();
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        let kubelet = start(&node, Profile::K19).await;
+        let app = node.start_app().await;
+        offered(&kubelet, &gpu(), 2).await;
+        let before = kubelet.view(|view| view.registers(&gpu()));
+        app.actors.registration.crash().await.unwrap();
+        kubelet.wait_for(|view| view.registers(&gpu()) > before, HANG).await.unwrap();
+        app.actors.serving.crash().await.unwrap();
+        admit(&kubelet, "web-0", 1).await;
+        let refused = |kind: &EventKind| matches!(kind, EventKind::RegisterFailed { .. });
+        assert_eq!(kubelet.view(|view| view.last(refused).cloned()), None, "only what it speaks is said to it");
+        assert_eq!(node.grants().len(), 1);
+        app.shut_down().await;
     });
 }
 

@@ -364,6 +364,19 @@ fn an_init_container_that_alone_has_the_device_holds_it_as_long_as_its_pod_is_li
 }
 
 #[test]
+fn a_container_that_pod_resources_v1alpha1_leaves_out_holds_its_device_as_long_as_its_pod_is_listed() {
+    let mut world = World::bound();
+    world.seen.pods = Some(vec![ListedPod { containers: Vec::new(), ..listed("web", &[]) }]);
+    world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+    for names in [world.seen.names.clone(), BTreeMap::new()] {
+        world.seen.names = names;
+        for seconds in [1, 10, 1000] {
+            assert_eq!((world.look(seconds), world.state(1)), (vec![], "bound"));
+        }
+    }
+}
+
+#[test]
 fn a_pod_without_a_known_name_may_be_any_listed_pod_without_a_known_uid() {
     let mut world = World::new();
     world.seen.names.clear();
