@@ -9,8 +9,8 @@ use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 use tokio::time::Instant;
+use tonic::Status;
 use tonic::transport::Channel;
-use tonic::{Request, Status};
 
 /// Bounds the kubelet's dial of our socket and its call for the options, which both happen inside Register, and the tries
 /// of other versions. The kubelet itself would dial for ten seconds and wait for the options for ever.
@@ -58,10 +58,9 @@ impl Registrar {
         let mut said = Vec::new();
         while let Some(version) = negotiation.next() {
             let announcement = Announcement { version, resource: resource.clone(), endpoint: endpoint.to_owned() };
-            let mut request = Request::new(announcement);
-            // Sent along as grpc-timeout: the kubelet gives up with us, instead of registering after we stopped waiting.
-            request.set_timeout(until.saturating_duration_since(Instant::now()));
-            match tokio::time::timeout_at(until, version.dialect().register(self.0.clone(), request)).await {
+            // The kubelet gives up with us, instead of registering after we stopped waiting.
+            let within = until.saturating_duration_since(Instant::now());
+            match tokio::time::timeout_at(until, version.dialect().register(self.0.clone(), announcement, within)).await {
                 Ok(Ok(())) => return Ok(version),
                 // A status with a cause was made on our side: the connection broke, the kubelet said nothing.
                 Ok(Err(status)) if status.source().is_some() => return Err(RegisterError::Absent("it closed the connection".into())),

@@ -17,6 +17,7 @@ use futures_util::stream::BoxStream;
 use prost::Message;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use tonic::service::Routes;
 use tonic::service::RoutesBuilder;
 use tonic::transport::Channel;
@@ -37,8 +38,8 @@ pub trait Dialect: fmt::Debug + Send + Sync {
     /// The versions that are named at Register, the newest first. They share this package's messages.
     fn versions(&self) -> &'static [&'static str];
 
-    /// Registers with the kubelet behind `channel`.
-    async fn register(&self, channel: Channel, announcement: Request<Announcement>) -> Result<(), Status>;
+    /// Registers with the kubelet behind `channel`, which is to give up when the time is over.
+    async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status>;
 
     /// Adds the service that answers this dialect's calls out of `plugin`.
     fn serve(&self, plugin: Arc<dyn Plugin>, routes: &mut RoutesBuilder);
@@ -140,11 +141,11 @@ fn listing<M: Message + 'static>(plugin: &dyn Plugin, message: fn(&Offering) -> 
     plugin.lists().filter_map(fitting).boxed()
 }
 
-/// The same request about something else, with its deadline.
-fn with<T, U>(request: &Request<T>, message: U) -> Request<U> {
-    let mut other = Request::new(message);
-    *other.metadata_mut() = request.metadata().clone();
-    other
+/// A request whose deadline is sent along, as grpc-timeout.
+fn within<T>(time: Duration, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(time);
+    request
 }
 
 /// Ids as the API carries them.

@@ -3,12 +3,13 @@
 //! It has no options, no preferred allocation, no topology, no call before a container's start and no CDI names. What a
 //! container would lose by the last is refused ([`Wire`]); the others are the kubelet's to miss.
 
-use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, listing, with};
+use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, listing, within};
 use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
 use crate::kubelet::proto::v1alpha as api;
 use crate::kubelet::proto::v1alpha::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::kubelet::proto::v1alpha::registration_client::RegistrationClient;
 use std::sync::Arc;
+use std::time::Duration;
 use tonic::service::RoutesBuilder;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
@@ -25,10 +26,10 @@ impl Dialect for V1Alpha {
         &["v1alpha2", "v1alpha1"]
     }
 
-    async fn register(&self, channel: Channel, announcement: Request<Announcement>) -> Result<(), Status> {
-        let Announcement { version, resource, endpoint } = announcement.get_ref().clone();
+    async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status> {
+        let Announcement { version, resource, endpoint } = announcement;
         let request = api::RegisterRequest { version: version.name().to_owned(), endpoint, resource_name: resource.to_string() };
-        RegistrationClient::new(channel).register(with(&announcement, request)).await.map(drop)
+        RegistrationClient::new(channel).register(within(time, request)).await.map(drop)
     }
 
     fn serve(&self, plugin: Arc<dyn Plugin>, routes: &mut RoutesBuilder) {

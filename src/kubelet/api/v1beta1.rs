@@ -1,11 +1,12 @@
 //! `v1beta1`: the API of kubelet 1.10 and newer.
 
-use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, listing, with};
+use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, listing, within};
 use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
 use crate::kubelet::proto::v1beta1 as api;
 use crate::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::kubelet::proto::v1beta1::registration_client::RegistrationClient;
 use std::sync::Arc;
+use std::time::Duration;
 use tonic::service::RoutesBuilder;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
@@ -23,11 +24,11 @@ impl Dialect for V1Beta1 {
         &["v1beta1"]
     }
 
-    async fn register(&self, channel: Channel, announcement: Request<Announcement>) -> Result<(), Status> {
-        let Announcement { version, resource, endpoint } = announcement.get_ref().clone();
+    async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status> {
+        let Announcement { version, resource, endpoint } = announcement;
         let (version, resource_name) = (version.name().to_owned(), resource.to_string());
         let request = api::RegisterRequest { version, endpoint, resource_name, options: Some(options()) };
-        RegistrationClient::new(channel).register(with(&announcement, request)).await.map(drop)
+        RegistrationClient::new(channel).register(within(time, request)).await.map(drop)
     }
 
     fn serve(&self, plugin: Arc<dyn Plugin>, routes: &mut RoutesBuilder) {

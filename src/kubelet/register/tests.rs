@@ -6,8 +6,8 @@ use crate::kubelet::proto::{v1alpha as alpha, v1beta1 as beta};
 use std::sync::{Arc, Mutex};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::Response;
 use tonic::transport::Server;
+use tonic::{Request, Response};
 
 /// What a kubelet answers to a version, in a package that it serves.
 type Answers = fn(&str) -> Result<(), Status>;
