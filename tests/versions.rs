@@ -13,7 +13,11 @@ use holdfast::kubelet::uds;
 use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, Profile};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::time::Duration;
 use tonic::Code;
+
+/// Twice what a daemon waits before it settles a loss by another Register: what has not come by then does not come.
+const SETTLED_WITHIN: Duration = Duration::from_millis(1400);
 
 fn gpu() -> ResourceName {
     name("example.com/gpu")
@@ -105,6 +109,28 @@ fn a_kubelet_that_is_downgraded_and_upgraded_in_place_is_followed() {
         let all: BTreeSet<String> = uids.iter().flat_map(|uid| held(&kubelet, uid)).collect();
         assert_eq!(all.len(), 3, "nothing is given twice");
         assert_eq!(kubelet.panicked(), None);
+    });
+}
+
+#[test]
+fn a_kubelet_that_ends_the_former_stream_at_every_register_is_not_registered_with_for_ever() {
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        let kubelet = start(&node, Profile::K19).await;
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 2).await;
+        // The settling Register makes the kubelet close the first connection.
+        let ended = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { client: 1, .. });
+        kubelet.wait_for(|view| view.last(ended).is_some(), HANG).await.unwrap();
+        let third = kubelet.wait_for(|view| view.registers(&gpu()) > 2, SETTLED_WITHIN).await;
+        assert!(third.is_err(), "the end of the first stream was taken for a loss");
+        let standing = kubelet.view(|view| view.standing(&gpu()));
+        assert!(standing.streams == 1 && standing.serving == Some(2) && !standing.is_stopped, "{standing:?}");
+        admit(&kubelet, "web-0", 1).await;
+
+        // The end of the newest stream is a loss all the same.
+        kubelet.restart().await.unwrap();
+        offered(&kubelet, &gpu(), 2).await;
     });
 }
 

@@ -62,6 +62,13 @@ struct Resource {
     spoken: Option<Spoken>,
 }
 
+impl Resource {
+    /// Whether the end of this registration's stream is the kubelet's way of making place for a newer one.
+    fn has_superseded(&self, number: RegistrationNumber) -> bool {
+        number < self.machine.latest() && self.spoken.is_some_and(|spoken| spoken.version.dialect().closes_the_former())
+    }
+}
+
 /// The actor.
 pub struct Registration {
     config: RegistrationConfig,
@@ -307,6 +314,11 @@ impl Handler<StreamEnded> for Registration {
 
     fn handle(&mut self, message: StreamEnded, context: &mut Self::Context) {
         metrics::stream_ended(message.resource.as_str());
+        let resource = self.resources.get(&message.resource);
+        if resource.is_some_and(|resource| resource.has_superseded(message.registration)) {
+            tracing::debug!(resource = %message.resource, "the kubelet ended the stream of an older registration, as it does");
+            return;
+        }
         tracing::info!(resource = %message.resource, "the kubelet's stream ended");
         self.on(&message.resource, Event::StreamEnded(message.registration), context);
     }

@@ -38,6 +38,10 @@ pub trait Dialect: fmt::Debug + Send + Sync {
     /// The versions that are named at Register, the newest first. They share this package's messages.
     fn versions(&self) -> &'static [&'static str];
 
+    /// Whether its kubelets close the connection of the registration before a new one, and know each by identity: then the
+    /// end of an older stream is no loss, and another Register would only close the next one.
+    fn closes_the_former(&self) -> bool;
+
     /// Registers with the kubelet behind `channel`, which is to give up when the time is over.
     async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status>;
 

@@ -26,6 +26,10 @@ impl Dialect for V1Alpha {
         &["v1alpha2", "v1alpha1"]
     }
 
+    fn closes_the_former(&self) -> bool {
+        true
+    }
+
     async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status> {
         let Announcement { version, resource, endpoint } = announcement;
         let request = api::RegisterRequest { version: version.name().to_owned(), endpoint, resource_name: resource.to_string() };

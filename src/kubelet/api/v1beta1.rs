@@ -24,6 +24,11 @@ impl Dialect for V1Beta1 {
         &["v1beta1"]
     }
 
+    /// Up to 1.24 they leave it open, up to 1.36 the end of an older stream disconnects the newer client.
+    fn closes_the_former(&self) -> bool {
+        false
+    }
+
     async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status> {
         let Announcement { version, resource, endpoint } = announcement;
         let (version, resource_name) = (version.name().to_owned(), resource.to_string());

@@ -280,8 +280,12 @@ async fn add_endpoint(shared: &Arc<Shared>, life: u64, resource: ResourceName, r
     client.connect(connection);
     shared.hook(life, Hook::AfterDial).await;
     let options = request.options.unwrap_or(Options { preferred_allocation: false, pre_start: false });
+    let former = shared.life(life, |present| present.manager.endpoint(&resource).and_then(|endpoint| endpoint.client.clone()));
     if serve(shared, life, &client, options).is_err() {
         return;
+    }
+    if let Some(former) = former.flatten().filter(|_| shared.profile().closes_the_former()) {
+        former.close();
     }
     shared.log(EventKind::Registered { resource: resource.clone(), client: number, endpoint: request.endpoint });
     shared.hook(life, Hook::AfterEndpointSet).await;
