@@ -9,8 +9,9 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Profile {
     /// 1.9: the API before v1beta1, in version v1alpha2. Its registration is that of [`Profile::K110`], without options, and
-    /// a new endpoint closes the connection of the one before it. The real one has no pod-resources API at all and writes
-    /// its checkpoint in another form; this one has v1alpha1, as kubelets from 1.13 on, and the checkpoint of 1.20.
+    /// a new endpoint closes the connection of the one before it. The real one has no pod-resources API at all, drops
+    /// annotations and writes its checkpoint in another form; this one has v1alpha1, as kubelets from 1.13 on, keeps
+    /// annotations, as the package has them since, and writes the checkpoint of 1.20.
     K19,
     /// 1.10 to 1.24: Register is answered first and dials afterwards, so that no failure is told; the options are those
     /// of the request; the end of a stream stops its own endpoint only.
