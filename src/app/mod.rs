@@ -298,6 +298,7 @@ impl App {
         for task in tasks {
             task.abort();
         }
+        let let_go = Arc::downgrade(&store);
         // Away from this thread, which goes on serving.
         let checkpoint = tokio::task::spawn_blocking(move || {
             let begun = store.lock().unwrap_or_else(PoisonError::into_inner).begin_checkpoint();
@@ -326,6 +327,12 @@ impl App {
             arbiter.stop();
             // The ledger's lock is free only when its actor is gone. A panic there has been logged.
             drop(tokio::task::spawn_blocking(move || arbiter.join()).await);
+        }
+        // Its guardian and the tasks above let go of it when they see their end: whoever starts again finds it free.
+        for _ in 0..TURNS {
+            if let_go.strong_count() > 0 {
+                tokio::task::yield_now().await;
+            }
         }
         tracing::info!("ended");
     }

@@ -19,6 +19,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -67,13 +68,16 @@ pub(crate) fn name(text: &str) -> ResourceName {
 /// A node: a host root in which plain files stand for device nodes, and a place for everything else.
 #[derive(Debug)]
 pub(crate) struct Node {
-    dir: TempDir,
+    dir: Arc<TempDir>,
+    /// Tells the state of one instance of the daemon from that of another.
+    instance: &'static str,
 }
 
 impl Node {
     /// An empty node. Its path is short: the paths of sockets may have 107 bytes.
     pub(crate) fn new() -> Node {
-        let node = Node { dir: tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap() };
+        let dir = tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap();
+        let node = Node { dir: Arc::new(dir), instance: "" };
         std::fs::create_dir_all(node.path("host/dev")).unwrap();
         std::fs::create_dir(node.path("etc")).unwrap();
         node
@@ -91,6 +95,11 @@ impl Node {
         node
     }
 
+    /// The same node for another instance of the daemon, with a ledger of its own.
+    pub(crate) fn beside(&self, instance: &'static str) -> Node {
+        Node { dir: Arc::clone(&self.dir), instance }
+    }
+
     pub(crate) fn path(&self, rel: &str) -> PathBuf {
         self.dir.path().join(rel)
     }
@@ -100,7 +109,7 @@ impl Node {
     }
 
     pub(crate) fn state(&self) -> PathBuf {
-        self.path("state")
+        self.path(&format!("{}state", self.instance))
     }
 
     pub(crate) fn write_config(&self, text: &str) {
@@ -120,7 +129,12 @@ impl Node {
     }
 
     fn roots(&self) -> Roots {
-        Roots { host: self.path("host"), kubelet: self.path("kubelet"), state: self.state(), run: self.path("run") }
+        Roots {
+            host: self.path("host"),
+            kubelet: self.path("kubelet"),
+            state: self.state(),
+            run: self.path(&format!("{}run", self.instance)),
+        }
     }
 
     /// Starts the daemon in this process.

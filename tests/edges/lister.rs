@@ -1,0 +1,93 @@
+//! A pod-resources API that says what a test tells it to: for answers that a kubelet gives only when it is unwell.
+
+use crate::common::Node;
+use holdfast::kubelet::proto::podresources_v1 as api;
+use holdfast::kubelet::proto::podresources_v1::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+/// What it answers to List.
+#[derive(Debug, Clone)]
+pub(crate) enum Answer {
+    /// These pods.
+    Pods(Vec<api::PodResources>),
+    /// That others ask too much.
+    Busy,
+    /// Nothing, ever.
+    Never,
+}
+
+/// The server. It ends with this value.
+#[derive(Debug)]
+pub(crate) struct Lister {
+    answer: watch::Sender<Answer>,
+    asked: watch::Receiver<usize>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Lister {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Lister {
+    /// Serves in the kubelet's place: the node's configuration says where.
+    pub(crate) fn start(node: &Node, answer: Answer) -> Lister {
+        let socket = node.path("lister.sock");
+        let text = std::fs::read_to_string(node.config_file()).unwrap();
+        node.write_config(&format!("{text}[kubelet]\npod_resources_socket = \"{}\"\n", socket.display()));
+        let ((answer, answers), (count, asked)) = (watch::channel(answer), watch::channel(0));
+        let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
+        let router = Server::builder().add_service(PodResourcesListerServer::new(Service { answers, count }));
+        let server = tokio::spawn(async move { router.serve_with_incoming(incoming).await.unwrap() });
+        Lister { answer, asked, server }
+    }
+
+    pub(crate) fn answers(&self, answer: Answer) {
+        self.answer.send_replace(answer);
+    }
+
+    /// How often it was asked.
+    pub(crate) fn asked(&self) -> usize {
+        *self.asked.borrow()
+    }
+
+    /// Waits until it was asked so often.
+    pub(crate) async fn was_asked(&self, times: usize) {
+        let mut asked = self.asked.clone();
+        crate::common::soon("a listing", asked.wait_for(|asked| *asked >= times)).await.unwrap();
+    }
+}
+
+struct Service {
+    answers: watch::Receiver<Answer>,
+    count: watch::Sender<usize>,
+}
+
+#[tonic::async_trait]
+impl PodResourcesLister for Service {
+    async fn list(&self, _: Request<api::ListPodResourcesRequest>) -> Result<Response<api::ListPodResourcesResponse>, Status> {
+        let answer = self.answers.borrow().clone();
+        self.count.send_modify(|count| *count += 1);
+        match answer {
+            Answer::Pods(pod_resources) => Ok(Response::new(api::ListPodResourcesResponse { pod_resources })),
+            Answer::Busy => Err(Status::resource_exhausted("rejected by rate limit")),
+            Answer::Never => std::future::pending().await,
+        }
+    }
+
+    async fn get_allocatable_resources(
+        &self,
+        _: Request<api::AllocatableResourcesRequest>,
+    ) -> Result<Response<api::AllocatableResourcesResponse>, Status> {
+        Err(Status::unimplemented("nobody asks"))
+    }
+
+    async fn get(&self, _: Request<api::GetPodResourcesRequest>) -> Result<Response<api::GetPodResourcesResponse>, Status> {
+        Err(Status::unimplemented("nobody asks"))
+    }
+}
