@@ -6,20 +6,21 @@ use crate::stage::{GPUS, Stage, alloc_id, gpu, granted, is_bound_to, on_every_pr
 use actix::{Actor, Arbiter, Context, Handler, Message, ResponseFuture};
 use futures_util::future::{BoxFuture, join, join_all};
 use holdfast::app::supervisor::{Policy, Slot, Supervision};
-use holdfast::domain::DeviceId;
+use holdfast::domain::{DeviceId, Durability, Grant};
 use holdfast::host::HostRoot;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::kubelet::uds;
-use holdfast::messages::{Bind, CallError, Door, Mailbox, Record};
+use holdfast::ledger::{LedgerActor, LedgerConfig};
+use holdfast::messages::{Bind, CallError, Door, Mailbox, Reconcile, Record};
 use holdfast::serving::{Serving, ServingConfig, Sockets};
 use holdfast::sim::kubelet::{Hook, PodPhase, PodSpec, Profile, Verdict};
-use holdfast::store::StoreError;
+use holdfast::store::{Store, StoreError};
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{RwLock, mpsc, watch};
 
 /// Whoever lists the pods during an Allocate makes the kubelet forget what it has reserved, and the next pod gets the same
 /// id. The daemon itself never lists then. It cannot hinder others; the ledger has both holders.
@@ -42,12 +43,57 @@ fn edge_13_a_listing_during_an_allocate_is_never_ours_and_both_holders_are_known
         let shared: BTreeSet<DeviceId> = first.containers["main"].devices[&gpu()].clone();
         assert!(shared.is_subset(&second.containers["main"].devices[&gpu()]), "the kubelet was to give it twice");
 
-        let holds = |grants: &[Arc<holdfast::domain::Grant>], uid: &str| {
-            grants.iter().any(|grant| is_bound_to(grant, uid) && shared.is_subset(&ids(grant)))
-        };
+        let holds = |grants: &[Arc<Grant>], uid: &str| grants.iter().any(|grant| is_bound_to(grant, uid) && shared.is_subset(&ids(grant)));
         granted(&app, "both hold it", |grants| holds(grants, &first.spec.uid) && holds(grants, &second.spec.uid)).await;
         assert_eq!(stage.kubelet.view(|view| view.listings_in_allocate()), 1, "this test listed once, and nobody else did");
         app.shut_down().await;
+    });
+}
+
+/// While the daemon answers an Allocate it does not begin to list, whatever the ledger would like to know; afterwards it
+/// does.
+#[test]
+fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
+    run(async {
+        let stage = Stage::new(Profile::K125).await;
+        let (lister, logs) = (Lister::start(&stage.node, Answer::Never), stage.node.path("host/var/log/pods"));
+        std::fs::remove_dir(&logs).unwrap();
+        std::fs::write(&logs, "").unwrap();
+        let app = stage.start_app().await;
+        let pod = stage.admit_one("unnamed", 1).await;
+        granted(&app, "the grant is bound", |grants| grants.iter().any(|grant| is_bound_to(grant, &pod.spec.uid))).await;
+        app.shut_down().await;
+
+        // The ledger alone, and an Allocate that takes as long as this test wants. Only a listing could tell whether the pod
+        // has ended, and its log folder tells its name: with that it is known that the ledger has looked.
+        std::fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
+        std::fs::remove_file(&logs).unwrap();
+        std::fs::create_dir_all(logs.join(format!("default_unnamed_{}", pod.spec.uid))).unwrap();
+        let (gate, asked) = (Arc::new(RwLock::new(())), lister.asked());
+        let under_way = gate.read().await;
+        let (grants, mut looked) = watch::channel(Arc::default());
+        let (store, _) = Store::open(&stage.node.state(), Durability::PowerLoss, None).unwrap();
+        let config = LedgerConfig {
+            store: Arc::new(Mutex::new(store)),
+            process_crash: false,
+            grants: Arc::new(grants),
+            names: Arc::new(watch::Sender::default()),
+            device_plugins: stage.node.path("kubelet/device-plugins"),
+            pod_resources: stage.node.path("lister.sock"),
+            host_root: stage.node.path("host"),
+            boot_id: "boot".to_owned(),
+            kubelet: watch::channel(None).1,
+            gate: Arc::clone(&gate),
+        };
+        let arbiter = Arbiter::new();
+        let ledger = LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
+        let is_named = |grants: &Arc<Vec<Arc<Grant>>>| grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()));
+        drop(soon("the look", looked.wait_for(is_named)).await.unwrap());
+        assert_eq!(lister.asked(), asked, "it was listed during the Allocate");
+        drop(under_way);
+        ledger.send(Reconcile).await.unwrap();
+        lister.was_asked(asked + 1).await;
+        arbiter.stop();
     });
 }
 
@@ -184,7 +230,7 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
     });
 }
 
-/// An Allocate waits for a listing that is under way. A kubelet that never answers one keeps it for half a second.
+/// An Allocate waits for a listing that is under way. One that the kubelet never answers is given up soon.
 #[test]
 fn edge_18_an_allocate_outlasts_a_listing_that_hangs() {
     on_every_profile(async |profile| {
