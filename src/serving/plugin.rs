@@ -94,7 +94,9 @@ fn status(error: &AllocateError) -> Status {
     match error {
         AllocateError::Refused(Refusal::Unknown { .. } | Refusal::NotOffered(_)) => Status::not_found(text),
         AllocateError::Refused(Refusal::Duplicate { .. } | Refusal::Empty(_)) => Status::invalid_argument(text),
-        AllocateError::Refused(Refusal::Unhealthy { .. } | Refusal::InUse { .. } | Refusal::NoRoomForCdi { .. }) => Status::failed_precondition(text),
+        AllocateError::Refused(Refusal::Unhealthy { .. } | Refusal::InUse { .. } | Refusal::NoRoomForCdi { .. }) => {
+            Status::failed_precondition(text)
+        }
         AllocateError::NotRecorded { .. } => Status::unavailable(text),
     }
 }

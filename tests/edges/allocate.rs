@@ -13,10 +13,10 @@ use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::kubelet::uds;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
-use holdfast::messages::{Bind, CallError, Door, Mailbox, Reconcile, Record};
+use holdfast::messages::{Bind, CallError, Door, Mailbox, Reconcile, Record, RecordError};
 use holdfast::serving::{Serving, ServingConfig, Sockets};
 use holdfast::sim::kubelet::{Hook, PodPhase, PodSpec, Profile, Verdict};
-use holdfast::store::{Store, StoreError};
+use holdfast::store::Store;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -173,7 +173,7 @@ impl Actor for Stuck {
 }
 
 impl Handler<Record> for Stuck {
-    type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
+    type Result = ResponseFuture<Result<(), RecordError>>;
 
     fn handle(&mut self, _: Record, _: &mut Self::Context) -> Self::Result {
         Box::pin(std::future::pending())
