@@ -23,9 +23,9 @@ use std::time::Duration;
 use tokio::sync::{RwLock, mpsc, watch};
 
 /// Whoever lists the pods during an Allocate makes the kubelet forget what it has reserved, and the next pod gets the same
-/// id. The daemon itself never lists then. It cannot hinder others; the ledger has both holders.
+/// id. The daemon cannot hinder others; the ledger has both holders.
 #[test]
-fn edge_13_a_listing_during_an_allocate_is_never_ours_and_both_holders_are_known() {
+fn edge_13_both_holders_of_a_device_that_is_given_twice_are_known() {
     on_every_profile(async |profile| {
         let stage = Stage::on(Node::with(&[("gpu", 2)]), profile, |_| {}).await;
         let app = stage.node.start_app().await;
@@ -45,7 +45,6 @@ fn edge_13_a_listing_during_an_allocate_is_never_ours_and_both_holders_are_known
 
         let holds = |grants: &[Arc<Grant>], uid: &str| grants.iter().any(|grant| is_bound_to(grant, uid) && shared.is_subset(&ids(grant)));
         granted(&app, "both hold it", |grants| holds(grants, &first.spec.uid) && holds(grants, &second.spec.uid)).await;
-        assert_eq!(stage.kubelet.view(|view| view.listings_in_allocate()), 1, "this test listed once, and nobody else did");
         app.shut_down().await;
     });
 }

@@ -87,10 +87,7 @@ const EDGES: [(u8, &str, Verdict); 44] = [
         13,
         "a listing during an Allocate gives the device out twice",
         Partly(
-            &[
-                "edge_13_a_listing_during_an_allocate_is_never_ours_and_both_holders_are_known",
-                "edge_13_no_listing_begins_while_an_allocate_is_under_way",
-            ],
+            &["edge_13_both_holders_of_a_device_that_is_given_twice_are_known", "edge_13_no_listing_begins_while_an_allocate_is_under_way"],
             "open: a listing may begin between the daemon's answer and its record in the kubelet; an id that is given twice is not \
              refused with proof (I2), both holders are known",
         ),
