@@ -62,6 +62,7 @@ impl Registrar {
             let within = until.saturating_duration_since(Instant::now());
             match tokio::time::timeout_at(until, version.dialect().register(self.0.clone(), announcement, within)).await {
                 Ok(Ok(())) => return Ok(version),
+                Ok(Err(_)) if Instant::now() >= until => return refused(Status::deadline_exceeded("no answer in time")),
                 // A status with a cause was made on our side: the connection broke, the kubelet said nothing.
                 Ok(Err(status)) if status.source().is_some() => return Err(RegisterError::Absent("it closed the connection".into())),
                 Ok(Err(status)) if negotiation.refused(version, &status) => {

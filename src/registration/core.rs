@@ -216,6 +216,7 @@ impl Machine {
             }
             Event::Absent(number) if self.is_under_way(number) => {
                 self.absent = true;
+                self.doubt_until = Some(now + DOUBT_FOR);
                 // Between its bind and its listen a new kubelet refuses for an instant: the first tries are quick.
                 if self.tries < BACKOFF_MS.len() {
                     self.back_off(now);

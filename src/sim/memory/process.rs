@@ -82,7 +82,7 @@ impl Process {
             (std::mem::take(&mut alive.tasks), std::mem::take(&mut alive.listeners))
         };
         tasks.iter().for_each(Task::abort);
-        listeners.iter().for_each(|listener| listener.cut());
+        listeners.iter().for_each(|listener| listener.close());
     }
 
     fn close(&self, listener: &Arc<Listener>) {
@@ -128,7 +128,7 @@ impl Bound {
     /// Removes its file and cuts its connections.
     pub fn close(self) {
         self.unbind();
-        self.listener.cut();
+        self.listener.close();
         self.process.close(&self.listener);
     }
 }

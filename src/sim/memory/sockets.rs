@@ -5,6 +5,7 @@ use crate::sim::executor::{Handle, Task};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -59,7 +60,7 @@ impl Sockets {
 
     /// A new connection to whoever listens at a path.
     pub(super) fn dial(&mut self, path: &str) -> Option<Arc<Transport>> {
-        let listener = self.files.get(path)?.listener.upgrade()?;
+        let listener = self.files.get(path)?.listener.upgrade().filter(|listener| !listener.closed.load(Ordering::Acquire))?;
         self.next_connection += 1;
         Some(listener.connect(ConnectionId(self.next_connection)))
     }
@@ -69,6 +70,7 @@ impl Sockets {
 pub(super) struct Listener {
     pub(super) plugin: Arc<dyn Plugin>,
     transports: Mutex<Vec<Weak<Transport>>>,
+    closed: AtomicBool,
 }
 
 impl fmt::Debug for Listener {
@@ -79,7 +81,7 @@ impl fmt::Debug for Listener {
 
 impl Listener {
     pub(super) fn new(plugin: Arc<dyn Plugin>) -> Self {
-        Listener { plugin, transports: Mutex::default() }
+        Listener { plugin, transports: Mutex::default(), closed: AtomicBool::new(false) }
     }
 
     fn transports(&self) -> MutexGuard<'_, Vec<Weak<Transport>>> {
@@ -95,8 +97,9 @@ impl Listener {
         transport
     }
 
-    /// Cuts every connection that was made through this socket.
-    pub(super) fn cut(&self) {
+    /// Listens no longer, and cuts every connection that was made through this socket.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
         let transports = std::mem::take(&mut *self.transports());
         transports.iter().filter_map(Weak::upgrade).for_each(|transport| transport.cut());
     }

@@ -13,6 +13,7 @@
 //! through; a failure prints its seed, and `HOLDFAST_SEED=<seed>` plays it again with everything that happened.
 
 mod daemon;
+mod durable;
 mod oracles;
 mod scenario;
 mod service;

@@ -14,7 +14,8 @@
 //! | O10 | at the end | at most 20 Registers in any second, and 20 lists for each stream |
 //! | O11 | always | no listing of ours while an Allocate is under way |
 
-use super::daemon::{Daemon, Disk, gpu};
+use super::daemon::{Daemon, gpu};
+use super::durable::Disk;
 use super::service::list;
 use crate::domain::{AllocId, DeviceId, Entry, GrantState};
 use crate::ledger::core::NEVER_STARTED;

@@ -7,7 +7,8 @@
 //! 3. The kubelet has settled: pods are deleted by force while their containers run, others come (O1). In the end all are
 //!    gone, and a while later nothing is held (O3).
 
-use super::daemon::{Daemon, Disk, Hardware, gpu};
+use super::daemon::{Daemon, gpu};
+use super::durable::{Disk, Hardware};
 use super::oracles::{Oracles, Violation};
 use crate::sim::kubelet::{Behaviour, Gaps, Hook, Interleaving, PodPhase, PodSpec, Profile, Start};
 use crate::sim::memory::{Faults, Node, Odds, Simulation};
