@@ -40,6 +40,8 @@ fn specs() -> Arc<[Arc<ResourceSpec>]> {
 /// A life of the daemon.
 #[derive(Debug, Clone)]
 pub(super) struct Daemon {
+    /// When it was started.
+    pub(super) since: Duration,
     pub(super) process: Process,
     pub(super) inner: Arc<Inner>,
 }
@@ -119,7 +121,7 @@ impl Daemon {
         process.spawn(Arc::clone(&inner).watch_hardware());
         process.spawn(Arc::clone(&inner).register(received));
         process.spawn(Arc::clone(&inner).look());
-        Daemon { process, inner }
+        Daemon { since: node.handle().now(), process, inner }
     }
 }
 

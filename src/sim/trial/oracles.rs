@@ -197,10 +197,11 @@ impl Oracles {
 
     /// When no fault can happen any more: the end of a stream, which the daemon sees, has been answered. What a stuck
     /// goroutine of the kubelet does later, nothing tells of.
-    pub(super) fn answered(&mut self, view: &View<'_>, now: Duration) {
+    pub(super) fn answered(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
         let standing = view.standing(&gpu());
-        if view.is_running() && standing.streams == 0 {
-            self.violated("O5", now, format!("no stream is open: {standing:?}"));
+        let silent = standing.streams > 0 && (standing.is_stopped || !standing.is_tracked);
+        if let (true, Err(what), false) = (view.is_running(), Self::is_served(view, daemon), silent) {
+            self.violated("O5", now, what);
         }
     }
 
