@@ -64,8 +64,13 @@ pub(super) fn run(seed: u64) -> Outcome {
     // A real kubelet was seen to admit sooner than its code suggests.
     let gaps = Gaps { to_first_batch: random.between(64 * MS, 150 * MS), ..Behaviour::default().gaps };
     let behaviour = Behaviour { profile, topology_manager: random.chance(0.3), gaps, ..Behaviour::default() };
-    let faults = match random.below(4) {
+    let slow = Odds { delays: 0.6, ..Odds::default() };
+    let faults = match random.below(5) {
         0 => Faults::none(),
+        // Registers that take their time at every step, so that old streams end in the midst of them.
+        4 => [Hook::AfterRegisterClient, Hook::AfterDial, Hook::AfterOptions, Hook::AfterEndpointSet, Hook::BeforeListAndWatch]
+            .into_iter()
+            .fold(Faults::schedules(STORM), |faults, hook| faults.with(hook, slow)),
         1 => Faults::schedules(STORM),
         // Lists that are looked at late, one after the other.
         2 => Faults::schedules(STORM).with(Hook::OnList, Odds { stalls: 0.3, fails: 0.05, ..Odds::default() }),
@@ -118,7 +123,7 @@ impl Night {
         self.run_to(STORM);
         (0..DEVICES).for_each(|n| self.hardware.find(n));
         if self.daemon.process.is_dead() {
-            self.daemon = Daemon::start(&self.node, &self.disk, &self.hardware);
+            self.start_daemon();
         }
     }
 
@@ -148,7 +153,7 @@ impl Night {
             }
             19 if self.random.chance(0.3) => {
                 self.node.reboot(SECOND + down);
-                self.daemon = Daemon::start(&self.node, &self.disk, &self.hardware);
+                self.start_daemon();
             }
             _ => {
                 let node = self.node.clone();
@@ -162,7 +167,12 @@ impl Night {
         self.daemon.process.kill();
         let now = self.now();
         self.run_to(now + down);
+        self.start_daemon();
+    }
+
+    fn start_daemon(&mut self) {
         self.daemon = Daemon::start(&self.node, &self.disk, &self.hardware);
+        self.oracles.daemon_since = self.daemon.since;
     }
 
     fn add_pod(&mut self) {
