@@ -1,4 +1,4 @@
-//! Clocks and the boot's identity.
+//! Clocks, priorities and the boot's identity.
 
 use crate::domain::{Moment, Timestamp};
 use nix::sys::prctl::set_timerslack;
@@ -19,6 +19,13 @@ pub fn now() -> Moment {
 pub fn boot_id(host_root: &Path) -> Option<String> {
     let text = std::fs::read_to_string(host_root.join("proc/sys/kernel/random/boot_id")).ok()?;
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// Lets this thread, and those that it starts from now on, step back behind the others of the process: for work that
+/// nobody waits for. It cannot be taken back without privileges.
+pub fn step_back() {
+    // Linux counts niceness by thread. Where it is refused the thread is as important as before.
+    let _refused = rustix::process::nice(10);
 }
 
 /// As long as it lives, the kernel may fire the timers of this thread late, and for ever those of the threads that it
@@ -54,6 +61,19 @@ mod tests {
         let inherited = std::thread::spawn(|| get_timerslack().unwrap()).join().unwrap();
         drop(late);
         assert_eq!((inherited, get_timerslack().unwrap()), (1_000_000_000, usual));
+    }
+
+    #[test]
+    fn only_the_thread_that_steps_back_does_so() {
+        let nice = || rustix::process::getpriority_process(None).unwrap();
+        let before = nice();
+        let (after, inherited) = std::thread::spawn(move || {
+            step_back();
+            (nice(), std::thread::spawn(nice).join().unwrap())
+        })
+        .join()
+        .unwrap();
+        assert_eq!((after, inherited, nice()), ((before + 10).min(19), (before + 10).min(19), before));
     }
 
     #[test]

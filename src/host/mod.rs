@@ -7,7 +7,7 @@ mod root;
 mod uevent;
 mod watch;
 
-pub use clock::{LateTimers, boot_id, now};
+pub use clock::{LateTimers, boot_id, now, step_back};
 pub use filesystem::is_tmpfs;
 pub use root::HostRoot;
 pub use uevent::{Uevent, UeventSocket};

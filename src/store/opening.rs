@@ -24,6 +24,8 @@ impl Opening {
         let (sender, opened) = mpsc::sync_channel(1);
         let (path, unused) = (dir.to_owned(), sender.clone());
         let open = move || {
+            // sled's own threads are started by this one.
+            crate::host::step_back();
             let opened = guard(|| Ok(Shelf::open_here(&path))).unwrap_or_else(|why| Err(damaged(why)));
             // Nobody listens after the limit; then the handle is dropped here.
             drop(sender.send(opened));

@@ -124,6 +124,7 @@ impl Shelver {
         let dir = database_dir(state_dir);
         let mut desk = Desk { state_dir: state_dir.to_owned(), shelf: None, shared: Arc::clone(&shared) };
         let run = with_my_steps(move || {
+            crate::host::step_back();
             desk.begin(database, first, truth, &live);
             drop(live);
             for work in work {

@@ -45,8 +45,6 @@ pub(super) struct Oracles {
     bound: BTreeMap<AllocId, Duration>,
     /// When a pod was last given an id, and whether the kubelet had settled by then.
     given: BTreeMap<(String, DeviceId), (Duration, bool)>,
-    /// When the newest daemon was started.
-    pub(super) daemon_since: Duration,
     /// Whether the kubelet was made to forget what it gave.
     pub(super) amnesia: bool,
     /// Whether nothing goes wrong any more.
@@ -62,7 +60,7 @@ impl Oracles {
     }
 
     /// Looks after every step; at everything only when something has happened.
-    pub(super) fn look(&mut self, view: &View<'_>, disk: &Disk, now: Duration) {
+    pub(super) fn look(&mut self, view: &View<'_>, disk: &Disk, daemon: &Daemon, now: Duration) {
         let total = view.events().total();
         if self.seen == total || self.violation.is_some() {
             return;
@@ -71,7 +69,7 @@ impl Oracles {
         self.seen = total;
         let events: Vec<_> = view.events().iter().rev().take(new).cloned().collect();
         for event in events.into_iter().rev() {
-            self.event(&event.kind, event.at, view, disk);
+            self.event(&event.kind, event.at, view, disk, daemon);
         }
         self.bound(disk, now);
         let mut holders = view.holders();
@@ -88,14 +86,16 @@ impl Oracles {
         }
     }
 
-    fn event(&mut self, kind: &EventKind, at: Duration, view: &View<'_>, disk: &Disk) {
+    fn event(&mut self, kind: &EventKind, at: Duration, view: &View<'_>, disk: &Disk, daemon: &Daemon) {
         match kind {
             EventKind::Started { .. } => self.kubelet_since = at,
             EventKind::Vanished { devices, .. } => {
-                // A free id that is gone leaves a minute later, unless the daemon that knew it has died: the next one does not
-                // know that it was ever listed, and a list that was stuck may have it given out just then.
+                // What an earlier list did not have yet, or no longer, may come late out of a stuck goroutine: what counts is
+                // the list of now. And a daemon that has just started does not know which free id was listed before it.
+                let listed: BTreeSet<DeviceId> = list(&daemon.inner.inventory.borrow()).into_iter().map(|device| device.id).collect();
                 let is_held = |id: &DeviceId| disk.ledger(|ledger| ledger.holders(&gpu(), id).next().is_some());
-                if self.daemon_since + Duration::from_secs(60) < at || devices.iter().any(is_held) {
+                let young = daemon.since + Duration::from_secs(60) > at;
+                if devices.iter().any(|id| !listed.contains(id) && (is_held(id) || !young)) {
                     self.violated("O7", at, format!("{devices:?} left the list while somebody has them"));
                 } else {
                     self.excused += 1;

@@ -97,10 +97,10 @@ impl Night {
 
     /// Goes on until a time, or to the first oracle that does not hold.
     fn run_to(&mut self, time: Duration) {
-        let (node, disk, oracles) = (self.node.clone(), self.disk.clone(), &mut self.oracles);
+        let (node, disk, daemon, oracles) = (self.node.clone(), self.disk.clone(), self.daemon.clone(), &mut self.oracles);
         let left = time.saturating_sub(node.handle().now());
         self.simulation.run_until(left, |view| {
-            oracles.look(view, &disk, node.handle().now());
+            oracles.look(view, &disk, &daemon, node.handle().now());
             oracles.violation.is_some()
         });
     }
@@ -172,7 +172,6 @@ impl Night {
 
     fn start_daemon(&mut self) {
         self.daemon = Daemon::start(&self.node, &self.disk, &self.hardware);
-        self.oracles.daemon_since = self.daemon.since;
     }
 
     fn add_pod(&mut self) {
