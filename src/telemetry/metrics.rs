@@ -1,5 +1,6 @@
 //! The one table of metrics: every name, its kind, its unit and its help. Base units; bounded labels.
 
+use crate::host;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -24,6 +25,8 @@ const UPKEEP: Duration = Duration::from_secs(60);
 /// Upper bounds of the histograms' buckets, in seconds: from a call without a disk to the internal deadline.
 const BUCKETS: [f64; 14] = [0.000_05, 0.000_1, 0.000_2, 0.000_4, 0.000_8, 0.001_6, 0.003_2, 0.006_4, 0.012_8, 0.05, 0.1, 0.5, 1.0, 2.0];
 
+/// When nobody has scraped before: by then every resource is registered.
+const INSTALL_AFTER: Duration = Duration::from_millis(300);
 /// Samples that may wait for the recorder; a start makes a few for each resource.
 const EARLY_MAX: usize = 10_000;
 
@@ -72,10 +75,20 @@ fn sample(take: impl FnOnce() + Send + 'static) {
     take();
 }
 
-/// Installs the recorder away from this thread, then keeps the histograms small where nobody scrapes: their samples are
+/// Installs the recorder, soon and on a thread that steps back behind those that serve, then keeps the histograms small where nobody scrapes: their samples are
 /// folded into buckets once a minute.
 pub async fn upkeep() {
-    let Ok(metrics) = tokio::task::spawn_blocking(install).await else { return };
+    tokio::time::sleep(INSTALL_AFTER).await;
+    let (done, installed) = tokio::sync::oneshot::channel();
+    let calibrate = move || {
+        host::step_back();
+        // The daemon may be ending.
+        let _ = done.send(install());
+    };
+    if let Err(error) = std::thread::Builder::new().name("metrics".into()).spawn(calibrate) {
+        tracing::warn!(%error, "no thread for the metrics' recorder; the first scrape installs it");
+    }
+    let Ok(metrics) = installed.await else { return };
     let mut every = tokio::time::interval(UPKEEP);
     loop {
         every.tick().await;
