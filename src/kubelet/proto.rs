@@ -1,7 +1,6 @@
 //! The kubelet's APIs as generated from `proto/`. Nothing above `kubelet/` speaks these types, simulated kubelets aside.
 
-/// Device-plugin API, `v1beta1`.
-#[allow(
+#![allow(
     missing_docs,
     unreachable_pub,
     missing_debug_implementations,
@@ -11,51 +10,23 @@
     clippy::allow_attributes_without_reason,
     reason = "generated code"
 )]
+
+/// Device-plugin API, `v1beta1`.
 pub mod v1beta1 {
     tonic::include_proto!("v1beta1");
 }
 
 /// Device-plugin API, `v1alpha1` and `v1alpha2`.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    missing_debug_implementations,
-    unused_qualifications,
-    clippy::all,
-    clippy::too_many_lines,
-    clippy::allow_attributes_without_reason,
-    reason = "generated code"
-)]
 pub mod v1alpha {
     tonic::include_proto!("deviceplugin");
 }
 
 /// Pod-resources API, `v1`.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    missing_debug_implementations,
-    unused_qualifications,
-    clippy::all,
-    clippy::too_many_lines,
-    clippy::allow_attributes_without_reason,
-    reason = "generated code"
-)]
 pub mod podresources_v1 {
     tonic::include_proto!("v1");
 }
 
 /// Pod-resources API, `v1alpha1`.
-#[allow(
-    missing_docs,
-    unreachable_pub,
-    missing_debug_implementations,
-    unused_qualifications,
-    clippy::all,
-    clippy::too_many_lines,
-    clippy::allow_attributes_without_reason,
-    reason = "generated code"
-)]
 pub mod podresources_v1alpha1 {
     tonic::include_proto!("v1alpha1");
 }

@@ -2,9 +2,7 @@
 
 use super::durable::{Disk, Hardware};
 use super::service::Service;
-use crate::domain::{
-    AllocId, Checkpoint, ContractKind, DeviceClass, DeviceId, Entry, Grant, Inventory, ResourceName, ResourceSpec, Safeguard, Select,
-};
+use crate::domain::{AllocId, Checkpoint, DeviceClass, DeviceId, Entry, Grant, Inventory, ResourceName, ResourceSpec, Safeguard, Select};
 use crate::health::core::{Judge, held};
 use crate::kubelet::register::REGISTER_DEADLINE;
 use crate::ledger::core::{Agenda, Ledger, Sight, Watchlist, has_dead_holder, next_look, reconcile};
@@ -23,17 +21,7 @@ pub(super) fn gpu() -> ResourceName {
 }
 
 fn specs() -> Arc<[Arc<ResourceSpec>]> {
-    let spec = ResourceSpec {
-        name: gpu(),
-        class: DeviceClass::Gpu,
-        contract: ContractKind::Generic,
-        select: Select::default(),
-        exclude: None,
-        paths: Vec::new(),
-        replicas: 1,
-        env: BTreeMap::new(),
-        mounts: Vec::new(),
-    };
+    let spec = ResourceSpec { class: DeviceClass::Gpu, select: Select::default(), ..ResourceSpec::orphan(gpu()) };
     Arc::new([Arc::new(spec)])
 }
 
