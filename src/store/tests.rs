@@ -613,6 +613,21 @@ fn an_append_never_waits_for_the_database_and_what_that_missed_comes_from_the_jo
     assert_eq!(open(dir.path()).1.grants.len(), 4999);
 }
 
+/// A start that does not wait for the database syncs nothing; nothing is promised in its segment before the first append.
+#[test]
+fn the_first_append_makes_the_new_segment_durable_its_name_too() {
+    use super::layout::take_steps;
+    let dir = tempfile::tempdir().unwrap();
+    drop(open_again(dir.path()));
+    take_steps();
+    let (mut store, _) = open_again(dir.path());
+    assert_eq!(take_steps(), ["write"]);
+    store.append(&[made(1)]).unwrap();
+    assert_eq!(take_steps(), ["write", "sync", "sync directory"]);
+    store.append(&[made(2)]).unwrap();
+    assert_eq!(take_steps(), ["write", "sync"]);
+}
+
 /// Some step of a ledger's life, over few grants so that steps meet.
 fn step() -> impl Strategy<Value = Vec<Entry>> {
     let entry = (0..5_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
