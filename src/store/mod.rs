@@ -53,8 +53,8 @@ const SEGMENT_BYTES: u64 = 1024 * 1024;
 /// the live state, 2 to 5 ms with 1000 grants.
 const SEGMENT_BYTES_MAX: u64 = 4 * 1024 * 1024;
 /// Older segments that may wait for a checkpoint at start. A daemon that dies before its first one adds one per start, and
-/// each costs the next start the decoding of everything that was live: more than the checkpoint that removes it.
-const OLD_SEGMENTS_MAX: usize = 2;
+/// each costs a start in another boot the decoding of everything that was live: some 5 ms with 1000 grants.
+const OLD_SEGMENTS_MAX: usize = 8;
 
 /// The durable truth at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -35,17 +35,17 @@ impl Store {
         fs::create_dir_all(&journal_dir).map_err(StoreError::io("create", &journal_dir))?;
         let mut lock = Lock::take(state_dir)?;
 
-        // The two copies are read side by side.
         let database_dir = database_dir(state_dir);
         let had_database = database_dir.exists();
-        let opening = Opening::begin(&database_dir);
         let alone = if lock.is_of_boot(boot_id) { Fold::read_newest(&journal_dir)? } else { None };
-        let waits = alone.is_none();
+        // Otherwise the two copies are read side by side.
+        let opening = alone.is_none().then(|| Opening::begin(&database_dir));
         let fold = alone.map_or_else(|| Fold::read(&journal_dir), Ok)?;
 
         let mut report = RecoveryReport { findings: journal_findings(&fold), ..RecoveryReport::default() };
         let (newest, damaged) = (fold.segments.last().map_or(0, |(first, _)| *first), fold.damaged.clone());
-        let (mut truth, database) = if waits {
+        let waits = opening.is_some();
+        let (mut truth, database) = if let Some(opening) = opening {
             let opened = match open_or_replace(opening, &database_dir, &mut report.quarantined) {
                 Ok(opened) => Some(Box::new(opened)),
                 Err(error @ (StoreError::InUse { .. } | StoreError::Newer { .. })) => return Err(error),
@@ -58,7 +58,7 @@ impl Store {
             (merge(fold, opened.as_deref(), had_database, &mut report), Database::Opened(opened))
         } else {
             let truth = recovery::merge(fold, &Image::default(), &mut report, |_| BTreeMap::new());
-            (truth, Database::Opening { opening, existed: had_database })
+            (truth, Database::Later { existed: had_database })
         };
 
         // A new segment always: an old one is never written to again.

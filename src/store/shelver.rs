@@ -20,10 +20,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Entries that may wait for sled: 3 MB of grants. More than that and it catches up from the journal.
 const QUEUE_MAX: usize = 4096;
+/// How long after a start in the same boot the database is opened, unless it is wanted before: sled's opening would take a
+/// core from the registrations.
+const OPENS_AFTER: Duration = Duration::from_millis(300);
 /// How long somebody waits for the thread: longer than sled may take to open.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Older segments that are kept for a database that cannot be written, before the oldest are given up (their live grants
@@ -56,8 +59,8 @@ struct Shared {
 pub(super) enum Database {
     /// It is open, or cannot be.
     Opened(Option<Box<Opened>>),
-    /// It is being opened: the journal's newest segment has told everything that was needed.
-    Opening { opening: Opening, existed: bool },
+    /// It is opened later: the journal's newest segment has told everything that was needed.
+    Later { existed: bool },
 }
 
 /// What the thread is told.
@@ -125,9 +128,10 @@ impl Shelver {
         let mut desk = Desk { state_dir: state_dir.to_owned(), shelf: None, shared: Arc::clone(&shared) };
         let run = with_my_steps(move || {
             crate::host::step_back();
+            let told = if matches!(database, Database::Later { .. }) { listen(&work) } else { Vec::new() };
             desk.begin(database, first, truth, &live);
             drop(live);
-            for work in work {
+            for work in told.into_iter().chain(work) {
                 desk.perform(work);
             }
             desk.close();
@@ -247,7 +251,7 @@ impl Desk {
     fn begin(&mut self, database: Database, first: u64, truth: Truth, live: &LivePayloads) {
         let begun = match database {
             Database::Opened(opened) => Ok((opened, truth)),
-            Database::Opening { opening, existed } => self.open_late(opening, existed, first),
+            Database::Later { existed } => self.open_late(existed, first),
         };
         match begun {
             Ok((Some(opened), truth)) => {
@@ -262,8 +266,9 @@ impl Desk {
 
     /// The database beside a journal that needed none, and what the older segments tell of released grants. A database
     /// that contradicts the journal is put aside for a person.
-    fn open_late(&mut self, opening: Opening, existed: bool, first: u64) -> Result<(Option<Box<Opened>>, Truth), StoreError> {
+    fn open_late(&mut self, existed: bool, first: u64) -> Result<(Option<Box<Opened>>, Truth), StoreError> {
         let dir = database_dir(&self.state_dir);
+        let opening = Opening::begin(&dir);
         let fold = Fold::read_before(&journal_dir(&self.state_dir), first)?;
         let mut report = RecoveryReport { findings: journal_findings(&fold), ..RecoveryReport::default() };
         for path in &fold.damaged {
@@ -365,6 +370,20 @@ impl Desk {
             shelf.close();
         }
     }
+}
+
+/// What the thread is told while the database may stay closed.
+fn listen(work: &Receiver<Work>) -> Vec<Work> {
+    let until = Instant::now() + OPENS_AFTER;
+    let mut told = Vec::new();
+    while let Ok(work) = work.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        let can_wait = matches!(work, Work::Put { .. } | Work::Retire { .. } | Work::Name { .. });
+        told.push(work);
+        if !can_wait || told.len() == QUEUE_MAX {
+            break;
+        }
+    }
+    told
 }
 
 /// What is said of a database whose records were damaged.
