@@ -7,6 +7,7 @@ mod common;
 use common::{Daemon, HANG, Node, allocate, count, dial, http_get, ids, name, offered, resource, run, soon, telemetry, until};
 use holdfast::domain::ResourceName;
 use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
+use holdfast::store;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
@@ -120,6 +121,26 @@ fn a_held_device_that_disappears_stays_in_the_list_unhealthy_until_it_is_back() 
         assert_eq!(count(&kubelet, shorter), 0, "a held device was not in a list");
         assert_eq!(kubelet.panicked(), None);
         drop(daemon);
+    });
+}
+
+/// Nobody holds it, but the kubelet may be about to give it out: no list of this process lacks what the last one had.
+#[test]
+fn a_free_device_that_is_lost_while_no_daemon_runs_is_in_the_next_ones_list() {
+    run(async {
+        let node = Node::with(&[("gpu", 3)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 3).await;
+        let remembered = || store::peek(&node.state()).ok().and_then(|seen| seen.listed.get(&gpu()).map(Vec::len));
+        until("the list on disk", remembered, |listed| *listed == Some(3));
+        daemon.kill();
+        node.remove_device("gpu", 1);
+        let _daemon = node.start_daemon();
+        listed(&kubelet, &gpu(), (2, 1)).await;
+        let shorter = |kind: &EventKind| matches!(kind, EventKind::Listed { healthy, unhealthy, .. } if healthy + unhealthy != 3);
+        assert_eq!(count(&kubelet, shorter), 0, "a list lacked it");
+        assert_eq!(kubelet.panicked(), None);
     });
 }
 

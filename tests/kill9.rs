@@ -206,6 +206,7 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             process_crash: false,
             grants: Arc::new(watch::Sender::default()),
             names: Arc::new(watch::Sender::default()),
+            inventory: watch::channel(Arc::default()).1,
             device_plugins: dir.path().join("device-plugins"),
             pod_resources: dir.path().join("pod-resources.sock"),
             host_root: dir.path().to_owned(),

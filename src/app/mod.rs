@@ -182,6 +182,7 @@ impl App {
             process_crash: settings.config.durability == Durability::ProcessCrash,
             grants: Arc::new(grants),
             names: Arc::new(remembered),
+            inventory: inventory_view.clone(),
             device_plugins: settings.device_plugins(),
             pod_resources: settings.pod_resources(),
             host_root: roots.host.clone(),
@@ -191,7 +192,13 @@ impl App {
         };
         ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
 
-        let config = HealthConfig { specs: Arc::clone(&specs), grants: grants_view.clone(), inventory, rescan: actors.discovery.mailbox() };
+        let config = HealthConfig {
+            specs: Arc::clone(&specs),
+            listed: Arc::new(recovered.listed),
+            grants: grants_view.clone(),
+            inventory,
+            rescan: actors.discovery.mailbox(),
+        };
         health.start(here.clone(), supervision.clone(), move |life| HealthActor::new(config.clone(), life));
 
         let config = DiscoveryConfig {

@@ -5,6 +5,7 @@ use super::edits::ContainerEdits;
 use super::resource::ResourceName;
 use super::time::Timestamp;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Names one grant for ever: a UUID of version 7, so that ids sort by time.
@@ -173,6 +174,9 @@ impl Grant {
     }
 }
 
+/// Every id that the kubelet has been told of, by resource, with what is needed to offer it on when its device has gone.
+pub type Listed = BTreeMap<ResourceName, Vec<GrantedDevice>>;
+
 /// One durable fact. The ledger is the fold of its entries, in order.
 ///
 /// An entry carries the whole grant or a whole state, never a difference: applying one twice changes nothing.
@@ -195,5 +199,12 @@ pub enum Entry {
         key: String,
         /// Its id.
         id: DeviceId,
+    },
+    /// The list of a resource has other ids than before: the next life of the daemon does not drop one at once (I3).
+    Listed {
+        /// The resource.
+        resource: ResourceName,
+        /// Every id in the list; none when the resource is no longer offered.
+        devices: Vec<GrantedDevice>,
     },
 }

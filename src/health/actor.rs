@@ -1,7 +1,7 @@
 //! The shell: hands evidence to the judge, publishes what it says, logs what changed.
 
 use super::core::{self, Judge};
-use crate::domain::{Grant, Health, Inventory, ResourceSpec};
+use crate::domain::{Grant, Health, Inventory, Listed, ResourceSpec};
 use crate::host;
 use crate::messages::{Broken, Crash, Discovered, Mailbox, Rescan};
 use crate::telemetry::metrics;
@@ -17,6 +17,8 @@ use tokio_stream::wrappers::WatchStream;
 pub struct HealthConfig {
     /// The configured resources.
     pub specs: Arc<[Arc<ResourceSpec>]>,
+    /// What the kubelet was told by an earlier process.
+    pub listed: Arc<Listed>,
     /// Who holds what.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// Where the inventory is published. Outlives the actor, as does what was published last.
@@ -37,7 +39,7 @@ pub struct HealthActor {
 impl HealthActor {
     /// Builds one life of the actor; it begins with what was published last.
     pub fn new(config: HealthConfig, life: impl Any + Send) -> Self {
-        let judge = Judge::new(Arc::clone(&config.specs), config.inventory.borrow().clone());
+        let judge = Judge::new(Arc::clone(&config.specs), config.inventory.borrow().clone(), &config.listed);
         HealthActor { config, judge, timer: None, _life: Box::new(life) }
     }
 

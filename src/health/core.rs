@@ -1,7 +1,8 @@
 //! The judge: evidence in, inventory out. Pure.
 
 use crate::domain::{
-    Device, DeviceClass, DeviceId, Evidence, Grant, Health, Inventory, Offered, Offering, Reason, ResourceName, ResourceSpec, Safeguard,
+    Device, DeviceClass, DeviceId, Evidence, Grant, GrantedDevice, Health, Inventory, Listed, Offered, Offering, Reason, ResourceName,
+    ResourceSpec, Safeguard,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,24 +14,14 @@ use std::time::Duration;
 pub(crate) const LEAVE_AFTER: Duration = Duration::from_secs(60);
 
 /// Which ids are held, with what is needed to offer them on.
-pub(crate) type Held = BTreeMap<ResourceName, BTreeMap<DeviceId, HeldDevice>>;
-
-/// One held id, as its grant remembers it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct HeldDevice {
-    key: String,
-    numa_nodes: Vec<u32>,
-}
+pub(crate) type Held = BTreeMap<ResourceName, BTreeMap<DeviceId, GrantedDevice>>;
 
 /// The held ids of the live grants.
 pub(crate) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
     let mut held = Held::new();
     for grant in grants.filter(|grant| grant.is_live()) {
         let ids = held.entry(grant.resource.clone()).or_default();
-        for device in &grant.devices {
-            let known = HeldDevice { key: device.key.clone(), numa_nodes: device.numa_nodes.clone() };
-            ids.insert(device.id.clone(), known);
-        }
+        ids.extend(grant.devices.iter().map(|device| (device.id.clone(), device.clone())));
     }
     held
 }
@@ -39,6 +30,8 @@ pub(crate) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
 #[derive(Debug)]
 pub(crate) struct Judge {
     specs: Arc<[Arc<ResourceSpec>]>,
+    /// What an earlier process had in its lists, until the first judgement.
+    earlier: Listed,
     evidence: Option<Arc<Evidence>>,
     /// Devices that an Allocate found broken, until newer evidence speaks.
     broken: BTreeMap<DeviceId, (Reason, Duration)>,
@@ -50,9 +43,11 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    /// Begins with what was published last, so that a rebuilt actor drops nothing from the list.
-    pub(crate) fn new(specs: Arc<[Arc<ResourceSpec>]>, published: Arc<Inventory>) -> Self {
-        Judge { specs, evidence: None, broken: BTreeMap::new(), leaving: BTreeMap::new(), inventory: published, complete: false }
+    /// Begins with what was published last, so that a rebuilt actor drops nothing from the list; and where nothing was,
+    /// with what an earlier process had in it.
+    pub(crate) fn new(specs: Arc<[Arc<ResourceSpec>]>, published: Arc<Inventory>, earlier: &Listed) -> Self {
+        let earlier = if published.resources.is_empty() { earlier.clone() } else { Listed::new() };
+        Judge { specs, earlier, evidence: None, broken: BTreeMap::new(), leaving: BTreeMap::new(), inventory: published, complete: false }
     }
 
     /// Takes the result of a scan. It overrules what was found broken before it began.
@@ -126,6 +121,7 @@ impl Judge {
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
         }
         (self.leaving, self.complete) = (leaving, complete);
+        self.earlier.clear();
         self.inventory = Arc::new(Inventory { resources });
         Some(Arc::clone(&self.inventory))
     }
@@ -156,13 +152,13 @@ impl Judge {
         &self,
         spec: &ResourceSpec,
         offered: &BTreeMap<DeviceId, Offered>,
-        held: &BTreeMap<DeviceId, HeldDevice>,
+        held: &BTreeMap<DeviceId, GrantedDevice>,
     ) -> BTreeMap<DeviceId, Arc<Device>> {
         let before = self.inventory.resources.get(&spec.name);
         let remembered = before.into_iter().flat_map(|offering| &offering.devices);
         let mut absent: BTreeMap<_, _> = remembered.map(|(id, offered)| (id.clone(), Arc::clone(&offered.device))).collect();
-        for (id, known) in held {
-            absent.entry(id.clone()).or_insert_with(|| Arc::new(ghost(spec.class, id, known)));
+        for known in held.values().chain(self.earlier.get(&spec.name).into_iter().flatten()) {
+            absent.entry(known.id.clone()).or_insert_with(|| Arc::new(ghost(spec.class, known)));
         }
         let other: BTreeSet<DeviceId> = offered.keys().cloned().collect();
         absent.retain(|id, _| !other.contains(id));
@@ -191,10 +187,10 @@ fn required_nodes(device: &Device) -> impl Iterator<Item = &str> {
     device.nodes.iter().filter(move |node| own && node.required).map(|node| node.host.as_str())
 }
 
-/// A held device of which only its grant tells.
-fn ghost(class: DeviceClass, id: &DeviceId, known: &HeldDevice) -> Device {
+/// A device of which only the ledger tells.
+fn ghost(class: DeviceClass, known: &GrantedDevice) -> Device {
     Device {
-        id: id.clone(),
+        id: known.id.clone(),
         key: known.key.clone(),
         class,
         pci: None,

@@ -8,16 +8,17 @@ use super::core::{Agenda, Change, Ledger, Watchlist, has_dead_holder, is_calm, n
 use super::observe::{KubeletAge, Looker, Wants};
 use super::report;
 use super::sight::refusal;
-use crate::domain::{Entry, Observation};
+use crate::domain::{Entry, Inventory, Observation};
 use crate::host;
 use crate::messages::{Crash, Publish, Reconcile, Record, RecordError, Remember};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metrics;
-use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle};
+use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+use tokio_stream::wrappers::WatchStream;
 
 /// Others learn of an Allocate right after its answer, and of many that come together at most this often.
 const PUBLISH_EVERY: Duration = Duration::from_millis(10);
@@ -74,7 +75,7 @@ impl LedgerActor {
     /// Builds one life of the actor from what the store has.
     pub fn new(config: LedgerConfig, life: impl Any + Send) -> Self {
         let recovered = lock(&config.store).load();
-        let ledger = Ledger::from_recovered(recovered.grants, recovered.names);
+        let ledger = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed);
         let looker = Looker::new(&config);
         LedgerActor {
             config,
@@ -255,10 +256,24 @@ impl Actor for LedgerActor {
     fn started(&mut self, context: &mut Self::Context) {
         self.publish();
         self.publish_names();
+        context.add_stream(WatchStream::new(self.config.inventory.clone()));
         // The segments that the start has read are of no more use after it.
         self.checkpoint_later(context);
         self.look(context);
     }
+}
+
+impl StreamHandler<Arc<Inventory>> for LedgerActor {
+    fn handle(&mut self, inventory: Arc<Inventory>, context: &mut Self::Context) {
+        let entries = self.ledger.unlisted(&inventory);
+        if !entries.is_empty() {
+            // The list does not wait for the disk: an id that came and went before this was written is not remembered.
+            drop(self.submit(entries, context));
+        }
+    }
+
+    /// The publisher ends with the daemon only.
+    fn finished(&mut self, _: &mut Self::Context) {}
 }
 
 impl Handler<Record> for LedgerActor {

@@ -1,6 +1,6 @@
 //! What the ledger actor is built with.
 
-use crate::domain::{DeviceId, Grant, KubeletGeneration};
+use crate::domain::{DeviceId, Grant, Inventory, KubeletGeneration};
 use crate::store::Store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,6 +18,8 @@ pub struct LedgerConfig {
     pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
     /// Where the remembered ids are published.
     pub names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
+    /// What the kubelet is told.
+    pub inventory: watch::Receiver<Arc<Inventory>>,
     /// `<kubelet-dir>/device-plugins`, where the kubelet keeps its checkpoint.
     pub device_plugins: PathBuf,
     /// The pod-resources socket.

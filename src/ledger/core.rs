@@ -30,17 +30,18 @@ pub use self::agenda::{Agenda, has_dead_holder, is_calm, next_look};
 pub use self::reconcile::{ABSENCE_MIN, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, Watchlist, reconcile};
 pub use self::refusal::{Doubt, Sight, doubt};
 
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantedDevice, ResourceName};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantedDevice, Inventory, Listed, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The live grants and the names of devices.
+/// The live grants, the names of devices, and what the kubelet was told.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger {
     grants: BTreeMap<AllocId, Arc<Grant>>,
     /// Which grants hold an id: more than one after an init container.
     holders: BTreeMap<ResourceName, BTreeMap<DeviceId, BTreeSet<AllocId>>>,
     names: BTreeMap<String, DeviceId>,
+    listed: Listed,
 }
 
 /// What an entry changed.
@@ -54,14 +55,16 @@ pub enum Change {
     Released,
     /// A device got its id.
     Named,
+    /// A list has other ids.
+    Listed,
     /// Nothing: it was so already, or the grant is not live.
     Nothing,
 }
 
 impl Ledger {
     /// The ledger that the store has kept.
-    pub fn from_recovered(grants: impl IntoIterator<Item = Grant>, names: BTreeMap<String, DeviceId>) -> Self {
-        let mut ledger = Ledger { names, ..Ledger::default() };
+    pub fn from_recovered(grants: impl IntoIterator<Item = Grant>, names: BTreeMap<String, DeviceId>, listed: Listed) -> Self {
+        let mut ledger = Ledger { names, listed, ..Ledger::default() };
         grants.into_iter().filter(Grant::is_live).for_each(|grant| ledger.insert(grant));
         ledger
     }
@@ -103,6 +106,15 @@ impl Ledger {
                 self.names.insert(key.clone(), id.clone());
                 Change::Named
             }
+            Entry::Listed { resource, devices } => {
+                let known = self.listed.get(resource).map_or(&[][..], Vec::as_slice);
+                if known == devices.as_slice() {
+                    return Change::Nothing;
+                }
+                self.listed.insert(resource.clone(), devices.clone());
+                self.listed.retain(|_, devices| !devices.is_empty());
+                Change::Listed
+            }
         }
     }
 
@@ -139,6 +151,32 @@ impl Ledger {
     #[must_use]
     pub fn names(&self) -> &BTreeMap<String, DeviceId> {
         &self.names
+    }
+
+    /// What the kubelet was told last, as far as it is remembered.
+    #[must_use]
+    pub fn listed(&self) -> &Listed {
+        &self.listed
+    }
+
+    /// What is to be remembered of an inventory: one entry for each resource whose list has other ids than before. An
+    /// inventory without resources is one that nobody has judged yet.
+    #[must_use]
+    pub fn unlisted(&self, inventory: &Inventory) -> Vec<Entry> {
+        if inventory.resources.is_empty() {
+            return Vec::new();
+        }
+        let mut lists: Listed = self.listed.keys().map(|resource| (resource.clone(), Vec::new())).collect();
+        for (resource, offering) in &inventory.resources {
+            let listed = offering.devices.iter().map(|(id, offered)| GrantedDevice {
+                id: id.clone(),
+                key: offered.device.key.clone(),
+                numa_nodes: offered.device.numa_nodes.clone(),
+            });
+            lists.insert(resource.clone(), listed.collect());
+        }
+        lists.retain(|resource, devices| self.listed.get(resource).map_or(&[][..], Vec::as_slice) != devices.as_slice());
+        lists.into_iter().map(|(resource, devices)| Entry::Listed { resource, devices }).collect()
     }
 
     fn insert(&mut self, grant: Grant) {

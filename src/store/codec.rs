@@ -1,4 +1,4 @@
-//! How one entry looks on disk. Version 1, pinned by a golden file.
+//! How one entry looks on disk. Each version is pinned by a golden file.
 //!
 //! ```text
 //! length u32 LE │ seq u64 LE │ crc32 u32 LE over seq and payload │ payload: {"v":1,"record":{"entry":"grant",…}}
@@ -10,10 +10,12 @@
 use crate::domain::Entry;
 use serde::{Deserialize, Serialize};
 
-/// The version that is written.
-pub(super) const VERSION: u32 = 1;
-/// How a payload of this version begins when this code wrote it.
-const FRONT: &[u8] = br#"{"v":1,"record":"#;
+/// The version of the frames, of a segment's header and of sled's trees.
+pub(super) const FRAMING: u32 = 1;
+/// The highest version of a record that is known. Version 2 has [`Entry::Listed`].
+pub(super) const VERSION: u32 = 2;
+/// How a payload begins when this code wrote it.
+const FRONTS: [&[u8]; VERSION as usize] = [br#"{"v":1,"record":"#, br#"{"v":2,"record":"#];
 /// Bytes in front of the payload.
 pub(super) const PREFIX_BYTES: usize = 16;
 /// A larger payload is refused by the writer and taken for damage by the reader. A grant of 64 devices has some 20 KiB.
@@ -60,22 +62,26 @@ struct Read {
     record: Entry,
 }
 
-/// The payload of an entry; it is the same in the journal and in sled.
+/// The payload of an entry, in the first version that has it; it is the same in the journal and in sled.
 pub(super) fn encode(entry: &Entry) -> Result<Vec<u8>, serde_json::Error> {
-    serde_json::to_vec(&Written { v: VERSION, record: entry })
+    let v = match entry {
+        Entry::Grant(_) | Entry::Moved { .. } | Entry::Named { .. } => 1,
+        Entry::Listed { .. } => 2,
+    };
+    serde_json::to_vec(&Written { v, record: entry })
 }
 
 /// The entry of a payload whose crc holds.
 pub(super) fn decode(payload: &[u8]) -> Result<Entry, Defect> {
     // Nearly always: one pass, which halves the time of a start.
-    if let Some(record) = payload.strip_prefix(FRONT).and_then(|rest| rest.strip_suffix(b"}"))
+    if let Some(record) = FRONTS.iter().find_map(|front| payload.strip_prefix(*front)?.strip_suffix(b"}"))
         && let Ok(entry) = serde_json::from_slice(record)
     {
         return Ok(entry);
     }
     // The version first: what a later one calls an entry need not look like ours.
     match serde_json::from_slice::<Versioned>(payload) {
-        Ok(Versioned { v: VERSION }) => {}
+        Ok(Versioned { v: 1..=VERSION }) => {}
         Ok(Versioned { v }) if v > VERSION => return Err(Defect::Newer(v)),
         _ => return Err(Defect::Damaged),
     }
@@ -146,27 +152,31 @@ mod tests {
     use super::*;
     use crate::store::samples;
 
-    /// Changing this file is changing the format: bump the version and keep reading the old one.
-    #[test]
-    fn version_1_on_disk_is_the_golden_file() {
+    /// What a version wrote is read for ever. Changing an entry's form is a new version, with a golden file of its own.
+    fn is_golden(name: &str, golden: &[u8], entries: &[Entry]) {
         let mut bytes = Vec::new();
-        for (entry, seq) in samples::one_of_each().iter().zip(1..) {
+        for (entry, seq) in entries.iter().zip(1..) {
             frame(&mut bytes, seq, &encode(entry).unwrap());
         }
-        let golden = include_bytes!("golden/records-v1.bin");
         if bytes != golden {
-            std::fs::write(std::env::temp_dir().join("records-v1.bin"), &bytes).unwrap();
+            std::fs::write(std::env::temp_dir().join(name), &bytes).unwrap();
         }
-        assert!(bytes == golden, "the bytes of version 1 have changed; what is written now is in the temporary directory");
+        assert!(bytes == golden, "{name} has changed; what is written now is in the temporary directory");
 
-        let mut rest = golden.as_slice();
+        let mut rest = golden;
         let mut read = Vec::new();
         while !rest.is_empty() {
             let record = unframe(rest).unwrap();
             read.push(decode(record.payload).unwrap());
             rest = &rest[record.len()..];
         }
-        assert_eq!(read, samples::one_of_each());
+        assert_eq!(read, entries);
+    }
+
+    #[test]
+    fn every_version_on_disk_is_its_golden_file() {
+        is_golden("records-v1.bin", include_bytes!("golden/records-v1.bin"), &samples::one_of_each());
+        is_golden("records-v2.bin", include_bytes!("golden/records-v2.bin"), &[samples::listed(&[1, 2])]);
     }
 
     #[test]
@@ -185,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_later_version_is_not_taken_for_damage() {
-        assert_eq!(decode(br#"{"v":2,"record":{"entry":"unheard-of"}}"#), Err(Defect::Newer(2)));
+        assert_eq!(decode(br#"{"v":3,"record":{"entry":"unheard-of"}}"#), Err(Defect::Newer(3)));
         assert_eq!(decode(br#"{"v":1,"record":{"entry":"unheard-of"}}"#), Err(Defect::Damaged));
         assert_eq!(decode(b"{}"), Err(Defect::Damaged));
     }

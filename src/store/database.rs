@@ -116,14 +116,14 @@ impl Shelf {
         let shelf = Shelf::with_trees(dir, db).map_err(damaged)?;
         if fresh {
             let parent = dir.parent().unwrap_or(dir);
-            shelf.set_number(SCHEMA, codec::VERSION.into()).and_then(|()| shelf.persist()).map_err(damaged)?;
+            shelf.set_number(SCHEMA, codec::FRAMING.into()).and_then(|()| shelf.persist()).map_err(damaged)?;
             sync_directory(dir).and_then(|()| sync_directory(parent)).map_err(|error| damaged(reported(&error)))?;
         }
         let image = shelf.scan().map_err(damaged)?;
         if shelf.number(SCHEMA).map_err(damaged)?.is_none() {
             return Err(Refusal::Damaged { why: "it opens empty although it is not new".into(), readable: image });
         }
-        if let Some(version) = shelf.number(SCHEMA).map_err(damaged)?.filter(|version| *version > u64::from(codec::VERSION)) {
+        if let Some(version) = shelf.number(SCHEMA).map_err(damaged)?.filter(|version| *version > u64::from(codec::FRAMING)) {
             return Err(Refusal::Newer(u32::try_from(version).unwrap_or(u32::MAX)));
         }
         if image.damaged > 0 {

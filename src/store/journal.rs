@@ -140,7 +140,7 @@ impl Journal {
 
 /// The header line. Its crc tells a later version from a flipped bit.
 fn header(records: usize) -> String {
-    let text = format!("{MAGIC}{} head={records}", codec::VERSION);
+    let text = format!("{MAGIC}{} head={records}", codec::FRAMING);
     format!("{text} crc={:08x}\n", crc32fast::hash(text.as_bytes()))
 }
 

@@ -41,9 +41,9 @@ pub use shelver::PendingCheckpoint;
 
 use self::journal::Journal;
 use self::layout::{Lock, journal_dir};
-use self::recovery::{LivePayloads, decode_grant, encode, open_segment};
+use self::recovery::{LivePayloads, Notes, decode_grant, encode, open_segment};
 use self::shelver::{Order, Shelver};
-use crate::domain::{DeviceId, Durability, Entry, Grant};
+use crate::domain::{DeviceId, Durability, Entry, Grant, Listed};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -63,6 +63,8 @@ pub struct Recovered {
     pub grants: Vec<Grant>,
     /// The id of each device that ever got one, by physical key.
     pub names: BTreeMap<String, DeviceId>,
+    /// What the kubelet was told last, as far as it is known.
+    pub listed: Listed,
     /// How it was come by.
     pub report: RecoveryReport,
 }
@@ -78,7 +80,7 @@ pub struct Store {
     next_seq: u64,
     /// Payload of every live grant. Bytes, not values: a head copies them, and 1000 are 0.7 MB instead of 1.5.
     live: LivePayloads,
-    names: BTreeMap<String, DeviceId>,
+    notes: Notes,
     shelver: Shelver,
     report: RecoveryReport,
     /// Bytes of one append, kept for the next.
@@ -176,7 +178,8 @@ impl Store {
         let grants = self.live.values().filter_map(|(_, payload)| decode_grant(payload)).collect();
         let mut report = self.report.clone();
         self.shelver.add_findings(&mut report);
-        Recovered { grants, names: self.names.clone(), report }
+        let Notes { names, listed } = self.notes.clone();
+        Recovered { grants, names, listed, report }
     }
 
     /// Whether entries can be confirmed, and whether both copies are being kept: (journal, query database).
@@ -213,9 +216,10 @@ impl Store {
                 }
             }
             Entry::Named { key, id } => {
-                self.names.insert(key.clone(), id.clone());
+                self.notes.names.insert(key.clone(), id.clone());
                 self.shelver.name(key, seq, id);
             }
+            Entry::Listed { resource, devices } => replay::list(&mut self.notes.listed, resource, devices.clone()),
         }
     }
 
@@ -241,7 +245,7 @@ impl Store {
 
     fn try_to_rotate(&mut self) -> Result<(), StoreError> {
         let dir = journal_dir(&self.dir);
-        match open_segment(&dir, self.next_seq, &self.live, &self.names) {
+        match open_segment(&dir, self.next_seq, &self.live, &self.notes) {
             Ok((journal, next_seq)) => {
                 (self.journal, self.next_seq, self.failed) = (journal, next_seq, false);
                 Ok(())
@@ -251,7 +255,7 @@ impl Store {
                     // A head, or a part of one, is there and has these numbers. It would be read after whatever else the
                     // present segment took, and contradict it: so that takes nothing more, and the next head comes after.
                     self.failed = true;
-                    self.next_seq += 1.max((self.live.len() + self.names.len()) as u64);
+                    self.next_seq += 1.max((self.live.len() + self.notes.len()) as u64);
                 }
                 Err(error)
             }

@@ -12,7 +12,7 @@
 use super::database::Image;
 use super::layout::{Lock, database_dir, journal_dir, quarantine};
 use super::opening::{Opened, Opening, open_or_replace};
-use super::recovery::{self, Truth, database_finding, encode_live, journal_findings, open_segment};
+use super::recovery::{self, Notes, Truth, database_finding, encode_live, journal_findings, open_segment};
 use super::replay::Fold;
 use super::shelver::{Database, Shelver, history_stays};
 use super::{OLD_SEGMENTS_MAX, Recovered, RecoveryReport, Store, StoreError, journal};
@@ -64,8 +64,8 @@ impl Store {
         // A new segment always: an old one is never written to again.
         let first = truth.last.max(newest) + 1;
         let live = encode_live(&truth)?;
-        let names: BTreeMap<_, _> = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).collect();
-        let (mut journal, next_seq) = open_segment(&journal_dir, first, &live, &names)?;
+        let notes = Notes::of(&truth);
+        let (mut journal, next_seq) = open_segment(&journal_dir, first, &live, &notes)?;
         if waits {
             journal.sync()?;
         }
@@ -83,7 +83,7 @@ impl Store {
             failed: false,
             next_seq,
             live,
-            names,
+            notes,
             shelver,
             report,
             buffer: Vec::new(),
@@ -96,7 +96,8 @@ impl Store {
             store.begin_checkpoint()?;
         }
         store.report.took = began.elapsed();
-        let recovered = Recovered { grants, names: store.names.clone(), report: store.report.clone() };
+        let Notes { names, listed } = store.notes.clone();
+        let recovered = Recovered { grants, names, listed, report: store.report.clone() };
         Ok((store, recovered))
     }
 }

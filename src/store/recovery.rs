@@ -12,7 +12,7 @@ use super::codec;
 use super::database::{Image, Shelf};
 use super::journal::Journal;
 use super::replay::Fold;
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Listed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -82,6 +82,8 @@ pub(super) struct Truth {
     pub(super) released: BTreeMap<AllocId, (u64, Grant)>,
     /// Names of devices.
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
+    /// What the kubelet was told last. Only the journal has it.
+    pub(super) listed: Listed,
     /// The highest sequence number that either has.
     pub(super) last: u64,
 }
@@ -96,7 +98,7 @@ pub(super) fn merge(
     report.segments = fold.segments.len();
     report.entries = fold.entries;
     report.torn_bytes = fold.torn_bytes;
-    let mut truth = Truth { last: fold.last.max(image.last), names: fold.names, ..Truth::default() };
+    let mut truth = Truth { last: fold.last.max(image.last), names: fold.names, listed: fold.listed, ..Truth::default() };
     for (id, (seq, grant)) in fold.grants {
         if grant.is_live() { &mut truth.live } else { &mut truth.released }.insert(id, (seq, grant));
     }
@@ -201,6 +203,30 @@ pub(super) fn decode_grant(payload: &[u8]) -> Option<Grant> {
     }
 }
 
+/// What is remembered beside grants.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Notes {
+    pub(super) names: BTreeMap<String, DeviceId>,
+    pub(super) listed: Listed,
+}
+
+impl Notes {
+    pub(super) fn of(truth: &Truth) -> Self {
+        let names = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).collect();
+        Notes { names, listed: truth.listed.clone() }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.names.len() + self.listed.len()
+    }
+
+    fn entries(&self) -> impl Iterator<Item = Entry> {
+        let names = self.names.iter().map(|(key, id)| Entry::Named { key: key.clone(), id: id.clone() });
+        let listed = self.listed.iter();
+        names.chain(listed.map(|(resource, devices)| Entry::Listed { resource: resource.clone(), devices: devices.clone() }))
+    }
+}
+
 pub(super) fn encode_live(truth: &Truth) -> Result<LivePayloads, StoreError> {
     let one = |(id, (seq, grant)): (&AllocId, &(u64, Grant))| {
         encode(&Entry::Grant(Box::new(grant.clone()))).map(|payload| (id.clone(), (*seq, payload)))
@@ -209,14 +235,9 @@ pub(super) fn encode_live(truth: &Truth) -> Result<LivePayloads, StoreError> {
 }
 
 /// Opens the segment `first` with everything live as its head. Returns the sequence number after that.
-pub(super) fn open_segment(
-    dir: &Path,
-    first: u64,
-    live: &LivePayloads,
-    names: &BTreeMap<String, DeviceId>,
-) -> Result<(Journal, u64), StoreError> {
-    let names = names.iter().map(|(key, id)| encode(&Entry::Named { key: key.clone(), id: id.clone() })).collect::<Result<Vec<_>, _>>()?;
-    let head: Vec<&[u8]> = live.values().map(|(_, payload)| payload.as_slice()).chain(names.iter().map(Vec::as_slice)).collect();
+pub(super) fn open_segment(dir: &Path, first: u64, live: &LivePayloads, notes: &Notes) -> Result<(Journal, u64), StoreError> {
+    let notes = notes.entries().map(|entry| encode(&entry)).collect::<Result<Vec<_>, _>>()?;
+    let head: Vec<&[u8]> = live.values().map(|(_, payload)| payload.as_slice()).chain(notes.iter().map(Vec::as_slice)).collect();
     let records = head.len() as u64;
     // An entry has a number only if the head before it is complete, so an empty head still takes none.
     Ok((Journal::create(dir, first, head.into_iter())?, first + records))

@@ -7,7 +7,7 @@
 use super::StoreError;
 use super::codec::{self, Defect};
 use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, GrantedDevice, Listed, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -20,6 +20,8 @@ pub(super) struct Fold {
     pub(super) grants: BTreeMap<AllocId, (u64, Grant)>,
     /// Names of devices.
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
+    /// What the kubelet was told last.
+    pub(super) listed: Listed,
     /// The latest state of grants whose own entry could not be read.
     pub(super) orphans: BTreeMap<AllocId, (u64, GrantState)>,
     /// First sequence number of the newest complete head; 0 without one.
@@ -218,7 +220,17 @@ impl Fold {
             Entry::Named { key, id } => {
                 self.names.insert(key, (seq, id));
             }
+            Entry::Listed { resource, devices } => list(&mut self.listed, &resource, devices),
         }
+    }
+}
+
+/// Takes note of a resource's list.
+pub(super) fn list(listed: &mut Listed, resource: &ResourceName, devices: Vec<GrantedDevice>) {
+    if devices.is_empty() {
+        listed.remove(resource);
+    } else {
+        listed.insert(resource.clone(), devices);
     }
 }
 
@@ -241,8 +253,8 @@ fn header(bytes: &[u8]) -> Header {
         return Header::Damaged;
     };
     match (version.parse::<u32>(), rest.strip_prefix("head=").and_then(|count| count.parse().ok())) {
-        (Ok(version), _) if version > codec::VERSION => Header::Newer(version),
-        (Ok(codec::VERSION), Some(records)) => Header::Head { records, bytes: end + 1 },
+        (Ok(version), _) if version > codec::FRAMING => Header::Newer(version),
+        (Ok(codec::FRAMING), Some(records)) => Header::Head { records, bytes: end + 1 },
         _ => Header::Damaged,
     }
 }

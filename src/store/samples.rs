@@ -67,6 +67,12 @@ pub(super) fn named(n: u64) -> Entry {
     Entry::Named { key: format!("pci:0000:{n:02x}:00.0/10de:2330"), id: DeviceId::new(format!("GPU-{n}")) }
 }
 
+/// The list of one resource: the devices of these grants.
+pub(super) fn listed(of: &[u64]) -> Entry {
+    Entry::Listed { resource: grant(0).resource, devices: of.iter().flat_map(|n| grant(*n).devices).collect() }
+}
+
+/// Of version 1.
 pub(super) fn one_of_each() -> Vec<Entry> {
     vec![made(1), bound(1), suspect(1), released(1), named(1)]
 }

@@ -2,7 +2,7 @@
 
 use super::layout::{database_dir, journal_dir};
 use super::opening::Opening;
-use super::samples::{bound, grant, made, named, released_at, suspect};
+use super::samples::{bound, grant, listed, made, named, released_at, suspect};
 use super::*;
 use crate::domain::{AllocId, GrantState, Timestamp};
 use proptest::prelude::*;
@@ -196,7 +196,7 @@ fn what_a_failed_rotation_left_behind_is_passed_over() {
         assert!(store.append(&[made(3)]).is_err());
         let mut seq = store.next_seq;
         for _ in 0..attempts {
-            let (_, next) = open_segment(&journal_dir(dir.path()), seq, &store.live, &store.names).unwrap();
+            let (_, next) = open_segment(&journal_dir(dir.path()), seq, &store.live, &store.notes).unwrap();
             let path = journal_dir(dir.path()).join(journal::file_name(seq));
             let bytes = fs::read(&path).unwrap();
             fs::write(&path, &bytes[..left.min(bytes.len())]).unwrap();
@@ -228,7 +228,7 @@ fn a_full_segment_is_not_written_to_beside_what_is_in_its_successors_place() {
         store.append(&batch).unwrap();
     }
     for seq in [store.next_seq, store.next_seq + 500] {
-        open_segment(&journal_dir(dir.path()), seq, &store.live, &store.names).unwrap();
+        open_segment(&journal_dir(dir.path()), seq, &store.live, &store.notes).unwrap();
     }
     assert!(store.append(&[released(1)]).is_err());
     store.append(&[released(1)]).unwrap();
@@ -348,11 +348,11 @@ fn a_journal_of_a_later_version_stops_the_start_and_is_left_alone() {
     drop(store);
     let path = segments(dir.path())[0].clone();
     let mut bytes = fs::read(&path).unwrap();
-    let payload = br#"{"v":2,"record":{"entry":"leased"}}"#;
+    let payload = br#"{"v":3,"record":{"entry":"leased"}}"#;
     codec::frame(&mut bytes, 2, payload);
     fs::write(&path, &bytes).unwrap();
     let error = Store::open(dir.path(), Durability::PowerLoss, None).unwrap_err();
-    assert!(matches!(error, StoreError::Newer { version: 2, .. }), "{error}");
+    assert!(matches!(error, StoreError::Newer { version: 3, .. }), "{error}");
     assert_eq!(fs::read(&path).unwrap(), bytes);
     assert_eq!(quarantined(dir.path()), 0);
 }
@@ -630,11 +630,12 @@ fn the_first_append_makes_the_new_segment_durable_its_name_too() {
 
 /// Some step of a ledger's life, over few grants so that steps meet.
 fn step() -> impl Strategy<Value = Vec<Entry>> {
-    let entry = (0..5_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
+    let entry = (0..6_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
         0 => made(n),
         1 => bound(n),
         2 => suspect(n),
         3 => released(n),
+        4 => listed(&(1..n).collect::<Vec<_>>()),
         _ => named(n),
     });
     prop::collection::vec(entry, 1..4)
@@ -648,7 +649,7 @@ fn as_a_ledger_writes(steps: Vec<Vec<Entry>>) -> Vec<Vec<Entry>> {
         Entry::Grant(grant) => made.insert(grant.alloc_id.clone()),
         Entry::Moved { alloc_id, state: GrantState::Released { .. } } => made.contains(alloc_id) && gone.insert(alloc_id.clone()),
         Entry::Moved { alloc_id, .. } => made.contains(alloc_id) && !gone.contains(alloc_id),
-        Entry::Named { .. } => true,
+        Entry::Named { .. } | Entry::Listed { .. } => true,
     };
     steps.into_iter().map(|step| step.into_iter().filter(&mut written).collect()).collect()
 }
@@ -667,10 +668,22 @@ fn model(entries: &[Entry]) -> BTreeMap<AllocId, Grant> {
                     }
                 }
             }
-            Entry::Named { .. } => {}
+            Entry::Named { .. } | Entry::Listed { .. } => {}
         }
     }
     live
+}
+
+/// What the kubelet was told last.
+fn model_of_lists(entries: &[Entry]) -> Listed {
+    let mut lists = Listed::new();
+    for entry in entries {
+        if let Entry::Listed { resource, devices } = entry {
+            lists.insert(resource.clone(), devices.clone());
+        }
+    }
+    lists.retain(|_, devices| !devices.is_empty());
+    lists
 }
 
 fn as_map(recovered: Recovered) -> BTreeMap<AllocId, Grant> {
@@ -686,6 +699,7 @@ proptest! {
         let mut all = Vec::new();
         for (steps, ending, booted) in lives {
             let (mut store, recovered) = if booted { open(dir.path()) } else { open_again(dir.path()) };
+            prop_assert_eq!(&recovered.listed, &model_of_lists(&all));
             prop_assert_eq!(as_map(recovered), model(&all));
             store.shelver.meddle(|_| {});
             let database = tempfile::tempdir().unwrap();

@@ -77,6 +77,7 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
             process_crash: false,
             grants: Arc::new(grants),
             names: Arc::new(watch::Sender::default()),
+            inventory: watch::channel(Arc::default()).1,
             device_plugins: stage.node.path("kubelet/device-plugins"),
             pod_resources: stage.node.path("lister.sock"),
             host_root: stage.node.path("host"),

@@ -42,17 +42,21 @@ fn evidence(secs: u64, found: &[&str], selected: &[&str], missing: &[&str]) -> A
     })
 }
 
+/// What the ledger remembers of a device.
+fn known(id: &str) -> GrantedDevice {
+    GrantedDevice { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), numa_nodes: vec![1] }
+}
+
 fn holding(ids: &[&str]) -> Held {
-    let known = |id: &&str| (DeviceId::new(*id), HeldDevice { key: format!("dev:/dev/{id}"), numa_nodes: vec![1] });
-    Held::from([(spec(1).name.clone(), ids.iter().map(known).collect())])
+    let entry = |id: &&str| (DeviceId::new(*id), known(id));
+    Held::from([(spec(1).name.clone(), ids.iter().map(entry).collect())])
 }
 
 fn grant(ids: &[&str]) -> Grant {
-    let device = |id: &&str| GrantedDevice { id: DeviceId::new(*id), key: format!("dev:/dev/{id}"), numa_nodes: vec![1] };
     Grant {
         alloc_id: AllocId::new("a-1"),
         resource: spec(1).name.clone(),
-        devices: ids.iter().map(device).collect(),
+        devices: ids.iter().map(|id| known(id)).collect(),
         edits: ContainerEdits::default(),
         boot_id: "boot".into(),
         kubelet: None,
@@ -63,7 +67,7 @@ fn grant(ids: &[&str]) -> Grant {
 }
 
 fn judge(replicas: u32) -> Judge {
-    Judge::new(Arc::from([spec(replicas)]), Arc::default())
+    Judge::new(Arc::from([spec(replicas)]), Arc::default(), &Listed::new())
 }
 
 /// The list as `id=health`, in order.
@@ -160,9 +164,21 @@ fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
     let mut first = judge(1);
     first.discovered(evidence(0, &["a"], &["a"], &[]));
     let published = first.judge(&Held::new(), at(0)).unwrap();
-    let mut second = Judge::new(Arc::from([spec(1)]), published);
+    let mut second = Judge::new(Arc::from([spec(1)]), published, &Listed::new());
     second.discovered(evidence(10, &[], &[], &[]));
     assert_eq!(list(second.judge(&Held::new(), at(10))), ["a=device_gone"]);
+}
+
+#[test]
+fn what_an_earlier_process_listed_stays_for_a_minute_after_its_first_absence() {
+    let earlier = Listed::from([(spec(1).name.clone(), vec![known("a"), known("b")])]);
+    let mut judge = Judge::new(Arc::from([spec(1)]), Arc::default(), &earlier);
+    judge.discovered(evidence(5, &["b"], &["b"], &[]));
+    assert_eq!(list(judge.judge(&Held::new(), at(5))), ["a=device_gone", "b=ok"]);
+    assert_eq!(judge.next_deadline(), Some(at(65)));
+    assert_eq!(list(judge.judge(&Held::new(), at(64))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), at(65))), ["b=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), at(66))), ["b=ok"], "it does not come back");
 }
 
 #[test]

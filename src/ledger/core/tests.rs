@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::domain::{
-    CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, GrantState, ListedContainer, ListedPod, Moment, Observation, PodName, PodRef,
-    Timestamp,
+    CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, Device, DeviceClass, GrantState, Health, ListedContainer, ListedPod, Moment,
+    Observation, Offered, Offering, PodName, PodRef, Reason, ResourceSpec, Timestamp,
 };
 use proptest::prelude::*;
 use std::time::Duration;
@@ -515,7 +515,7 @@ fn evolving_twice_changes_nothing() {
         assert_eq!(ledger.evolve(entry), Change::Nothing);
         assert_eq!(ledger, once);
     }
-    assert_eq!(ledger, Ledger::from_recovered([], ledger.names().clone()));
+    assert_eq!(ledger, Ledger::from_recovered([], ledger.names().clone(), ledger.listed().clone()));
 }
 
 /// Any view of up to three pods that hold up to three ids, as wrong as it can be.
@@ -619,7 +619,7 @@ proptest! {
             }
             let again = reconcile(&mut watchlist.clone(), &ledger, &Observation { pods: None, ..seen }, at(clock));
             prop_assert_eq!(again, vec![], "what was decided stays decided");
-            let rebuilt = Ledger::from_recovered(ledger.grants().map(|grant| (**grant).clone()), ledger.names().clone());
+            let rebuilt = Ledger::from_recovered(ledger.grants().map(|grant| (**grant).clone()), ledger.names().clone(), ledger.listed().clone());
             prop_assert_eq!(&rebuilt, &ledger, "the indexes are those of the grants");
         }
     }
@@ -655,7 +655,8 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
     let holder = |state, inode| Grant { state, kubelet: kubelet(inode), ..grant(1, "gpu0", BOOT) };
     let wanted = Grant { kubelet: kubelet(7), ..grant(2, "gpu0", BOOT) };
     let ask = |held: Grant, seen: Seen| {
-        doubt(&Ledger::from_recovered([held], BTreeMap::new()), &Watchlist::default(), &wanted, &seen).map(|doubt| doubt.proven)
+        doubt(&Ledger::from_recovered([held], BTreeMap::new(), BTreeMap::new()), &Watchlist::default(), &wanted, &seen)
+            .map(|doubt| doubt.proven)
     };
     let all = || Seen { settled: true, running: true, checkpointed: true };
     assert_eq!(ask(holder(bound.clone(), 7), all()), Some(true));
@@ -668,4 +669,48 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
     let suspect = GrantState::Suspect { pod, container: "main".into(), bound_at: Timestamp(WALL), suspect_at: Timestamp(WALL) };
     assert_eq!(ask(holder(suspect, 7), all()), Some(true));
     assert_eq!(ask(Grant { devices: grant(1, "gpu1", BOOT).devices, ..holder(bound, 7) }, all()), None, "another device");
+}
+
+#[test]
+fn a_list_is_remembered_when_its_ids_change_and_forgotten_with_its_resource() {
+    let resource = |text: &str| text.parse::<ResourceName>().unwrap();
+    let inventory = |resources: &[(&str, &[&str], Health)]| {
+        let offering = |(name, ids, health): &(&str, &[&str], Health)| {
+            let device = |id: &str| Device {
+                id: DeviceId::new(id),
+                key: format!("pci:{id}"),
+                class: DeviceClass::Gpu,
+                pci: None,
+                numa_nodes: vec![],
+                nodes: vec![],
+                attributes: BTreeMap::new(),
+            };
+            let offered = |id: &str| Offered { device: Arc::new(device(id)), health: *health };
+            let devices = ids.iter().map(|id| (DeviceId::new(*id), offered(id))).collect();
+            (resource(name), Offering { spec: Arc::new(ResourceSpec::orphan(resource(name))), devices })
+        };
+        Inventory { resources: resources.iter().map(offering).collect() }
+    };
+    let mut ledger = Ledger::default();
+    let mut told = |inventory: Inventory| {
+        let entries = ledger.unlisted(&inventory);
+        let lists: Vec<String> = entries
+            .iter()
+            .map(|entry| match entry {
+                Entry::Listed { resource, devices } => {
+                    format!("{resource}: {}", devices.iter().map(|device| device.id.as_str()).collect::<Vec<_>>().join(" "))
+                }
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        entries.iter().for_each(|entry| assert_eq!(ledger.evolve(entry), Change::Listed));
+        assert!(ledger.unlisted(&inventory).is_empty());
+        lists
+    };
+    let sick = Health::Unhealthy(Reason::NodeMissing);
+    assert_eq!(told(inventory(&[("a.com/x", &["1", "2"], Health::Healthy), ("a.com/y", &[], sick)])), ["a.com/x: 1 2"]);
+    assert!(told(inventory(&[("a.com/x", &["1", "2"], sick)])).is_empty(), "health is no part of it");
+    assert!(told(Inventory::default()).is_empty(), "nobody has judged yet");
+    assert_eq!(told(inventory(&[("a.com/x", &["2"], sick), ("a.com/y", &["3"], sick)])), ["a.com/x: 2", "a.com/y: 3"]);
+    assert_eq!(told(inventory(&[("a.com/y", &["3"], sick)])), ["a.com/x: "]);
 }

@@ -85,11 +85,12 @@ impl Daemon {
             node.unlink(&path);
         }
         let (events, received) = mpsc::unbounded_channel();
+        let judge = Judge::new(specs(), Arc::default(), ledger.listed());
         let cores = Cores {
             ledger,
             watchlist: Watchlist::default(),
             age: KubeletAge::default(),
-            judge: Judge::new(specs(), Arc::default()),
+            judge,
             machine: Machine::new(node.moment().boot, 0),
             sockets: BTreeMap::new(),
         };
