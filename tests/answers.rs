@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Daemon, HANG, Node, allocate, count, dial, http_get, ids, name, offered, resource, run, soon, telemetry, until};
+use common::{Daemon, HANG, Node, allocate, count, dial, files_below, http_get, ids, name, offered, resource, run, soon, telemetry, until};
 use holdfast::domain::ResourceName;
 use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
 use holdfast::store;
@@ -150,6 +150,44 @@ fn rows(document: &Value) -> Vec<Value> {
     let mut rows = document["grants"].as_array().unwrap().clone();
     rows.sort_by_key(|row| row["alloc_id"].to_string());
     rows
+}
+
+/// Both copies are lost, and nobody knows what was released: what the kubelet has kept is back, with alloc-id and pod, and
+/// what it still has of a pod that is gone is released again.
+#[test]
+fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
+    run(async {
+        let node = Node::with(&[("gpu", 4)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 4).await;
+        admit(&kubelet, PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2)).await;
+        admit(&kubelet, PodSpec::new("ops", "probe").app("main", &gpu(), 1)).await;
+        daemon.logged_often(" bound ", 3).await;
+        let key = |row: &Value| ["alloc_id", "resource", "devices", "pod", "container"].map(|field| row[field].clone());
+        let before: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
+        daemon.kill();
+
+        std::fs::remove_dir_all(node.state()).unwrap();
+        let mut daemon = node.start_daemon();
+        daemon.logged("they are back").await;
+        // The names come with the first look at the pods' logs.
+        daemon.logged_often(" bound ", 3).await;
+        let after: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
+        assert_eq!(after, before);
+
+        // Once more, beside a journal of which nothing can be read: what is missing is said, nothing is counted twice.
+        daemon.kill();
+        for (path, mut bytes) in files_below(&node.state()) {
+            bytes.iter_mut().skip(3).for_each(|byte| *byte ^= 0x5a);
+            std::fs::write(path, bytes).unwrap();
+        }
+        let daemon = node.start_daemon();
+        daemon.logged("they are back").await;
+        daemon.logged_often(" bound ", 3).await;
+        let after: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
+        assert_eq!(after, before);
+    });
 }
 
 #[test]

@@ -203,6 +203,7 @@ fn no_grant_is_answered_before_the_journal_has_it() {
         let store = Arc::new(Mutex::new(store));
         let config = LedgerConfig {
             store: Arc::clone(&store),
+            recovered: Arc::default(),
             process_crash: false,
             grants: Arc::new(watch::Sender::default()),
             names: Arc::new(watch::Sender::default()),

@@ -5,6 +5,7 @@
 
 mod control;
 mod error;
+mod rebuild;
 mod status;
 pub mod supervisor;
 mod watcher;
@@ -20,6 +21,7 @@ use crate::domain::{Durability, Grant, Inventory, KubeletGeneration, ResourceNam
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig};
 use crate::host::{self, HostRoot};
+use crate::ledger::core::Ledger;
 use crate::ledger::{LedgerActor, LedgerConfig};
 use crate::registration::{Registration, RegistrationConfig, ResourceStatus};
 use crate::serving::{Serving, ServingConfig, Sockets};
@@ -127,9 +129,10 @@ impl App {
         tracing::debug!("opening the ledger");
         // The kernel's own, also in a container with another root: what a process wrote outlives it until that kernel ends.
         let boot_id = host::boot_id(Path::new("/"));
-        let (store, recovered) = Store::open(&roots.state, settings.config.durability, boot_id.as_deref())?;
+        let (mut store, mut recovered) = Store::open(&roots.state, settings.config.durability, boot_id.as_deref())?;
         // Not before: a start that the user can mend ends in one sentence, without a log around it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
+        rebuild::from_kubelet(&mut store, &mut recovered, &settings.device_plugins());
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
         if !recovered.report.is_clean() {
             tracing::warn!(report = %recovered.report, "the ledger was damaged");
@@ -145,9 +148,10 @@ impl App {
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
         let inventory = Arc::new(inventory);
         // Who holds what is known before anything is judged: a held id is in the very first list (I3).
-        let held: Vec<Arc<Grant>> = recovered.grants.iter().cloned().map(Arc::new).collect();
-        let (grants, grants_view) = watch::channel(Arc::new(held));
-        let (remembered, names_view) = watch::channel(Arc::new(recovered.names));
+        let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed);
+        let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
+        let (remembered, names_view) = watch::channel(Arc::new(recovered.names().clone()));
+        let listed = Arc::new(recovered.listed().clone());
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
         let (drain, drain_view) = watch::channel(false);
@@ -179,6 +183,7 @@ impl App {
         let boot_of_grants = host::boot_id(&roots.host).unwrap_or_else(|| "unknown".into());
         let config = LedgerConfig {
             store: Arc::clone(&store),
+            recovered: Arc::new(Mutex::new(Some(recovered))),
             process_crash: settings.config.durability == Durability::ProcessCrash,
             grants: Arc::new(grants),
             names: Arc::new(remembered),
@@ -192,13 +197,8 @@ impl App {
         };
         ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
 
-        let config = HealthConfig {
-            specs: Arc::clone(&specs),
-            listed: Arc::new(recovered.listed),
-            grants: grants_view.clone(),
-            inventory,
-            rescan: actors.discovery.mailbox(),
-        };
+        let config =
+            HealthConfig { specs: Arc::clone(&specs), listed, grants: grants_view.clone(), inventory, rescan: actors.discovery.mailbox() };
         health.start(here.clone(), supervision.clone(), move |life| HealthActor::new(config.clone(), life));
 
         let config = DiscoveryConfig {

@@ -60,9 +60,12 @@ impl DiscoveryActor {
         let found = hardware::discover(host_root, specs, &remembered);
         let mut devices: BTreeMap<DeviceId, Arc<Device>> =
             found.devices.iter().map(|device| (device.id.clone(), Arc::clone(device))).collect();
-        for grant in self.config.grants.borrow().iter() {
-            for held in grant.devices.iter().filter_map(|held| held_node(held, host_root)) {
-                devices.entry(held.id.clone()).or_insert_with(|| Arc::new(held));
+        for held in self.config.grants.borrow().iter().flat_map(|grant| &grant.devices) {
+            let id = held.id.shared().unwrap_or_else(|| held.id.clone());
+            if !devices.contains_key(&id)
+                && let Some(device) = held_node(id, held, host_root)
+            {
+                devices.insert(device.id.clone(), Arc::new(device));
             }
         }
         let required = devices.values().flat_map(|device| &device.nodes).filter(|node| node.required);
@@ -81,10 +84,10 @@ impl DiscoveryActor {
 }
 
 /// The `/dev` node of a held id, found by the path in its key: no resource may name it any more.
-fn held_node(held: &GrantedDevice, host_root: &HostRoot) -> Option<Device> {
+fn held_node(id: DeviceId, held: &GrantedDevice, host_root: &HostRoot) -> Option<Device> {
     let node = host_root.canonical_node(held.key.strip_prefix("dev:")?)?;
     Some(Device {
-        id: held.id.shared().unwrap_or_else(|| held.id.clone()),
+        id,
         key: held.key.clone(),
         class: DeviceClass::Char,
         pci: None,

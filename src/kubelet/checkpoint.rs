@@ -4,8 +4,9 @@
 //! are unknown fields; entries of pods that have gone stay until the next write. What makes it precious is that it keeps
 //! our own response, and with it the annotation that carries the alloc-id.
 
+use super::api;
 use super::proto::v1beta1::ContainerAllocateResponse;
-use crate::domain::{AllocId, Checkpoint, CheckpointEntry, DeviceId, Timestamp};
+use crate::domain::{AllocId, Checkpoint, CheckpointEntry, ContainerEdits, DeviceId, ResourceName, Timestamp};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message;
@@ -72,11 +73,42 @@ struct PodDeviceEntry {
     alloc_resp: Option<String>,
 }
 
+/// An answer of ours, as the kubelet has kept it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptGrant {
+    /// The id that the answer carried.
+    pub alloc_id: AllocId,
+    /// The pod's UID.
+    pub pod_uid: String,
+    /// The container's name.
+    pub container: String,
+    /// The resource.
+    pub resource: ResourceName,
+    /// The ids, with the NUMA nodes that the kubelet has them under.
+    pub devices: BTreeMap<DeviceId, Vec<u32>>,
+    /// What the container got.
+    pub edits: ContainerEdits,
+}
+
 /// Reads the checkpoint in the device-plugin directory.
 ///
 /// # Errors
 /// When it is not there, cannot be read or is not understood: then nothing is known, and nothing follows from that.
 pub fn read(device_plugin_dir: &Path) -> Result<Checkpoint, CheckpointError> {
+    let (bytes, written_at) = load(device_plugin_dir)?;
+    parse(&bytes, written_at)
+}
+
+/// Reads every answer of ours that the kubelet has kept: what a ledger that lost both its copies is rebuilt from.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_kept(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointError> {
+    let (bytes, _) = load(device_plugin_dir)?;
+    Ok(document(&bytes)?.filter_map(kept).collect())
+}
+
+fn load(device_plugin_dir: &Path) -> Result<(Vec<u8>, Timestamp), CheckpointError> {
     let path = device_plugin_dir.join(FILE_NAME);
     let failed = |source| CheckpointError::Io { path: path.clone(), source };
     let file = File::open(&path).map_err(failed)?;
@@ -87,7 +119,12 @@ pub fn read(device_plugin_dir: &Path) -> Result<Checkpoint, CheckpointError> {
     if bytes.len() as u64 > BYTES_MAX {
         return Err(CheckpointError::TooLarge { path });
     }
-    parse(&bytes, Timestamp::from_system(written_at))
+    Ok((bytes, Timestamp::from_system(written_at)))
+}
+
+fn document(bytes: &[u8]) -> Result<impl Iterator<Item = PodDeviceEntry>, CheckpointError> {
+    let document: Document = serde_json::from_slice(bytes)?;
+    Ok(document.data.pod_device_entries.unwrap_or_default().into_iter())
 }
 
 /// Parses the file's bytes.
@@ -95,9 +132,7 @@ pub fn read(device_plugin_dir: &Path) -> Result<Checkpoint, CheckpointError> {
 /// # Errors
 /// When they are not the JSON that the kubelet writes.
 pub fn parse(bytes: &[u8], written_at: Timestamp) -> Result<Checkpoint, CheckpointError> {
-    let document: Document = serde_json::from_slice(bytes)?;
-    let entries = document.data.pod_device_entries.unwrap_or_default().into_iter().filter_map(entry).collect();
-    Ok(Checkpoint { entries, written_at })
+    Ok(Checkpoint { entries: document(bytes)?.filter_map(entry).collect(), written_at })
 }
 
 /// One entry; `None` for a resource name that no kubelet accepts, which therefore is not ours.
@@ -111,16 +146,41 @@ fn entry(entry: PodDeviceEntry) -> Option<CheckpointEntry> {
     })
 }
 
-/// Our annotation in a stored response. A response that cannot be decoded has none: another plugin's business.
-fn alloc_id(response: &str) -> Option<AllocId> {
-    let bytes = STANDARD.decode(response).ok()?;
-    let mut response = ContainerAllocateResponse::decode(bytes.as_slice()).ok()?;
-    response.annotations.remove(AllocId::ANNOTATION).map(AllocId::new)
+/// One entry whose answer is ours.
+fn kept(entry: PodDeviceEntry) -> Option<KeptGrant> {
+    let response = response(entry.alloc_resp.as_deref()?)?;
+    let alloc_id = response.annotations.get(AllocId::ANNOTATION).map(AllocId::new)?;
+    let mut devices: BTreeMap<DeviceId, Vec<u32>> = BTreeMap::new();
+    for (node, ids) in entry.device_ids.into_iter().flatten() {
+        for id in ids.into_iter().flatten() {
+            devices.entry(id).or_default().extend(node.parse::<u32>().ok());
+        }
+    }
+    Some(KeptGrant {
+        alloc_id,
+        pod_uid: entry.pod_uid,
+        container: entry.container_name,
+        resource: entry.resource_name.parse().ok()?,
+        devices,
+        edits: api::v1beta1::edits(response),
+    })
+}
+
+/// Our annotation in a stored response.
+fn alloc_id(text: &str) -> Option<AllocId> {
+    response(text)?.annotations.remove(AllocId::ANNOTATION).map(AllocId::new)
+}
+
+/// A stored response. One that cannot be decoded is another plugin's business.
+fn response(text: &str) -> Option<ContainerAllocateResponse> {
+    let bytes = STANDARD.decode(text).ok()?;
+    ContainerAllocateResponse::decode(bytes.as_slice()).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::{EditDevice, EditMount};
     use proptest::prelude::*;
 
     /// As a kubelet 1.36 wrote it for a static pod with two devices of another plugin.
@@ -155,6 +215,35 @@ mod tests {
         let json =
             format!(r#"[{{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{"0":["x"]}},"AllocResp":"{base64}"}}]"#);
         assert_eq!(of(&json).unwrap().entries[0].alloc_id, Some(AllocId::new("alloc-7")));
+    }
+
+    #[test]
+    fn what_was_answered_is_kept_word_for_word() {
+        let edits = ContainerEdits {
+            envs: BTreeMap::from([("GPU".to_owned(), "0".to_owned())]),
+            mounts: vec![EditMount { host: "/a".into(), container: "/b".into(), read_only: true }],
+            devices: vec![EditDevice { host: "/dev/a".into(), container: "/dev/b".into(), permissions: "rw".into() }],
+            annotations: BTreeMap::from([(AllocId::ANNOTATION.to_owned(), "alloc-7".to_owned())]),
+            cdi_devices: vec!["vendor.com/gpu=0".into()],
+        };
+        let ours = STANDARD.encode(api::v1beta1::response(edits.clone()).encode_to_vec());
+        let json = format!(
+            r#"{{"Data":{{"PodDeviceEntries":[
+                {{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{"0":["x"],"1":["x"],"-1":["y"]}},"AllocResp":"{ours}"}},
+                {{"PodUID":"v","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{"0":["z"]}},"AllocResp":""}}],
+              "RegisteredDevices":{{}}}},"Checksum":1}}"#
+        );
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(FILE_NAME), json).unwrap();
+        let grant = KeptGrant {
+            alloc_id: AllocId::new("alloc-7"),
+            pod_uid: "u".into(),
+            container: "c".into(),
+            resource: "a.b/c".parse().unwrap(),
+            devices: BTreeMap::from([(DeviceId::new("x"), vec![0, 1]), (DeviceId::new("y"), vec![])]),
+            edits,
+        };
+        assert_eq!(read_kept(dir.path()).unwrap(), [grant], "and another plugin's answer is left alone");
     }
 
     #[test]

@@ -74,8 +74,11 @@ struct Observed(Observation);
 impl LedgerActor {
     /// Builds one life of the actor from what the store has.
     pub fn new(config: LedgerConfig, life: impl Any + Send) -> Self {
-        let recovered = lock(&config.store).load();
-        let ledger = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed);
+        let recovered = config.recovered.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ledger = recovered.unwrap_or_else(|| {
+            let recovered = lock(&config.store).load();
+            Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed)
+        });
         let looker = Looker::new(&config);
         LedgerActor {
             config,

@@ -1,5 +1,6 @@
 //! What the ledger actor is built with.
 
+use super::core::Ledger;
 use crate::domain::{DeviceId, Grant, Inventory, KubeletGeneration};
 use crate::store::Store;
 use std::collections::BTreeMap;
@@ -12,6 +13,9 @@ use tokio::sync::{RwLock, watch};
 pub struct LedgerConfig {
     /// The store, which outlives the actor.
     pub store: Arc<Mutex<Store>>,
+    /// What the store had when it was opened, for the first life: reading it out again would be most of its start. Later
+    /// lives ask the store.
+    pub recovered: Arc<Mutex<Option<Ledger>>>,
     /// Whether a grant is synced after its answer instead of before.
     pub process_crash: bool,
     /// Where the live grants are published.

@@ -20,6 +20,7 @@
 
 mod agenda;
 mod evidence;
+mod rebuild;
 mod reconcile;
 mod refusal;
 
@@ -27,6 +28,7 @@ mod refusal;
 mod tests;
 
 pub use self::agenda::{Agenda, has_dead_holder, is_calm, next_look};
+pub use self::rebuild::{REBUILT, rebuild};
 pub use self::reconcile::{ABSENCE_MIN, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, Watchlist, reconcile};
 pub use self::refusal::{Doubt, Sight, doubt};
 

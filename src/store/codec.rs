@@ -7,7 +7,7 @@
 //! The crc covers the sequence number too, so a record that was copied to another place does not pass for its neighbour.
 //! A record of a later version is told apart from damage: it is a reason to stop, never one to throw grants away.
 
-use crate::domain::Entry;
+use crate::domain::{AllocId, Entry};
 use serde::{Deserialize, Serialize};
 
 /// The version of the frames, of a segment's header and of sled's trees.
@@ -86,6 +86,14 @@ pub(super) fn decode(payload: &[u8]) -> Result<Entry, Defect> {
         _ => return Err(Defect::Damaged),
     }
     serde_json::from_slice::<Read>(payload).map(|read| read.record).map_err(|_| Defect::Damaged)
+}
+
+/// The alloc-id of a grant's payload, without decoding it; `None` for everything else, and where another hand wrote it.
+pub(super) fn alloc_id_of(payload: &[u8]) -> Option<AllocId> {
+    let text = payload.strip_prefix(br#"{"v":1,"record":{"entry":"grant","alloc_id":""#)?;
+    let end = text.iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
+    let plain = text[end] == b'"';
+    plain.then(|| std::str::from_utf8(&text[..end]).ok().map(AllocId::new)).flatten()
 }
 
 /// The crc of a record.
@@ -198,6 +206,13 @@ mod tests {
         assert_eq!(decode(br#"{"v":3,"record":{"entry":"unheard-of"}}"#), Err(Defect::Newer(3)));
         assert_eq!(decode(br#"{"v":1,"record":{"entry":"unheard-of"}}"#), Err(Defect::Damaged));
         assert_eq!(decode(b"{}"), Err(Defect::Damaged));
+    }
+
+    #[test]
+    fn the_alloc_id_of_a_grant_is_seen_without_decoding() {
+        assert_eq!(alloc_id_of(&encode(&samples::made(7)).unwrap()), Some(samples::grant(7).alloc_id));
+        assert_eq!(alloc_id_of(&encode(&samples::bound(7)).unwrap()), None);
+        assert_eq!(alloc_id_of(br#"{"v":1,"record":{"entry":"grant","alloc_id":"a\u0062"#), None);
     }
 
     #[test]

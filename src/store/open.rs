@@ -63,7 +63,7 @@ impl Store {
 
         // A new segment always: an old one is never written to again.
         let first = truth.last.max(newest) + 1;
-        let live = encode_live(&truth)?;
+        let live = encode_live(&mut truth)?;
         let notes = Notes::of(&truth);
         let (mut journal, next_seq) = open_segment(&journal_dir, first, &live, &notes)?;
         if waits {

@@ -29,6 +29,8 @@ pub struct RecoveryReport {
     pub torn_bytes: u64,
     /// Live grants that only the query database still had.
     pub from_database: usize,
+    /// Grants that only the kubelet's checkpoint still had.
+    pub from_kubelet: usize,
     /// Entries that neither copy has. More than 0: the ledger is partial.
     pub missing: u64,
     /// Damaged files and directories, by the name that they were given.
@@ -40,6 +42,12 @@ pub struct RecoveryReport {
 }
 
 impl RecoveryReport {
+    /// Whether there may have been grants that neither copy tells of: after damage, and where there is no journal at all.
+    #[must_use]
+    pub fn may_lack_grants(&self) -> bool {
+        !self.is_clean() || self.segments == 0
+    }
+
     /// Whether everything was there and sound. A cut-off write is no damage: kill -9 leaves one.
     #[must_use]
     pub fn is_clean(&self) -> bool {
@@ -49,7 +57,7 @@ impl RecoveryReport {
 
 impl fmt::Display for RecoveryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RecoveryReport { segments, entries, torn_bytes, from_database, missing, .. } = self;
+        let RecoveryReport { segments, entries, torn_bytes, from_database, from_kubelet, missing, .. } = self;
         if *missing > 0 {
             write!(f, "partial, {missing} missing: ")?;
         }
@@ -59,6 +67,9 @@ impl fmt::Display for RecoveryReport {
         }
         if *from_database > 0 {
             write!(f, ", {from_database} grants from the query database")?;
+        }
+        if *from_kubelet > 0 {
+            write!(f, ", {from_kubelet} grants from the kubelet's checkpoint")?;
         }
         for finding in &self.findings {
             write!(f, "; {finding}")?;
@@ -78,6 +89,8 @@ pub(super) type LivePayloads = BTreeMap<AllocId, (u64, Vec<u8>)>;
 pub(super) struct Truth {
     /// Live grants, by the sequence number of the latest entry.
     pub(super) live: BTreeMap<AllocId, (u64, Grant)>,
+    /// Payloads of live grants, where they need no encoding.
+    payloads: BTreeMap<AllocId, Vec<u8>>,
     /// Released grants that the journal still tells of.
     pub(super) released: BTreeMap<AllocId, (u64, Grant)>,
     /// Names of devices.
@@ -98,7 +111,8 @@ pub(super) fn merge(
     report.segments = fold.segments.len();
     report.entries = fold.entries;
     report.torn_bytes = fold.torn_bytes;
-    let mut truth = Truth { last: fold.last.max(image.last), names: fold.names, listed: fold.listed, ..Truth::default() };
+    let mut truth =
+        Truth { last: fold.last.max(image.last), names: fold.names, listed: fold.listed, payloads: fold.payloads, ..Truth::default() };
     for (id, (seq, grant)) in fold.grants {
         if grant.is_live() { &mut truth.live } else { &mut truth.released }.insert(id, (seq, grant));
     }
@@ -120,6 +134,7 @@ pub(super) fn merge(
         report.from_database += usize::from(known.is_none());
         truth.released.remove(id);
         truth.live.insert(id.clone(), (*seq, *grant));
+        truth.payloads.insert(id.clone(), payload.clone());
     }
 
     let broken = fold.torn_bytes > 0 || !fold.gaps.is_empty() || !fold.damaged.is_empty();
@@ -129,6 +144,7 @@ pub(super) fn merge(
         match truth.live.remove(&id) {
             Some((known, grant)) if known > seq => drop(truth.live.insert(id, (known, grant))),
             Some((_, grant)) => {
+                truth.payloads.remove(&id);
                 let moved = Grant { state, ..grant };
                 if moved.is_live() { &mut truth.live } else { &mut truth.released }.insert(id, (seq, moved));
             }
@@ -227,9 +243,12 @@ impl Notes {
     }
 }
 
-pub(super) fn encode_live(truth: &Truth) -> Result<LivePayloads, StoreError> {
+/// The payload of every live grant.
+pub(super) fn encode_live(truth: &mut Truth) -> Result<LivePayloads, StoreError> {
+    let mut payloads = std::mem::take(&mut truth.payloads);
     let one = |(id, (seq, grant)): (&AllocId, &(u64, Grant))| {
-        encode(&Entry::Grant(Box::new(grant.clone()))).map(|payload| (id.clone(), (*seq, payload)))
+        let payload = payloads.remove(id).map_or_else(|| encode(&Entry::Grant(Box::new(grant.clone()))), Ok)?;
+        Ok((id.clone(), (*seq, payload)))
     };
     truth.live.iter().map(one).collect()
 }

@@ -5,7 +5,7 @@
 //! confirmed, does not come back although its bytes may have reached the disk.
 
 use super::StoreError;
-use super::codec::{self, Defect};
+use super::codec::{self, Defect, Record};
 use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, GrantedDevice, Listed, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +18,9 @@ use std::path::{Path, PathBuf};
 pub(super) struct Fold {
     /// Every grant that it knows, the released ones too, with the sequence number of the latest entry about it.
     pub(super) grants: BTreeMap<AllocId, (u64, Grant)>,
+    /// The payloads of those that are as a record says. Every head repeats them: what is known already is not decoded
+    /// again, nor encoded for the next head, and keeps the fields of a later version.
+    pub(super) payloads: BTreeMap<AllocId, Vec<u8>>,
     /// Names of devices.
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
     /// What the kubelet was told last.
@@ -143,16 +146,10 @@ impl Fold {
             }
             match codec::unframe(&bytes[at..]) {
                 Ok(record) if record.seq == expected => {
-                    let read = codec::decode(record.payload);
                     at += record.len();
                     expected += 1;
-                    match read {
-                        Ok(entry) => {
-                            if let (Some(held), Entry::Grant(grant)) = (in_head.as_mut(), &entry) {
-                                held.insert(grant.alloc_id.clone());
-                            }
-                            self.apply(record.seq, entry);
-                        }
+                    match self.record(record) {
+                        Ok(granted) => in_head.iter_mut().for_each(|held| held.extend(granted.clone())),
                         Err(Defect::Newer(version)) => return Err(StoreError::Newer { path: path.to_owned(), version }),
                         // The crc holds and the text does not: written so. One entry is missing.
                         Err(Defect::Torn | Defect::Damaged) => {
@@ -198,6 +195,26 @@ impl Fold {
         }
     }
 
+    /// Takes in one record. The grant, if it is one.
+    fn record(&mut self, record: Record<'_>) -> Result<Option<AllocId>, Defect> {
+        let granted = codec::alloc_id_of(record.payload);
+        if let Some(id) = &granted
+            && self.payloads.get(id).is_some_and(|known| known == record.payload)
+            && let Some((seq, _)) = self.grants.get_mut(id)
+        {
+            *seq = record.seq;
+            self.entries += 1;
+            return Ok(granted);
+        }
+        let entry = codec::decode(record.payload)?;
+        let granted = if let Entry::Grant(grant) = &entry { Some(grant.alloc_id.clone()) } else { None };
+        if let Some(id) = &granted {
+            self.payloads.insert(id.clone(), record.payload.to_vec());
+        }
+        self.apply(record.seq, entry);
+        Ok(granted)
+    }
+
     fn apply(&mut self, seq: u64, entry: Entry) {
         self.entries += 1;
         match entry {
@@ -211,6 +228,7 @@ impl Fold {
                 Some((at, grant)) => {
                     *at = seq;
                     grant.state = state;
+                    self.payloads.remove(&alloc_id);
                 }
                 None => match self.orphans.get(&alloc_id) {
                     Some((_, GrantState::Released { .. })) => {}

@@ -345,8 +345,9 @@ impl Desk {
         let mut quarantined = Vec::new();
         let restored = Fold::read_beside_a_writer(&journal_dir(&self.state_dir)).and_then(|fold| {
             let Opened { mut shelf, holds, .. } = open_or_replace(Opening::begin(&dir), &dir, &mut quarantined)?;
-            let truth = recovery::merge(fold, &Image::default(), &mut RecoveryReport::default(), |_| BTreeMap::new());
-            catch_up(&mut shelf, &holds, &truth, &recovery::encode_live(&truth)?)?;
+            let mut truth = recovery::merge(fold, &Image::default(), &mut RecoveryReport::default(), |_| BTreeMap::new());
+            let live = recovery::encode_live(&mut truth)?;
+            catch_up(&mut shelf, &holds, &truth, &live)?;
             Ok(shelf)
         });
         self.shared.late.lock().unwrap_or_else(PoisonError::into_inner).1.extend(quarantined);

@@ -74,6 +74,7 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
         let (store, _) = Store::open(&stage.node.state(), Durability::PowerLoss, None).unwrap();
         let config = LedgerConfig {
             store: Arc::new(Mutex::new(store)),
+            recovered: Arc::default(),
             process_crash: false,
             grants: Arc::new(grants),
             names: Arc::new(watch::Sender::default()),

@@ -121,6 +121,21 @@ pub fn response(edits: ContainerEdits) -> api::ContainerAllocateResponse {
     }
 }
 
+/// The other way round.
+#[must_use]
+pub fn edits(response: api::ContainerAllocateResponse) -> ContainerEdits {
+    let mount = |mount: api::Mount| EditMount { host: mount.host_path, container: mount.container_path, read_only: mount.read_only };
+    let device =
+        |device: api::DeviceSpec| EditDevice { host: device.host_path, container: device.container_path, permissions: device.permissions };
+    ContainerEdits {
+        envs: response.envs,
+        mounts: response.mounts.into_iter().map(mount).collect(),
+        devices: response.devices.into_iter().map(device).collect(),
+        annotations: response.annotations,
+        cdi_devices: response.cdi_devices.into_iter().map(|device| device.name).collect(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

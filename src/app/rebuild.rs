@@ -1,0 +1,40 @@
+//! Making a damaged ledger whole again from what the kubelet has kept.
+
+use crate::domain::{AllocId, Timestamp};
+use crate::kubelet::checkpoint;
+use crate::ledger::core::rebuild;
+use crate::store::{Recovered, Store, StoreError};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// Adds to a ledger that may lack grants those that the kubelet's checkpoint names. What neither has is lost; the report
+/// counts it.
+pub(super) fn from_kubelet(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) {
+    if !recovered.report.may_lack_grants() {
+        return;
+    }
+    match adopt(store, recovered, device_plugins) {
+        Ok(0) => {}
+        Ok(grants) => tracing::warn!(grants, "the ledger lacked grants that the kubelet's checkpoint has; they are back"),
+        Err(error) => tracing::error!(%error, "what the ledger has lost could not be taken from the kubelet's checkpoint"),
+    }
+}
+
+fn adopt(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) -> Result<usize, StoreError> {
+    let kept = match checkpoint::read_kept(device_plugins) {
+        Ok(kept) => kept,
+        Err(error) => {
+            // A new node has none. Beside a damaged ledger it matters.
+            tracing::info!(%error, "nothing can be taken from the kubelet's checkpoint");
+            return Ok(0);
+        }
+    };
+    let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).collect();
+    let grants = rebuild(kept, &store.known_among(&ids)?, &recovered.names, Timestamp::from_system(SystemTime::now()));
+    store.adopt(&grants)?;
+    let adopted = grants.len();
+    recovered.grants.extend(grants);
+    recovered.report = store.load().report;
+    Ok(adopted)
+}

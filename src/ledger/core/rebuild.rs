@@ -1,0 +1,86 @@
+//! Grants that a damaged ledger has lost and the kubelet has kept.
+//!
+//! The kubelet writes every answer of ours into its checkpoint, alloc-id and all, with the pod and the container that it
+//! was for. So what neither the journal nor sled has any more comes back bound, and only its keys may be unknown.
+
+use crate::domain::{AllocId, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Timestamp};
+use crate::kubelet::checkpoint::KeptGrant;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The version that stands in a rebuilt grant: nobody knows which one made it.
+pub const REBUILT: &str = "rebuilt";
+
+/// Rebuilds what is not among the `known` grants, live and released. `names` tells the physical keys of devices.
+///
+/// A pod may have gone that the kubelet's checkpoint still has, until it is written again: its grant is then released by
+/// the usual proof. For that no boot is noted, which asks for more evidence than one of this boot would.
+#[must_use]
+pub fn rebuild(kept: Vec<KeptGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap<String, DeviceId>, now: Timestamp) -> Vec<Grant> {
+    let keys: BTreeMap<&DeviceId, &String> = names.iter().map(|(key, id)| (id, key)).collect();
+    let device = |(id, numa_nodes): (DeviceId, Vec<u32>)| {
+        let whole = id.shared();
+        let key = keys.get(&id).or_else(|| keys.get(whole.as_ref()?)).map_or_else(String::new, |key| (*key).clone());
+        GrantedDevice { id, key, numa_nodes }
+    };
+    let lost = kept.into_iter().filter(|kept| !known.contains(&kept.alloc_id));
+    let mut grants: BTreeMap<AllocId, Grant> = BTreeMap::new();
+    for kept in lost {
+        let pod = PodRef { uid: kept.pod_uid, namespace: None, name: None };
+        let grant = Grant {
+            granted_at: made_at(&kept.alloc_id).unwrap_or(now),
+            alloc_id: kept.alloc_id.clone(),
+            resource: kept.resource,
+            devices: kept.devices.into_iter().map(device).collect(),
+            edits: kept.edits,
+            boot_id: String::new(),
+            kubelet: None,
+            version: REBUILT.into(),
+            state: GrantState::Bound { pod, container: kept.container, bound_at: now },
+        };
+        grants.entry(kept.alloc_id).or_insert(grant);
+    }
+    grants.into_values().collect()
+}
+
+/// An alloc-id is a UUID of version 7, which begins with the time of its making.
+fn made_at(alloc_id: &AllocId) -> Option<Timestamp> {
+    let (seconds, nanos) = uuid::Uuid::parse_str(alloc_id.as_str()).ok()?.get_timestamp()?.to_unix();
+    Some(Timestamp(seconds * 1000 + u64::from(nanos / 1_000_000)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::ContainerEdits;
+
+    fn kept(alloc_id: &str, id: &str) -> KeptGrant {
+        KeptGrant {
+            alloc_id: AllocId::new(alloc_id),
+            pod_uid: "u1".into(),
+            container: "main".into(),
+            resource: "nvidia.com/gpu".parse().unwrap(),
+            devices: BTreeMap::from([(DeviceId::new(id), vec![1])]),
+            edits: ContainerEdits { cdi_devices: vec!["a/b=c".into()], ..ContainerEdits::default() },
+        }
+    }
+
+    #[test]
+    fn what_the_ledger_lost_comes_back_bound_with_its_id_its_time_and_its_answer() {
+        let id = "01890a5d-ac96-774b-bcce-b302099a8057";
+        let names = BTreeMap::from([("pci:0000:01:00.0".to_owned(), DeviceId::new("GPU-1"))]);
+        let rebuilt =
+            rebuild(vec![kept(id, "GPU-1"), kept("known", "GPU-2")], &BTreeSet::from([AllocId::new("known")]), &names, Timestamp(7));
+        let [grant] = &rebuilt[..] else { panic!("{rebuilt:?}") };
+        assert_eq!((grant.alloc_id.as_str(), grant.granted_at), (id, Timestamp(0x0189_0a5d_ac96)));
+        assert_eq!(grant.devices, [GrantedDevice { id: DeviceId::new("GPU-1"), key: "pci:0000:01:00.0".into(), numa_nodes: vec![1] }]);
+        assert_eq!((grant.pod().unwrap().uid.as_str(), grant.container(), grant.state_name()), ("u1", Some("main"), "bound"));
+        assert_eq!(grant.edits.cdi_devices, ["a/b=c"]);
+    }
+
+    #[test]
+    fn a_share_has_the_key_of_its_device_and_an_unknown_device_none() {
+        let names = BTreeMap::from([("dev:/dev/a".to_owned(), DeviceId::new("a"))]);
+        let keys = |id: &str| rebuild(vec![kept("x", id)], &BTreeSet::new(), &names, Timestamp(7))[0].devices[0].key.clone();
+        assert_eq!([keys("a::3"), keys("b")], ["dev:/dev/a", ""]);
+    }
+}
