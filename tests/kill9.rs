@@ -8,13 +8,13 @@
 mod common;
 
 use actix::{Actor, Arbiter};
-use common::{Daemon, HANG, Node, Random, allocate, count, dial, name, percentiles, run, soon};
+use common::{Daemon, HANG, Node, Random, allocate, dial, name, percentiles, run, soon};
 use futures_util::future::join_all;
 use holdfast::domain::{AllocId, ContainerEdits, Durability, Grant, GrantState, Timestamp};
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::{Record, Remember};
-use holdfast::sim::kubelet::{EventKind, Kubelet};
+use holdfast::sim::kubelet::{Event, EventKind, Kubelet};
 use holdfast::store::{self, Store};
 use nix::sys::signal::Signal;
 use std::cell::Cell;
@@ -81,14 +81,13 @@ fn kill_after(daemon: &Daemon, wait: Duration) -> std::thread::JoinHandle<()> {
     })
 }
 
-/// Starts the daemon and waits for its list. How long that took, from before the process was made.
+/// Starts the daemon and waits for its list. How long that took, from before the process was made until the kubelet had it.
 async fn serve(node: &Node, kubelet: &Kubelet) -> (Daemon, Duration) {
-    let listed = |kind: &EventKind| matches!(kind, EventKind::Listed { .. });
-    let before = count(kubelet, listed);
-    let began = Instant::now();
+    let began = kubelet.now();
     let daemon = node.start_daemon();
-    kubelet.wait_for(|view| view.events().iter().filter(|event| listed(&event.kind)).count() > before, HANG).await.unwrap();
-    (daemon, began.elapsed())
+    let is_list = |event: &&Event| event.at > began && matches!(event.kind, EventKind::Listed { .. });
+    let listed = kubelet.wait_for_some(|view| view.events().iter().find(is_list).map(|event| event.at), HANG).await.unwrap();
+    (daemon, listed - began)
 }
 
 /// One Allocate, and a kill before its answer or just after.

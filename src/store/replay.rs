@@ -4,9 +4,9 @@
 //! gap before this one, costs no live grant; and a grant whose write failed, and which Allocate therefore never
 //! confirmed, does not come back although its bytes may have reached the disk.
 
-use super::StoreError;
 use super::codec::{self, Defect, Record};
 use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
+use super::{OLD_SEGMENTS_MAX, StoreError};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, GrantedDevice, Listed, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -103,8 +103,8 @@ impl Fold {
 
     /// Reads every segment although a daemon may be writing: a segment that is deleted under the reader starts it anew.
     pub(super) fn read_beside_a_writer(dir: &Path) -> Result<Self, StoreError> {
-        // A rotation deletes once per some thousand grants; to lose this race five times in a row is no accident.
-        for _ in 0..4 {
+        // A checkpoint deletes the oldest first, so each lost race is one segment less to lose the next one about.
+        for _ in 0..2 * OLD_SEGMENTS_MAX {
             match Fold::read(dir) {
                 Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && dir.exists() => {}
                 done => return done,

@@ -396,7 +396,8 @@ pub(super) fn history_stays(why: &str) -> String {
 fn delete_segments_before(dir: &Path, first: u64, keep: usize) -> Result<(), StoreError> {
     let mut old = journal::segments(dir)?;
     old.retain(|(number, _)| *number < first);
-    for (_, path) in old.iter().rev().skip(keep) {
+    old.truncate(old.len().saturating_sub(keep));
+    for (_, path) in &old {
         note("delete");
         fs::remove_file(path).map_err(StoreError::io("delete", path))?;
     }

@@ -233,6 +233,12 @@ impl Kubelet {
         worker::crash(&self.shared, pod_uid, container);
     }
 
+    /// Now, on the clock of the events.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        self.shared.ground.now()
+    }
+
     /// Looks at everything at one moment.
     pub fn view<R>(&self, look: impl FnOnce(&View<'_>) -> R) -> R {
         self.shared.view(look)
