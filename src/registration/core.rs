@@ -29,8 +29,9 @@ pub(crate) const STREAM_DEADLINE: Duration = Duration::from_millis(250);
 /// gives it a fresh one. Later than the goroutine that does the stopping could still run.
 pub(crate) const SETTLE_AFTER: Duration = Duration::from_millis(700);
 /// A goroutine of the kubelet that clears up after a stream, or after a Register that failed, may be stuck for longer than
-/// that, and then stop or forget whoever stands there by then. So long after the last loss or failure, one more Register;
-/// it is as long as a kubelet dials at most.
+/// that, and then stop or forget whoever stands there by then; one that still dials a registration whose stream was waited
+/// for in vain may put that one in the place of its successors. So long after the last of these, one more Register; it is
+/// as long as a kubelet dials at most.
 const DOUBT_FOR: Duration = Duration::from_secs(12);
 /// Waits between tries, in milliseconds. The first try after a loss does not wait; the last one repeats.
 const BACKOFF_MS: [u64; 10] = [0, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
@@ -288,6 +289,9 @@ impl Machine {
             State::AwaitingKubelet { retry_at } if retry_at <= now => Some(self.register()),
             State::BackingOff { until } | State::Settling { until } | State::Truce { until } if until <= now => Some(self.register()),
             State::AwaitingStream { until } if until <= now && Safeguard::StreamDeadline.is_on() => {
+                // A kubelet of 1.24 or older dials after its answer: this registration may still come, and overtake those
+                // that follow, on a socket that nobody serves any more.
+                self.doubt_until = Some(now + DOUBT_FOR);
                 self.unsettled = true;
                 self.back_off(now);
                 self.due(now)

@@ -86,6 +86,22 @@ fn a_register_that_failed_is_doubted_as_long_as_a_kubelet_may_be_stuck_with_it()
 }
 
 #[test]
+fn a_register_whose_stream_never_came_is_doubted_as_long_as_a_kubelet_may_dial_for_it() {
+    let mut machine = steady();
+    assert_eq!(machine.on(Event::StreamEnded(1), ms(10_000)), Some(2));
+    machine.on(Event::Registered(2), ms(11_000));
+    let missed = ms(11_000) + STREAM_DEADLINE;
+    machine.on(Event::Tick, missed);
+    let again = machine.on(Event::Tick, machine.next_deadline().unwrap()).unwrap();
+    machine.on(Event::Registered(again), ms(11_300));
+    machine.on(Event::StreamOpened(again), ms(11_301));
+    let settled = machine.on(Event::Tick, ms(11_301) + SETTLE_AFTER).unwrap();
+    machine.on(Event::Registered(settled), ms(12_010));
+    machine.on(Event::StreamOpened(settled), ms(12_011));
+    assert_eq!(machine.state(), State::Settling { until: missed + DOUBT_FOR });
+}
+
+#[test]
 fn the_late_end_of_a_superseded_stream_leads_to_register_too() {
     let mut machine = steady();
     machine.on(Event::StreamEnded(1), ms(10_000));
