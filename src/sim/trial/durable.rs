@@ -1,51 +1,18 @@
-//! What outlives a process of the daemon: the node's devices, and the journal on its disk.
+//! What outlives a process of the daemon: the journal on its disk.
 
-use super::daemon::gpu;
-use crate::domain::{AllocId, Device, DeviceClass, DeviceId, Entry, Evidence};
+use crate::domain::{AllocId, Entry, KubeletGeneration, ResourceName};
 use crate::ledger::core::Ledger;
 use crate::sim::memory::Node;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use tokio::sync::watch;
 
-/// The devices of the node, whether they are there or not.
-#[derive(Debug, Clone)]
-pub(super) struct Hardware(pub(super) watch::Sender<BTreeSet<DeviceId>>);
-
-impl Hardware {
-    pub(super) fn new(devices: usize) -> Self {
-        Hardware(watch::Sender::new((0..devices).map(|n| DeviceId::new(format!("GPU-{n}"))).collect()))
-    }
-
-    pub(super) fn lose(&self, n: usize) {
-        self.0.send_if_modified(|devices| devices.remove(&DeviceId::new(format!("GPU-{n}"))));
-    }
-
-    pub(super) fn find(&self, n: usize) {
-        self.0.send_if_modified(|devices| devices.insert(DeviceId::new(format!("GPU-{n}"))));
-    }
-
-    /// What a scan finds now.
-    pub(super) fn scan(&self, node: &Node) -> Arc<Evidence> {
-        let device = |id: &DeviceId| Device {
-            id: id.clone(),
-            key: format!("pci:{id}"),
-            class: DeviceClass::Gpu,
-            pci: None,
-            numa_nodes: vec![0],
-            nodes: Vec::new(),
-            attributes: BTreeMap::new(),
-        };
-        let devices: BTreeMap<_, _> = self.0.borrow().iter().map(|id| (id.clone(), Arc::new(device(id)))).collect();
-        let selected = BTreeMap::from([(gpu(), devices.keys().cloned().collect())]);
-        Arc::new(Evidence { began: node.moment(), devices, selected, missing_nodes: BTreeSet::new() })
-    }
-}
-
-/// What outlives the process: the journal.
+/// What outlives the process: the journal. What the oracles ask about the daemon stands here too.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Disk(Arc<Mutex<Journal>>);
+
+/// Who registered what with whom: the daemon's life, the kubelet's, the resource.
+pub(super) type Sender = (u64, Option<KubeletGeneration>, ResourceName);
 
 #[derive(Debug, Default)]
 pub(super) struct Journal {
@@ -56,6 +23,10 @@ pub(super) struct Journal {
     next_id: u64,
     /// Whether the kubelet was asked for its pods beside an Allocate.
     pub(super) listed_in_allocate: bool,
+    /// When each Register was sent.
+    pub(super) registers: BTreeMap<Sender, Vec<Duration>>,
+    /// How often a resource was given up to somebody else for a while.
+    pub(super) truces: u64,
 }
 
 impl Disk {

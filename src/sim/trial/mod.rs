@@ -1,7 +1,8 @@
 //! Holdfast on trial: its pure cores, put together as the actors put them together, on the node in memory.
 //!
 //! ```text
-//!  Scenario (seed) ─▶ node: pods, restarts, crashes, lost files      Faults (seed) ─▶ every hook of the kubelet
+//!  World (seed) ─▶ the kubelet's version, its faults at every hook, the night's temper, a stranger, one resource or two
+//!  Scenario (seed) ─▶ node: pods, restarts, crashes, lost files, another plugin
 //!        └─▶ Daemon: registration, serving, health and ledger cores on a Disk that outlives it
 //!                 └─▶ Oracles: looked at after every step, and once everything is quiet
 //! ```
@@ -14,7 +15,11 @@
 
 mod daemon;
 mod durable;
+mod hardware;
 mod oracles;
+mod registration;
 mod scenario;
 mod service;
+mod stranger;
 mod tests;
+mod world;

@@ -10,17 +10,27 @@
 //! | O6 | when it is quiet | no pod is rejected because of us, and none that runs is lost to a restart |
 //! | O7 | always | no id leaves the list while somebody has it |
 //! | O8 | when it is quiet | Allocate is answered in less than 100 ms, a slow disk included |
-//! | O9 | — | CDI names that resolve: no contract of Holdfast has any yet |
-//! | O10 | at the end | at most 20 Registers in any second, and 20 lists for each stream |
+//! | O9 | — | CDI names that resolve: empty, since no contract of Holdfast gives any |
+//! | O10 | at the end | at most 20 Registers of a resource with one kubelet in any second, and 20 lists on any one stream; no Register in quiet times |
 //! | O11 | always | no listing of ours while an Allocate is under way |
+//!
+//! What another plugin of the resource does is not ours, and excused as narrowly as that: a container that got exactly
+//! what the stranger answered, once for each of its answers; a device that goes while such a container has it; and a
+//! resource that was stopped or lost sight of while the stranger's goroutines were about in the kubelet, with a stream of
+//! ours open all the time. Nothing tells Holdfast of that, until the kubelet restarts: then there is no excuse any more.
 
-use super::daemon::{Daemon, gpu};
+mod quiet;
+
+use super::daemon::Daemon;
 use super::durable::Disk;
+use super::hardware::{Hardware, gpu};
 use super::service::list;
-use crate::domain::{AllocId, DeviceId, Entry, GrantState};
+use super::stranger::Answers;
+use crate::domain::{AllocId, DeviceId, Entry, GrantState, ResourceName};
 use crate::ledger::core::NEVER_STARTED;
-use crate::sim::kubelet::{EventKind, Holder, PodPhase, View};
+use crate::sim::kubelet::{EventKind, Holder, Interleaving, Profile, View};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// A kubelet younger than this proves nothing: a minute after the daemon's next look, which takes a quarter at most.
@@ -35,16 +45,32 @@ pub(super) struct Violation {
 }
 
 /// What the oracles remember.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Oracles {
+    hardware: Hardware,
+    /// Whether a new registration closes the connection of the former one.
+    closes_the_former: bool,
+    /// Whose list came last.
+    last_list: BTreeMap<ResourceName, u64>,
     /// Events that were looked at.
     seen: u64,
     /// When the newest kubelet made its socket.
     kubelet_since: Duration,
+    /// When the lists of each stream arrived, by the kubelet's start and the client's number.
+    lists: BTreeMap<(u64, u64), Vec<Duration>>,
     /// When each grant was first seen bound.
     bound: BTreeMap<AllocId, Duration>,
     /// When a pod was last given an id, and whether the kubelet had settled by then.
     given: BTreeMap<(String, DeviceId), (Duration, bool)>,
+    /// What the stranger answered, and the containers that were found to have it: pod UID, container, ids.
+    pub(super) strange: Answers,
+    theirs: BTreeSet<(String, String, BTreeSet<DeviceId>)>,
+    /// When the stranger's doings may show in the kubelet.
+    pub(super) visit: Option<RangeInclusive<Duration>>,
+    /// When its resource was last stopped or lost sight of.
+    harmed_at: Duration,
+    /// Looks that found that nobody repairs it, in quiet times.
+    pub(super) taken: u64,
     /// Whether the kubelet was made to forget what it gave.
     pub(super) amnesia: bool,
     /// Whether nothing goes wrong any more.
@@ -55,6 +81,29 @@ pub(super) struct Oracles {
 }
 
 impl Oracles {
+    pub(super) fn new(hardware: Hardware, profile: Profile) -> Self {
+        Oracles {
+            hardware,
+            closes_the_former: profile.is_alpha(),
+            last_list: BTreeMap::new(),
+            seen: 0,
+            kubelet_since: Duration::ZERO,
+            lists: BTreeMap::new(),
+            bound: BTreeMap::new(),
+            given: BTreeMap::new(),
+            strange: Answers::default(),
+            theirs: BTreeSet::new(),
+            visit: None,
+            harmed_at: Duration::ZERO,
+            taken: 0,
+            amnesia: false,
+            quiet: false,
+            refusals: 0,
+            excused: 0,
+            violation: None,
+        }
+    }
+
     fn violated(&mut self, oracle: &'static str, at: Duration, what: String) {
         self.violation.get_or_insert(Violation { oracle, at, what });
     }
@@ -75,9 +124,15 @@ impl Oracles {
         let mut holders = view.holders();
         // A pod that is rejected after a restart is being killed, and what it has counts as free at once.
         holders.retain(|holder| !view.pod(&holder.pod_uid).is_some_and(|pod| pod.is_failed()));
-        self.held_once(&holders, disk, now);
-        self.in_ledger(&holders, disk, now);
-        if let Some(site) = view.panicked() {
+        self.find_theirs(&holders);
+        let resources: Vec<_> = self.hardware.specs.iter().map(|spec| (spec.name.clone(), spec.is_exclusive())).collect();
+        for (resource, is_exclusive) in resources {
+            if is_exclusive {
+                self.held_once(&resource, &holders, disk, now);
+            }
+            self.in_ledger(&resource, &holders, disk, now);
+        }
+        if let Some(site) = view.panicked().filter(|site| !self.is_strange(|id| site.contains(&format!("`{id}`")))) {
             self.violated("O4", now, format!("the kubelet crashed: {site}"));
         }
         // The kubelet may reserve ids while a listing of ours is on its way, which nobody can know.
@@ -89,13 +144,25 @@ impl Oracles {
     fn event(&mut self, kind: &EventKind, at: Duration, view: &View<'_>, disk: &Disk, daemon: &Daemon) {
         match kind {
             EventKind::Started { .. } => self.kubelet_since = at,
-            EventKind::Vanished { devices, .. } => {
+            EventKind::Listed { resource, client, .. } => {
+                self.lists.entry((view.starts(), *client)).or_default().push(at);
+                self.last_list.insert(resource.clone(), *client);
+            }
+            EventKind::Disconnected { resource, .. } | EventKind::Interleaving { resource, which: Interleaving::C }
+                if *resource == gpu() =>
+            {
+                self.harmed_at = at;
+            }
+            EventKind::Vanished { resource, devices } => {
                 // What an earlier list did not have yet, or no longer, may come late out of a stuck goroutine: what counts is
-                // the list of now. And a daemon that has just started does not know which free id was listed before it.
-                let listed: BTreeSet<DeviceId> = list(&daemon.inner.inventory.borrow()).into_iter().map(|device| device.id).collect();
-                let is_held = |id: &DeviceId| disk.ledger(|ledger| ledger.holders(&gpu(), id).next().is_some());
-                let young = daemon.since + Duration::from_secs(60) > at;
-                if devices.iter().any(|id| !listed.contains(id) && (is_held(id) || !young)) {
+                // the list of now.
+                let inventory = daemon.inner.inventory.borrow().clone();
+                let listed: BTreeSet<DeviceId> = list(&inventory, resource).into_iter().map(|device| device.id).collect();
+                let missing = |id: &DeviceId| {
+                    let known = !is_unknown_to_a_new_life(resource, id, disk, daemon, at) && !self.is_strange(|other| other == id);
+                    !listed.contains(id) && known
+                };
+                if devices.iter().any(missing) {
                     self.violated("O7", at, format!("{devices:?} left the list while somebody has them"));
                 } else {
                     self.excused += 1;
@@ -111,7 +178,10 @@ impl Oracles {
             }
             EventKind::Rejected { message, .. } if message.contains("is still in use by pod") => self.refused(message, at, view),
             EventKind::Rejected { pod_uid, message, .. }
-                if self.quiet && message.contains("Allocate failed") && !message.contains("requested number of devices unavailable") =>
+                if self.quiet
+                    && !self.is_taken(view)
+                    && message.contains("Allocate failed")
+                    && !message.contains("requested number of devices unavailable") =>
             {
                 // A pod that holds a sick device is rejected rightly.
                 let sick = disk.ledger(|ledger| ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == *pod_uid)));
@@ -150,10 +220,42 @@ impl Oracles {
         }
     }
 
-    fn held_once(&mut self, holders: &[Holder], disk: &Disk, now: Duration) {
+    /// What the stranger gave has no id of ours.
+    fn find_theirs(&mut self, holders: &[Holder]) {
+        for holder in holders.iter().filter(|holder| !holder.alloc_ids.contains_key(&gpu())) {
+            let Some(ids) = holder.devices.get(&gpu()) else { continue };
+            let container = (holder.pod_uid.clone(), holder.container.clone(), ids.clone());
+            if !self.theirs.contains(&container) && self.strange.take(ids) {
+                self.theirs.insert(container);
+            }
+        }
+    }
+
+    /// Whether it was the stranger who made the kubelet stop the resource or lose sight of it, silently.
+    fn is_taken(&self, view: &View<'_>) -> bool {
+        let standing = view.standing(&gpu());
+        let silent = standing.streams > 0 && (standing.is_stopped || !standing.is_tracked);
+        silent && self.visit.as_ref().is_some_and(|visit| visit.contains(&self.harmed_at))
+    }
+
+    /// Whether the stranger gave such an id to anybody: the ledger knows nothing of that, and when the device goes, nothing
+    /// keeps it in the list.
+    fn is_strange(&self, fits: impl Fn(&DeviceId) -> bool) -> bool {
+        self.strange.has(&fits) || self.theirs.iter().any(|(_, _, ids)| ids.iter().any(&fits))
+    }
+
+    fn is_theirs(&self, resource: &ResourceName, holder: &Holder) -> bool {
+        if *resource != gpu() {
+            return false;
+        }
+        let ids = holder.devices.get(&gpu()).cloned().unwrap_or_default();
+        self.theirs.contains(&(holder.pod_uid.clone(), holder.container.clone(), ids))
+    }
+
+    fn held_once(&mut self, resource: &ResourceName, holders: &[Holder], disk: &Disk, now: Duration) {
         let mut by_id: BTreeMap<&DeviceId, BTreeMap<&str, &Holder>> = BTreeMap::new();
         for holder in holders {
-            for id in holder.devices.get(&gpu()).into_iter().flatten() {
+            for id in holder.devices.get(resource).into_iter().flatten() {
                 by_id.entry(id).or_default().insert(&holder.pod_uid, holder);
             }
         }
@@ -162,27 +264,29 @@ impl Oracles {
             let (newest, settled) = holders.keys().map(|uid| given(uid)).max().unwrap_or_default();
             // Who had it when it was given again: could that be known?
             let known = holders.values().filter(|holder| given(&holder.pod_uid).0 < newest).any(|holder| {
-                let alloc_id = holder.alloc_ids.get(&gpu());
+                let alloc_id = holder.alloc_ids.get(resource);
                 alloc_id.and_then(|id| self.bound.get(id)).is_some_and(|bound| *bound < newest)
             });
+            // What the stranger gave, nobody asked us for.
+            let ours = !holders.values().any(|holder| given(&holder.pod_uid).0 == newest && self.is_theirs(resource, holder));
             // Before, nothing is proven: the kubelet may have lost what it knew, by a crash between two writes.
-            if self.amnesia || !(settled && known) {
+            if self.amnesia || !(settled && known && ours) {
                 self.excused += 1;
             } else {
                 let pods: Vec<_> = holders.keys().copied().collect();
                 let since = self.kubelet_since;
-                let states: Vec<String> =
-                    disk.ledger(|ledger| ledger.holders(&gpu(), id).map(|grant| format!("{} {:?}", grant.alloc_id, grant.state)).collect());
+                let states: Vec<String> = disk
+                    .ledger(|ledger| ledger.holders(resource, id).map(|grant| format!("{} {:?}", grant.alloc_id, grant.state)).collect());
                 let what = format!("{id} is held by the pods {pods:?}, given at {newest:?}; kubelet since {since:?}; {states:?}");
                 return self.violated("O1", now, what);
             }
         }
     }
 
-    fn in_ledger(&mut self, holders: &[Holder], disk: &Disk, now: Duration) {
+    fn in_ledger(&mut self, resource: &ResourceName, holders: &[Holder], disk: &Disk, now: Duration) {
         for holder in holders {
-            let Some(devices) = holder.devices.get(&gpu()) else { continue };
-            let granted = holder.alloc_ids.get(&gpu()).and_then(|id| {
+            let Some(devices) = holder.devices.get(resource).filter(|_| !self.is_theirs(resource, holder)) else { continue };
+            let granted = holder.alloc_ids.get(resource).and_then(|id| {
                 disk.ledger(|ledger| {
                     ledger.grant(id).map(|grant| grant.devices.iter().map(|device| device.id.clone()).collect::<BTreeSet<_>>())
                 })
@@ -205,56 +309,11 @@ impl Oracles {
             }
         }
     }
+}
 
-    /// When no fault can happen any more: the end of a stream, which the daemon sees, has been answered. What a stuck
-    /// goroutine of the kubelet does later, nothing tells of.
-    pub(super) fn answered(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
-        let standing = view.standing(&gpu());
-        let silent = standing.streams > 0 && (standing.is_stopped || !standing.is_tracked);
-        if let (true, Err(what), false) = (view.is_running(), Self::is_served(view, daemon), silent) {
-            self.violated("O5", now, what);
-        }
-    }
-
-    /// Once it is quiet, and for as long as it is.
-    pub(super) fn is_served(view: &View<'_>, daemon: &Daemon) -> Result<(), String> {
-        let standing = view.standing(&gpu());
-        let wanted: BTreeSet<DeviceId> =
-            list(&daemon.inner.inventory.borrow()).into_iter().filter(|device| device.healthy).map(|device| device.id).collect();
-        let sound = view.is_running() && !standing.is_stopped && standing.is_tracked && standing.is_streaming && standing.healthy == wanted;
-        if sound { Ok(()) } else { Err(format!("{standing:?}, wanted {wanted:?}; {:?}", daemon.inner.lock().machine)) }
-    }
-
-    pub(super) fn served(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
-        if let Err(what) = Self::is_served(view, daemon) {
-            self.violated("O5", now, what);
-        }
-    }
-
-    /// After a restart of the kubelet in quiet times every pod runs that ran.
-    pub(super) fn kept(&mut self, view: &View<'_>, running: &BTreeSet<String>, now: Duration) {
-        for pod in view.pods().iter().filter(|pod| running.contains(&pod.spec.uid)) {
-            // Its entry was lost: with the checkpoint, or since of two writes the older one came last.
-            let waits = |message: &str| message.contains("requested number of devices unavailable");
-            if let PodPhase::Failed { message, .. } = &pod.phase
-                && !waits(message)
-            {
-                self.violated("O6", now, format!("pod {} was lost to a restart: {message}", pod.spec.uid));
-            }
-        }
-    }
-
-    /// When every pod has been gone for long.
-    pub(super) fn released(&mut self, view: &View<'_>, disk: &Disk, now: Duration) {
-        let left: Vec<String> =
-            disk.ledger(|ledger| ledger.grants().map(|grant| format!("{} {:?}", grant.alloc_id, grant.state)).collect());
-        // Without a checkpoint nothing tells that a grant reached no container; with its next one the kubelet tells.
-        if !left.is_empty() && !self.amnesia {
-            self.violated("O3", now, format!("not released: {left:?}"));
-        }
-        let (registers, lists) = view.busiest_second(&gpu());
-        if registers > 20 || lists > 100 {
-            self.violated("O10", now, format!("{registers} Registers and {lists} lists in one second"));
-        }
-    }
+/// The one excuse of O7: a daemon that has just started does not know which free ids an earlier life had in its list, so
+/// that their minute of leave is cut short. It goes when free ids stay listed over a restart.
+fn is_unknown_to_a_new_life(resource: &ResourceName, id: &DeviceId, disk: &Disk, daemon: &Daemon, at: Duration) -> bool {
+    let is_held = disk.ledger(|ledger| ledger.holders(resource, id).next().is_some());
+    !is_held && daemon.since + Duration::from_secs(60) > at
 }

@@ -1,32 +1,34 @@
 //! One node's night, by its seed: what is done to it, in three acts.
 //!
-//! 1. Ten seconds in which everything happens: pods come and go, the kubelet and the daemon die, devices vanish, and
-//!    every step of the kubelet may wait, fail or be its last.
+//! 1. A storm of 8 to 24 seconds in which everything happens: pods come and go, the kubelet and the daemon die, devices
+//!    vanish, another plugin takes the resource, and every step of the kubelet may wait, fail or be its last.
 //! 2. Quiet. Within a second and a half everything is served again (O5), and stays so; the kubelet is restarted once more
 //!    without costing a pod (O6).
 //! 3. The kubelet has settled: pods are deleted by force while their containers run, others come (O1). In the end all are
 //!    gone, and a while later nothing is held (O3).
 
-use super::daemon::{Daemon, gpu};
-use super::durable::{Disk, Hardware};
+use super::daemon::Daemon;
+use super::durable::Disk;
+use super::hardware::{Hardware, gpu, nic};
 use super::oracles::{Oracles, Violation};
-use crate::sim::kubelet::{Behaviour, Gaps, Hook, Interleaving, PodPhase, PodSpec, Profile, Start};
-use crate::sim::memory::{Faults, Node, Odds, Simulation};
+use super::stranger;
+use super::world::{Act, Visit, World};
+use crate::registration::core::State;
+use crate::sim::kubelet::{Hook, Interleaving, PodPhase, PodSpec, Start};
+use crate::sim::memory::{Node, Simulation};
 use crate::sim::random::Random;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-/// The storm's end.
-const STORM: Duration = Duration::from_secs(10);
 /// The longest stall.
 const STALL: Duration = Duration::from_secs(5);
-/// When every stall of the storm is over, and what it led to is answered.
-const STALLED: Duration = Duration::from_millis(16_500);
-/// When the last flow that the storm held has gone on, by a stall of five seconds, and the daemon has had its last doubt.
-const CALM: Duration = Duration::from_secs(28);
-const DEVICES: usize = 4;
+/// How long after the storm every stall of it is over, and what it led to is answered.
+const STALLED: Duration = Duration::from_millis(6500);
+/// How long after the storm the last flow that it held has gone on, by a stall of five seconds, and the daemon has had its
+/// last doubt.
+const CALM: Duration = Duration::from_secs(18);
 
 /// What a seed came through.
 #[derive(Debug, Default)]
@@ -38,6 +40,7 @@ pub(super) struct Outcome {
     pub(super) refusals: u64,
     pub(super) excused: u64,
     pub(super) contested: u64,
+    pub(super) taken: u64,
     pub(super) grants: u64,
 }
 
@@ -49,40 +52,22 @@ struct Night {
     daemon: Daemon,
     oracles: Oracles,
     random: Random,
+    world: World,
     pods: u64,
 }
 
 pub(super) fn run(seed: u64) -> Outcome {
     // Apart from the node's own chance, so that one more draw there does not make another story.
     let mut random = Random::new(seed ^ 0x5eed_0f5c_e7a1_0000);
-    let profile = match random.below(8) {
-        0 => Profile::K110,
-        1 => Profile::K137,
-        2 => Profile::K137Dedupe,
-        _ => Profile::K125,
-    };
-    // A real kubelet was seen to admit sooner than its code suggests.
-    let gaps = Gaps { to_first_batch: random.between(64 * MS, 150 * MS), ..Behaviour::default().gaps };
-    let behaviour = Behaviour { profile, topology_manager: random.chance(0.3), gaps, ..Behaviour::default() };
-    let slow = Odds { delays: 0.6, ..Odds::default() };
-    let faults = match random.below(5) {
-        0 => Faults::none(),
-        // Registers that take their time at every step, so that old streams end in the midst of them.
-        4 => [Hook::AfterRegisterClient, Hook::AfterDial, Hook::AfterOptions, Hook::AfterEndpointSet, Hook::BeforeListAndWatch]
-            .into_iter()
-            .fold(Faults::schedules(STORM), |faults, hook| faults.with(hook, slow)),
-        1 => Faults::schedules(STORM),
-        // Lists that are looked at late, one after the other.
-        2 => Faults::schedules(STORM).with(Hook::OnList, Odds { stalls: 0.3, fails: 0.05, ..Odds::default() }),
-        _ => Faults::storm(STORM),
-    };
-    let simulation = Simulation::new(seed, behaviour, faults);
+    let world = World::draw(&mut random);
+    let simulation = Simulation::new(seed, world.behaviour.clone(), world.faults.clone());
     let node = simulation.node();
-    let (disk, hardware) = (Disk::default(), Hardware::new(DEVICES));
+    let (disk, hardware) = (Disk::default(), Hardware::new(world.has_nics));
     node.start_kubelet(Start::default());
     node.supervise_kubelet(200 * MS);
     let daemon = Daemon::start(&node, &disk, &hardware);
-    let mut night = Night { simulation, node, disk, hardware, daemon, oracles: Oracles::default(), random, pods: 0 };
+    let oracles = Oracles::new(hardware.clone(), world.behaviour.profile);
+    let mut night = Night { simulation, node, disk, hardware, daemon, oracles, random, world, pods: 0 };
     night.storm();
     night.calm();
     night.settled();
@@ -110,8 +95,9 @@ impl Night {
     }
 
     fn storm(&mut self) {
-        let acts = 8 + self.random.below(16);
-        let mut times: Vec<Duration> = (0..acts).map(|_| self.random.between(Duration::ZERO, STORM)).collect();
+        self.expect_stranger();
+        let (acts, storm) = (8 + self.random.below(16), self.world.storm);
+        let mut times: Vec<Duration> = (0..acts).map(|_| self.random.between(Duration::ZERO, storm)).collect();
         times.sort();
         for time in times {
             self.run_to(time);
@@ -120,25 +106,39 @@ impl Night {
             }
             self.act();
         }
-        self.run_to(STORM);
-        (0..DEVICES).for_each(|n| self.hardware.find(n));
+        self.run_to(storm);
+        (0..self.hardware.len()).for_each(|n| self.hardware.find(n));
         if self.daemon.process.is_dead() {
             self.start_daemon();
         }
     }
 
+    fn expect_stranger(&mut self) {
+        let Some(Visit { from, until, habits }) = self.world.stranger else { return };
+        let version = if self.world.behaviour.profile.is_alpha() { "v1alpha2" } else { "v1beta1" };
+        let (node, devices, answers) = (self.node.clone(), self.hardware.devices(&gpu()), self.oracles.strange.clone());
+        // A goroutine of the kubelet may be stuck over the end of it.
+        self.oracles.visit = Some(from..=until + STALL + SECOND);
+        self.node.handle().spawn(async move {
+            node.handle().sleep_until(from).await;
+            stranger::visit(&node, version, devices, habits, until - from, &answers);
+        });
+    }
+
     fn act(&mut self) {
         let down = self.random.between(Duration::ZERO, 500 * MS);
-        match self.random.below(20) {
-            0..6 => self.add_pod(),
-            6..9 => self.with_pod(|node, uid| node.delete_pod(uid)),
-            9 => self.force_delete(),
-            10 => self.with_pod(|node, uid| node.crash_container(uid, "main")),
-            11 => self.with_pod(|node, uid| node.complete_pod(uid)),
-            12 | 13 => self.node.restart_kubelet(down, Start::default()),
-            14 | 15 => self.restart_daemon(down),
-            16 | 17 => {
-                let n = self.random.below(DEVICES);
+        match self.world.act(&mut self.random) {
+            Act::AddPod => self.add_pod(),
+            Act::DeletePod => self.with_pod(|node, uid| node.delete_pod(uid)),
+            Act::ForceDelete => self.force_delete(),
+            Act::CrashContainer => self.with_pod(|node, uid| node.crash_container(uid, "main")),
+            Act::CompletePod => self.with_pod(|node, uid| node.complete_pod(uid)),
+            Act::RestartKubelet => self.node.restart_kubelet(down, Start::default()),
+            // An upgrade in place takes no time at all: the kubelet is still at the old streams' end.
+            Act::RestartDaemon if self.random.chance(0.5) => self.restart_daemon(down / 100),
+            Act::RestartDaemon => self.restart_daemon(down),
+            Act::Flap => {
+                let n = self.random.below(self.hardware.len());
                 self.hardware.lose(n);
                 if self.random.chance(0.5) {
                     let now = self.now();
@@ -147,15 +147,15 @@ impl Night {
                     self.hardware.find(n);
                 }
             }
-            18 if self.random.chance(0.3) => {
+            Act::LoseCheckpoint => {
                 self.oracles.amnesia = true;
                 if self.random.chance(0.5) { self.node.delete_checkpoint() } else { self.node.corrupt_checkpoint() }
             }
-            19 if self.random.chance(0.3) => {
+            Act::Reboot => {
                 self.node.reboot(SECOND + down);
                 self.start_daemon();
             }
-            _ => {
+            Act::List => {
                 let node = self.node.clone();
                 // Somebody else's metrics.
                 self.node.handle().spawn(async move { drop(node.list_pods().await) });
@@ -186,6 +186,15 @@ impl Night {
         }
         let count = if self.random.chance(0.2) { 2 } else { 1 };
         spec = spec.app("main", &gpu(), count);
+        if self.world.has_nics {
+            let resources = &mut spec.containers.last_mut().unwrap().resources;
+            match self.random.below(4) {
+                0 => _ = resources.insert(nic(), 1),
+                // Nothing but the shared ones.
+                1 => *resources = [(nic(), 2)].into(),
+                _ => {}
+            }
+        }
         if self.random.chance(0.05) {
             spec = spec.without_room();
         }
@@ -223,20 +232,33 @@ impl Night {
         self.node.view(|view| oracles.served(view, daemon, now));
     }
 
+    fn served_or_taken(&mut self) {
+        if !self.is_over() {
+            let (now, daemon, oracles) = (self.now(), &self.daemon, &mut self.oracles);
+            self.node.view(|view| oracles.served_or_taken(view, daemon, now));
+        }
+    }
+
     fn calm(&mut self) {
-        self.run_to(STALLED);
+        let storm = self.world.storm;
+        self.run_to(storm + STALLED);
         // A list that a dead daemon sent may arrive after those of the next one, and nothing tells; that heals later.
-        if !self.is_over() && self.daemon.since + STALL < STORM {
+        if !self.is_over() && self.daemon.since + STALL < storm {
             let (now, daemon, oracles) = (self.now(), &self.daemon, &mut self.oracles);
             self.node.view(|view| oracles.answered(view, daemon, now));
         }
-        self.run_to(CALM);
+        // Two who wanted the same resource leave it to one another for half a minute each.
+        let until = |resource| if let State::Truce { until } = self.daemon.state(resource) { Some(until) } else { None };
+        let truce = self.hardware.resources().filter_map(until).max();
+        let quiet = truce.map_or(storm + CALM, |until| until.max(storm + CALM) + SECOND);
+        self.run_to(quiet);
         self.oracles.quiet = true;
-        self.run_to(CALM + 1500 * MS);
-        self.served();
+        self.run_to(quiet + 1500 * MS);
+        self.served_or_taken();
         if self.is_over() {
             return;
         }
+        self.oracles.still(&self.disk, quiet, self.node.handle().now());
         self.add_pod();
         let at = self.now() + 5 * SECOND;
         self.run_to(at);
@@ -278,17 +300,24 @@ impl Night {
         for n in 1..=self.pods {
             self.node.delete_pod(&format!("u{n}"));
         }
+        let at = self.now() + 5 * SECOND;
+        self.run_to(at);
+        // A list makes the kubelet write its checkpoint, which tells of grants that reached no container.
+        self.hardware.lose(0);
+        let at = self.now() + SECOND;
+        self.run_to(at);
+        self.hardware.find(0);
         let at = self.now() + 180 * SECOND;
         self.run_to(at);
-        let (now, disk, oracles) = (self.now(), &self.disk, &mut self.oracles);
-        if oracles.violation.is_none() {
-            self.node.view(|view| oracles.released(view, disk, now));
+        if !self.is_over() {
+            let now = self.now();
+            self.oracles.released(&self.disk, now);
         }
     }
 
     fn outcome(self) -> Outcome {
-        let Oracles { violation, refusals, excused, .. } = self.oracles;
-        let contested = u64::from(self.daemon.inner.lock().machine.is_contested());
+        let Oracles { violation, refusals, excused, taken, .. } = self.oracles;
+        let contested = self.disk.lock().truces;
         let grants = self.disk.entries().iter().filter(|entry| matches!(entry, crate::domain::Entry::Grant(_))).count() as u64;
         self.node.view(|view| Outcome {
             violation,
@@ -298,6 +327,7 @@ impl Night {
             refusals,
             excused,
             contested,
+            taken,
             grants,
         })
     }

@@ -1,7 +1,7 @@
 //! What the kubelet calls: one service for each registration.
 
-use super::daemon::{Inner, Now, gpu, grant};
-use crate::domain::{AllocId, ContainerEdits, DeviceId, Entry, Inventory, Safeguard};
+use super::daemon::{Inner, Now, grant};
+use crate::domain::{AllocId, ContainerEdits, DeviceId, Entry, Inventory, ResourceName, Safeguard};
 use crate::ledger::core::doubt;
 use crate::serving::core::decide;
 use crate::sim::kubelet::core::{ListedDevice, Options};
@@ -19,6 +19,7 @@ const LIST_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) struct Service {
     pub(super) inner: Arc<Inner>,
+    pub(super) resource: ResourceName,
     pub(super) number: u64,
 }
 
@@ -41,6 +42,7 @@ impl Drop for Counted<'_> {
 /// One stream; its end is noticed however it comes.
 struct Lists {
     inner: Arc<Inner>,
+    resource: ResourceName,
     number: u64,
     inventory: watch::Receiver<Arc<Inventory>>,
     sent: Option<(Duration, Vec<ListedDevice>)>,
@@ -48,20 +50,20 @@ struct Lists {
 
 impl Drop for Lists {
     fn drop(&mut self) {
-        self.inner.stream_ended(self.number);
+        self.inner.registration(&self.resource).stream_ended(self.number);
     }
 }
 
 impl Lists {
     async fn next(mut self) -> Option<(Vec<ListedDevice>, Self)> {
         loop {
-            let list = list(&self.inventory.borrow_and_update());
+            let list = list(&self.inventory.borrow_and_update(), &self.resource);
             let (at, last) = match &self.sent {
                 Some((at, last)) => (*at, Some(last)),
                 None => (Duration::ZERO, None),
             };
             let now = self.inner.node.handle().now();
-            let muted = !Safeguard::Broadcast.is_on() && last.is_some() && self.number != self.inner.latest();
+            let muted = !Safeguard::Broadcast.is_on() && last.is_some() && self.number != self.inner.registration(&self.resource).latest();
             if last != Some(&list) && !muted {
                 if last.is_some() && now < at + LIST_INTERVAL {
                     self.inner.node.handle().sleep_until(at + LIST_INTERVAL).await;
@@ -75,9 +77,9 @@ impl Lists {
     }
 }
 
-/// The list of an inventory.
-pub(super) fn list(inventory: &Inventory) -> Vec<ListedDevice> {
-    let devices = inventory.resources.get(&gpu()).into_iter().flat_map(|offering| &offering.devices);
+/// The list of a resource.
+pub(super) fn list(inventory: &Inventory, resource: &ResourceName) -> Vec<ListedDevice> {
+    let devices = inventory.resources.get(resource).into_iter().flat_map(|offering| &offering.devices);
     let listed = devices.map(|(id, offered)| ListedDevice {
         id: id.clone(),
         healthy: offered.health.is_healthy(),
@@ -93,9 +95,10 @@ impl Plugin for Service {
     }
 
     async fn list_and_watch(&self, _: ConnectionId) -> Result<ListStream, Status> {
-        self.inner.stream_opened(self.number);
+        self.inner.registration(&self.resource).stream_opened(self.number);
         let inventory = self.inner.inventory.subscribe();
-        let lists = Lists { inner: Arc::clone(&self.inner), number: self.number, inventory, sent: None };
+        let (inner, resource) = (Arc::clone(&self.inner), self.resource.clone());
+        let lists = Lists { inner, resource, number: self.number, inventory, sent: None };
         Ok(futures_util::stream::unfold(lists, Lists::next).boxed())
     }
 
@@ -115,18 +118,19 @@ impl Plugin for Service {
         let _counted = Counted::new(&inner.allocates);
         let _gate = inner.gate.read().await;
         let inventory = inner.inventory.borrow().clone();
-        let offering = inventory.resources.get(&gpu()).ok_or_else(|| Status::not_found("not offered"))?;
+        let offering = inventory.resources.get(&self.resource).ok_or_else(|| Status::not_found("not offered"))?;
         decide(offering, &ids).map_err(|refusal| Status::failed_precondition(refusal.to_string()))?;
         let alloc_id = inner.disk.next_alloc_id();
         let mut edits = ContainerEdits::default();
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
-        let grant = grant(inner, alloc_id, &ids, edits.clone());
-        let doubt = {
+        let grant = grant(inner, &self.resource, alloc_id, &ids, edits.clone());
+        // What several containers share is given to several.
+        let doubt = offering.spec.is_exclusive().then(|| {
             let mut cores = inner.lock();
             let settled = cores.age.is_settled(*inner.node.kubelet_socket().borrow(), inner.node.moment());
             doubt(&cores.ledger, &cores.watchlist, &grant, &Now { node: &inner.node, settled, checkpoint: inner.node.checkpoint() })
-        };
-        if let Some(doubt) = doubt.filter(|doubt| doubt.proven) {
+        });
+        if let Some(doubt) = doubt.flatten().filter(|doubt| doubt.proven) {
             return Err(Status::failed_precondition(format!("device `{}` is still in use by pod {}", doubt.id, doubt.pod.uid)));
         }
         inner.commit(vec![Entry::Grant(Box::new(grant))]).await;

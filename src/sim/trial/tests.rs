@@ -25,7 +25,7 @@ fn no_oracle_is_violated() {
     }
     let seeds = number("HOLDFAST_SEEDS").unwrap_or(200);
     let (mut interleavings, mut hooks) = (BTreeMap::<Interleaving, u64>::new(), BTreeMap::<Hook, u64>::new());
-    let (mut refusals, mut excused, mut contested, mut grants, mut failures) = (0, 0, 0, 0, Vec::new());
+    let (mut refusals, mut excused, mut contested, mut taken, mut grants, mut failures) = (0, 0, 0, 0, 0, Vec::new());
     for seed in 0..seeds {
         let outcome = run(seed);
         outcome.interleavings.iter().for_each(|(which, count)| *interleavings.entry(*which).or_default() += count);
@@ -33,17 +33,24 @@ fn no_oracle_is_violated() {
         refusals += outcome.refusals;
         excused += outcome.excused;
         contested += outcome.contested;
+        taken += outcome.taken;
         grants += outcome.grants;
         if outcome.violation.is_some() {
             failures.push((seed, outcome));
         }
     }
     println!(
-        "{seeds} nights: {grants} grants, {refusals} refused with proof, {excused} looks at what nobody could have known, {contested} truces"
+        "{seeds} nights: {grants} grants, {refusals} refused with proof, {excused} looks at what nobody could have known, {contested} truces, \
+         {taken} taken by a stranger"
     );
     println!("interleavings: {interleavings:?}\nhooks: {hooks:?}");
+    // 100 of each in 10,000 nights.
+    let seldom = |count: Option<&u64>| count.copied().unwrap_or_default() < seeds / 100;
+    let seldom_seen: Vec<_> = Interleaving::ALL.iter().filter(|which| seldom(interleavings.get(which))).collect();
+    let seldom_come_to: Vec<_> = Hook::ALL.iter().filter(|hook| seldom(hooks.get(hook))).collect();
     let summary: Vec<_> = failures.iter().map(|(seed, outcome)| (*seed, outcome.violation.as_ref().unwrap().oracle)).collect();
     assert!(failures.is_empty(), "{summary:?}\n{}", explain(failures[0].0, &failures[0].1));
+    assert!(seldom_seen.is_empty() && seldom_come_to.is_empty(), "not tried enough: {seldom_seen:?} {seldom_come_to:?}");
 }
 
 #[test]
