@@ -6,7 +6,7 @@
 //! | O2 | always | what a running container holds is a live grant of the ledger, with the same ids |
 //! | O3 | at the end | what nobody holds is released; before, O2 would miss it |
 //! | O4 | always | the kubelet does not crash by a list of ours |
-//! | O5 | when it is quiet | tracked, not stopped, streaming, and the kubelet's list is the inventory |
+//! | O5 | when it is quiet | tracked, not stopped, streaming, and the kubelet's list is the inventory; no truce with nobody |
 //! | O6 | when it is quiet | no pod is rejected because of us, and none that runs is lost to a restart |
 //! | O7 | always | no id leaves the list while somebody has it |
 //! | O8 | when it is quiet | Allocate is answered in less than 100 ms, a slow disk included |

@@ -88,6 +88,10 @@ impl Oracles {
         if !left.is_empty() {
             self.violated("O3", now, format!("not released: {left:?}"));
         }
+        let truces = disk.lock().truces;
+        if truces > 0 && self.visit.is_none() {
+            self.violated("O5", now, format!("{truces} truces with nobody"));
+        }
         let registers = disk.lock().registers.values().map(|times| busiest_second(times)).max().unwrap_or_default();
         let lists = self.lists.values().map(|times| busiest_second(times)).max().unwrap_or_default();
         if registers > MOST_PER_SECOND || lists > MOST_PER_SECOND {
