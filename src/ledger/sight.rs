@@ -3,7 +3,7 @@
 use super::core::{Doubt, Ledger, Sight, Watchlist, doubt};
 use super::observe::Looker;
 use super::report;
-use crate::domain::{AllocId, Checkpoint, Grant, Refusal};
+use crate::domain::{Checkpoint, Grant, Refusal};
 use std::cell::OnceCell;
 
 /// Whether a living container of another pod has one of the devices of an exclusive grant (I2). Without proof it is only
@@ -35,8 +35,7 @@ impl Sight for Now<'_> {
         self.looker.populated_below(uid) >= 2
     }
 
-    fn is_checkpointed(&self, alloc_id: &AllocId) -> bool {
-        let checkpoint = self.checkpoint.get_or_init(|| self.looker.checkpoint());
-        checkpoint.iter().flat_map(|checkpoint| &checkpoint.entries).any(|entry| entry.alloc_id.as_ref() == Some(alloc_id))
+    fn checkpoint(&self) -> Option<&Checkpoint> {
+        self.checkpoint.get_or_init(|| self.looker.checkpoint()).as_ref()
     }
 }

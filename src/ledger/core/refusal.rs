@@ -12,11 +12,12 @@
 //! | the kubelet has settled | one that has not heard of all its pods yet |
 //! | the holder's pod is known, and a container of it runs | the next container of a pod that is just admitted |
 //! | this kubelet gave the id itself, or has or had the grant in its checkpoint, or does not list the pod | one that lost its checkpoint, and asks again for containers of a pod that it runs |
+//! | the kubelet has not given the holder's container other devices since | a static pod that went and came back with its UID, and has others now |
 //!
 //! Anything less is granted, and told: [`Doubt`].
 
 use super::{Ledger, Watchlist};
-use crate::domain::{AllocId, DeviceId, Grant, GrantState, PodRef, Safeguard};
+use crate::domain::{AllocId, Checkpoint, CheckpointEntry, DeviceId, Grant, GrantState, PodRef, Safeguard};
 
 /// What can be seen at the moment of an Allocate.
 pub trait Sight {
@@ -25,8 +26,8 @@ pub trait Sight {
     /// Whether any container of a pod runs. Its sandbox alone is none: it runs on for a moment when the pod is through
     /// and the kubelet has given its devices away, rightly.
     fn has_running_container(&self, uid: &str) -> bool;
-    /// Whether the kubelet's checkpoint has a grant.
-    fn is_checkpointed(&self, alloc_id: &AllocId) -> bool;
+    /// The kubelet's checkpoint, if it can be read.
+    fn checkpoint(&self) -> Option<&Checkpoint>;
 }
 
 /// An id that somebody else seems to have.
@@ -60,8 +61,9 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
             let gave_it = wanted.kubelet.is_some() && holder.kubelet == wanted.kubelet;
             let knew_it = wanted.kubelet.is_some_and(|kubelet| watchlist.was_known_to(kubelet, &holder.alloc_id));
             let is_unlisted = matches!(holder.state, GrantState::Suspect { .. });
-            let remembers = gave_it || knew_it || is_unlisted || sight.is_checkpointed(&holder.alloc_id);
-            let proven = Safeguard::RefusalOnProof.is_on() && sight.kubelet_settled() && remembers;
+            let remembers = gave_it || knew_it || is_unlisted || is_checkpointed(sight, &holder.alloc_id);
+            let may_be_proven = Safeguard::RefusalOnProof.is_on() && sight.kubelet_settled() && remembers;
+            let proven = may_be_proven && !is_superseded(sight, holder, &pod.uid, container);
             let doubt = Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proven };
             if proven {
                 return Some(doubt);
@@ -70,4 +72,20 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
             None
         })
         .or(first)
+}
+
+fn entries(sight: &impl Sight) -> impl Iterator<Item = &CheckpointEntry> {
+    sight.checkpoint().into_iter().flat_map(|checkpoint| &checkpoint.entries)
+}
+
+fn is_checkpointed(sight: &impl Sight, alloc_id: &AllocId) -> bool {
+    entries(sight).any(|entry| entry.alloc_id.as_ref() == Some(alloc_id))
+}
+
+/// Whether the kubelet has another grant of the resource for the container: it keeps one, and starts the container with it.
+fn is_superseded(sight: &impl Sight, holder: &Grant, uid: &str, container: &str) -> bool {
+    let of_container =
+        |entry: &&CheckpointEntry| (&*entry.pod_uid, &*entry.container, &entry.resource) == (uid, container, &holder.resource);
+    let present = entries(sight).find(of_container).and_then(|entry| entry.alloc_id.as_ref());
+    present.is_some_and(|present| *present != holder.alloc_id)
 }

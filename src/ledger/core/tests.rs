@@ -629,7 +629,8 @@ proptest! {
 struct Seen {
     settled: bool,
     running: bool,
-    checkpointed: bool,
+    /// The grant of which the checkpoint says that the holder's container has it.
+    checkpoint: Checkpoint,
 }
 
 impl Sight for Seen {
@@ -641,8 +642,8 @@ impl Sight for Seen {
         uid == "u1" && self.running
     }
 
-    fn is_checkpointed(&self, alloc_id: &AllocId) -> bool {
-        *alloc_id == alloc(1) && self.checkpointed
+    fn checkpoint(&self) -> Option<&Checkpoint> {
+        Some(&self.checkpoint)
     }
 }
 
@@ -658,11 +659,13 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
         doubt(&Ledger::from_recovered([held], BTreeMap::new(), BTreeMap::new()), &Watchlist::default(), &wanted, &seen)
             .map(|doubt| doubt.proven)
     };
-    let all = || Seen { settled: true, running: true, checkpointed: true };
+    let with = |entries| Checkpoint { entries, written_at: Timestamp(WALL) };
+    let all = || Seen { settled: true, running: true, checkpoint: with(vec![entry("u1", "main", "gpu0", Some(alloc(1)))]) };
+    let lost = || Seen { checkpoint: with(vec![]), ..all() };
     assert_eq!(ask(holder(bound.clone(), 7), all()), Some(true));
-    assert_eq!(ask(holder(bound.clone(), 7), Seen { checkpointed: false, ..all() }), Some(true), "this kubelet gave it: a forced deletion");
+    assert_eq!(ask(holder(bound.clone(), 7), lost()), Some(true), "this kubelet gave it: a forced deletion");
     assert_eq!(ask(holder(bound.clone(), 6), all()), Some(true), "an earlier one gave it, and this one knows");
-    assert_eq!(ask(holder(bound.clone(), 6), Seen { checkpointed: false, ..all() }), Some(false), "the checkpoint was lost");
+    assert_eq!(ask(holder(bound.clone(), 6), lost()), Some(false), "the checkpoint was lost");
     assert_eq!(ask(holder(bound.clone(), 7), Seen { settled: false, ..all() }), Some(false), "too early to tell");
     assert_eq!(ask(holder(bound.clone(), 7), Seen { running: false, ..all() }), None, "a pod that is just admitted, or through");
     assert_eq!(ask(holder(GrantState::Granted, 7), all()), None, "the init container of the same pod");
@@ -713,4 +716,27 @@ fn a_list_is_remembered_when_its_ids_change_and_forgotten_with_its_resource() {
     assert!(told(Inventory::default()).is_empty(), "nobody has judged yet");
     assert_eq!(told(inventory(&[("a.com/x", &["2"], sick), ("a.com/y", &["3"], sick)])), ["a.com/x: 2", "a.com/y: 3"]);
     assert_eq!(told(inventory(&[("a.com/y", &["3"], sick)])), ["a.com/x: "]);
+}
+
+/// Its UID is a hash of its manifest, so that the pod of the grant seems to run; but the kubelet has given its container
+/// another device since.
+#[test]
+fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
+    let pod = PodRef { uid: "u1".into(), namespace: None, name: None };
+    let state = GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(WALL) };
+    let ledger = Ledger::from_recovered([Grant { state, ..grant(1, "gpu0", BOOT) }], BTreeMap::new(), BTreeMap::new());
+    let kubelet = Some(crate::domain::KubeletGeneration { inode: 7, ctime_ns: 0 });
+    let ask = |entries| {
+        let seen = Seen { settled: true, running: true, checkpoint: Checkpoint { entries, written_at: Timestamp(WALL) } };
+        let held =
+            Ledger::from_recovered(ledger.grants().map(|held| Grant { kubelet, ..(**held).clone() }), BTreeMap::new(), BTreeMap::new());
+        doubt(&held, &Watchlist::default(), &Grant { kubelet, ..grant(9, "gpu0", BOOT) }, &seen).map(|doubt| doubt.proven)
+    };
+    let main = |device, alloc_id| entry("u1", "main", device, alloc_id);
+    assert_eq!(ask(vec![main("gpu0", Some(alloc(1)))]), Some(true));
+    assert_eq!(ask(vec![main("gpu1", Some(alloc(2)))]), Some(false), "its container has another one");
+    assert_eq!(ask(vec![entry("u1", "side", "gpu1", Some(alloc(2)))]), Some(true), "another container says nothing of it");
+    assert_eq!(ask(vec![entry("u2", "main", "gpu1", Some(alloc(2)))]), Some(true), "nor does another pod");
+    let other = CheckpointEntry { resource: "example.com/other".parse().unwrap(), ..main("x", Some(alloc(2))) };
+    assert_eq!(ask(vec![other]), Some(true), "nor another resource");
 }

@@ -211,8 +211,8 @@ impl Sight for Now<'_> {
         self.node.view(|view| view.holders().iter().any(|holder| holder.pod_uid == uid))
     }
 
-    fn is_checkpointed(&self, alloc_id: &AllocId) -> bool {
-        self.checkpoint.iter().flat_map(|checkpoint| &checkpoint.entries).any(|entry| entry.alloc_id.as_ref() == Some(alloc_id))
+    fn checkpoint(&self) -> Option<&Checkpoint> {
+        self.checkpoint.as_ref()
     }
 }
 
