@@ -2,6 +2,7 @@
 
 use crate::node::Process;
 use crate::sandbox::output;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,6 +18,7 @@ pub(crate) fn is_named() -> bool {
 pub(crate) struct Daemon {
     dir: PathBuf,
     process: Process,
+    starts: usize,
 }
 
 /// One grant of `who -o json`.
@@ -41,8 +43,16 @@ fn holdfast(dir: &Path) -> Command {
 impl Daemon {
     pub(crate) fn start(dir: &Path, config: &str) -> Self {
         fs::write(dir.join("holdfast.toml"), config).unwrap();
-        let process = Process::start(holdfast(dir).arg("run"), dir.join("holdfast.log"));
-        Daemon { dir: dir.to_owned(), process }
+        let process = Process::start(holdfast(dir).arg("run"), dir.join("holdfast-1.log"));
+        Daemon { dir: dir.to_owned(), process, starts: 1 }
+    }
+
+    /// Ends it with `signal` and starts it again.
+    pub(crate) fn restart(&mut self, signal: Signal) {
+        self.starts += 1;
+        let log = self.dir.join(format!("holdfast-{}.log", self.starts));
+        self.process.stop(signal);
+        self.process = Process::start(holdfast(&self.dir).arg("run"), log);
     }
 
     fn ask(&self, verb: &str) -> Value {

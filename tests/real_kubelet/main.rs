@@ -13,10 +13,13 @@
 mod checks;
 mod daemon;
 mod image;
+mod ledger;
 mod node;
 mod pods;
 mod sandbox;
 mod timeline;
+mod timelines;
+mod view;
 
 use daemon::Daemon;
 use node::Node;
@@ -24,7 +27,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// The resource that many may share: `/dev/urandom`, eight times.
+/// The resource that many may share: `/dev/urandom`, sixteen times.
 const SHARED: &str = "example.com/urandom";
 /// The resource of which there are two.
 const EXCLUSIVE: &str = "example.com/exclusive";
@@ -37,7 +40,7 @@ listen = "off"
 name = "example.com/urandom"
 class = "char"
 paths = [{ host = "/dev/urandom", container = "/dev/offered" }]
-replicas = 8
+replicas = 16
 env = { EXAMPLE = "1" }
 
 [[resource]]
@@ -45,6 +48,9 @@ name = "example.com/exclusive"
 class = "char"
 paths = [{ host = "/dev/full", container = "/dev/exclusive/" }, { host = "/dev/zero", container = "/dev/exclusive/" }]
 "#;
+
+/// A guard against hanging.
+const SOON: Duration = Duration::from_secs(30);
 
 /// Says something at once: the harness would swallow it.
 fn say(text: impl std::fmt::Display) {
@@ -64,19 +70,43 @@ fn wait_for<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Option<T>) 
     }
 }
 
+/// The kubelet to test with, said aloud where there is none.
+fn kubelet() -> Option<PathBuf> {
+    let named = std::env::var_os("KUBELET_BIN").map(PathBuf::from);
+    if named.is_none() {
+        say("SKIPPED: KUBELET_BIN is not set, so nothing was tested with a real kubelet; it names a kubelet binary, 1.28 or newer");
+    }
+    named
+}
+
 #[test]
 fn pods_of_a_real_kubelet_keep_their_devices() {
-    let Some(kubelet) = std::env::var_os("KUBELET_BIN").map(PathBuf::from) else {
-        say("SKIPPED: KUBELET_BIN is not set, so nothing was tested with a real kubelet; it names a kubelet binary, 1.28 or newer");
-        return;
-    };
+    let Some(kubelet) = kubelet() else { return };
     match sandbox::work_dir() {
         None => sandbox::run("pods_of_a_real_kubelet_keep_their_devices", &kubelet),
         Some(dir) => {
             sandbox::furnish(&dir);
             let mut node = Node::start(&dir, &kubelet);
-            let daemon = Daemon::start(&dir, CONFIG);
-            checks::all(&mut node, &daemon);
+            let mut daemon = Daemon::start(&dir, CONFIG);
+            checks::all(&mut node, &mut daemon);
         }
     }
+}
+
+#[test]
+fn a_plugin_sees_the_same_of_a_real_kubelet_and_of_ours() {
+    let Some(kubelet) = kubelet() else { return };
+    match sandbox::work_dir() {
+        None => sandbox::run("a_plugin_sees_the_same_of_a_real_kubelet_and_of_ours", &kubelet),
+        Some(dir) => {
+            sandbox::furnish(&dir);
+            let real = timelines::on_the_real(&mut Node::start(&dir, &kubelet));
+            timelines::compare(&real, &timelines::on_ours());
+        }
+    }
+}
+
+#[test]
+fn our_kubelet_does_what_was_recorded_from_a_real_one() {
+    timelines::on_ours();
 }

@@ -87,7 +87,7 @@ impl Process {
     }
 
     /// Ends it and waits.
-    pub(crate) fn stop(mut self, signal: Signal) {
+    pub(crate) fn stop(&mut self, signal: Signal) {
         kill(Pid::from_raw(self.pid().cast_signed()), signal).unwrap();
         self.child.wait().unwrap();
     }
@@ -139,7 +139,8 @@ impl Node {
         node
     }
 
-    fn start_kubelet(&mut self) {
+    /// Starts the kubelet again and waits until it answers.
+    pub(crate) fn start_kubelet(&mut self) {
         self.starts += 1;
         let mut command = Command::new(&self.binary);
         command.arg("--config").arg(self.dir.join("kubelet.yaml")).arg("--hostname-override=node");
@@ -154,8 +155,13 @@ impl Node {
 
     /// Ends the kubelet with `signal` and starts it again.
     pub(crate) fn restart_kubelet(&mut self, signal: Signal) {
-        self.kubelet.take().unwrap().stop(signal);
+        self.stop_kubelet(signal);
         self.start_kubelet();
+    }
+
+    /// Ends the kubelet with `signal`; its containers run on.
+    pub(crate) fn stop_kubelet(&mut self, signal: Signal) {
+        self.kubelet.take().unwrap().stop(signal);
     }
 
     /// What the present kubelet has logged.

@@ -3,14 +3,25 @@
 /// Logged when the kubelet begins to take registrations, and when a list has arrived.
 const BEGIN: &str = "Starting device plugin registration server";
 const LISTED: &str = "State pushed for device plugin";
+/// Logged when the kubelet comes to pods; at first perhaps to none.
+const PODS: &str = "\"SyncLoop ADD\"";
 
 /// Milliseconds from the begin of registration to the first list of `resource`; `None` when it has not come yet.
 pub(crate) fn first_list_ms(log: &str, resource: &str) -> Option<f64> {
-    let begin = log.lines().find(|line| line.contains(BEGIN)).and_then(stamp)?;
     let named = format!("\"{resource}\"");
-    let listed = log.lines().find(|line| line.contains(LISTED) && line.contains(&named)).and_then(stamp)?;
+    since_begin_ms(log, |line| line.contains(LISTED) && line.contains(&named))
+}
+
+/// Milliseconds from the begin of registration to the first pods that it looks at.
+pub(crate) fn first_pods_ms(log: &str) -> Option<f64> {
+    since_begin_ms(log, |line| line.contains(PODS) && !line.contains("pods=[]"))
+}
+
+fn since_begin_ms(log: &str, fits: impl Fn(&str) -> bool) -> Option<f64> {
+    let begin = log.lines().find(|line| line.contains(BEGIN)).and_then(stamp)?;
+    let found = log.lines().find(|line| fits(line)).and_then(stamp)?;
     // A day may end in between.
-    Some((listed - begin).rem_euclid(86_400_000.0))
+    Some((found - begin).rem_euclid(86_400_000.0))
 }
 
 /// Milliseconds of the day of a line such as `I1120 11:34:56.123456  77 server.go:90] …`.
@@ -28,12 +39,15 @@ pub(crate) fn median(figures: &[f64]) -> f64 {
 }
 
 #[test]
-fn the_time_to_the_first_list_is_read_from_the_log() {
+fn the_times_to_the_first_list_and_to_the_first_pods_are_read_from_the_log() {
     let log = "\
 I1120 23:59:59.990500   77 server.go:90] \"Starting device plugin registration server\"
 I1120 23:59:59.999000   77 manager.go:300] \"State pushed for device plugin\" resource=\"example.com/other\" resourceCapacity=1
 I1121 00:00:00.002750   77 manager.go:300] \"State pushed for device plugin\" resource=\"example.com/x\" resourceCapacity=8
+I1121 00:00:00.010500   77 kubelet.go:2724] \"SyncLoop ADD\" source=\"file\" pods=[]
+I1121 00:00:00.020500   77 kubelet.go:2724] \"SyncLoop ADD\" source=\"file\" pods=[\"default/a-node\"]
 I1121 00:00:09.000000   77 manager.go:300] \"State pushed for device plugin\" resource=\"example.com/x\" resourceCapacity=8";
     assert!((first_list_ms(log, "example.com/x").unwrap() - 12.25).abs() < 1e-3);
     assert_eq!(first_list_ms(log, "example.com/none"), None);
+    assert!((first_pods_ms(log).unwrap() - 30.0).abs() < 1e-3);
 }

@@ -240,7 +240,9 @@ async fn call(
 /// What a call comes to whose connection broke, in grpc-go's words.
 const BROKEN: &str = "rpc error: code = Unavailable desc = error reading from server: EOF";
 
-/// The pod fails for good, and what runs of it is killed.
+/// The pod fails for good, and what runs of it is killed. Its devices count as free from now on; a real kubelet counts them
+/// as held again from the moment when it begins to kill, two seconds later at most, until it is through. So this one gives
+/// away sooner what still runs.
 async fn reject(shared: &Arc<Shared>, life: u64, spec: &PodSpec, error: &AllocateError) {
     shared.hook(life, Hook::BeforeReject).await;
     let at = shared.ground.now();

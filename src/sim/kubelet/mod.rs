@@ -77,8 +77,7 @@ pub struct KubeletConfig {
     pub kubelet_dir: PathBuf,
     /// Stands for `/`: log folders and cgroups are made below it.
     pub host_root: PathBuf,
-    /// From the registration socket to the admission of the pods that the node has already. A real one was seen to take
-    /// 64 to 86 ms.
+    /// From the registration socket to the admission of the pods that the node has already: see [`Gaps::to_first_batch`].
     pub first_batch_after: Duration,
     /// How long a Register may dial its endpoint.
     pub dial_within: Duration,

@@ -79,8 +79,8 @@ impl World {
             3 => Profile::K137Dedupe,
             _ => Profile::K125,
         };
-        // A real kubelet was seen to admit sooner than its code suggests.
-        let gaps = Gaps { to_first_batch: random.between(64 * MS, 150 * MS), ..Behaviour::default().gaps };
+        // What is left of the kubelet's nap, but not so little that no plugin could be back: then a pod is lost to luck alone.
+        let gaps = Gaps { to_first_batch: random.between(15 * MS, 200 * MS), ..Behaviour::default().gaps };
         let behaviour = Behaviour { profile, topology_manager: random.chance(0.3), gaps, ..Behaviour::default() };
         // Longer than the daemon doubts what it lost: some of it is lost in peace.
         let mut storm = random.between(8 * SECOND, 24 * SECOND);

@@ -122,9 +122,11 @@ impl Ground for Sockets {
         if !shared.profile().is_alpha() {
             router = router.add_service(PodResourcesListerServer::new(PodResourcesService { shared: Arc::clone(shared), life }));
         }
-        // Bound beside its place and moved there, so that the path is never absent.
+        // As the real one does: the old socket goes, and the new one is bound beside its place and moved there. In between
+        // nobody answers.
         let socket = self.files.pod_resources_socket();
         let temporary = socket.with_file_name(format!("kubelet.sock.{life}"));
+        files::remove(&socket)?;
         files::remove(&temporary)?;
         let listener = UnixListener::bind(&temporary)?;
         std::fs::rename(&temporary, &socket)?;

@@ -1,0 +1,146 @@
+//! The ledger against the kubelet: what it says after many pods and restarts, and when the kubelet has lost its memory.
+
+use crate::checks::{of, running};
+use crate::daemon::Daemon;
+use crate::node::Node;
+use crate::pods::Pod;
+use crate::view::{agreement, forget_checkpoint};
+use crate::{EXCLUSIVE, SHARED, SOON, say, wait_for};
+use nix::sys::signal::Signal;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const ROUNDS: usize = 5;
+const PODS_OF_A_ROUND: usize = 10;
+/// A kubelet is believed when it says that a pod is gone after a minute.
+const SETTLED: Duration = Duration::from_secs(60);
+const RELEASED_WITHIN: Duration = Duration::from_secs(30);
+
+/// Pods come and go while the daemon and the kubelet are ended and started at every moment of their lives.
+pub(crate) fn pods_come_and_go_through_restarts(node: &mut Node, daemon: &mut Daemon, shared: &str, kept: [&str; 2]) {
+    // Over a restart a pod with an init container depends on the plugin's haste; here nothing shall.
+    node.pods.delete(shared);
+    let before = kept.map(|name| running(node, name));
+    let (began, mut rejected) = (Instant::now(), 0);
+    for round in 0..ROUNDS {
+        let signals = if round % 2 == 0 { [Signal::SIGKILL, Signal::SIGTERM] } else { [Signal::SIGTERM, Signal::SIGKILL] };
+        // In turn: while they are created, while they run, while they go.
+        let restarts = |at: usize, node: &mut Node, daemon: &mut Daemon| {
+            if at == round % 3 {
+                node.restart_kubelet(signals[0]);
+            }
+            if at == (round + 1) % 3 {
+                daemon.restart(signals[1]);
+            }
+        };
+        let mut names: Vec<String> = (0..PODS_OF_A_ROUND).map(|index| format!("visitor-{round}-{index}")).collect();
+        for (index, name) in names.iter().enumerate() {
+            node.pods.create(name, SHARED, 1, index % 3 == 0);
+        }
+        restarts(0, node, daemon);
+        let of_round = |node: &Node, names: &[String]| names.iter().filter_map(|name| node.pods.get(name)).collect::<Vec<_>>();
+        wait_for("every pod of the round runs", 2 * SOON, || {
+            // One that came while the daemon was away, or before its list, was rejected; somebody makes another one.
+            for name in &mut names {
+                if node.pods.get(name).is_some_and(|pod| pod.phase == "Failed") {
+                    node.pods.delete(name);
+                    name.push_str("-again");
+                    node.pods.create(name, SHARED, 1, false);
+                    rejected += 1;
+                }
+            }
+            let pods = of_round(node, &names);
+            (pods.len() == names.len() && pods.iter().all(Pod::runs)).then_some(())
+        });
+        restarts(1, node, daemon);
+        names.iter().for_each(|name| node.pods.delete(name));
+        restarts(2, node, daemon);
+        wait_for("every pod of the round is gone", 2 * SOON, || {
+            (node.pods.list().is_some() && of_round(node, &names).is_empty()).then_some(())
+        });
+    }
+    let after = kept.map(|name| running(node, name));
+    assert_eq!(after, before, "a restart harmed a pod that stayed");
+    say(format_args!(
+        "{} pods came and went in {:.0} s through {ROUNDS} restarts of the kubelet and as many of the daemon; {rejected} more were rejected while nobody was there, and 2 stayed unharmed",
+        ROUNDS * PODS_OF_A_ROUND,
+        began.elapsed().as_secs_f64()
+    ));
+    wait_for("the daemon is back", SOON, || daemon.is_registered().then_some(()));
+    node.pods.create("staged", SHARED, 2, true);
+    running(node, "staged");
+    let began = Instant::now();
+    let mut last = String::new();
+    let agreed = wait_for("the ledger agrees with the kubelet", SETTLED + RELEASED_WITHIN + SOON, || match agreement(node, daemon) {
+        Ok(grants) => Some(grants),
+        Err(difference) => {
+            if difference != last {
+                last.clone_from(&difference);
+                say(format_args!("not yet, after {:.0} s: {} characters of difference", began.elapsed().as_secs_f64(), difference.len()));
+            }
+            sleep(Duration::from_millis(500));
+            None
+        }
+    });
+    say(format_args!(
+        "{:.0} s later the ledger, the checkpoint and pod-resources agree on all {} grants",
+        began.elapsed().as_secs_f64(),
+        agreed.len()
+    ));
+    assert_eq!(agreed.len(), 4, "an init container and its successor, and two: {agreed:?}");
+}
+
+/// The kubelet has lost its checkpoint and takes every device for free; the ledger knows better (I2).
+pub(crate) fn a_kubelet_that_forgot_is_refused(node: &mut Node, daemon: &Daemon, holders: [&str; 2]) {
+    let before = holders.map(|name| running(node, name));
+    let held = |daemon: &Daemon| of(&daemon.who(), EXCLUSIVE).map(|held| (held.alloc_id.clone(), held.holder.clone())).collect::<Vec<_>>();
+    let recorded = held(daemon);
+    assert!(recorded.len() == 2 && recorded.iter().all(|(_, holder)| holder.is_some()), "{recorded:?}");
+    node.stop_kubelet(Signal::SIGTERM);
+    forget_checkpoint();
+    node.start_kubelet();
+    // Before it has settled a kubelet may ask for what its pods have: that is no proof of anything.
+    sleep(SETTLED);
+    wait_for("the ledger misses the pods' devices in the kubelet's listing", SOON, || {
+        of(&daemon.who(), EXCLUSIVE).all(|held| held.state == "suspect").then_some(())
+    });
+    node.pods.create("taker", EXCLUSIVE, 1, false);
+    let taker = wait_for("the pod is rejected", SOON, || node.pods.get("taker").filter(|pod| pod.phase == "Failed" || pod.runs()));
+    say(format_args!("a kubelet that lost its checkpoint gives a held device away: {}: {}", taker.phase, taker.message));
+    let named = holders.iter().any(|name| taker.message.contains(&format!("default/{name}-node")));
+    assert!(taker.phase == "Failed" && named, "it should be refused with the holder's name");
+    assert_eq!(holders.map(|name| running(node, name)), before, "a holder was harmed");
+    assert_eq!(held(daemon), recorded, "the ledger lost a holder");
+    node.pods.delete("taker");
+}
+
+/// With the last pod everything is given back.
+pub(crate) fn the_last_pods_devices_are_released(node: &Node, daemon: &Daemon, names: [&str; 3]) {
+    names.iter().for_each(|name| node.pods.delete(name));
+    wait_for("the pods go", SOON, || (node.pods.list().is_some() && names.iter().all(|name| node.pods.get(name).is_none())).then_some(()));
+    let began = Instant::now();
+    wait_for("everything is released", 3 * RELEASED_WITHIN, || daemon.who().is_empty().then_some(()));
+    let took = began.elapsed();
+    say(format_args!("the last pods' devices were released {:.1} s after they were gone", took.as_secs_f64()));
+    assert!(took <= RELEASED_WITHIN, "released only after {took:?}");
+}
+
+/// A static pod that goes and comes back has its UID again, and perhaps another device: what it had is nobody's then.
+pub(crate) fn a_static_pod_that_comes_back_gives_way(node: &Node, daemon: &Daemon) {
+    node.pods.create("back", EXCLUSIVE, 1, false);
+    let first = running(node, "back");
+    wait_for("its container is named", SOON, || of(&daemon.who(), EXCLUSIVE).next().and_then(|held| held.holder.clone()));
+    node.pods.delete("back");
+    wait_for("it goes", SOON, || (node.pods.list().is_some() && node.pods.get("back").is_none()).then_some(()));
+    node.pods.create("back", EXCLUSIVE, 1, false);
+    let second = running(node, "back");
+    assert_eq!(first.uid, second.uid, "a static pod's UID is a hash of its manifest");
+    let held = wait_for("the new container is named", SOON, || {
+        Some(daemon.who()).filter(|held| of(held, EXCLUSIVE).all(|held| held.holder.is_some()))
+    });
+    let devices: Vec<_> = of(&held, EXCLUSIVE).map(|held| held.devices.clone()).collect();
+    node.pods.create("next", EXCLUSIVE, 1, false);
+    let next = wait_for("the next pod is decided on", SOON, || node.pods.get("next").filter(|pod| pod.phase == "Failed" || pod.runs()));
+    say(format_args!("a static pod came back; the ledger has {devices:?}; the next pod: {} {}", next.phase, next.message));
+    assert!(next.runs(), "the kubelet gave it a device that nobody has: {}", next.message);
+}

@@ -1,0 +1,125 @@
+//! The same scripts on a real kubelet and on ours: what a device plugin sees of each must be the same.
+//!
+//! A recording plugin on a socket of the device-plugin directory notes calls, ends of streams and connections; inotify
+//! notes files; the pod-resources API and the pods' states are asked. `golden/` has what was recorded from a real kubelet,
+//! in words that leave open what is concurrent (see [`trace`]), and both are held against it: the real one where
+//! `KUBELET_BIN` names one, ours always. Times are printed side by side; those that the simulator takes as its defaults
+//! must be of the same order.
+//!
+//! `HOLDFAST_RECORD=1` prints what was seen instead of comparing it.
+
+mod directory;
+mod player;
+mod plugin;
+mod rig;
+mod scripts;
+mod tap;
+mod trace;
+
+use self::directory::Directory;
+use self::player::{Player, TO_FIRST_BATCH, TO_KUBELET_SOCKET};
+use self::rig::{Real, Rig, Simulated};
+use self::scripts::{ALL, Script};
+use self::trace::{Recorder, Timeline};
+use crate::node::Node;
+use crate::timeline::median;
+use crate::{SOON, say, wait_for};
+use holdfast::sim::kubelet::Behaviour;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Milliseconds by what they are of.
+pub(crate) type Figures = BTreeMap<&'static str, Vec<f64>>;
+
+/// Plays the scripts on the real kubelet.
+pub(crate) fn on_the_real(node: &mut Node) -> Figures {
+    play("the real kubelet", &mut Real(node))
+}
+
+/// Plays the scripts on ours.
+pub(crate) fn on_ours() -> Figures {
+    play("the simulated kubelet", &mut Simulated::start())
+}
+
+/// How often a script is played again in which the kubelet was too fast.
+const REPLAYS: usize = 4;
+
+fn play(who: &str, rig: &mut dyn Rig) -> Figures {
+    let (mut figures, mut differences) = (Figures::new(), Vec::new());
+    let socket = rig.kubelet_dir().join("device-plugins/kubelet.sock");
+    wait_for("the kubelet takes registrations", SOON, || UnixStream::connect(&socket).ok());
+    let directory = Directory::watch(&rig.kubelet_dir());
+    let readable = directory.readable();
+    let recorder = Recorder::new(directory);
+    // The plugin hears of a new kubelet at once.
+    let (watcher, over) = (recorder.clone(), Arc::new(AtomicBool::new(false)));
+    let is_over = Arc::clone(&over);
+    let watching = std::thread::spawn(move || {
+        while !is_over.load(Ordering::SeqCst) {
+            let mut fds = [PollFd::new(readable.as_fd(), PollFlags::POLLIN)];
+            poll(&mut fds, PollTimeout::from(50_u8)).unwrap();
+            watcher.look();
+        }
+    });
+    let records = std::env::var_os("HOLDFAST_RECORD").is_some();
+    for Script { name, play, golden } in ALL {
+        let (began, golden) = (Instant::now(), Timeline::parse(golden));
+        let once = |rig: &mut dyn Rig, attempt| {
+            let mut player = Player::new(rig, recorder.clone(), (!records).then_some(&golden), attempt);
+            play(&mut player);
+            player.finish()
+        };
+        let mut played = once(rig, 0);
+        for attempt in 1..=REPLAYS {
+            if played.is_lost {
+                say(format_args!("{who}: {name}: the kubelet looked at its pods before the plugin was back; played again"));
+                played = once(rig, attempt);
+            }
+        }
+        played.figures.into_iter().for_each(|(what, ms)| figures.entry(what).or_default().push(ms));
+        if records {
+            say(format_args!("---- {name} on {who}\n{}", Timeline::of(&played.notes).text()));
+            continue;
+        }
+        let found = golden.differences(&played.notes);
+        say(format_args!(
+            "{who}: {name}: {} observations, {} differences, {:.1} s",
+            played.notes.len(),
+            found.len(),
+            began.elapsed().as_secs_f64()
+        ));
+        differences.extend(found.into_iter().map(|difference| format!("{name}: {difference}")));
+    }
+    over.store(true, Ordering::SeqCst);
+    watching.join().unwrap();
+    assert!(differences.is_empty(), "{who} does otherwise:\n{}", differences.join("\n"));
+    figures
+}
+
+/// Prints the times of both, and compares what the simulator takes for granted.
+pub(crate) fn compare(real: &Figures, ours: &Figures) {
+    let say_of = |figures: &Figures, what| {
+        let Some(ms) = figures.get(what) else { return "-".to_owned() };
+        let least = ms.iter().copied().fold(f64::INFINITY, f64::min);
+        format!("{:.1} (from {least:.1}, {} times)", median(ms), ms.len())
+    };
+    say(format_args!("{:<50} | {:>26} | {:>26}", "median, in ms", "real", "simulated"));
+    for what in real.keys() {
+        say(format_args!("{what:<50} | {:>26} | {:>26}", say_of(real, what), say_of(ours, what)));
+    }
+    // Of the same order: neither a busy machine nor a lucky start makes ten times of it.
+    let gaps = Behaviour::default().gaps;
+    let defaults = [(TO_KUBELET_SOCKET, gaps.to_container_manager + gaps.to_device_manager), (TO_FIRST_BATCH, gaps.to_first_batch)];
+    for (what, default) in defaults {
+        let (default, real) = (default.as_secs_f64() * 1000.0, median(&real[what]));
+        assert!(
+            (default / 10.0..default * 10.0).contains(&real),
+            "{what}: {default} ms in the simulator, {real:.1} ms in the real kubelet"
+        );
+    }
+}
