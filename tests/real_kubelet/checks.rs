@@ -168,7 +168,7 @@ fn a_deleted_pods_devices_are_released(node: &Node, daemon: &Daemon) {
     });
     let took = began.elapsed();
     say(format_args!("a deleted pod's device was released {:.1} s after the pod was gone", took.as_secs_f64()));
-    assert!(took <= SOON, "released only after {took:?}");
+    assert!(took <= ledger::RELEASED_WITHIN, "released only after {took:?}");
     assert_eq!((of(&left, SHARED).count(), of(&left, EXCLUSIVE).count()), (2, 1), "the others keep theirs: {left:?}");
     // The kubelet may give it away again, and does.
     node.pods.create("fourth", EXCLUSIVE, 1, false);

@@ -14,7 +14,7 @@ const ROUNDS: usize = 5;
 const PODS_OF_A_ROUND: usize = 10;
 /// A kubelet is believed when it says that a pod is gone after a minute.
 const SETTLED: Duration = Duration::from_secs(60);
-const RELEASED_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const RELEASED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Pods come and go while the daemon and the kubelet are ended and started at every moment of their lives.
 pub(crate) fn pods_come_and_go_through_restarts(node: &mut Node, daemon: &mut Daemon, shared: &str, kept: [&str; 2]) {
@@ -39,7 +39,7 @@ pub(crate) fn pods_come_and_go_through_restarts(node: &mut Node, daemon: &mut Da
         }
         restarts(0, node, daemon);
         let of_round = |node: &Node, names: &[String]| names.iter().filter_map(|name| node.pods.get(name)).collect::<Vec<_>>();
-        wait_for("every pod of the round runs", 2 * SOON, || {
+        wait_for("every pod of the round runs", SOON, || {
             // One that came while the daemon was away, or before its list, was rejected; somebody makes another one.
             for name in &mut names {
                 if node.pods.get(name).is_some_and(|pod| pod.phase == "Failed") {
@@ -55,7 +55,7 @@ pub(crate) fn pods_come_and_go_through_restarts(node: &mut Node, daemon: &mut Da
         restarts(1, node, daemon);
         names.iter().for_each(|name| node.pods.delete(name));
         restarts(2, node, daemon);
-        wait_for("every pod of the round is gone", 2 * SOON, || {
+        wait_for("every pod of the round is gone", SOON, || {
             (node.pods.list().is_some() && of_round(node, &names).is_empty()).then_some(())
         });
     }
