@@ -94,8 +94,8 @@ pub(crate) fn pods_come_and_go_through_restarts(node: &mut Node, daemon: &mut Da
 pub(crate) fn a_kubelet_that_forgot_is_refused(node: &mut Node, daemon: &Daemon, holders: [&str; 2]) {
     let before = holders.map(|name| running(node, name));
     let held = |daemon: &Daemon| of(&daemon.who(), EXCLUSIVE).map(|held| (held.alloc_id.clone(), held.holder.clone())).collect::<Vec<_>>();
-    let recorded = held(daemon);
-    assert!(recorded.len() == 2 && recorded.iter().all(|(_, holder)| holder.is_some()), "{recorded:?}");
+    let named = |held: &Vec<(String, Option<String>)>| held.len() == 2 && held.iter().all(|(_, holder)| holder.is_some());
+    let recorded = wait_for("both holders are named", SOON, || Some(held(daemon)).filter(named));
     node.stop_kubelet(Signal::SIGTERM);
     forget_checkpoint();
     node.start_kubelet();
