@@ -92,6 +92,7 @@ impl Daemon {
             process.spawn(Arc::clone(&inner).register(resource, events));
         }
         process.spawn(Arc::clone(&inner).look());
+        process.spawn(Arc::clone(&inner).remember_lists());
         Daemon { since: node.handle().now(), process, inner }
     }
 
@@ -134,6 +135,19 @@ impl Inner {
                 biased;
                 _ = changes.changed() => self.scan(),
                 () = self.node.handle().sleep(wait) => {}
+            }
+        }
+    }
+
+    /// The lists do not wait for the disk.
+    async fn remember_lists(self: Arc<Self>) {
+        let mut inventory = self.inventory.subscribe();
+        loop {
+            let listed = inventory.borrow_and_update().clone();
+            let entries = self.lock().ledger.unlisted(&listed);
+            self.commit(entries).await;
+            if inventory.changed().await.is_err() {
+                return;
             }
         }
     }

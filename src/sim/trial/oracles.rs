@@ -158,10 +158,7 @@ impl Oracles {
                 // the list of now.
                 let inventory = daemon.inner.inventory.borrow().clone();
                 let listed: BTreeSet<DeviceId> = list(&inventory, resource).into_iter().map(|device| device.id).collect();
-                let missing = |id: &DeviceId| {
-                    let known = !is_unknown_to_a_new_life(resource, id, disk, daemon, at) && !self.is_strange(|other| other == id);
-                    !listed.contains(id) && known
-                };
+                let missing = |id: &DeviceId| !listed.contains(id) && !self.is_strange(|other| other == id);
                 if devices.iter().any(missing) {
                     self.violated("O7", at, format!("{devices:?} left the list while somebody has them"));
                 } else {
@@ -309,11 +306,4 @@ impl Oracles {
             }
         }
     }
-}
-
-/// The one excuse of O7: a daemon that has just started does not know which free ids an earlier life had in its list, so
-/// that their minute of leave is cut short. It goes when free ids stay listed over a restart.
-fn is_unknown_to_a_new_life(resource: &ResourceName, id: &DeviceId, disk: &Disk, daemon: &Daemon, at: Duration) -> bool {
-    let is_held = disk.ledger(|ledger| ledger.holders(resource, id).next().is_some());
-    !is_held && daemon.since + Duration::from_secs(60) > at
 }
