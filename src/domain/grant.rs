@@ -30,6 +30,16 @@ impl AllocId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// When it was made: a UUID of version 7 begins with the milliseconds since 1970, 48 bits of them (RFC 9562). `None`
+    /// for any other text.
+    #[must_use]
+    pub fn made_at(&self) -> Option<Timestamp> {
+        let (high, rest) = self.0.split_once('-')?;
+        let (low, rest) = rest.split_once('-')?;
+        let is_v7 = high.len() == 8 && low.len() == 4 && rest.starts_with('7');
+        is_v7.then(|| u64::from_str_radix(&format!("{high}{low}"), 16).ok().map(Timestamp)).flatten()
+    }
 }
 
 impl fmt::Display for AllocId {

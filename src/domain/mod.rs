@@ -25,7 +25,7 @@ pub use evidence::Evidence;
 pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Listed, PodRef};
 pub use health::{Health, Reason};
 pub use inventory::{Inventory, Offered, Offering};
-pub use observation::{CgroupState, Checkpoint, CheckpointEntry, ListedContainer, ListedPod, Observation, PodName};
+pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, ListedContainer, ListedPod, Observation, PodName};
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use refusal::Refusal;
 pub use resource::{CharPath, ContractKind, InvalidResourceName, MountSpec, ResourceName, ResourceSpec, Select};

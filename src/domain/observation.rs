@@ -3,6 +3,7 @@
 //! Everything here is advisory and may be missing; `None` and `Unknown` say "not seen", which is never evidence.
 
 use super::device::DeviceId;
+use super::edits::ContainerEdits;
 use super::grant::{AllocId, KubeletGeneration};
 use super::resource::ResourceName;
 use super::time::Timestamp;
@@ -49,6 +50,23 @@ pub struct CheckpointEntry {
     pub device_ids: BTreeSet<DeviceId>,
     /// Our annotation in the stored response; `None` when another plugin answered.
     pub alloc_id: Option<AllocId>,
+}
+
+/// An answer of ours, as the kubelet has kept it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptGrant {
+    /// The id that the answer carried.
+    pub alloc_id: AllocId,
+    /// The pod's UID.
+    pub pod_uid: String,
+    /// The container's name.
+    pub container: String,
+    /// The resource.
+    pub resource: ResourceName,
+    /// The ids, with the NUMA nodes that the kubelet has them under.
+    pub devices: BTreeMap<DeviceId, Vec<u32>>,
+    /// What the container got.
+    pub edits: ContainerEdits,
 }
 
 /// A pod of a pod-resources listing. It has no UID there.

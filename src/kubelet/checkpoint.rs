@@ -6,7 +6,7 @@
 
 use super::api;
 use super::proto::v1beta1::ContainerAllocateResponse;
-use crate::domain::{AllocId, Checkpoint, CheckpointEntry, ContainerEdits, DeviceId, ResourceName, Timestamp};
+use crate::domain::{AllocId, Checkpoint, CheckpointEntry, DeviceId, KeptGrant, Timestamp};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message;
@@ -71,23 +71,6 @@ struct PodDeviceEntry {
     /// Base64 of the protobuf message.
     #[serde(rename = "AllocResp", default)]
     alloc_resp: Option<String>,
-}
-
-/// An answer of ours, as the kubelet has kept it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptGrant {
-    /// The id that the answer carried.
-    pub alloc_id: AllocId,
-    /// The pod's UID.
-    pub pod_uid: String,
-    /// The container's name.
-    pub container: String,
-    /// The resource.
-    pub resource: ResourceName,
-    /// The ids, with the NUMA nodes that the kubelet has them under.
-    pub devices: BTreeMap<DeviceId, Vec<u32>>,
-    /// What the container got.
-    pub edits: ContainerEdits,
 }
 
 /// Reads the checkpoint in the device-plugin directory.
@@ -180,7 +163,7 @@ fn response(text: &str) -> Option<ContainerAllocateResponse> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{EditDevice, EditMount};
+    use crate::domain::{ContainerEdits, EditDevice, EditMount};
     use proptest::prelude::*;
 
     /// As a kubelet 1.36 wrote it for a static pod with two devices of another plugin.

@@ -162,3 +162,16 @@ pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
     found.sort();
     Ok(found)
 }
+
+/// Deletes all segments before `first` but the newest `keep` of them; the oldest first, so that what a reader beside it
+/// still finds has no gap.
+pub(super) fn delete_before(dir: &Path, first: u64, keep: usize) -> Result<(), StoreError> {
+    let mut old = segments(dir)?;
+    old.retain(|(number, _)| *number < first);
+    old.truncate(old.len().saturating_sub(keep));
+    for (_, path) in &old {
+        note("delete");
+        fs::remove_file(path).map_err(StoreError::io("delete", path))?;
+    }
+    Ok(())
+}

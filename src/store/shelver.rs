@@ -7,14 +7,13 @@
 
 use super::database::{History, Image, Shelf};
 use super::journal::{self, PendingSync};
-use super::layout::{database_dir, journal_dir, note, quarantine, with_my_steps};
+use super::layout::{database_dir, journal_dir, quarantine, with_my_steps};
 use super::opening::{Opened, Opening, open_or_replace};
 use super::recovery::{self, LivePayloads, Truth, catch_up, database_finding, journal_findings};
 use super::replay::Fold;
 use super::{RecoveryReport, StoreError};
 use crate::domain::{AllocId, DeviceId, Grant, Timestamp};
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -336,7 +335,7 @@ impl Desk {
         let now = Timestamp::from_system(SystemTime::now());
         self.write(|shelf| shelf.checkpoint(order.applied, now));
         let keep = if self.shelf.is_some() { 0 } else { OLD_SEGMENTS_WITHOUT_DATABASE_MAX };
-        delete_segments_before(&journal_dir(&self.state_dir), order.newest_segment, keep)
+        journal::delete_before(&journal_dir(&self.state_dir), order.newest_segment, keep)
     }
 
     /// Opens the database again, or a new one, and fills it from the journal's segments.
@@ -390,16 +389,4 @@ fn listen(work: &Receiver<Work>) -> Vec<Work> {
 /// What is said of a database whose records were damaged.
 pub(super) fn history_stays(why: &str) -> String {
     format!("the query database was damaged ({why}); its history stays in the copy that was moved away")
-}
-
-/// Deletes all segments before `first` but the newest `keep` of them.
-fn delete_segments_before(dir: &Path, first: u64, keep: usize) -> Result<(), StoreError> {
-    let mut old = journal::segments(dir)?;
-    old.retain(|(number, _)| *number < first);
-    old.truncate(old.len().saturating_sub(keep));
-    for (_, path) in &old {
-        note("delete");
-        fs::remove_file(path).map_err(StoreError::io("delete", path))?;
-    }
-    Ok(())
 }

@@ -3,8 +3,7 @@
 //! The kubelet writes every answer of ours into its checkpoint, alloc-id and all, with the pod and the container that it
 //! was for. So what neither the journal nor sled has any more comes back bound, and only its keys may be unknown.
 
-use crate::domain::{AllocId, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Timestamp};
-use crate::kubelet::checkpoint::KeptGrant;
+use crate::domain::{AllocId, DeviceId, Grant, GrantState, GrantedDevice, KeptGrant, PodRef, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version that stands in a rebuilt grant: nobody knows which one made it.
@@ -27,7 +26,7 @@ pub fn rebuild(kept: Vec<KeptGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap
     for kept in lost {
         let pod = PodRef { uid: kept.pod_uid, namespace: None, name: None };
         let grant = Grant {
-            granted_at: made_at(&kept.alloc_id).unwrap_or(now),
+            granted_at: kept.alloc_id.made_at().unwrap_or(now),
             alloc_id: kept.alloc_id.clone(),
             resource: kept.resource,
             devices: kept.devices.into_iter().map(device).collect(),
@@ -40,12 +39,6 @@ pub fn rebuild(kept: Vec<KeptGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap
         grants.entry(kept.alloc_id).or_insert(grant);
     }
     grants.into_values().collect()
-}
-
-/// An alloc-id is a UUID of version 7, which begins with the time of its making.
-fn made_at(alloc_id: &AllocId) -> Option<Timestamp> {
-    let (seconds, nanos) = uuid::Uuid::parse_str(alloc_id.as_str()).ok()?.get_timestamp()?.to_unix();
-    Some(Timestamp(seconds * 1000 + u64::from(nanos / 1_000_000)))
 }
 
 #[cfg(test)]
