@@ -71,6 +71,8 @@ pub(super) struct Oracles {
     harmed_at: Duration,
     /// Looks that found that nobody repairs it, in quiet times.
     pub(super) taken: u64,
+    /// The grants that this start of the kubelet has had in its memory.
+    remembered: BTreeSet<AllocId>,
     /// Whether the kubelet was made to forget what it gave.
     pub(super) amnesia: bool,
     /// Whether nothing goes wrong any more.
@@ -96,6 +98,7 @@ impl Oracles {
             visit: None,
             harmed_at: Duration::ZERO,
             taken: 0,
+            remembered: BTreeSet::new(),
             amnesia: false,
             quiet: false,
             refusals: 0,
@@ -124,6 +127,7 @@ impl Oracles {
         let mut holders = view.holders();
         // A pod that is rejected after a restart is being killed, and what it has counts as free at once.
         holders.retain(|holder| !view.pod(&holder.pod_uid).is_some_and(|pod| pod.is_failed()));
+        self.remember(&holders, view);
         self.find_theirs(&holders);
         let resources: Vec<_> = self.hardware.specs.iter().map(|spec| (spec.name.clone(), spec.is_exclusive())).collect();
         for (resource, is_exclusive) in resources {
@@ -143,7 +147,10 @@ impl Oracles {
 
     fn event(&mut self, kind: &EventKind, at: Duration, view: &View<'_>, disk: &Disk, daemon: &Daemon) {
         match kind {
-            EventKind::Started { .. } => self.kubelet_since = at,
+            EventKind::Started { .. } => {
+                self.kubelet_since = at;
+                self.remembered.clear();
+            }
             EventKind::Listed { resource, client, .. } => {
                 self.lists.entry((view.starts(), *client)).or_default().push(at);
                 self.last_list.insert(resource.clone(), *client);
@@ -249,6 +256,17 @@ impl Oracles {
         self.theirs.contains(&(holder.pod_uid.clone(), holder.container.clone(), ids))
     }
 
+    fn remember(&mut self, holders: &[Holder], view: &View<'_>) {
+        for holder in holders {
+            if holder.alloc_ids.values().all(|id| self.remembered.contains(id)) {
+                continue;
+            }
+            let known = view.devices(&holder.pod_uid, &holder.container);
+            let alloc_ids = holder.alloc_ids.iter().filter(|(resource, _)| known.contains_key(*resource));
+            self.remembered.extend(alloc_ids.map(|(_, id)| id.clone()));
+        }
+    }
+
     fn held_once(&mut self, resource: &ResourceName, holders: &[Holder], disk: &Disk, now: Duration) {
         let mut by_id: BTreeMap<&DeviceId, BTreeMap<&str, &Holder>> = BTreeMap::new();
         for holder in holders {
@@ -266,8 +284,14 @@ impl Oracles {
             });
             // What the stranger gave, nobody asked us for.
             let ours = !holders.values().any(|holder| given(&holder.pod_uid).0 == newest && self.is_theirs(resource, holder));
+            // A kubelet that never knew what its predecessor gave: of two writes of its checkpoint the older one came last.
+            // That may be proven by its listing, but not at once.
+            let lost = holders.values().filter(|holder| given(&holder.pod_uid).0 < newest).any(|holder| {
+                let alloc_id = holder.alloc_ids.get(resource);
+                !alloc_id.is_some_and(|id| self.remembered.contains(id))
+            });
             // Before, nothing is proven: the kubelet may have lost what it knew, by a crash between two writes.
-            if self.amnesia || !(settled && known && ours) {
+            if self.amnesia || lost || !(settled && known && ours) {
                 self.excused += 1;
             } else {
                 let pods: Vec<_> = holders.keys().copied().collect();
