@@ -163,7 +163,7 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
         offered(&kubelet, &gpu(), 4).await;
         admit(&kubelet, PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2)).await;
         admit(&kubelet, PodSpec::new("ops", "probe").app("main", &gpu(), 1)).await;
-        daemon.logged_often(" bound ", 3).await;
+        daemon.logged_often(" pod=\"", 3).await;
         let key = |row: &Value| ["alloc_id", "resource", "devices", "pod", "container"].map(|field| row[field].clone());
         let before: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
         daemon.kill();
@@ -172,7 +172,7 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
         let mut daemon = node.start_daemon();
         daemon.logged("they are back").await;
         // The names come with the first look at the pods' logs.
-        daemon.logged_often(" bound ", 3).await;
+        daemon.logged_often(" pod=\"", 3).await;
         let after: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
         assert_eq!(after, before);
 
@@ -184,7 +184,7 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
         }
         let daemon = node.start_daemon();
         daemon.logged("they are back").await;
-        daemon.logged_often(" bound ", 3).await;
+        daemon.logged_often(" pod=\"", 3).await;
         let after: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
         assert_eq!(after, before);
     });
@@ -201,7 +201,7 @@ fn who_status_and_export_tell_the_same_with_and_without_the_daemon() {
         offered(&kubelet, &nic, 2).await;
         let web = admit(&kubelet, PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2)).await;
         let probe = admit(&kubelet, PodSpec::new("ops", "probe").app("main", &nic, 1)).await;
-        daemon.logged_often(" bound ", 3).await;
+        daemon.logged_often(" pod=\"", 3).await;
 
         let who = rows(&node.json(&["who"]));
         assert_eq!(who.len(), 3);
