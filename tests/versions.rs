@@ -61,7 +61,7 @@ fn held(kubelet: &Kubelet, uid: &str) -> BTreeSet<String> {
 /// Admits a pod and sees that the daemon knows it by name.
 async fn admitted_and_known(node: &Node, daemon: &Daemon, kubelet: &Kubelet, pod: &str, bound: usize) -> String {
     let uid = admit(kubelet, pod, 1).await;
-    daemon.logged_often(" bound ", bound).await;
+    daemon.logged_often(" pod=\"", bound).await;
     assert_eq!(who(node, &uid), (pod.to_owned(), "main".to_owned(), held(kubelet, &uid)));
     uid
 }

@@ -176,6 +176,8 @@ impl Machine {
                 let before = self.kubelet.replace(generation);
                 // Another kubelet knows nothing of us: what is under way with the old one no longer matters.
                 (before != Some(generation)).then(|| {
+                    // Its streams end with it; their ends may be seen late, or never.
+                    self.streams.clear();
                     self.doubt_until.take_if(|_| before.is_some());
                     (self.absent, self.tries, self.losses) = (false, 0, 0);
                     self.register()

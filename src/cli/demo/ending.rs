@@ -21,7 +21,9 @@ impl Story {
         self.stage.stop_daemon().await;
         let on_disk = self.stage.on_disk().map_or_else(|error| error.to_string(), facts_of);
         if self.stage.spoils(Chapter::DaemonRestart) {
+            // From the kubelet's copies alone the ledger would come back.
             std::fs::remove_dir_all(self.stage.state_dir())?;
+            std::fs::remove_file(self.stage.kubelet_checkpoint())?;
         }
         let started = self.stage.start_daemon().await?;
         let expected = self.stage.capacities_of(DEVICES, DEVICES);

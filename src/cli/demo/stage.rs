@@ -8,6 +8,7 @@ use super::{Chapter, Stop};
 use crate::app::Settings;
 use crate::config::{self, Roots};
 use crate::domain::{Grant, Inventory, ResourceName};
+use crate::kubelet::checkpoint;
 use crate::sim::hardware::SimNode;
 use crate::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, View};
 use crate::store::{self, StoreError};
@@ -140,6 +141,11 @@ impl Stage {
 
     pub(super) fn state_dir(&self) -> &Path {
         &self.settings.roots.state
+    }
+
+    /// Where the kubelet keeps what it gave.
+    pub(super) fn kubelet_checkpoint(&self) -> PathBuf {
+        self.settings.roots.kubelet.join("device-plugins").join(checkpoint::FILE_NAME)
     }
 
     /// Waits until the kubelet shows what is expected. What it shows at last.

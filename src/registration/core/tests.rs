@@ -127,6 +127,20 @@ fn a_new_kubelet_is_answered_from_every_state() {
     assert_eq!(machine.on(other(5), ms(5_005)), None, "the same kubelet seen again is no news");
 }
 
+/// It may have had a stream of the registration before whose end is not seen yet.
+#[test]
+fn the_streams_of_another_kubelet_do_not_count() {
+    let mut machine = steady();
+    let next = KubeletGeneration { inode: 2, ctime_ns: 2 };
+    assert_eq!(machine.on(Event::Kubelet(Some(next)), ms(10_000)), Some(2));
+    assert!(!machine.is_registered(), "with the new one");
+    machine.on(Event::StreamOpened(2), ms(10_001));
+    machine.on(Event::Registered(2), ms(10_002));
+    assert!(machine.is_registered());
+    machine.on(Event::StreamEnded(1), ms(10_003));
+    assert_eq!(machine.on(Event::Tick, machine.next_deadline().unwrap()), Some(3), "a late end is answered as ever");
+}
+
 #[test]
 fn an_absent_kubelet_is_tried_quickly_then_slowly() {
     let mut machine = steady();
