@@ -25,7 +25,7 @@ const ACTORS: &[&str] = LAYERS[4];
 
 /// What only these files may name: word, where, and what the others use.
 const ONE_PLACE: &[(&str, &[&str], &str)] = &[
-    ("sled::", &["store/database.rs"], "the `Store`"),
+    ("sled::", &["store/database"], "the `Store`"),
     ("nix::", &["host/", "sim/hardware.rs"], "a function of `host`"),
     ("inotify::", &["host/"], "`host::DirWatch`"),
     ("metrics::counter!", &["telemetry/metrics.rs"], "a function of `telemetry::metrics`"),

@@ -7,10 +7,14 @@
 //! journal. Nothing is ever repaired in place: deleting a bad snapshot of sled's can leave an empty database without an
 //! error.
 
+mod history;
+
+pub(super) use self::history::History;
+use self::history::history_key;
 use super::StoreError;
 use super::codec;
 use super::layout::{note, sync_data, sync_directory};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Timestamp};
+use crate::domain::{AllocId, DeviceId, Grant, Timestamp};
 use crate::host::LateTimers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -55,13 +59,6 @@ pub(super) struct Shelf {
     history_count: u64,
 }
 
-/// The released grants of an open database, to be read without it.
-#[derive(Debug)]
-pub(super) struct History {
-    dir: PathBuf,
-    tree: sled::Tree,
-}
-
 /// What the database holds, history aside.
 #[derive(Debug, Default)]
 pub(super) struct Image {
@@ -88,10 +85,15 @@ pub(super) enum Refusal {
     Damaged { why: String, readable: Image },
 }
 
+impl From<sled::Error> for Refusal {
+    fn from(error: sled::Error) -> Self {
+        Refusal::Damaged { why: error.to_string(), readable: Image::default() }
+    }
+}
+
 impl Shelf {
     /// Opens or creates the database in `dir`, however long that takes and whether or not it panics.
     pub(super) fn open_here(dir: &Path) -> Result<(Self, Image), Refusal> {
-        let damaged = |why: sled::Error| Refusal::Damaged { why: why.to_string(), readable: Image::default() };
         let fresh = !dir.exists();
         let began = Instant::now();
         let (db, _late_timers) = loop {
@@ -110,20 +112,20 @@ impl Shelf {
                     drop(late_timers);
                     thread::sleep(Duration::from_millis(1));
                 }
-                Err(error) => return Err(damaged(error)),
+                Err(error) => return Err(error.into()),
             }
         };
-        let shelf = Shelf::with_trees(dir, db).map_err(damaged)?;
+        let shelf = Shelf::with_trees(dir, db)?;
         if fresh {
             let parent = dir.parent().unwrap_or(dir);
-            shelf.set_number(SCHEMA, codec::FRAMING.into()).and_then(|()| shelf.persist()).map_err(damaged)?;
-            sync_directory(dir).and_then(|()| sync_directory(parent)).map_err(|error| damaged(reported(&error)))?;
+            shelf.set_number(SCHEMA, codec::FRAMING.into()).and_then(|()| shelf.persist())?;
+            sync_directory(dir).and_then(|()| sync_directory(parent)).map_err(|error| reported(&error))?;
         }
-        let image = shelf.scan().map_err(damaged)?;
-        if shelf.number(SCHEMA).map_err(damaged)?.is_none() {
+        let image = shelf.scan()?;
+        if shelf.number(SCHEMA)?.is_none() {
             return Err(Refusal::Damaged { why: "it opens empty although it is not new".into(), readable: image });
         }
-        if let Some(version) = shelf.number(SCHEMA).map_err(damaged)?.filter(|version| *version > u64::from(codec::FRAMING)) {
+        if let Some(version) = shelf.number(SCHEMA)?.filter(|version| *version > u64::from(codec::FRAMING)) {
             return Err(Refusal::Newer(u32::try_from(version).unwrap_or(u32::MAX)));
         }
         if image.damaged > 0 {
@@ -157,7 +159,8 @@ impl Shelf {
         }
         for pair in &self.names {
             let (key, value) = pair?;
-            match (std::str::from_utf8(&key), codec::unstamp(&value).map(|record| (record.seq, std::str::from_utf8(record.payload)))) {
+            let read = codec::unstamp(&value).map(|record| (record.seq, std::str::from_utf8(record.payload)));
+            match (std::str::from_utf8(&key), read) {
                 (Ok(key), Ok((seq, Ok(id)))) => drop(image.names.insert(key.to_owned(), (seq, DeviceId::new(id)))),
                 _ => image.damaged += 1,
             }
@@ -173,16 +176,16 @@ impl Shelf {
     }
 
     /// Puts a live grant; the value that was there is replaced.
-    pub(super) fn put(&self, alloc_id: &AllocId, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
-        self.run(|| self.live.insert(alloc_id.as_str(), codec::stamp(seq, payload)).map(drop))
+    pub(super) fn put(&mut self, alloc_id: &AllocId, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
+        self.run(|shelf| shelf.live.insert(alloc_id.as_str(), codec::stamp(seq, payload)).map(drop))
     }
 
     /// Moves a grant from the live ones into the history. Doing so twice changes nothing.
     pub(super) fn retire(&mut self, grant: &Grant, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
         let key = history_key(grant);
-        let new = self.run(|| {
-            let old = self.history.insert(key.as_slice(), codec::stamp(seq, payload))?;
-            self.live.remove(grant.alloc_id.as_str())?;
+        let new = self.run(|shelf| {
+            let old = shelf.history.insert(key.as_slice(), codec::stamp(seq, payload))?;
+            shelf.live.remove(grant.alloc_id.as_str())?;
             Ok(old.is_none())
         })?;
         self.history_count += u64::from(new);
@@ -190,23 +193,23 @@ impl Shelf {
     }
 
     /// Removes a live grant that the journal says is none.
-    pub(super) fn discard(&self, alloc_id: &AllocId) -> Result<(), StoreError> {
-        self.run(|| self.live.remove(alloc_id.as_str()).map(drop))
+    pub(super) fn discard(&mut self, alloc_id: &AllocId) -> Result<(), StoreError> {
+        self.run(|shelf| shelf.live.remove(alloc_id.as_str()).map(drop))
     }
 
     /// Remembers a device's name.
-    pub(super) fn name(&self, key: &str, seq: u64, id: &DeviceId) -> Result<(), StoreError> {
-        self.run(|| self.names.insert(key, codec::stamp(seq, id.as_str().as_bytes())).map(drop))
+    pub(super) fn name(&mut self, key: &str, seq: u64, id: &DeviceId) -> Result<(), StoreError> {
+        self.run(|shelf| shelf.names.insert(key, codec::stamp(seq, id.as_str().as_bytes())).map(drop))
     }
 
     /// Trims the history, then makes everything up to `applied` survive a power cut.
     pub(super) fn checkpoint(&mut self, applied: u64, now: Timestamp) -> Result<(), StoreError> {
-        let trimmed = self.run(|| self.trim(now))?;
+        let trimmed = self.run(|shelf| shelf.trim(now.0))?;
         self.history_count = self.history_count.saturating_sub(trimmed);
-        self.run(|| {
-            self.set_number(HISTORY_COUNT, self.history_count)?;
-            self.set_number(APPLIED, applied)?;
-            self.persist()
+        self.run(|shelf| {
+            shelf.set_number(HISTORY_COUNT, shelf.history_count)?;
+            shelf.set_number(APPLIED, applied)?;
+            shelf.persist()
         })
     }
 
@@ -227,8 +230,8 @@ impl Shelf {
         Ok(sync_data(&self.log)?)
     }
 
-    fn trim(&self, now: Timestamp) -> sled::Result<u64> {
-        let oldest = now.0.saturating_sub(u64::try_from(HISTORY_AGE_MAX.as_millis()).unwrap_or(u64::MAX));
+    fn trim(&self, now: u64) -> sled::Result<u64> {
+        let oldest = now.saturating_sub(u64::try_from(HISTORY_AGE_MAX.as_millis()).unwrap_or(u64::MAX));
         let excess = self.history_count.saturating_sub(HISTORY_GRANTS_MAX);
         let mut trimmed = 0;
         for key in self.history.iter().keys() {
@@ -245,26 +248,27 @@ impl Shelf {
 
     /// The released grants, for whoever wants to read them. It keeps sled's lock as long as it lives.
     pub(super) fn history(&self) -> History {
-        History { dir: self.dir.clone(), tree: self.history.clone() }
+        History::new(&self.dir, self.history.clone())
     }
 
     /// Which of `wanted` are among the newest released grants, and by which entry.
     pub(super) fn released_among(&self, wanted: &BTreeSet<AllocId>) -> Result<BTreeMap<AllocId, u64>, StoreError> {
         // What the journal does not tell was released after its last readable entry: recently.
         const NEWEST: usize = 10_000;
-        self.run(|| {
+        let found = guard(|| {
             let mut found = BTreeMap::new();
             for pair in self.history.iter().rev().take(NEWEST) {
                 let (key, value) = pair?;
                 let id = key.get(8..).and_then(|id| std::str::from_utf8(id).ok()).map(AllocId::new);
-                if let (Some(id), Ok(record)) = (id, codec::unstamp(&value))
-                    && wanted.contains(&id)
+                if let Some(id) = id.filter(|id| wanted.contains(id))
+                    && let Ok(record) = codec::unstamp(&value)
                 {
                     found.insert(id, record.seq);
                 }
             }
             Ok(found)
-        })
+        });
+        found.map_err(|error| failure(&self.dir, &error))
     }
 
     fn number(&self, key: &str) -> sled::Result<Option<u64>> {
@@ -275,8 +279,12 @@ impl Shelf {
         self.meta.insert(key, &number.to_le_bytes()).map(drop)
     }
 
-    fn run<T>(&self, operation: impl FnOnce() -> sled::Result<T>) -> Result<T, StoreError> {
-        guard(operation).map_err(|why| StoreError::Database { path: self.dir.clone(), why })
+    fn run<T>(&mut self, operation: impl FnOnce(&mut Self) -> sled::Result<T>) -> Result<T, StoreError> {
+        #[cfg(test)]
+        if self.dir.join("unwritable").exists() {
+            return Err(failure(&self.dir, &sled::Error::ReportableBug("as after a power cut".into())));
+        }
+        guard(|| operation(self)).map_err(|error| failure(&self.dir, &error))
     }
 
     /// Changes a byte of a live grant, as a disk may.
@@ -297,41 +305,18 @@ impl Shelf {
     }
 }
 
-impl History {
-    /// Released grants, newest first, until `take` says no more. A record that cannot be read is skipped.
-    pub(super) fn read(&self, mut take: impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
-        let read = guard(|| {
-            for pair in self.tree.iter().rev() {
-                let (_, value) = pair?;
-                if let Some(Entry::Grant(grant)) = codec::unstamp(&value).ok().and_then(|record| codec::decode(record.payload).ok())
-                    && !take(*grant)
-                {
-                    break;
-                }
-            }
-            Ok(())
-        });
-        read.map_err(|why| StoreError::Database { path: self.dir.clone(), why })
-    }
-}
-
-/// The time of release first, so that the newest are found without an index.
-fn history_key(grant: &Grant) -> Vec<u8> {
-    let at = if let GrantState::Released { released_at, .. } = &grant.state { released_at.0 } else { 0 };
-    let mut key = at.to_be_bytes().to_vec();
-    key.extend_from_slice(grant.alloc_id.as_str().as_bytes());
-    key
-}
-
 /// Runs something of sled's; a panic becomes an error.
-pub(super) fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(operation)) {
-        Ok(done) => done.map_err(|error| error.to_string()),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().cloned();
-            Err(text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_else(|| "it panicked".into()))
-        }
-    }
+pub(super) fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> sled::Result<T> {
+    catch_unwind(AssertUnwindSafe(operation)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+        Err(sled::Error::ReportableBug(text.unwrap_or_else(|| "it panicked".into())))
+    })
+}
+
+/// What has failed of the database in `dir`.
+fn failure(dir: &Path, error: &sled::Error) -> StoreError {
+    StoreError::Database { path: dir.to_owned(), why: error.to_string() }
 }
 
 fn reported(error: &StoreError) -> sled::Error {

@@ -17,6 +17,7 @@
 
 mod codec;
 mod database;
+mod desk;
 mod error;
 mod export;
 mod journal;
@@ -39,10 +40,11 @@ pub use peek::{peek, peek_history};
 pub use recovery::RecoveryReport;
 pub use shelver::PendingCheckpoint;
 
+use self::desk::Order;
 use self::journal::Journal;
 use self::layout::{Lock, journal_dir};
 use self::recovery::{LivePayloads, Notes, decode_grant, encode, open_segment};
-use self::shelver::{Order, Shelver};
+use self::shelver::Shelver;
 use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Listed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -10,14 +10,14 @@
 //! is live. After a power cut sled may have entries that the journal lost.
 
 use super::database::Image;
+use super::desk::{Database, history_stays};
 use super::layout::{Lock, database_dir, journal_dir, quarantine};
 use super::opening::{Opened, Opening, open_or_replace};
 use super::recovery::{self, Notes, Truth, database_finding, encode_live, journal_findings, open_segment};
 use super::replay::Fold;
-use super::shelver::{Database, Shelver, history_stays};
+use super::shelver::Shelver;
 use super::{OLD_SEGMENTS_MAX, Recovered, RecoveryReport, Store, StoreError, journal};
 use crate::domain::Durability;
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
@@ -57,7 +57,7 @@ impl Store {
             };
             (merge(fold, opened.as_deref(), had_database, &mut report), Database::Opened(opened))
         } else {
-            let truth = recovery::merge(fold, &Image::default(), &mut report, |_| BTreeMap::new());
+            let truth = recovery::merge(fold, &Image::default(), &mut report, |_| None);
             (truth, Database::Later { existed: had_database })
         };
 
@@ -118,5 +118,5 @@ fn merge(fold: Fold, opened: Option<&Opened>, had_database: bool, report: &mut R
         }
         None => &empty,
     };
-    recovery::merge(fold, image, report, |wanted| opened.and_then(|opened| opened.shelf.released_among(wanted).ok()).unwrap_or_default())
+    recovery::merge(fold, image, report, |wanted| opened?.shelf.released_among(wanted).ok())
 }

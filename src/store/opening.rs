@@ -26,7 +26,7 @@ impl Opening {
         let open = move || {
             // sled's own threads are started by this one.
             crate::host::step_back();
-            let opened = guard(|| Ok(Shelf::open_here(&path))).unwrap_or_else(|why| Err(damaged(why)));
+            let opened = guard(|| Ok(Shelf::open_here(&path))).unwrap_or_else(|error| Err(error.into()));
             // Nobody listens after the limit; then the handle is dropped here.
             drop(sender.send(opened));
         };

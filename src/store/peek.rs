@@ -20,7 +20,7 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
     let mut report = RecoveryReport::default();
     let damaged: Vec<_> = fold.damaged.iter().map(|path| format!("journal segment `{}` is damaged", path.display())).collect();
     report.findings.extend(damaged);
-    let truth = recovery::merge(fold, &database::Image::default(), &mut report, |_| BTreeMap::new());
+    let truth = recovery::merge(fold, &database::Image::default(), &mut report, |_| None);
     Ok(Recovered {
         grants: truth.live.into_values().map(|(_, grant)| grant).collect(),
         names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).collect(),

@@ -5,6 +5,7 @@
 //! | both | what the higher sequence number says |
 //! | the journal only | live, unless sled has it as released by a later entry (the journal's tail was lost) |
 //! | sled only, older than the newest complete head | released: a head names every live grant (sled rolled back) |
+//! | sled only, by an entry that the journal has, whole | nothing: sled is wrong |
 //! | sled only, otherwise | live: the journal has lost it |
 
 use super::StoreError;
@@ -101,12 +102,13 @@ pub(super) struct Truth {
     pub(super) last: u64,
 }
 
-/// Merges. `released_in_history` says which of some grants the database has among its released ones.
+/// Merges. `released_in_history` says which of some grants the database has among its released ones; `None` where those
+/// cannot be read.
 pub(super) fn merge(
     fold: Fold,
     image: &Image,
     report: &mut RecoveryReport,
-    released_in_history: impl FnOnce(&BTreeSet<AllocId>) -> BTreeMap<AllocId, u64>,
+    released_in_history: impl FnOnce(&BTreeSet<AllocId>) -> Option<BTreeMap<AllocId, u64>>,
 ) -> Truth {
     report.segments = fold.segments.len();
     report.entries = fold.entries;
@@ -117,12 +119,13 @@ pub(super) fn merge(
         if grant.is_live() { &mut truth.live } else { &mut truth.released }.insert(id, (seq, grant));
     }
 
+    let broken = fold.torn_bytes > 0 || !fold.gaps.is_empty() || !fold.damaged.is_empty();
     let mut unreadable = 0;
     for (id, (seq, payload)) in &image.live {
         let known = truth.live.get(id).or_else(|| truth.released.get(id)).map(|(seq, _)| *seq);
         let newer = match known {
             Some(known) => *seq > known,
-            None => *seq >= fold.complete_from,
+            None => *seq >= fold.complete_from && (broken || *seq > fold.last),
         };
         if !newer {
             continue;
@@ -137,7 +140,6 @@ pub(super) fn merge(
         truth.payloads.insert(id.clone(), payload.clone());
     }
 
-    let broken = fold.torn_bytes > 0 || !fold.gaps.is_empty() || !fold.damaged.is_empty();
     // Entries that say what became of a grant whose own entry only the database has, or nobody.
     let mut lost_grants = 0;
     for (id, (seq, state)) in fold.orphans {
@@ -160,8 +162,14 @@ pub(super) fn merge(
         .filter(|(id, (seq, _))| !image.live.contains_key(*id) && (broken || *seq <= image.applied))
         .map(|(id, _)| id.clone())
         .collect();
+    let mut applied = image.applied;
     if !doubtful.is_empty() {
-        for (id, seq) in released_in_history(&doubtful) {
+        let released = released_in_history(&doubtful);
+        if released.is_none() {
+            // Then what it had applied is no answer either.
+            applied = 0;
+        }
+        for (id, seq) in released.unwrap_or_default() {
             if truth.live.get(&id).is_some_and(|(known, _)| *known < seq) {
                 truth.live.remove(&id);
                 truth.last = truth.last.max(seq);
@@ -177,7 +185,7 @@ pub(super) fn merge(
     // A gap that sled had already applied costs nothing; of the rest, sled may have had single entries.
     let in_database: BTreeSet<u64> = image.live.values().map(|(seq, _)| *seq).chain(image.names.values().map(|(seq, _)| *seq)).collect();
     let gone = |(from, to): &(u64, u64)| {
-        let from = (*from).max(image.applied + 1);
+        let from = (*from).max(applied + 1);
         (*to + 1).saturating_sub(from) - in_database.range(from..=(*to).max(from)).filter(|seq| **seq <= *to).count() as u64
     };
     // A gap takes the grants' own entries with it: an orphan is one of those missing, not one more.

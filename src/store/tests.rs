@@ -51,6 +51,11 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
+/// As a power cut may leave it: it opens, and cannot be written.
+fn make_database_unwritable(dir: &Path) {
+    fs::write(database_dir(dir).join("unwritable"), "").unwrap();
+}
+
 /// As sled leaves it that has failed.
 fn abandon_database(store: &Store) {
     store.shelver.meddle(|shelf| shelf.take().unwrap().close());
@@ -569,6 +574,29 @@ fn a_database_ahead_of_the_journal_counts_after_a_boot_and_is_put_aside_within_o
         let report = store.load().report;
         assert_eq!((quarantined(dir.path()), report.quarantined.len(), report.is_clean()), (aside, aside, aside == 0), "{report}");
     }
+}
+
+#[test]
+fn a_database_that_opens_and_cannot_be_written_is_replaced_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2), released(2)]).unwrap();
+    // The journal has not forgotten yet what the database is to be told.
+    kill(store, dir.path(), Path::new("/nonexistent"));
+    let (store, _) = open(dir.path());
+    kill(store, dir.path(), Path::new("/nonexistent"));
+    drop(Opening::begin(&database_dir(dir.path())).wait().unwrap().0);
+    make_database_unwritable(dir.path());
+    let (mut store, _) = open(dir.path());
+    assert_eq!(store.history(9, |_| true).unwrap().len(), 1, "the new one has it");
+    let report = store.load().report;
+    assert_eq!((store.is_sound(), quarantined(dir.path()), report.missing), ((true, true), 1, 0), "{report}");
+    assert!(report.findings[0].contains("its history stays"), "{report}");
+    store.append(&[made(3)]).unwrap();
+    store.checkpoint().unwrap();
+    drop(store);
+    fs::remove_dir_all(journal_dir(dir.path())).unwrap();
+    assert_eq!(ids(&open(dir.path()).1), [1, 3]);
 }
 
 #[test]
