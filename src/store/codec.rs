@@ -137,22 +137,31 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes)
 }
 
-/// A value of sled: `seq u64 LE │ crc32 u32 LE │ payload`. sled has checksums of its own, but rolls back in silence when
-/// the tail of its log is damaged; the sequence number is what shows that.
-pub(super) fn stamp(seq: u64, payload: &[u8]) -> Vec<u8> {
+/// A value of sled: `seq u64 LE │ crc32 u32 LE over key, seq and payload │ payload`. sled has checksums of its own, but
+/// rolls back in silence when the tail of its log is damaged; the sequence number is what shows that. And after a power
+/// cut it may give a sound value under a wrong key.
+pub(super) fn stamp(key: &[u8], seq: u64, payload: &[u8]) -> Vec<u8> {
     let mut value = Vec::with_capacity(12 + payload.len());
     value.extend_from_slice(&seq.to_le_bytes());
-    value.extend_from_slice(&checksum(seq, payload).to_le_bytes());
+    value.extend_from_slice(&keyed_checksum(key, seq, payload).to_le_bytes());
     value.extend_from_slice(payload);
     value
 }
 
-/// Reads back what [`stamp`] wrote.
-pub(super) fn unstamp(value: &[u8]) -> Result<Record<'_>, Defect> {
+fn keyed_checksum(key: &[u8], seq: u64, payload: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(key);
+    hasher.update(&seq.to_le_bytes());
+    hasher.update(payload);
+    hasher.finalize()
+}
+
+/// Reads back what [`stamp`] wrote under the same key.
+pub(super) fn unstamp<'a>(key: &[u8], value: &'a [u8]) -> Result<Record<'a>, Defect> {
     let (Some(seq), Some(crc), Some(payload)) = (u64_at(value, 0), u32_at(value, 8), value.get(12..)) else {
         return Err(Defect::Damaged);
     };
-    if checksum(seq, payload) == crc { Ok(Record { seq, payload }) } else { Err(Defect::Damaged) }
+    if keyed_checksum(key, seq, payload) == crc { Ok(Record { seq, payload }) } else { Err(Defect::Damaged) }
 }
 
 #[cfg(test)]
@@ -222,13 +231,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stamped_value_shows_every_flipped_bit() {
-        let value = stamp(3, b"payload");
-        assert_eq!(unstamp(&value), Ok(Record { seq: 3, payload: b"payload" }));
+    fn a_stamped_value_shows_every_flipped_bit_and_a_wrong_key() {
+        let value = stamp(b"key", 3, b"payload");
+        assert_eq!(unstamp(b"key", &value), Ok(Record { seq: 3, payload: b"payload" }));
+        assert_eq!(unstamp(b"kez", &value), Err(Defect::Damaged));
         for bit in 0..value.len() * 8 {
             let mut flipped = value.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(unstamp(&flipped), Err(Defect::Damaged), "bit {bit}");
+            assert_eq!(unstamp(b"key", &flipped), Err(Defect::Damaged), "bit {bit}");
         }
     }
 }

@@ -152,14 +152,14 @@ impl Shelf {
         let mut image = Image { applied, last: applied, ..Image::default() };
         for pair in &self.live {
             let (key, value) = pair?;
-            match (std::str::from_utf8(&key), codec::unstamp(&value)) {
+            match (std::str::from_utf8(&key), codec::unstamp(&key, &value)) {
                 (Ok(id), Ok(record)) => drop(image.live.insert(AllocId::new(id), (record.seq, record.payload.to_vec()))),
                 _ => image.damaged += 1,
             }
         }
         for pair in &self.names {
             let (key, value) = pair?;
-            let read = codec::unstamp(&value).map(|record| (record.seq, std::str::from_utf8(record.payload)));
+            let read = codec::unstamp(&key, &value).map(|record| (record.seq, std::str::from_utf8(record.payload)));
             match (std::str::from_utf8(&key), read) {
                 (Ok(key), Ok((seq, Ok(id)))) => drop(image.names.insert(key.to_owned(), (seq, DeviceId::new(id)))),
                 _ => image.damaged += 1,
@@ -177,14 +177,14 @@ impl Shelf {
 
     /// Puts a live grant; the value that was there is replaced.
     pub(super) fn put(&mut self, alloc_id: &AllocId, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
-        self.run(|shelf| shelf.live.insert(alloc_id.as_str(), codec::stamp(seq, payload)).map(drop))
+        self.run(|shelf| shelf.live.insert(alloc_id.as_str(), codec::stamp(alloc_id.as_str().as_bytes(), seq, payload)).map(drop))
     }
 
     /// Moves a grant from the live ones into the history. Doing so twice changes nothing.
     pub(super) fn retire(&mut self, grant: &Grant, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
         let key = history_key(grant);
         let new = self.run(|shelf| {
-            let old = shelf.history.insert(key.as_slice(), codec::stamp(seq, payload))?;
+            let old = shelf.history.insert(key.as_slice(), codec::stamp(&key, seq, payload))?;
             shelf.live.remove(grant.alloc_id.as_str())?;
             Ok(old.is_none())
         })?;
@@ -199,7 +199,7 @@ impl Shelf {
 
     /// Remembers a device's name.
     pub(super) fn name(&mut self, key: &str, seq: u64, id: &DeviceId) -> Result<(), StoreError> {
-        self.run(|shelf| shelf.names.insert(key, codec::stamp(seq, id.as_str().as_bytes())).map(drop))
+        self.run(|shelf| shelf.names.insert(key, codec::stamp(key.as_bytes(), seq, id.as_str().as_bytes())).map(drop))
     }
 
     /// Trims the history, then makes everything up to `applied` survive a power cut.
@@ -261,7 +261,7 @@ impl Shelf {
                 let (key, value) = pair?;
                 let id = key.get(8..).and_then(|id| std::str::from_utf8(id).ok()).map(AllocId::new);
                 if let Some(id) = id.filter(|id| wanted.contains(id))
-                    && let Ok(record) = codec::unstamp(&value)
+                    && let Ok(record) = codec::unstamp(&key, &value)
                 {
                     found.insert(id, record.seq);
                 }
@@ -285,6 +285,13 @@ impl Shelf {
             return Err(failure(&self.dir, &sled::Error::ReportableBug("as after a power cut".into())));
         }
         guard(|| operation(self)).map_err(|error| failure(&self.dir, &error))
+    }
+
+    /// Gives a value to another key too, as sled does after some power cuts.
+    #[cfg(test)]
+    pub(super) fn misplace_for_test(&self, alloc_id: &AllocId, key: &str) {
+        let value = self.live.get(alloc_id.as_str()).unwrap().unwrap();
+        self.live.insert(key, value).unwrap();
     }
 
     /// Changes a byte of a live grant, as a disk may.

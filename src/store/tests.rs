@@ -600,6 +600,17 @@ fn a_database_that_opens_and_cannot_be_written_is_replaced_at_the_start() {
 }
 
 #[test]
+fn a_sound_value_under_a_wrong_key_of_the_database_is_no_grant() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2)]).unwrap();
+    store.shelver.meddle(|shelf| shelf.as_ref().unwrap().misplace_for_test(&grant(2).alloc_id, "01890a5d-ac96-774b-bcce-9"));
+    drop(store);
+    let (_, recovered) = open(dir.path());
+    assert_eq!((ids(&recovered), recovered.report.missing, quarantined(dir.path())), (vec![1, 2], 0, 1), "{}", recovered.report);
+}
+
+#[test]
 fn damage_to_the_database_that_is_found_behind_the_start_is_told_and_mended() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open_again(dir.path());

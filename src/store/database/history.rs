@@ -21,8 +21,8 @@ impl History {
     pub(in crate::store) fn read(&self, mut take: impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
         let read = guard(|| {
             for pair in self.tree.iter().rev() {
-                let (_, value) = pair?;
-                if let Some(Entry::Grant(grant)) = codec::unstamp(&value).ok().and_then(|record| codec::decode(record.payload).ok())
+                let (key, value) = pair?;
+                if let Some(Entry::Grant(grant)) = codec::unstamp(&key, &value).ok().and_then(|record| codec::decode(record.payload).ok())
                     && !take(*grant)
                 {
                     break;
