@@ -3,7 +3,8 @@
 use super::StoreError;
 use crate::domain::Timestamp;
 use std::fs::{self, File, TryLockError};
-use std::io::{self, Read as _, Seek as _, Write as _};
+use std::io::{self, Read as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -15,13 +16,20 @@ pub(super) fn database_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("db")
 }
 
-/// `<state-dir>/lock`: locked by the one writer, and it tells during which boot of the machine the last one came.
+/// `<state-dir>/lock`: locked by the one writer. It tells during which boot of the machine the last one came, and up to
+/// which sequence number entries have been confirmed: a journal whose end is cleanly gone looks whole by itself.
+///
+/// One line: `<sequence number, 20 digits> <crc32 of those, 8 hex digits> <boot id>`.
 #[derive(Debug)]
 pub(super) struct Lock {
     file: File,
     path: PathBuf,
-    last_boot: String,
+    text: String,
+    confirmed: u64,
 }
+
+/// Bytes in front of the boot id.
+const CONFIRMED_BYTES: usize = 30;
 
 impl Lock {
     pub(super) fn take(state_dir: &Path) -> Result<Self, StoreError> {
@@ -34,29 +42,59 @@ impl Lock {
             Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
         }
         // What cannot be read is no boot that this could be.
-        let mut last_boot = String::new();
-        if file.read_to_string(&mut last_boot).is_err() {
-            last_boot.clear();
+        let mut text = String::new();
+        if file.read_to_string(&mut text).is_err() {
+            text.clear();
         }
-        Ok(Lock { file, path, last_boot })
+        let confirmed = confirmed(&text);
+        if confirmed.is_none() {
+            text.clear();
+        }
+        Ok(Lock { file, path, text, confirmed: confirmed.unwrap_or(0) })
     }
 
     /// Whether the last writer ran in this boot: then everything that it wrote is there, synced or not.
     pub(super) fn is_of_boot(&self, boot_id: Option<&str>) -> bool {
-        boot_id.is_some_and(|boot_id| boot_id == self.last_boot)
+        boot_id.is_some_and(|boot_id| self.text.get(CONFIRMED_BYTES..) == Some(boot_id))
     }
 
-    /// Notes the boot. No sync: after a power cut any boot that is told here is another one.
-    pub(super) fn note_boot(&mut self, boot_id: Option<&str>) -> Result<(), StoreError> {
-        let boot_id = boot_id.unwrap_or_default();
-        if boot_id == self.last_boot {
-            return Ok(());
-        }
-        let written = self.file.set_len(0).and_then(|()| self.file.rewind()).and_then(|()| self.file.write_all(boot_id.as_bytes()));
-        written.map_err(StoreError::io("write", &self.path))?;
-        boot_id.clone_into(&mut self.last_boot);
-        Ok(())
+    /// Every entry up to this number has been confirmed, and perhaps later ones too.
+    pub(super) fn confirmed(&self) -> u64 {
+        self.confirmed
     }
+
+    /// Notes that an entry has been confirmed, and all before it. No sync, and no error: what is told here is true whenever
+    /// it was written.
+    pub(super) fn confirm(&mut self, seq: u64) {
+        drop(self.file.write_all_at(front(seq).as_bytes(), 0));
+    }
+
+    /// Notes the boot. No sync: after a power cut any boot that is told here is another one. No error: where it cannot be
+    /// noted, the next start reads more than it needs.
+    pub(super) fn note_boot(&mut self, boot_id: Option<&str>) {
+        let text = front(self.confirmed) + boot_id.unwrap_or_default();
+        if text == self.text {
+            return;
+        }
+        // Over what is there, which takes no room on a disk that has none.
+        let written = self.file.write_all_at(text.as_bytes(), 0).and_then(|()| self.file.set_len(text.len() as u64));
+        if let Err(error) = written {
+            tracing::warn!(path = %self.path.display(), %error, "the boot cannot be noted");
+        }
+        self.text = text;
+    }
+}
+
+fn front(confirmed: u64) -> String {
+    let digits = format!("{confirmed:020}");
+    let crc = crc32fast::hash(digits.as_bytes());
+    format!("{digits} {crc:08x} ")
+}
+
+/// What a lock tells of confirmed entries; `None` if it is damaged, or an earlier version wrote it.
+fn confirmed(text: &str) -> Option<u64> {
+    let confirmed = text.get(..20)?.parse().ok()?;
+    text.starts_with(&front(confirmed)).then_some(confirmed)
 }
 
 /// Renames what is damaged, and says to what.

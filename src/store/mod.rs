@@ -5,7 +5,7 @@
 //!                         └▶ live map in memory ─▶ queue ─▶ the shelver's thread: sled (no flush)
 //!                                                           ─▶ checkpoint: flush + fdatasync, old segments deleted
 //!
-//!   <state-dir>/lock                          one writer at a time, and the boot in which the last one ran
+//!   <state-dir>/lock                          one writer at a time; the last one's boot, and its last confirmed entry
 //!   <state-dir>/journal/<first seq>.log       every entry since the last checkpoint, after a copy of everything live
 //!   <state-dir>/db/                           sled: live grants, names, history
 //!   <state-dir>/….quarantine-<millis>         what was damaged; kept for a person to look at, never read again
@@ -87,8 +87,7 @@ pub struct Store {
     report: RecoveryReport,
     /// Bytes of one append, kept for the next.
     buffer: Vec<u8>,
-    /// Held for its lock.
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl Store {
@@ -123,6 +122,7 @@ impl Store {
             self.failed = true;
             return Err(error);
         }
+        self.lock.confirm(self.next_seq - 1);
         for ((entry, payload), seq) in entries.iter().zip(payloads).zip(first..) {
             self.apply(seq, entry, payload);
         }

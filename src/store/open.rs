@@ -37,10 +37,11 @@ impl Store {
 
         let database_dir = database_dir(state_dir);
         let had_database = database_dir.exists();
-        let alone = if lock.is_of_boot(boot_id) { Fold::read_newest(&journal_dir)? } else { None };
+        let alone = if lock.is_of_boot(boot_id) { Fold::read_newest(&journal_dir, lock.confirmed())? } else { None };
         // Otherwise the two copies are read side by side.
         let opening = alone.is_none().then(|| Opening::begin(&database_dir));
-        let fold = alone.map_or_else(|| Fold::read(&journal_dir), Ok)?;
+        let mut fold = alone.map_or_else(|| Fold::read(&journal_dir), Ok)?;
+        fold.expect(lock.confirmed());
 
         let mut report = RecoveryReport { findings: journal_findings(&fold), ..RecoveryReport::default() };
         let (newest, damaged) = (fold.segments.last().map_or(0, |(first, _)| *first), fold.damaged.clone());
@@ -62,7 +63,7 @@ impl Store {
         };
 
         // A new segment always: an old one is never written to again.
-        let first = truth.last.max(newest) + 1;
+        let first = truth.last.max(newest).max(lock.confirmed()) + 1;
         let live = encode_live(&mut truth)?;
         let notes = Notes::of(&truth);
         let (mut journal, next_seq) = open_segment(&journal_dir, first, &live, &notes)?;
@@ -73,7 +74,7 @@ impl Store {
         for path in damaged {
             report.quarantined.push(quarantine(&path)?);
         }
-        lock.note_boot(boot_id)?;
+        lock.note_boot(boot_id);
         let grants = std::mem::take(&mut truth.live).into_values().map(|(_, grant)| grant).collect();
         let shelver = Shelver::start(state_dir, database, first, truth, live.clone())?;
         let mut store = Store {
@@ -87,7 +88,7 @@ impl Store {
             shelver,
             report,
             buffer: Vec::new(),
-            _lock: lock,
+            lock,
         };
         if !store.report.is_clean() {
             // After damage both copies are made whole before anybody relies on them.

@@ -65,17 +65,27 @@ impl Fold {
     }
 
     /// Reads the newest segments in `dir`, as many as it takes to know everything that is live: usually one. `None` where
-    /// that is in doubt.
-    pub(super) fn read_newest(dir: &Path) -> Result<Option<Self>, StoreError> {
+    /// that is in doubt, or does not reach to the confirmed entry `seq`.
+    pub(super) fn read_newest(dir: &Path, seq: u64) -> Result<Option<Self>, StoreError> {
         let segments = journal::segments(dir)?;
         for from in (0..segments.len()).rev() {
             let fold = Fold::read_segments(&segments[from..])?;
             // Without a complete head, a kill came while it was written: the segment before has everything.
             if fold.complete_from > 0 {
-                return Ok(Some(fold).filter(Fold::is_whole));
+                return Ok(Some(fold).filter(|fold| fold.is_whole() && fold.last >= seq));
             }
         }
         Ok(None)
+    }
+
+    /// Misses what had been confirmed up to `seq` and is not there: a file that was cut between two records, or is gone,
+    /// shows no damage by itself.
+    pub(super) fn expect(&mut self, seq: u64) {
+        if seq > self.last {
+            self.gap_before(seq + 1);
+            self.damaged.extend(self.segments.last().map(|(_, path)| path.clone()));
+            self.damaged.dedup();
+        }
     }
 
     fn read_segments(segments: &[(u64, PathBuf)]) -> Result<Self, StoreError> {

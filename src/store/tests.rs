@@ -568,11 +568,89 @@ fn a_database_ahead_of_the_journal_counts_after_a_boot_and_is_put_aside_within_o
         store.checkpoint().unwrap();
         drop(store);
         fs::write(&segments(dir.path())[0], kept).unwrap();
+        tell_less(dir.path(), 1);
         let (store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
         assert_eq!(ids(&recovered), found, "{boot:?}: {}", recovered.report);
         store.shelver.meddle(|_| {});
         let report = store.load().report;
         assert_eq!((quarantined(dir.path()), report.quarantined.len(), report.is_clean()), (aside, aside, aside == 0), "{report}");
+    }
+}
+
+/// As if the lock had been confirmed up to `seq` only.
+fn tell_less(dir: &Path, seq: u64) {
+    let mut lock = Lock::take(dir).unwrap();
+    lock.confirm(seq);
+}
+
+#[test]
+fn a_journal_that_is_cut_between_two_entries_is_missed_in_any_boot_and_costs_nothing_while_the_database_has_them() {
+    for (boot, with_database) in [(None, true), (Some("this boot"), true), (None, false), (Some("this boot"), false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open_again(dir.path());
+        store.append(&[made(1), made(2)]).unwrap();
+        let kept = fs::read(&segments(dir.path())[0]).unwrap();
+        store.append(&[released(1), made(3)]).unwrap();
+        drop(store);
+        fs::write(&segments(dir.path())[0], kept).unwrap();
+        if !with_database {
+            fs::remove_dir_all(database_dir(dir.path())).unwrap();
+        }
+        let (store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
+        assert_eq!(quarantined(dir.path()), 1, "{}", recovered.report);
+        if with_database {
+            assert_eq!(ids(&recovered), [2, 3], "{boot:?}: {}", recovered.report);
+        } else {
+            assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 2], 2), "{boot:?}: {}", recovered.report);
+        }
+        drop(store);
+        assert!(open(dir.path()).1.report.is_clean(), "it is said once");
+    }
+}
+
+#[test]
+fn a_confirmed_list_that_is_cut_off_is_missed_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open_again(dir.path());
+    store.append(&[made(1)]).unwrap();
+    let kept = fs::read(&segments(dir.path())[0]).unwrap();
+    store.append(&[listed(&[1, 2])]).unwrap();
+    drop(store);
+    fs::write(&segments(dir.path())[0], kept).unwrap();
+    let (_, recovered) = open_again(dir.path());
+    assert_eq!((ids(&recovered), recovered.report.missing), (vec![1], 1), "{}", recovered.report);
+}
+
+#[test]
+fn both_copies_gone_is_not_taken_for_a_new_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2)]).unwrap();
+    drop(store);
+    fs::remove_dir_all(journal_dir(dir.path())).unwrap();
+    fs::remove_dir_all(database_dir(dir.path())).unwrap();
+    let (mut store, recovered) = open(dir.path());
+    assert_eq!(recovered.report.missing, 2, "{}", recovered.report);
+    store.append(&[made(3)]).unwrap();
+    drop(store);
+    let (_, recovered) = open(dir.path());
+    assert!(recovered.report.is_clean() && ids(&recovered) == [3], "{}", recovered.report);
+}
+
+#[test]
+fn a_lock_that_an_earlier_version_wrote_or_that_is_damaged_tells_nothing() {
+    for text in ["this boot", "", "00000000000000000009 00000000 this boot"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open_again(dir.path());
+        store.append(&[made(1)]).unwrap();
+        drop(store);
+        fs::write(dir.path().join("lock"), text).unwrap();
+        let (mut store, recovered) = open_again(dir.path());
+        assert!(recovered.report.is_clean() && ids(&recovered) == [1], "{text}: {}", recovered.report);
+        store.append(&[made(2)]).unwrap();
+        drop(store);
+        let lock = Lock::take(dir.path()).unwrap();
+        assert!(lock.is_of_boot(Some("this boot")) && lock.confirmed() >= 2);
     }
 }
 
