@@ -40,6 +40,8 @@ pub struct LedgerActor {
     /// Whether a `Publish` is on its way.
     unpublished: bool,
     published_at: Instant,
+    /// What the store was last seen to be: the journal, the query database.
+    sound: (bool, bool),
     /// Whether a sync after the answer is under way.
     syncing: bool,
     /// Whether a look is under way, and whether another one was asked for meanwhile.
@@ -79,6 +81,8 @@ impl LedgerActor {
             let recovered = lock(&config.store).load();
             Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed)
         });
+        let sound = lock(&config.store).is_sound();
+        report::kept(sound);
         let looker = Looker::new(&config);
         LedgerActor {
             config,
@@ -89,6 +93,7 @@ impl LedgerActor {
             pending: Vec::new(),
             unpublished: false,
             published_at: Instant::now(),
+            sound,
             syncing: false,
             looking: false,
             look_again: false,
@@ -116,8 +121,12 @@ impl LedgerActor {
             return;
         }
         let clock = Instant::now();
-        let result = lock(&self.config.store).append(&entries).map_err(Arc::new);
+        let (result, sound) = {
+            let mut store = lock(&self.config.store);
+            (store.append(&entries).map_err(Arc::new), store.is_sound())
+        };
         metrics::journal_synced(clock.elapsed());
+        report::changed(&mut self.sound, sound, result.as_ref().err());
         match &result {
             Ok(()) => {
                 let mut named = false;
@@ -131,7 +140,9 @@ impl LedgerActor {
                     self.publish_names();
                 }
             }
-            Err(error) => tracing::error!(%error, "the ledger cannot be written"),
+            Err(error) if sound.0 => tracing::error!(%error, "an entry cannot be recorded"),
+            // That has been said once.
+            Err(error) => tracing::debug!(%error, entries = entries.len(), "not recorded"),
         }
         for (_, answer) in batch {
             // A caller that no longer waits finds its grant when it asks again.

@@ -2,6 +2,7 @@
 
 use super::core::{Change, Doubt};
 use crate::domain::{Entry, Grant, GrantState};
+use crate::store::StoreError;
 use crate::telemetry::metrics;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,6 +43,29 @@ pub(super) fn doubted(grant: &Grant, doubt: &Doubt) {
         );
     }
     metrics::doubted(grant.resource.as_str(), *proven);
+}
+
+/// Whether entries can be recorded, and whether both copies are kept.
+pub(super) fn kept((journal, database): (bool, bool)) {
+    metrics::ledger_kept("journal", journal);
+    metrics::ledger_kept("database", database);
+}
+
+/// The same, once for each change: a full disk refuses every Allocate, and says so once.
+pub(super) fn changed(before: &mut (bool, bool), now: (bool, bool), error: Option<&Arc<StoreError>>) {
+    if *before == now {
+        return;
+    }
+    match (before.0, now.0) {
+        (true, false) => {
+            let error = error.map_or_else(|| "a sync of the journal failed".to_owned(), ToString::to_string);
+            tracing::error!(%error, "the ledger cannot be written; grants are refused until it can");
+        }
+        (false, true) => tracing::info!("the ledger can be written again"),
+        _ => {}
+    }
+    *before = now;
+    kept(now);
 }
 
 /// The gauges of live grants; those of `before` that have gone fall to 0.

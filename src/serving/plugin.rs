@@ -80,7 +80,11 @@ impl Plugin {
             let answer = self.shared.allocate.call(message, ALLOCATE_DEADLINE).await;
             let answer = answer.map_err(|error| Status::unavailable(error.to_string()))?;
             let edits = answer.map_err(|error| {
-                tracing::warn!(resource = %self.resource, %error, "an Allocate was refused");
+                match &error {
+                    // The ledger says once that it cannot be written.
+                    AllocateError::NotRecorded { .. } => tracing::debug!(resource = %self.resource, %error, "an Allocate was refused"),
+                    AllocateError::Refused(_) => tracing::warn!(resource = %self.resource, %error, "an Allocate was refused"),
+                }
                 status(&error)
             })?;
             answers.push(edits);

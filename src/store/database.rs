@@ -13,6 +13,7 @@ pub(super) use self::history::History;
 use self::history::history_key;
 use super::StoreError;
 use super::codec;
+use super::error::wants_room;
 use super::layout::{note, sync_data, sync_directory};
 use crate::domain::{AllocId, DeviceId, Grant, Timestamp};
 use crate::host::LateTimers;
@@ -39,11 +40,15 @@ const LOG_SEGMENT_BYTES: usize = 128 * 1024;
 const HISTORY_GRANTS_MAX: u64 = 100_000;
 /// How long a released grant is kept.
 const HISTORY_AGE_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
+/// How far the clock is believed to have gone on between two checkpoints. A clock that is wrong by a year would forget the
+/// whole history at once; so it forgets a day of it at a time, until somebody sets the clock.
+const CLOCK_STEP_MAX: Duration = Duration::from_secs(24 * 3600);
 
 const APPLIED: &str = "applied";
 const OPENED: &str = "opened";
 const SCHEMA: &str = "schema";
 const HISTORY_COUNT: &str = "history-count";
+const CLOCK: &str = "clock";
 
 /// An open database.
 #[derive(Debug)]
@@ -81,13 +86,18 @@ pub(super) enum Refusal {
     InUse,
     /// A later version wrote it.
     Newer(u32),
+    /// The file system takes nothing more, and says nothing against the database.
+    NoRoom(io::Error),
     /// It is damaged, with what could be read.
     Damaged { why: String, readable: Image },
 }
 
 impl From<sled::Error> for Refusal {
     fn from(error: sled::Error) -> Self {
-        Refusal::Damaged { why: error.to_string(), readable: Image::default() }
+        match error {
+            sled::Error::Io(error) if wants_room(&error) => Refusal::NoRoom(error),
+            error => Refusal::Damaged { why: error.to_string(), readable: Image::default() },
+        }
     }
 }
 
@@ -133,6 +143,7 @@ impl Shelf {
         }
         match shelf.probe() {
             Ok(()) => Ok((shelf, image)),
+            Err(sled::Error::Io(error)) if wants_room(&error) => Err(Refusal::NoRoom(error)),
             Err(error) => Err(Refusal::Damaged { why: error.to_string(), readable: image }),
         }
     }
@@ -204,11 +215,14 @@ impl Shelf {
 
     /// Trims the history, then makes everything up to `applied` survive a power cut.
     pub(super) fn checkpoint(&mut self, applied: u64, now: Timestamp) -> Result<(), StoreError> {
-        let trimmed = self.run(|shelf| shelf.trim(now.0))?;
+        let step = u64::try_from(CLOCK_STEP_MAX.as_millis()).unwrap_or(u64::MAX);
+        let now = self.run(|shelf| Ok(shelf.number(CLOCK)?.map_or(now.0, |last| now.0.min(last + step))))?;
+        let trimmed = self.run(|shelf| shelf.trim(now))?;
         self.history_count = self.history_count.saturating_sub(trimmed);
         self.run(|shelf| {
             shelf.set_number(HISTORY_COUNT, shelf.history_count)?;
             shelf.set_number(APPLIED, applied)?;
+            shelf.set_number(CLOCK, now)?;
             shelf.persist()
         })
     }
@@ -251,13 +265,12 @@ impl Shelf {
         History::new(&self.dir, self.history.clone())
     }
 
-    /// Which of `wanted` are among the newest released grants, and by which entry.
+    /// Which of `wanted` are among the released grants, and by which entry. All of them are looked at: by a clock that was
+    /// set back the latest release is among the oldest.
     pub(super) fn released_among(&self, wanted: &BTreeSet<AllocId>) -> Result<BTreeMap<AllocId, u64>, StoreError> {
-        // What the journal does not tell was released after its last readable entry: recently.
-        const NEWEST: usize = 10_000;
         let found = guard(|| {
             let mut found = BTreeMap::new();
-            for pair in self.history.iter().rev().take(NEWEST) {
+            for pair in self.history.iter().rev() {
                 let (key, value) = pair?;
                 let id = key.get(8..).and_then(|id| std::str::from_utf8(id).ok()).map(AllocId::new);
                 if let Some(id) = id.filter(|id| wanted.contains(id))
@@ -268,7 +281,7 @@ impl Shelf {
             }
             Ok(found)
         });
-        found.map_err(|error| failure(&self.dir, &error))
+        found.map_err(|error| failure(&self.dir, error))
     }
 
     fn number(&self, key: &str) -> sled::Result<Option<u64>> {
@@ -282,9 +295,9 @@ impl Shelf {
     fn run<T>(&mut self, operation: impl FnOnce(&mut Self) -> sled::Result<T>) -> Result<T, StoreError> {
         #[cfg(test)]
         if self.dir.join("unwritable").exists() {
-            return Err(failure(&self.dir, &sled::Error::ReportableBug("as after a power cut".into())));
+            return Err(failure(&self.dir, sled::Error::ReportableBug("as after a power cut".into())));
         }
-        guard(|| operation(self)).map_err(|error| failure(&self.dir, &error))
+        guard(|| operation(self)).map_err(|error| failure(&self.dir, error))
     }
 
     /// Gives a value to another key too, as sled does after some power cuts.
@@ -322,8 +335,11 @@ pub(super) fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> sled::Res
 }
 
 /// What has failed of the database in `dir`.
-fn failure(dir: &Path, error: &sled::Error) -> StoreError {
-    StoreError::Database { path: dir.to_owned(), why: error.to_string() }
+fn failure(dir: &Path, error: sled::Error) -> StoreError {
+    match error {
+        sled::Error::Io(source) if wants_room(&source) => StoreError::io("write", dir)(source),
+        error => StoreError::Database { path: dir.to_owned(), why: error.to_string() },
+    }
 }
 
 fn reported(error: &StoreError) -> sled::Error {

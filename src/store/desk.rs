@@ -99,7 +99,9 @@ impl Desk {
                 Err(error) => {
                     self.abandon(&error);
                     // It opens and cannot be written: damage that a power cut leaves where opening does not look.
-                    self.restore();
+                    if !error.is_for_want_of_room() {
+                        self.restore();
+                    }
                 }
             },
             Ok((None, _)) => self.shared.closed.store(true, Ordering::Release),

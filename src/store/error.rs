@@ -63,10 +63,21 @@ impl StoreError {
         move |source| StoreError::Io { doing, path: path.to_owned(), source }
     }
 
+    /// Whether the file system takes nothing more, full or read-only. That is no damage, and may end by itself.
+    pub(super) fn is_for_want_of_room(&self) -> bool {
+        matches!(self, StoreError::Io { source, .. } if wants_room(source))
+    }
+
     /// Whether there is something already where a file was to be created.
     pub(super) fn is_in_the_way(&self) -> bool {
         matches!(self, StoreError::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
     }
+}
+
+/// Whether the file system takes nothing more.
+pub(super) fn wants_room(error: &io::Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem)
 }
 
 /// What to do about an I/O error, where that is known.
@@ -79,10 +90,10 @@ impl fmt::Display for Advice<'_> {
                 ": the state directory must be writable for the user that runs Holdfast (`--state-dir` chooses another)"
             }
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                ": make room on its file system; Allocate is refused until grants can be recorded"
+                ": make room on its file system; Allocate is refused while grants cannot be recorded"
             }
             io::ErrorKind::ReadOnlyFilesystem => {
-                ": its file system is mounted read-only, as the kernel does after disk errors; Allocate is refused until grants can be recorded"
+                ": its file system is mounted read-only, as the kernel does after disk errors; Allocate is refused while grants cannot be recorded"
             }
             io::ErrorKind::NotADirectory => ": a file is in the way of a directory",
             _ => "",

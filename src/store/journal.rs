@@ -81,10 +81,21 @@ impl Journal {
         Ok(Journal { file, path, first, head_bytes: bytes, bytes, synced: 0, broken: Arc::default() })
     }
 
+    /// No segment: the file system takes none. Nothing is written before one could be created.
+    pub(super) fn none(dir: &Path) -> Result<Self, StoreError> {
+        let file = File::open(dir).map_err(StoreError::io("open", dir))?;
+        let broken = Arc::new(AtomicBool::new(true));
+        Ok(Journal { file, path: dir.to_owned(), first: 0, head_bytes: 0, bytes: 0, synced: 0, broken })
+    }
+
     /// Appends whole records with one write. They survive the death of the process, not yet that of the machine.
     pub(super) fn append(&mut self, records: &[u8]) -> Result<(), StoreError> {
         note("write");
-        self.file.write_all(records).map_err(StoreError::io("write", &self.path))?;
+        if let Err(error) = self.file.write_all(records) {
+            // What was written of it is taken back. Otherwise a start that finds no room for a new head would believe it.
+            drop(self.file.set_len(self.bytes));
+            return Err(StoreError::io("write", &self.path)(error));
+        }
         self.bytes += records.len() as u64;
         Ok(())
     }

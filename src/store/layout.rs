@@ -1,6 +1,7 @@
 //! Where things lie below the state directory, who may write there, and where damaged things go.
 
 use super::StoreError;
+use super::error::wants_room;
 use crate::domain::Timestamp;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read as _};
@@ -35,7 +36,12 @@ impl Lock {
     pub(super) fn take(state_dir: &Path) -> Result<Self, StoreError> {
         let path = state_dir.join("lock");
         let mut options = File::options();
-        let mut file = options.create(true).truncate(false).read(true).write(true).open(&path).map_err(StoreError::io("create", &path))?;
+        let opened = match options.create(true).truncate(false).read(true).write(true).open(&path) {
+            // What is there can still be locked and read.
+            Err(error) if wants_room(&error) => File::open(&path).map_err(|_| error),
+            opened => opened,
+        };
+        let mut file = opened.map_err(StoreError::io("create", &path))?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(StoreError::InUse { path: state_dir.to_owned() }),

@@ -11,6 +11,7 @@
 
 use super::database::Image;
 use super::desk::{Database, history_stays};
+use super::journal::Journal;
 use super::layout::{Lock, database_dir, journal_dir, quarantine};
 use super::opening::{Opened, Opening, open_or_replace};
 use super::recovery::{self, Notes, Truth, database_finding, encode_live, journal_findings, open_segment};
@@ -51,6 +52,10 @@ impl Store {
                 Ok(opened) => Some(Box::new(opened)),
                 Err(error @ (StoreError::InUse { .. } | StoreError::Newer { .. })) => return Err(error),
                 // The journal alone is enough to go on; every checkpoint tries the database again.
+                Err(error) if error.is_for_want_of_room() => {
+                    tracing::error!(%error, "the query database stays closed");
+                    None
+                }
                 Err(error) => {
                     report.findings.push(error.to_string());
                     None
@@ -66,13 +71,20 @@ impl Store {
         let first = truth.last.max(newest).max(lock.confirmed()) + 1;
         let live = encode_live(&mut truth)?;
         let notes = Notes::of(&truth);
-        let (mut journal, next_seq) = open_segment(&journal_dir, first, &live, &notes)?;
-        if waits {
+        let (mut journal, next_seq) = match open_segment(&journal_dir, first, &live, &notes) {
+            // What is held is known, and to go on answering that is worth more than to fail.
+            Err(error) if error.is_for_want_of_room() => {
+                tracing::error!(%error, "no grant can be recorded");
+                (Journal::none(&journal_dir)?, first)
+            }
+            opened => opened?,
+        };
+        if waits && !journal.is_broken() {
             journal.sync()?;
         }
         // Only now is everything in a sound place, and the damaged may go.
-        for path in damaged {
-            report.quarantined.push(quarantine(&path)?);
+        for path in damaged.iter().filter(|_| !journal.is_broken()) {
+            report.quarantined.push(quarantine(path)?);
         }
         lock.note_boot(boot_id);
         let grants = std::mem::take(&mut truth.live).into_values().map(|(_, grant)| grant).collect();
@@ -92,7 +104,10 @@ impl Store {
         };
         if !store.report.is_clean() {
             // After damage both copies are made whole before anybody relies on them.
-            store.checkpoint()?;
+            match store.checkpoint() {
+                Err(error) if error.is_for_want_of_room() => tracing::error!(%error, "the ledger was damaged and cannot be mended"),
+                done => done?,
+            }
         } else if journal::segments(&journal_dir)?.len() > OLD_SEGMENTS_MAX + 1 {
             store.begin_checkpoint()?;
         }

@@ -61,6 +61,7 @@ pub(super) struct Opened {
 pub(super) fn open_or_replace(opening: Opening, dir: &Path, quarantined: &mut Vec<PathBuf>) -> Result<Opened, StoreError> {
     let refused = |refusal| match refusal {
         Refusal::InUse => StoreError::InUse { path: dir.parent().unwrap_or(dir).to_owned() },
+        Refusal::NoRoom(error) => StoreError::io("open", dir)(error),
         Refusal::Newer(version) => StoreError::Newer { path: dir.to_owned(), version },
         Refusal::Damaged { why, .. } => StoreError::Database { path: dir.to_owned(), why },
     };

@@ -689,6 +689,29 @@ fn a_sound_value_under_a_wrong_key_of_the_database_is_no_grant() {
 }
 
 #[test]
+fn a_clock_that_goes_wrong_by_a_year_forgets_no_history_and_brings_nothing_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let now = Timestamp::from_system(SystemTime::now()).0;
+    let year = 365 * 24 * 3600 * 1000;
+    store.append(&[made(1), made(2), made(3), made(4), released_at(1, now)]).unwrap();
+    store.checkpoint().unwrap();
+    store.append(&[released_at(2, now + year)]).unwrap();
+    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now + year)).unwrap());
+    store.append(&[released_at(3, now - year)]).unwrap();
+    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now - year)).unwrap());
+    let told: Vec<_> = store.history(9, |_| true).unwrap().iter().map(|grant| grant.devices[0].id.to_string()).collect();
+    assert_eq!(told, ["GPU-2", "GPU-1", "GPU-3"], "by the clock of their release");
+    store.append(&[released(4)]).unwrap();
+    drop(store);
+    let (mut store, recovered) = open(dir.path());
+    assert!(recovered.grants.is_empty() && recovered.report.is_clean(), "{}", recovered.report);
+    store.checkpoint().unwrap();
+    // By the clock the third release is a year old.
+    assert_eq!(store.history(9, |_| true).unwrap().len(), 4);
+}
+
+#[test]
 fn damage_to_the_database_that_is_found_behind_the_start_is_told_and_mended() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open_again(dir.path());

@@ -15,6 +15,7 @@ const DOUBTS: &str = "holdfast_allocations_of_held_devices_total";
 const GRANTS: &str = "holdfast_grants";
 const JOURNAL_SYNC_SECONDS: &str = "holdfast_journal_sync_duration_seconds";
 const CONTESTED: &str = "holdfast_registration_contested";
+const LEDGER_KEPT: &str = "holdfast_ledger_kept";
 const REGISTRATIONS: &str = "holdfast_registrations_total";
 const SCAN_SECONDS: &str = "holdfast_scan_duration_seconds";
 const STREAM_ENDS: &str = "holdfast_stream_ends_total";
@@ -109,6 +110,10 @@ fn describe() {
     metrics::describe_gauge!(GRANTS, "Grants that hold devices, by resource and state.");
     metrics::describe_histogram!(JOURNAL_SYNC_SECONDS, "One group commit of the ledger's journal.");
     metrics::describe_gauge!(CONTESTED, "1 while another plugin seems to take the resource again and again.");
+    metrics::describe_gauge!(
+        LEDGER_KEPT,
+        "1 while this copy of the ledger (journal or database) can be written; without the journal grants are refused."
+    );
     metrics::describe_counter!(REGISTRATIONS, "Register calls by resource and result (ok or error).");
     metrics::describe_histogram!(SCAN_SECONDS, "One scan of the node's hardware.");
     metrics::describe_counter!(STREAM_ENDS, "ListAndWatch streams that ended, by resource.");
@@ -170,6 +175,11 @@ pub fn devices(resource: &str, healthy: usize, unhealthy: usize) {
 pub fn grants(resource: &str, state: &'static str, count: usize) {
     let resource = resource.to_owned();
     sample(move || gauge(&metrics::gauge!(GRANTS, "resource" => resource, "state" => state), count));
+}
+
+/// A copy of the ledger can be written, or not.
+pub fn ledger_kept(copy: &'static str, kept: bool) {
+    sample(move || gauge(&metrics::gauge!(LEDGER_KEPT, "copy" => copy), usize::from(kept)));
 }
 
 /// A group commit took this long.

@@ -30,7 +30,7 @@ impl History {
             }
             Ok(())
         });
-        read.map_err(|error| failure(&self.dir, &error))
+        read.map_err(|error| failure(&self.dir, error))
     }
 }
 
