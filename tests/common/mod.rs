@@ -5,6 +5,9 @@
 #![allow(dead_code, reason = "each test file uses its part of this")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, reason = "a helper of a test fails the test, and may say why")]
 
+pub(crate) mod inside;
+pub(crate) mod ledger;
+
 use holdfast::app::{App, Settings};
 use holdfast::config::{self, Roots};
 use holdfast::domain::{AllocId, DeviceId, Grant, ResourceName};
@@ -343,6 +346,11 @@ impl Random {
         Random(seed)
     }
 
+    /// Those of a seed.
+    pub(crate) fn of(seed: u64) -> Random {
+        Random(seed)
+    }
+
     /// Below `bound` (splitmix64).
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -350,6 +358,11 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) % bound.max(1)
+    }
+
+    /// An index into so many.
+    pub(crate) fn index(&mut self, count: usize) -> usize {
+        usize::try_from(self.below(count as u64)).unwrap()
     }
 }
 

@@ -1,0 +1,53 @@
+//! Mounts in a namespace of their own: whatever becomes of the test, they end with it.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Set inside: the directory of this run.
+const INSIDE: &str = "HOLDFAST_INSIDE";
+
+/// Says something at once: the harness would swallow it.
+pub(crate) fn say(text: impl std::fmt::Display) {
+    // Nobody is left to be told when standard error is closed.
+    drop(writeln!(std::io::stderr(), "{text}"));
+}
+
+/// Runs a program to its end.
+pub(crate) fn command(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn exists(need: &&str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if need.starts_with('/') { Path::new(need).exists() } else { std::env::split_paths(&path).any(|dir| dir.join(need).is_file()) }
+}
+
+/// Runs `test` of this binary again with mounts of its own, and returns its directory there, which is in memory. `None`
+/// outside, where the inner run has been judged, or nothing could be tested and that was said.
+pub(crate) fn inside(test: &str, needs: &[&str]) -> Option<PathBuf> {
+    if let Some(dir) = std::env::var_os(INSIDE).map(PathBuf::from) {
+        command(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&dir));
+        return Some(dir);
+    }
+    let missing: Vec<_> = needs.iter().chain(&["unshare"]).filter(|need| !exists(need)).collect();
+    if !super::is_root() || !missing.is_empty() {
+        say(format_args!("SKIPPED: {test}: only root can mount file systems, with {needs:?}; missing: {missing:?}"));
+        return None;
+    }
+    let dir = tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap();
+    let unshare = ["--mount", "--propagation", "private"];
+    // The kernel may forbid what root usually may.
+    let allowed = Command::new("unshare").args(unshare).args(["mount", "-t", "tmpfs", "tmpfs"]).arg(dir.path()).output().unwrap();
+    if !allowed.status.success() {
+        say(format_args!("SKIPPED: {test}: {}", String::from_utf8_lossy(&allowed.stderr).trim()));
+        return None;
+    }
+    let mut inner = Command::new("unshare");
+    inner.args(unshare).arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]).env(INSIDE, dir.path());
+    // sled panics on some of what it finds, and each picture of its stack takes half a second.
+    let status = inner.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).status().unwrap();
+    assert!(status.success(), "the inner run failed; what it said is above");
+    None
+}

@@ -1,0 +1,119 @@
+//! The life of a ledger under load, from a seed, and the model of what it must know afterwards.
+
+use super::Random;
+use holdfast::domain::{AllocId, ContainerEdits, DeviceId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, Timestamp};
+use holdfast::store::Recovered;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
+
+/// What a ledger knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Model {
+    pub(crate) live: BTreeMap<AllocId, Grant>,
+    pub(crate) names: BTreeMap<String, DeviceId>,
+    pub(crate) released: BTreeSet<AllocId>,
+}
+
+impl Model {
+    /// What a ledger knows that was just opened, history aside.
+    pub(crate) fn of(recovered: Recovered) -> Model {
+        let live = recovered.grants.into_iter().map(|grant| (grant.alloc_id.clone(), grant)).collect();
+        Model { live, names: recovered.names, ..Model::default() }
+    }
+
+    pub(crate) fn apply(&mut self, entry: &Entry) {
+        match entry {
+            Entry::Grant(grant) => drop(self.live.insert(grant.alloc_id.clone(), (**grant).clone())),
+            Entry::Moved { alloc_id, state } => {
+                let Some(grant) = self.live.get_mut(alloc_id) else { return };
+                grant.state = state.clone();
+                if !grant.is_live() {
+                    self.live.remove(alloc_id);
+                    self.released.insert(alloc_id.clone());
+                }
+            }
+            Entry::Named { key, id } => drop(self.names.insert(key.clone(), id.clone())),
+            Entry::Listed { .. } => {}
+        }
+    }
+}
+
+/// Makes the orders.
+#[derive(Debug)]
+pub(crate) struct Load {
+    made: u64,
+    random: Random,
+    now: u64,
+}
+
+impl Load {
+    /// `made` grants and names exist already.
+    pub(crate) fn new(random: Random, made: u64) -> Load {
+        Load { made, random, now: Timestamp::from_system(SystemTime::now()).0 }
+    }
+
+    /// What is appended next to a ledger that knows `model`.
+    pub(crate) fn entries(&mut self, model: &Model) -> Vec<Entry> {
+        let mut after = model.clone();
+        let entries = (0..=self.random.below(4)).map(|_| {
+            let entry = self.entry(&after);
+            after.apply(&entry);
+            entry
+        });
+        entries.collect()
+    }
+
+    fn entry(&mut self, model: &Model) -> Entry {
+        let nth = self.random.index(model.live.len());
+        self.now += 1;
+        // Some thirty live grants at a time, as a busy node has.
+        let (kind, some) = (self.random.below(8), model.live.values().nth(nth));
+        match some {
+            Some(grant) if kind < 2 || model.live.len() > 30 => self.release(grant),
+            Some(grant) if kind < 4 => self.bind(grant),
+            _ if kind == 4 => {
+                self.made += 1;
+                Entry::Named { key: format!("pci:{}", self.made), id: DeviceId::new(format!("GPU-{}", self.made)) }
+            }
+            _ => self.grant(),
+        }
+    }
+
+    fn grant(&mut self) -> Entry {
+        self.made += 1;
+        let n = self.made;
+        // Of many sizes; the largest soon fill a segment of the journal.
+        let filler = "x".repeat(self.random.index(2) * self.random.index(24_000));
+        Entry::Grant(Box::new(Grant {
+            alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}")),
+            resource: "example.com/gpu".parse().unwrap(),
+            devices: vec![GrantedDevice { id: DeviceId::new(format!("GPU-{n}")), key: format!("pci:{n}"), numa_nodes: vec![0] }],
+            edits: ContainerEdits { envs: BTreeMap::from([("FILLER".into(), filler)]), ..ContainerEdits::default() },
+            boot_id: "the boot before".into(),
+            kubelet: Some(KubeletGeneration { inode: n, ctime_ns: 1 }),
+            granted_at: Timestamp(self.now),
+            version: "1".into(),
+            state: GrantState::Granted,
+        }))
+    }
+
+    fn bind(&self, grant: &Grant) -> Entry {
+        let state = GrantState::Bound { pod: pod(grant), container: "main".into(), bound_at: Timestamp(self.now) };
+        Entry::Moved { alloc_id: grant.alloc_id.clone(), state }
+    }
+
+    fn release(&self, grant: &Grant) -> Entry {
+        let state = GrantState::Released {
+            pod: Some(pod(grant)),
+            container: Some("main".into()),
+            bound_at: None,
+            released_at: Timestamp(self.now),
+            released_by: "pod_gone".into(),
+        };
+        Entry::Moved { alloc_id: grant.alloc_id.clone(), state }
+    }
+}
+
+fn pod(grant: &Grant) -> PodRef {
+    PodRef { uid: grant.alloc_id.to_string(), namespace: Some("default".into()), name: None }
+}
