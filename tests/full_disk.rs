@@ -13,7 +13,7 @@ mod common;
 use common::inside::{command, inside};
 use common::ledger::{Load, Model};
 use common::{Node, Random, allocate, dial, http_get, name, offered, resource, run, telemetry, until};
-use holdfast::domain::{Durability, Entry};
+use holdfast::domain::{DeviceId, Durability, Entry};
 use holdfast::store::{Store, StoreError};
 use std::fs;
 use std::io::Write;
@@ -43,6 +43,13 @@ impl Small {
     fn fill(&self) {
         let mut filler = fs::File::create(self.filler()).unwrap();
         while filler.write_all(&[7; 4096]).is_ok() {}
+    }
+
+    /// The same, and gives one block back.
+    fn fill_but_a_block(&self) {
+        self.fill();
+        let filler = fs::File::options().write(true).open(self.filler()).unwrap();
+        filler.set_len(filler.metadata().unwrap().len() - 4096).unwrap();
     }
 
     fn make_room(&self) {
@@ -110,6 +117,36 @@ fn a_read_only_disk_lets_the_ledger_start_and_refuses_grants_until_it_can_be_wri
         assert_eq!(store.history(usize::MAX, |_| true).unwrap().len(), model.released.len());
     }
     assert_eq!(quarantined(&state), [""; 0], "nothing was damaged");
+}
+
+#[test]
+fn what_was_refused_for_want_of_room_is_not_believed_by_a_start_without_room() {
+    let Some(dir) = inside("what_was_refused_for_want_of_room_is_not_believed_by_a_start_without_room", &NEEDS) else { return };
+    let state = dir.join("state");
+    // Only the journal lacks room.
+    let disk = Small::mount(state.join("journal"));
+    let (mut store, mut model) = open(&state);
+    let mut load = Load::new(Random::of(9), 0);
+    for _ in 0..20 {
+        append(&mut store, &mut load, &mut model).unwrap();
+    }
+    disk.fill_but_a_block();
+    // The first of them finds room, and not all.
+    let mut refused = vec![Entry::Named { key: "pci:refused".into(), id: DeviceId::new("GPU-refused") }];
+    for _ in 0..20 {
+        refused.extend(load.entries(&model));
+    }
+    let error = store.append(&refused).unwrap_err();
+    assert!(error.to_string().contains("make room"), "{error}");
+    drop(store);
+    disk.fill();
+    let (mut store, known) = open(&state);
+    assert_knows(&known, &model);
+    assert!(append(&mut store, &mut load, &mut model).is_err(), "there is no room");
+    disk.make_room();
+    append(&mut store, &mut load, &mut model).unwrap();
+    drop(store);
+    assert_knows(&open(&state).1, &model);
 }
 
 fn kept(address: std::net::SocketAddr) -> String {
