@@ -26,8 +26,8 @@ pub(crate) fn all(node: &mut Node, daemon: &mut Daemon) {
     init_and_main_get_the_device(node, daemon);
     exclusive_devices_are_not_shared(node, daemon);
     let shared = pods_survive_every_restart_of_the_kubelet(node, daemon);
-    ledger::pods_come_and_go_through_restarts(node, daemon, &shared, ["first", "second"]);
     idle_costs_nothing(daemon);
+    ledger::pods_come_and_go_through_restarts(node, daemon, &shared, ["first", "second"]);
     a_deleted_pods_devices_are_released(node, daemon);
     ledger::a_kubelet_that_forgot_is_refused(node, daemon, ["second", "fourth"]);
     ledger::the_last_pods_devices_are_released(node, daemon, ["staged", "second", "fourth"]);

@@ -37,7 +37,14 @@ fn holdfast(dir: &Path) -> Command {
     let mut command = Command::new(binary);
     command.arg("--config").arg(dir.join("holdfast.toml"));
     command.arg("--state-dir").arg(dir.join("state")).arg("--run-dir").arg(dir.join("run"));
+    command.envs(unit_environment());
     command
+}
+
+/// What its systemd unit sets: how much memory it keeps depends on that.
+fn unit_environment() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let lines = include_str!("../../systemd/holdfast.service").lines();
+    lines.filter_map(|line| line.strip_prefix("Environment=")).flat_map(str::split_whitespace).filter_map(|pair| pair.split_once('='))
 }
 
 impl Daemon {
