@@ -1,9 +1,9 @@
 //! The thread that keeps the query database behind the journal, so that nobody ever waits for sled: not an Allocate, and
 //! not a start, which sled's opening would make three times as long, and now and then ten times.
 //!
-//! It is told every confirmed entry, in order, and owns the [`Shelf`]. What it is not told (its queue was full) or cannot
-//! write (sled failed) it reads again from the journal's segments at the next checkpoint: they hold everything that the
-//! last successful one did not, and only a successful one deletes them.
+//! It is told every confirmed entry, in order, and its `Desk` owns the `Shelf`. What it is not told (its queue was full)
+//! or cannot write (sled failed) it reads again from the journal's segments at the next checkpoint: they hold everything
+//! that the last successful one did not, and only a successful one deletes them.
 
 use super::database::History;
 #[cfg(test)]
