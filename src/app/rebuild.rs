@@ -35,6 +35,6 @@ fn adopt(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) ->
     store.adopt(&grants)?;
     let adopted = grants.len();
     recovered.grants.extend(grants);
-    recovered.report = store.load().report;
+    recovered.report.from_kubelet += adopted;
     Ok(adopted)
 }

@@ -187,6 +187,15 @@ impl Grant {
 /// Every id that the kubelet has been told of, by resource, with what is needed to offer it on when its device has gone.
 pub type Listed = BTreeMap<ResourceName, Vec<GrantedDevice>>;
 
+/// Takes note of a resource's list; one without ids is none.
+pub fn note_list(listed: &mut Listed, resource: &ResourceName, devices: Vec<GrantedDevice>) {
+    if devices.is_empty() {
+        listed.remove(resource);
+    } else {
+        listed.insert(resource.clone(), devices);
+    }
+}
+
 /// One durable fact. The ledger is the fold of its entries, in order.
 ///
 /// An entry carries the whole grant or a whole state, never a difference: applying one twice changes nothing.

@@ -22,7 +22,7 @@ pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
 pub use durability::Durability;
 pub use edits::{ContainerEdits, EditDevice, EditMount, Wire};
 pub use evidence::Evidence;
-pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Listed, PodRef};
+pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Listed, PodRef, note_list};
 pub use health::{Health, Reason};
 pub use inventory::{Inventory, Offered, Offering};
 pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, ListedContainer, ListedPod, Observation, PodName};

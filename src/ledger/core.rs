@@ -28,11 +28,11 @@ mod refusal;
 mod tests;
 
 pub use self::agenda::{Agenda, has_dead_holder, is_calm, next_look};
-pub use self::rebuild::{REBUILT, rebuild};
+pub use self::rebuild::rebuild;
 pub use self::reconcile::{ABSENCE_MIN, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, Watchlist, reconcile};
 pub use self::refusal::{Doubt, Sight, doubt};
 
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantedDevice, Inventory, Listed, ResourceName};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantedDevice, Inventory, Listed, ResourceName, note_list};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -113,8 +113,7 @@ impl Ledger {
                 if known == devices.as_slice() {
                     return Change::Nothing;
                 }
-                self.listed.insert(resource.clone(), devices.clone());
-                self.listed.retain(|_, devices| !devices.is_empty());
+                note_list(&mut self.listed, resource, devices.clone());
                 Change::Listed
             }
         }

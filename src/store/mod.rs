@@ -45,7 +45,7 @@ use self::journal::Journal;
 use self::layout::{Lock, journal_dir};
 use self::recovery::{LivePayloads, Notes, decode_grant, encode, open_segment};
 use self::shelver::Shelver;
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Listed};
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Listed, note_list};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -245,7 +245,7 @@ impl Store {
                 self.notes.names.insert(key.clone(), id.clone());
                 self.shelver.name(key, seq, id);
             }
-            Entry::Listed { resource, devices } => replay::list(&mut self.notes.listed, resource, devices.clone()),
+            Entry::Listed { resource, devices } => note_list(&mut self.notes.listed, resource, devices.clone()),
         }
     }
 

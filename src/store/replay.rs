@@ -7,7 +7,7 @@
 use super::codec::{self, Defect, Record};
 use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
 use super::{OLD_SEGMENTS_MAX, StoreError};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, GrantedDevice, Listed, ResourceName};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Listed, note_list};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -248,17 +248,8 @@ impl Fold {
             Entry::Named { key, id } => {
                 self.names.insert(key, (seq, id));
             }
-            Entry::Listed { resource, devices } => list(&mut self.listed, &resource, devices),
+            Entry::Listed { resource, devices } => note_list(&mut self.listed, &resource, devices),
         }
-    }
-}
-
-/// Takes note of a resource's list.
-pub(super) fn list(listed: &mut Listed, resource: &ResourceName, devices: Vec<GrantedDevice>) {
-    if devices.is_empty() {
-        listed.remove(resource);
-    } else {
-        listed.insert(resource.clone(), devices);
     }
 }
 

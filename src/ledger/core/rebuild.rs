@@ -7,7 +7,7 @@ use crate::domain::{AllocId, DeviceId, Grant, GrantState, GrantedDevice, KeptGra
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version that stands in a rebuilt grant: nobody knows which one made it.
-pub const REBUILT: &str = "rebuilt";
+const REBUILT: &str = "rebuilt";
 
 /// Rebuilds what is not among the `known` grants, live and released. `names` tells the physical keys of devices.
 ///
