@@ -5,7 +5,7 @@
 //!   serving ─ Broken ──────────────▶ health
 //!   serving ─ Record ──────────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
 //!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish ─ app
-//!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, SocketLost ─ host watch
+//!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
 //!   registration ─ Bind, Retire ───▶ serving ◀─ Allocate ─ the kubelet's connections
 //! ```
 //!
@@ -139,6 +139,11 @@ pub struct Publish;
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub struct KubeletSeen(pub Option<KubeletGeneration>);
+
+/// host watch → registration: the kubelet has written its checkpoint, as it does for every list and every allocation.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct CheckpointWritten;
 
 /// Counts the registrations of this process; each has a socket of its own.
 pub type RegistrationNumber = u64;

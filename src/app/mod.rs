@@ -236,6 +236,7 @@ impl App {
             rescan: actors.discovery.mailbox(),
             reconcile: actors.ledger.mailbox(),
             kubelet_seen: actors.registration.mailbox(),
+            checkpoint_written: actors.registration.mailbox(),
             socket_lost: actors.registration.mailbox(),
         };
         watcher.look_for_kubelet();
@@ -251,6 +252,9 @@ impl App {
 
         let config = RegistrationConfig {
             kubelet_socket: watcher::kubelet_socket(&settings.device_plugins()),
+            device_plugins: settings.device_plugins(),
+            pod_resources: settings.pod_resources(),
+            inventory: inventory_view.clone(),
             resources: names,
             bind: actors.serving.mailbox(),
             retire: actors.serving.mailbox(),

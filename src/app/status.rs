@@ -37,6 +37,10 @@ pub struct ResourceReport {
     pub held: usize,
     /// Why the last registration failed; `null` when it did not.
     pub problem: Option<String>,
+    /// What the kubelet has otherwise than Holdfast, although it has opened our stream: another list, or an answer of another
+    /// plugin; `null` when nothing is known of that.
+    #[serde(default)]
+    pub disagreement: Option<String>,
     /// From the begin of the last registration to its stream, in milliseconds.
     pub last_registration_ms: Option<f64>,
     /// The version of the device-plugin API that the kubelet took last; `null` until it has taken one.
@@ -61,6 +65,7 @@ impl Status {
                 healthy: offering.devices.values().filter(|offered| offered.health.is_healthy()).count(),
                 held: held(name.as_str()),
                 problem: registration.problem,
+                disagreement: registration.disagreement,
                 #[expect(clippy::cast_precision_loss, reason = "microseconds of a registration")]
                 last_registration_ms: registration.last_registration_us.map(|us| us as f64 / 1e3),
                 api_version: registration.api_version.map(str::to_owned),

@@ -3,7 +3,7 @@
 
 use crate::domain::{DeviceClass, KubeletGeneration, ResourceSpec};
 use crate::host::{Change, DirWatch, HostRoot, UeventSocket};
-use crate::messages::{KubeletSeen, Mailbox, Reconcile, Rescan, SocketLost};
+use crate::messages::{CheckpointWritten, KubeletSeen, Mailbox, Reconcile, Rescan, SocketLost};
 use crate::serving::Sockets;
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -37,6 +37,7 @@ pub(super) struct Watcher {
     pub(super) rescan: Mailbox<Rescan>,
     pub(super) reconcile: Mailbox<Reconcile>,
     pub(super) kubelet_seen: Mailbox<KubeletSeen>,
+    pub(super) checkpoint_written: Mailbox<CheckpointWritten>,
     pub(super) socket_lost: Mailbox<SocketLost>,
 }
 
@@ -137,6 +138,7 @@ impl Watcher {
                 Event::ReconcileDue => {
                     reconcile_at = None;
                     self.reconcile.tell(Reconcile);
+                    self.checkpoint_written.tell(CheckpointWritten);
                 }
                 Event::Poll => {
                     if let Some(watch) = &mut watch {

@@ -25,7 +25,9 @@ fn text(status: &Status) -> String {
     let kubelet = if status.kubelet.is_some() { "present" } else { "absent" };
     let mut table = Table::new(&["RESOURCE", "REGISTERED", "DEVICES", "HEALTHY", "HELD", "API", "LAST REGISTRATION"]);
     let mut problems = String::new();
-    for ResourceReport { name, registered, devices, healthy, held, problem, last_registration_ms, api_version } in &status.resources {
+    for ResourceReport { name, registered, devices, healthy, held, problem, disagreement, last_registration_ms, api_version } in
+        &status.resources
+    {
         table.row([
             name.clone(),
             if *registered { "yes" } else { "no" }.into(),
@@ -35,7 +37,7 @@ fn text(status: &Status) -> String {
             api_version.clone().unwrap_or_else(|| "-".into()),
             last_registration_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms")),
         ]);
-        if let Some(problem) = problem {
+        for problem in problem.iter().chain(disagreement) {
             problems += &format!("\n{name}: {problem}\n");
         }
     }

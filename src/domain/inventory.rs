@@ -3,7 +3,7 @@
 use super::device::{Device, DeviceId};
 use super::health::Health;
 use super::resource::{ResourceName, ResourceSpec};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// One id of the kubelet's list: a device, or one share of it.
@@ -29,4 +29,13 @@ pub struct Offering {
 pub struct Inventory {
     /// The resources; one without devices is offered with an empty list.
     pub resources: BTreeMap<ResourceName, Offering>,
+}
+
+impl Offering {
+    /// The ids that the kubelet may give away.
+    #[must_use]
+    pub fn healthy(&self) -> BTreeSet<DeviceId> {
+        let healthy = self.devices.iter().filter(|(_, offered)| offered.health.is_healthy());
+        healthy.map(|(id, _)| id.clone()).collect()
+    }
 }

@@ -15,6 +15,8 @@ pub enum Safeguard {
     UniqueSockets,
     /// Every open stream gets every list.
     Broadcast,
+    /// What the kubelet has is held against what is ours.
+    Audit,
     /// What a living container of another pod provably has is not granted (I2).
     RefusalOnProof,
 }

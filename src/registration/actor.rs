@@ -1,13 +1,17 @@
 //! The shell: performs what the machines decide, and reports to them what came of it.
 
+use super::attempt::{Attempted, Outcome, attempt};
+use super::audit::{Audit, Healthy};
 use super::core::{Event, Machine, State};
-use crate::domain::{KubeletGeneration, ResourceName};
+use super::sighting::{Looked, Looker};
+use crate::domain::{Inventory, KubeletGeneration, ResourceName};
 use crate::host;
 use crate::kubelet::api::negotiation::Spoken;
-use crate::kubelet::register::{REGISTER_DEADLINE, RegisterError, Registrar};
-use crate::messages::{Bind, Crash, KubeletSeen, Mailbox, RegistrationNumber, Retire, SocketLost, StreamEnded, StreamOpened};
+use crate::messages::{
+    Bind, CheckpointWritten, Crash, KubeletSeen, Mailbox, RegistrationNumber, Retire, SocketLost, StreamEnded, StreamOpened,
+};
 use crate::telemetry::metrics;
-use actix::{Actor, AsyncContext, Context, Handler, Message, SpawnHandle};
+use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -24,6 +28,8 @@ pub struct ResourceStatus {
     pub awaiting_kubelet: bool,
     /// Why the last registration failed, until one succeeds.
     pub problem: Option<String>,
+    /// What the kubelet has otherwise than we do, although our stream is open.
+    pub disagreement: Option<String>,
     /// From the begin of the last registration to its stream, in microseconds.
     pub last_registration_us: Option<u64>,
     /// The version of the device-plugin API that the kubelet took last.
@@ -35,6 +41,12 @@ pub struct ResourceStatus {
 pub struct RegistrationConfig {
     /// `<kubelet-dir>/device-plugins/kubelet.sock`.
     pub kubelet_socket: PathBuf,
+    /// `<kubelet-dir>/device-plugins`: where the checkpoint lies.
+    pub device_plugins: PathBuf,
+    /// The socket of the pod-resources API.
+    pub pod_resources: PathBuf,
+    /// What the kubelet is told.
+    pub inventory: watch::Receiver<Arc<Inventory>>,
     /// The resources to register.
     pub resources: Arc<[ResourceName]>,
     /// Makes sockets.
@@ -73,6 +85,8 @@ impl Resource {
 pub struct Registration {
     config: RegistrationConfig,
     resources: BTreeMap<ResourceName, Resource>,
+    audit: Audit,
+    looker: Looker,
     timer: Option<SpawnHandle>,
     /// Whether it has been said that there is no kubelet: once, not for every resource.
     said_absent: bool,
@@ -95,7 +109,8 @@ impl Registration {
             (name.clone(), Resource { machine, under_way: None, begun_at: now, took: None, retired: 0, said: None, spoken: None })
         };
         let resources = config.resources.iter().map(resource).collect();
-        Registration { config, resources, timer: None, said_absent: false, _life: Box::new(life) }
+        let (audit, looker) = (Audit::new(now), Looker::new(&config));
+        Registration { config, resources, audit, looker, timer: None, said_absent: false, _life: Box::new(life) }
     }
 
     fn on(&mut self, name: &ResourceName, event: Event, context: &mut Context<Self>) {
@@ -108,6 +123,7 @@ impl Registration {
         let begin = resource.machine.on(event, now);
         let contested = resource.machine.is_contested();
         if let Some(number) = begin {
+            self.audit.doubt(now);
             if let Some(superseded) = resource.under_way.take() {
                 superseded.abort();
             }
@@ -150,14 +166,15 @@ impl Registration {
     }
 
     fn publish(&self) {
-        let status = |resource: &Resource| ResourceStatus {
+        let status = |name: &ResourceName, resource: &Resource| ResourceStatus {
             registered: resource.machine.is_registered(),
             awaiting_kubelet: resource.machine.is_kubelet_absent(),
             problem: resource.said.clone(),
+            disagreement: self.audit.disagreement(name).map(ToString::to_string),
             last_registration_us: resource.took.and_then(|took| u64::try_from(took.as_micros()).ok()),
             api_version: resource.spoken.map(|spoken| spoken.version.name()),
         };
-        let all = self.resources.iter().map(|(name, resource)| (name.clone(), status(resource))).collect();
+        let all = self.resources.iter().map(|(name, resource)| (name.clone(), status(name, resource))).collect();
         self.config.status.send_if_modified(|published| {
             let changed = *published != all;
             *published = all;
@@ -170,12 +187,41 @@ impl Registration {
         if let Some(timer) = self.timer.take() {
             context.cancel_future(timer);
         }
-        if let Some(deadline) = self.resources.values().filter_map(|resource| resource.machine.next_deadline()).min() {
+        let machines = self.resources.values().filter_map(|resource| resource.machine.next_deadline());
+        let audit = self.registered().next().is_some().then(|| self.audit.next_deadline());
+        if let Some(deadline) = machines.chain(audit).min() {
             let wait = deadline.saturating_sub(host::now().boot);
             self.timer = Some(context.run_later(wait, |this, context| {
                 this.timer = None;
+                this.look(context);
                 this.on_all(Event::Tick, context);
             }));
+        }
+    }
+
+    /// The resources that the kubelet seems to have from us.
+    fn registered(&self) -> impl Iterator<Item = &ResourceName> {
+        self.resources.iter().filter(|(_, resource)| resource.machine.is_registered()).map(|(name, _)| name)
+    }
+
+    /// What the kubelet should have.
+    fn ours(&self) -> Healthy {
+        let inventory = self.config.inventory.borrow();
+        let offered = self.registered().filter_map(|name| Some((name.clone(), inventory.resources.get(name)?.healthy())));
+        offered.collect()
+    }
+
+    /// Looks at what the kubelet has, when that is due.
+    fn look(&mut self, context: &mut Context<Self>) {
+        let now = host::now().boot;
+        if self.audit.next_deadline() <= now {
+            self.audit.begin(now);
+            let (looker, me) = (self.looker.clone(), context.address());
+            actix::spawn(async move {
+                let seen = looker.look().await;
+                // The actor may have died meanwhile; its next life looks for itself.
+                let _ = me.send(Looked(seen)).await;
+            });
         }
     }
 
@@ -198,61 +244,6 @@ impl Registration {
             resource.said = Some(problem);
         }
     }
-}
-
-/// What came of one attempt.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-struct Attempted {
-    resource: ResourceName,
-    number: RegistrationNumber,
-    outcome: Outcome,
-}
-
-#[derive(Debug)]
-enum Outcome {
-    Registered(Spoken),
-    Absent(String),
-    Failed(String),
-}
-
-/// One registration: is the kubelet there? Then a socket of its own, then Register.
-async fn attempt(
-    config: RegistrationConfig,
-    resource: ResourceName,
-    number: RegistrationNumber,
-    spoken: Option<Spoken>,
-    report: actix::Recipient<Attempted>,
-) {
-    let outcome = match register(&config, &resource, number, spoken).await {
-        Ok(spoken) => Outcome::Registered(spoken),
-        Err(outcome) => outcome,
-    };
-    if !matches!(outcome, Outcome::Absent(_)) {
-        metrics::registered(resource.as_str(), matches!(outcome, Outcome::Registered(_)));
-    }
-    // The actor may have died meanwhile; its next life registers anew.
-    let _ = report.send(Attempted { resource, number, outcome }).await;
-}
-
-async fn register(
-    config: &RegistrationConfig,
-    resource: &ResourceName,
-    number: RegistrationNumber,
-    spoken: Option<Spoken>,
-) -> Result<Spoken, Outcome> {
-    let failed = |error: RegisterError| match error {
-        RegisterError::Absent(_) => Outcome::Absent(error.to_string()),
-        RegisterError::Refused(_) => Outcome::Failed(error.to_string()),
-    };
-    let kubelet = *config.kubelet.borrow();
-    let worked = spoken.and_then(|spoken| spoken.with(kubelet));
-    let registrar = Registrar::connect(&config.kubelet_socket).await.map_err(failed)?;
-    let bind = Bind { resource: resource.clone(), registration: number };
-    let bound = config.bind.call(bind, REGISTER_DEADLINE).await.map_err(|error| Outcome::Failed(error.to_string()))?;
-    let endpoint = bound.map_err(Outcome::Failed)?;
-    let version = registrar.register(resource, &endpoint, worked).await.map_err(failed)?;
-    Ok(Spoken { version, kubelet })
 }
 
 impl Actor for Registration {
@@ -297,7 +288,36 @@ impl Handler<KubeletSeen> for Registration {
     type Result = ();
 
     fn handle(&mut self, KubeletSeen(kubelet): KubeletSeen, context: &mut Self::Context) {
+        self.audit.new_kubelet();
         self.on_all(Event::Kubelet(kubelet), context);
+    }
+}
+
+impl Handler<CheckpointWritten> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, _: CheckpointWritten, context: &mut Self::Context) {
+        self.audit.stir(host::now().boot);
+        self.arm(context);
+    }
+}
+
+impl Handler<Looked> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, Looked(mut seen): Looked, context: &mut Self::Context) {
+        let is_told = |name: &ResourceName| {
+            self.resources.get(name).and_then(|resource| resource.spoken).is_some_and(|spoken| spoken.version.dialect().keeps_annotations())
+        };
+        seen.foreign = seen.foreign.map(|foreign| foreign.into_iter().filter(|foreign| is_told(&foreign.resource)).collect());
+        let found = self.audit.compare(&self.ours(), seen, host::now().boot);
+        for (name, disagreement) in found {
+            tracing::warn!(resource = %name, "{disagreement}; registering again");
+            metrics::disagreed(name.as_str(), disagreement.kind());
+            self.on(&name, Event::Disowned, context);
+        }
+        self.publish();
+        self.arm(context);
     }
 }
 

@@ -9,6 +9,7 @@
 //!                                                                      │ due: Register once more
 //!                                        stream ended, socket lost ─── Steady
 //!   stream ended, once too often ─▶ Truce(30 s) ── due ─▶ Registering
+//!   disowned, in Settling or Steady ─▶ Registering
 //!   kubelet seen with another generation, from any state ─▶ Registering
 //! ```
 //!
@@ -63,6 +64,8 @@ pub(crate) enum Event {
     StreamEnded(u64),
     /// The file of this registration's socket is gone.
     SocketLost(u64),
+    /// The kubelet has the resource from somebody else, or not at all, although a stream is open (`audit.rs`).
+    Disowned,
     /// Time has passed.
     Tick,
 }
@@ -203,6 +206,11 @@ impl Machine {
                 if Safeguard::ReRegister.is_on() { self.lost(now) } else { None }
             }
             Event::SocketLost(number) if number == self.latest => self.lost(now),
+            Event::Disowned if matches!(self.state, State::Settling { .. } | State::Steady) => {
+                self.unsettled = true;
+                self.doubt_until = Some(now + DOUBT_FOR);
+                Some(self.register())
+            }
             Event::Registered(number) if self.is_under_way(number) => {
                 self.absent = false;
                 self.state = State::AwaitingStream { until: now + STREAM_DEADLINE };
@@ -230,7 +238,7 @@ impl Machine {
             }
             Event::Tick => self.due(now),
             // News of a registration that has been superseded.
-            Event::SocketLost(_) | Event::Registered(_) | Event::Refused(_) | Event::Absent(_) => None,
+            Event::SocketLost(_) | Event::Registered(_) | Event::Refused(_) | Event::Absent(_) | Event::Disowned => None,
         }
     }
 

@@ -6,10 +6,14 @@
 //! our own leads to another Register, and 0.7 s and again 12 s after such a recovery one more Register settles what
 //! no signal tells (`core.rs` draws the machine).
 //!
-//! Consumes: what the host watch sees of the kubelet's socket, what serving sees of the streams. Emits: Register calls
+//! Consumes: what the host watch sees of the kubelet's socket and checkpoint, what serving sees of the streams, the
+//! inventory. Emits: Register calls
 //! to the kubelet, `Bind` and `Retire` to serving. Every registration has a socket of its own, never used again.
 
 mod actor;
+mod attempt;
+pub(crate) mod audit;
 pub(crate) mod core;
+mod sighting;
 
 pub use actor::{Registration, RegistrationConfig, ResourceStatus};

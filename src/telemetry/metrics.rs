@@ -11,6 +11,7 @@ const ALLOCATE_SECONDS: &str = "holdfast_allocate_duration_seconds";
 const ALLOCATIONS: &str = "holdfast_allocations_total";
 const BUILD_INFO: &str = "holdfast_build_info";
 const DEVICES: &str = "holdfast_devices";
+const DISAGREEMENTS: &str = "holdfast_kubelet_disagreements_total";
 const DOUBTS: &str = "holdfast_allocations_of_held_devices_total";
 const GRANTS: &str = "holdfast_grants";
 const JOURNAL_SYNC_SECONDS: &str = "holdfast_journal_sync_duration_seconds";
@@ -104,6 +105,10 @@ fn describe() {
     metrics::describe_gauge!(BUILD_INFO, "1, with the version as a label.");
     metrics::describe_gauge!(DEVICES, "Device ids offered to the kubelet, by resource and health.");
     metrics::describe_counter!(
+        DISAGREEMENTS,
+        "How often the kubelet had a resource otherwise than it was listed, by resource and kind (list, or answer: another plugin gave it)."
+    );
+    metrics::describe_counter!(
         DOUBTS,
         "Allocates of an exclusive device that a running pod has, by resource and result (refused or granted)."
     );
@@ -149,6 +154,12 @@ pub fn doubted(resource: &str, refused: bool) {
     let resource = resource.to_owned();
     let result = if refused { "refused" } else { "granted" };
     sample(move || metrics::counter!(DOUBTS, "resource" => resource, "result" => result).increment(1));
+}
+
+/// The kubelet had another list of the resource, or another plugin's answer.
+pub fn disagreed(resource: &str, kind: &'static str) {
+    let resource = resource.to_owned();
+    sample(move || metrics::counter!(DISAGREEMENTS, "resource" => resource, "kind" => kind).increment(1));
 }
 
 /// The resource is fought for with another plugin, or no longer.

@@ -172,9 +172,12 @@ fn edge_30_a_list_that_is_too_long_for_the_kubelet_is_not_sent() {
         let many = name("example.com/many");
         stage.wait(|view| view.registers(&many) >= 2 && view.standing(&many).is_streaming).await;
         stage.admit_one("other", 1).await;
+        // The kubelet lacks its devices: that is told, and registered for some times more, in vain.
+        let mut registrations = app.views.registrations.clone();
+        let told = registrations.wait_for(|all| all.get(&many).is_some_and(|status| status.disagreement.is_some()));
+        assert!(soon("the disagreement", told).await.unwrap()[&many].disagreement.as_ref().unwrap().contains("lacks 40000"));
+        stage.wait(|view| view.standing(&many).is_streaming && view.standing(&many).is_tracked && !view.standing(&many).is_stopped).await;
         stage.kubelet.view(|view| {
-            let standing = view.standing(&many);
-            assert!(standing.is_streaming && standing.is_tracked && !standing.is_stopped, "{standing:?}");
             assert_eq!(view.lists(&many), 0);
             let ended = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { .. }) && kind.resource() == Some(&many);
             assert!(view.last(ended).is_none(), "its stream was to stay");

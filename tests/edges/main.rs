@@ -18,3 +18,4 @@ mod restart;
 mod stage;
 mod stranger;
 mod table;
+mod taken;

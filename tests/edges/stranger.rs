@@ -16,7 +16,18 @@ use tonic::{Request, Response, Status};
 
 type Lists = Pin<Box<dyn Stream<Item = Result<api::ListAndWatchResponse, Status>> + Send>>;
 
-/// It offers the same devices, and gives none.
+/// What it does with the resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Habit {
+    /// It offers the same devices, and gives none: it is about to leave.
+    Leaves,
+    /// It offers the same devices, and gives them, without a word of whose they are.
+    Gives,
+    /// It offers devices of its own.
+    OffersOthers,
+}
+
+/// The plugin. It ends with this value.
 #[derive(Debug)]
 pub(crate) struct Stranger {
     /// Whether its streams are open.
@@ -33,11 +44,17 @@ impl Drop for Stranger {
 impl Stranger {
     /// Registers, and waits until its list has arrived.
     pub(crate) async fn start(stage: &Stage) -> Stranger {
+        Stranger::with(stage, Habit::Leaves).await
+    }
+
+    pub(crate) async fn with(stage: &Stage, habit: Habit) -> Stranger {
         let (streaming, _) = watch::channel(true);
-        let listener = UnixListener::bind(stage.node.path("kubelet/device-plugins/stranger.sock")).unwrap();
-        let router = Server::builder().add_service(DevicePluginServer::new(Service(streaming.clone())));
+        let path = |number: &u32| stage.node.path(&format!("kubelet/device-plugins/stranger-{number}.sock"));
+        let number = (1..).find(|number| !path(number).exists()).unwrap();
+        let listener = UnixListener::bind(path(&number)).unwrap();
+        let router = Server::builder().add_service(DevicePluginServer::new(Service { streaming: streaming.clone(), habit }));
         let server = tokio::spawn(async move { router.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap() });
-        register(stage, "stranger.sock").await.unwrap();
+        register(stage, &format!("stranger-{number}.sock")).await.unwrap();
         let client = stage.kubelet.view(|view| view.standing(&gpu()).serving).unwrap();
         let listed = |view: &View<'_>| view.last(|kind| matches!(kind, EventKind::Listed { client: of, .. } if *of == client)).is_some();
         stage.wait(listed).await;
@@ -62,7 +79,10 @@ pub(crate) async fn register(stage: &Stage, endpoint: &str) -> Result<(), Status
     RegistrationClient::new(channel).register(request).await.map(drop)
 }
 
-struct Service(watch::Sender<bool>);
+struct Service {
+    streaming: watch::Sender<bool>,
+    habit: Habit,
+}
 
 #[tonic::async_trait]
 impl DevicePlugin for Service {
@@ -73,9 +93,10 @@ impl DevicePlugin for Service {
     }
 
     async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Lists>, Status> {
-        let device = |index| api::Device { id: format!("dev:gpu{index}"), health: "Healthy".to_owned(), topology: None };
+        let stem = if self.habit == Habit::OffersOthers { "vendor-" } else { "dev:gpu" };
+        let device = |index| api::Device { id: format!("{stem}{index}"), health: "Healthy".to_owned(), topology: None };
         let list = api::ListAndWatchResponse { devices: (0..GPUS).map(device).collect() };
-        let lists = WatchStream::new(self.0.subscribe()).map_while(move |streaming| streaming.then(|| Ok(list.clone())));
+        let lists = WatchStream::new(self.streaming.subscribe()).map_while(move |streaming| streaming.then(|| Ok(list.clone())));
         Ok(Response::new(Box::pin(lists)))
     }
 
@@ -86,7 +107,11 @@ impl DevicePlugin for Service {
         Err(Status::unimplemented("not offered"))
     }
 
-    async fn allocate(&self, _: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
+    async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
+        if self.habit == Habit::Gives {
+            let answers = request.into_inner().container_requests.iter().map(|_| api::ContainerAllocateResponse::default()).collect();
+            return Ok(Response::new(api::AllocateResponse { container_responses: answers }));
+        }
         Err(Status::unavailable("this plugin is about to leave"))
     }
 

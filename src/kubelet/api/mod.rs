@@ -42,6 +42,9 @@ pub trait Dialect: fmt::Debug + Send + Sync {
     /// end of an older stream is no loss, and another Register would only close the next one.
     fn closes_the_former(&self) -> bool;
 
+    /// Whether its kubelets keep the annotations of an answer in their checkpoint: then one without an alloc-id is not ours.
+    fn keeps_annotations(&self) -> bool;
+
     /// Registers with the kubelet behind `channel`, which is to give up when the time is over.
     async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status>;
 

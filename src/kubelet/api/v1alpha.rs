@@ -30,6 +30,10 @@ impl Dialect for V1Alpha {
         true
     }
 
+    fn keeps_annotations(&self) -> bool {
+        false
+    }
+
     async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status> {
         let Announcement { version, resource, endpoint } = announcement;
         let request = api::RegisterRequest { version: version.name().to_owned(), endpoint, resource_name: resource.to_string() };

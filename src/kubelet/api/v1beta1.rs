@@ -29,6 +29,10 @@ impl Dialect for V1Beta1 {
         false
     }
 
+    fn keeps_annotations(&self) -> bool {
+        true
+    }
+
     async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status> {
         let Announcement { version, resource, endpoint } = announcement;
         let (version, resource_name) = (version.name().to_owned(), resource.to_string());

@@ -178,6 +178,17 @@ fn a_lost_socket_of_our_own_leads_to_register() {
     assert_eq!(steady().on(Event::SocketLost(1), ms(60_000)), Some(2));
 }
 
+#[test]
+fn a_resource_that_is_not_ours_in_the_kubelet_is_registered_again_and_settled() {
+    let mut machine = steady();
+    assert_eq!(machine.on(Event::Disowned, ms(10_000)), Some(2));
+    assert_eq!(machine.on(Event::Disowned, ms(10_001)), None, "that is under way");
+    machine.on(Event::Registered(2), ms(10_002));
+    assert_eq!(machine.on(Event::Disowned, ms(10_003)), None, "its stream is to come");
+    machine.on(Event::StreamOpened(2), ms(10_004));
+    assert_eq!(machine.state(), State::Settling { until: ms(10_004) + SETTLE_AFTER });
+}
+
 /// Somebody else registers whenever he loses the resource, and takes it from us within `lifetime`.
 fn contest(machine: &mut Machine, mut now: Duration, lifetime: Duration) -> (Duration, u32) {
     let (mut open, mut registers) = (machine.latest(), 0);
@@ -260,6 +271,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         number.clone().prop_map(Event::StreamOpened),
         number.clone().prop_map(Event::StreamEnded),
         number.prop_map(Event::SocketLost),
+        Just(Event::Disowned),
         Just(Event::Tick),
     ]
 }

@@ -272,10 +272,12 @@ async fn reject(shared: &Arc<Shared>, life: u64, spec: &PodSpec, error: &Allocat
 }
 
 fn kill(shared: &Shared, uid: &str) {
-    shared.update(|state| {
-        if let Some(pod) = state.pod(uid) {
-            pod.containers.values_mut().for_each(|container| container.running = false);
-        }
+    let found = shared.update(|state| {
+        let containers = state.pod(uid).map(|pod| pod.containers.values_mut());
+        containers.map(|containers| containers.for_each(|container| container.running = false)).is_some()
     });
-    worker::note(shared, shared.ground.remove_cgroup(uid));
+    // What was deleted by force meanwhile runs on.
+    if found {
+        worker::note(shared, shared.ground.remove_cgroup(uid));
+    }
 }

@@ -63,6 +63,9 @@ pub(in crate::sim) fn get(shared: &Shared, life: u64, namespace: &str, name: &st
 
 /// Every healthy device, held or not. Right after a start there is none.
 pub(in crate::sim) fn allocatable(shared: &Shared, life: u64) -> Result<Vec<DeviceMessage>, Status> {
+    if !shared.profile().has_allocatable() {
+        return Err(Status::unimplemented("unknown method GetAllocatableResources for service v1.PodResourcesLister"));
+    }
     answer(shared, life, |state| {
         let Some(present) = &state.life else { return Vec::new() };
         let healthy = present.manager.healthy().iter();

@@ -46,6 +46,12 @@ impl Profile {
         matches!(self, Profile::K19 | Profile::K110)
     }
 
+    /// Whether the pod-resources API has GetAllocatableResources: since 1.23.
+    #[must_use]
+    pub fn has_allocatable(self) -> bool {
+        !self.answers_first()
+    }
+
     /// Whether a new endpoint closes the connection of the one before it.
     pub(super) fn closes_the_former(self) -> bool {
         self == Profile::K19

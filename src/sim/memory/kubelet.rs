@@ -2,10 +2,11 @@
 
 use super::node::Node;
 use super::sockets::latency;
-use crate::domain::{ListedContainer, ListedPod};
+use crate::domain::{DeviceId, ListedContainer, ListedPod, ResourceName};
 use crate::sim::kubelet::pod_resources::{self, DeviceMessage, PodMessage};
 use crate::sim::kubelet::state::Shared;
 use crate::sim::kubelet::{PodSpec, Start, View, start};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tonic::Status;
@@ -153,13 +154,12 @@ impl Node {
         self.ask(|shared, life| pod_resources::get(shared, life, namespace, name)).await.map(listed)
     }
 
-    /// `v1.PodResourcesLister/GetAllocatableResources`: the number of messages, which is one for each healthy device and
-    /// NUMA node.
+    /// `v1.PodResourcesLister/GetAllocatableResources`: the healthy ids of each resource.
     ///
     /// # Errors
-    /// When the kubelet is down, or there are too many calls.
-    pub async fn count_allocatable(&self) -> Result<usize, PodResourcesError> {
-        self.ask(pod_resources::allocatable).await.map(|messages| messages.len())
+    /// When the kubelet is down or older than 1.23, or there are too many calls.
+    pub async fn allocatable(&self) -> Result<BTreeMap<ResourceName, BTreeSet<DeviceId>>, PodResourcesError> {
+        self.ask(pod_resources::allocatable).await.map(by_resource)
     }
 
     async fn ask<T>(&self, answer: impl FnOnce(&Shared, u64) -> Result<T, Status>) -> Result<T, PodResourcesError> {
@@ -179,12 +179,14 @@ impl Node {
 
 /// A listed pod, with the messages of each container put together.
 fn listed(pod: PodMessage) -> ListedPod {
-    let container = |(name, messages): (String, Vec<DeviceMessage>)| {
-        let mut container = ListedContainer { name, ..ListedContainer::default() };
-        for message in messages {
-            container.devices.entry(message.resource).or_default().insert(message.id);
-        }
-        container
-    };
+    let container = |(name, messages)| ListedContainer { name, devices: by_resource(messages) };
     ListedPod { namespace: pod.namespace, name: pod.name, containers: pod.containers.into_iter().map(container).collect() }
+}
+
+fn by_resource(messages: Vec<DeviceMessage>) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
+    let mut devices: BTreeMap<ResourceName, BTreeSet<DeviceId>> = BTreeMap::new();
+    for message in messages {
+        devices.entry(message.resource).or_default().insert(message.id);
+    }
+    devices
 }

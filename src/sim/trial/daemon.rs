@@ -1,5 +1,6 @@
 //! The daemon: the cores, and what the actors do around them.
 
+use super::auditing::Auditing;
 use super::durable::Disk;
 use super::hardware::Hardware;
 use super::registration::Registration;
@@ -34,6 +35,7 @@ pub(super) struct Inner {
     pub(super) life: u64,
     pub(super) inventory: watch::Sender<Arc<Inventory>>,
     pub(super) registrations: BTreeMap<ResourceName, Registration>,
+    pub(super) audit: Auditing,
     pub(super) gate: RwLock<()>,
     /// Allocates under way, as far as the daemon can know.
     pub(super) allocates: AtomicUsize,
@@ -82,6 +84,7 @@ impl Daemon {
             life,
             inventory: watch::Sender::default(),
             registrations,
+            audit: Auditing::new(node.moment().boot),
             gate: RwLock::new(()),
             allocates: AtomicUsize::new(0),
             cores: Mutex::new(cores),
@@ -91,6 +94,7 @@ impl Daemon {
         for (resource, events) in received {
             process.spawn(Arc::clone(&inner).register(resource, events));
         }
+        process.spawn(Arc::clone(&inner).audit());
         process.spawn(Arc::clone(&inner).look());
         process.spawn(Arc::clone(&inner).remember_lists());
         Daemon { since: node.handle().now(), process, inner }

@@ -25,6 +25,8 @@ pub(super) struct Journal {
     pub(super) listed_in_allocate: bool,
     /// When each Register was sent.
     pub(super) registers: BTreeMap<Sender, Vec<Duration>>,
+    /// When each list was sent, by the daemon's life, the resource and the registration.
+    pub(super) lists: BTreeMap<(u64, ResourceName, u64), Vec<Duration>>,
     /// How often a resource was given up to somebody else for a while.
     pub(super) truces: u64,
 }

@@ -13,6 +13,7 @@
 //! `HOLDFAST_SEEDS=10000 cargo test --release --lib trial -- --nocapture` runs that many nodes and prints what they came
 //! through; a failure prints its seed, and `HOLDFAST_SEED=<seed>` plays it again with everything that happened.
 
+mod auditing;
 mod daemon;
 mod durable;
 mod hardware;

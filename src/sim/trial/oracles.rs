@@ -50,14 +50,14 @@ pub(super) struct Oracles {
     hardware: Hardware,
     /// Whether a new registration closes the connection of the former one.
     closes_the_former: bool,
+    /// Whether the kubelet does not tell which list it has.
+    is_mute: bool,
     /// Whose list came last.
     last_list: BTreeMap<ResourceName, u64>,
     /// Events that were looked at.
     seen: u64,
     /// When the newest kubelet made its socket.
     kubelet_since: Duration,
-    /// When the lists of each stream arrived, by the kubelet's start and the client's number.
-    lists: BTreeMap<(u64, u64), Vec<Duration>>,
     /// When each grant was first seen bound.
     bound: BTreeMap<AllocId, Duration>,
     /// When a pod was last given an id, and whether the kubelet had settled by then.
@@ -87,10 +87,10 @@ impl Oracles {
         Oracles {
             hardware,
             closes_the_former: profile.is_alpha(),
+            is_mute: !profile.has_allocatable(),
             last_list: BTreeMap::new(),
             seen: 0,
             kubelet_since: Duration::ZERO,
-            lists: BTreeMap::new(),
             bound: BTreeMap::new(),
             given: BTreeMap::new(),
             strange: Answers::default(),
@@ -152,7 +152,6 @@ impl Oracles {
                 self.remembered.clear();
             }
             EventKind::Listed { resource, client, .. } => {
-                self.lists.entry((view.starts(), *client)).or_default().push(at);
                 self.last_list.insert(resource.clone(), *client);
             }
             EventKind::Disconnected { resource, .. } | EventKind::Interleaving { resource, which: Interleaving::C }
@@ -184,6 +183,7 @@ impl Oracles {
             EventKind::Rejected { pod_uid, message, .. }
                 if self.quiet
                     && !self.is_taken(view)
+                    && !self.has_late_list(view, &gpu())
                     && message.contains("Allocate failed")
                     && !message.contains("requested number of devices unavailable") =>
             {

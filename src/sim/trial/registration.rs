@@ -72,7 +72,7 @@ impl Registration {
         }
     }
 
-    fn tell(&self, event: Event) {
+    pub(super) fn tell(&self, event: Event) {
         // The process may be dead.
         let _ = self.events.send(event);
     }
@@ -135,6 +135,7 @@ impl Inner {
         }
         drop(desk);
         if let Some(number) = begin {
+            self.audit.doubt(self.node.moment().boot);
             if let Some(superseded) = attempt.take() {
                 superseded.abort();
             }

@@ -111,6 +111,9 @@ impl Night {
         if self.daemon.process.is_dead() {
             self.start_daemon();
         }
+        if self.world.has_guest && self.world.behaviour.profile.has_allocatable() {
+            stranger::settle(&self.node, "v1beta1", &self.oracles.strange);
+        }
     }
 
     fn expect_stranger(&mut self) {

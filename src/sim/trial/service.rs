@@ -70,6 +70,8 @@ impl Lists {
                     continue;
                 }
                 self.sent = Some((now, list.clone()));
+                let stream = (self.inner.life, self.resource.clone(), self.number);
+                self.inner.disk.lock().lists.entry(stream).or_default().push(now);
                 return Some((list, self));
             }
             self.inventory.changed().await.ok()?;

@@ -6,7 +6,7 @@
 use super::hardware::gpu;
 use crate::domain::{ContainerEdits, DeviceId};
 use crate::sim::kubelet::core::{ListedDevice, Options};
-use crate::sim::memory::{Bound, ConnectionId, ListStream, Node, Plugin, Process, RegisterRequest};
+use crate::sim::memory::{Bound, ConnectionId, ListStream, Node, Plugin, Process, RegisterError, RegisterRequest};
 use crate::sim::random::Random;
 use futures_util::StreamExt as _;
 use std::collections::BTreeSet;
@@ -40,6 +40,19 @@ impl Habits {
         let whim = random.between(50 * MS, 3 * SECOND);
         Habits { whim, insists: random.chance(0.5), rebinds: if random.chance(0.5) { 0.0 } else { 0.3 } }
     }
+}
+
+/// Comes now, with devices of its own, registers once and stays: what somebody started by mistake.
+pub(super) fn settle(node: &Node, version: &'static str, answers: &Answers) {
+    let process = node.process();
+    let devices = (0..4).map(|n| ListedDevice { id: DeviceId::new(format!("vendor-{n}")), healthy: true, numa_nodes: Vec::new() });
+    let vendor = Arc::new(Vendor { node: node.clone(), devices: devices.collect(), answers: answers.clone(), lost: Arc::default() });
+    let socket = process.clone();
+    process.spawn(async move {
+        let Ok(_bound) = socket.bind(SOCKET, Arc::clone(&vendor) as Arc<_>) else { return };
+        let _ = vendor.register(version).await;
+        std::future::pending::<()>().await;
+    });
 }
 
 /// The ids of each container that it answered for, as long as nobody has asked whose they are.
@@ -96,9 +109,8 @@ impl Vendor {
                 self.node.unlink(SOCKET);
                 bound = process.bind(SOCKET, Arc::clone(&self) as Arc<_>).ok();
             }
-            let request = RegisterRequest { version: version.into(), resource: gpu().to_string(), endpoint: SOCKET.into(), options: None };
             // It tries again in any case.
-            let _ = handle.timeout(SECOND, self.node.register(request)).await;
+            let _ = handle.timeout(SECOND, self.register(version)).await;
             let pause = handle.random(|random| random.between(MS, habits.whim));
             tokio::select! {
                 biased;
@@ -107,6 +119,13 @@ impl Vendor {
                 () = handle.sleep(pause) => {}
             }
         }
+    }
+}
+
+impl Vendor {
+    async fn register(&self, version: &str) -> Result<(), RegisterError> {
+        let request = RegisterRequest { version: version.into(), resource: gpu().to_string(), endpoint: SOCKET.into(), options: None };
+        self.node.register(request).await
     }
 }
 

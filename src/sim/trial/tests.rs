@@ -55,8 +55,8 @@ fn no_oracle_is_violated() {
 
 #[test]
 fn without_any_one_safeguard_an_oracle_is_violated() {
-    use Safeguard::{Broadcast, HeldIds, ReRegister, RefusalOnProof, SettlingRegister, StreamDeadline, UniqueSockets};
-    for safeguard in [SettlingRegister, StreamDeadline, ReRegister, HeldIds, UniqueSockets, Broadcast, RefusalOnProof] {
+    use Safeguard::{Audit, Broadcast, HeldIds, ReRegister, RefusalOnProof, SettlingRegister, StreamDeadline, UniqueSockets};
+    for safeguard in [SettlingRegister, Audit, StreamDeadline, ReRegister, HeldIds, UniqueSockets, Broadcast, RefusalOnProof] {
         let found = safeguard.without(|| (0..1000).find_map(|seed| run(seed).violation.map(|violation| (seed, violation))));
         let Some((seed, violation)) = found else { panic!("{safeguard:?} is not missed in 1000 nights") };
         println!("without {safeguard:?}: {} in night {seed}: {}", violation.oracle, violation.what);

@@ -60,6 +60,8 @@ pub(super) struct World {
     /// Whether there is a second resource.
     pub(super) has_nics: bool,
     pub(super) stranger: Option<Visit>,
+    /// Whether another plugin comes when the storm is over, and stays.
+    pub(super) has_guest: bool,
 }
 
 /// The stay of another plugin.
@@ -107,7 +109,15 @@ impl World {
             temper = Some(Act::AddPod);
             (visit.from, visit.until) = (SECOND, FIGHT);
         }
-        World { behaviour, faults: trouble.faults(storm), storm, temper, has_nics: random.chance(0.3), stranger }
+        World {
+            behaviour,
+            faults: trouble.faults(storm),
+            storm,
+            temper,
+            has_nics: random.chance(0.3),
+            stranger,
+            has_guest: random.chance(0.1),
+        }
     }
 
     /// What happens next.

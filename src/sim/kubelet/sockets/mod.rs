@@ -34,6 +34,9 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::transport::server::Router;
 
+/// The shortest step of a wait.
+const STEP: Duration = Duration::from_millis(5);
+
 /// Real sockets and files.
 #[derive(Debug)]
 pub(super) struct Sockets {
@@ -76,6 +79,18 @@ impl Stop for AbortHandle {
     }
 }
 
+/// Sleeps in short steps, and each counts for what it was to take at most. The kubelet's waits are races with the plugin: on
+/// a machine that lets this process stand still both are to stand still.
+async fn nap(time: Duration) {
+    let step = STEP.max(time / 16);
+    let mut left = time;
+    while !left.is_zero() {
+        let (now, begun) = (left.min(step), Instant::now());
+        tokio::time::sleep(now).await;
+        left = left.saturating_sub(begun.elapsed().min(step));
+    }
+}
+
 impl Ground for Sockets {
     fn now(&self) -> Duration {
         self.born.elapsed()
@@ -83,7 +98,7 @@ impl Ground for Sockets {
 
     fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
         // A sleep of tokio takes a millisecond at least.
-        if time.is_zero() { Box::pin(std::future::ready(())) } else { Box::pin(tokio::time::sleep(time)) }
+        if time.is_zero() { Box::pin(std::future::ready(())) } else { Box::pin(nap(time)) }
     }
 
     fn spawn(&self, task: BoxFuture<'static, ()>) -> Box<dyn Stop> {

@@ -3,9 +3,8 @@
 use super::super::daemon::Daemon;
 use super::super::durable::Disk;
 use super::super::hardware::gpu;
-use super::super::service::list;
 use super::Oracles;
-use crate::domain::{DeviceId, ResourceName};
+use crate::domain::{DeviceId, Offering, ResourceName};
 use crate::registration::core::State;
 use crate::sim::kubelet::{PodPhase, View};
 use std::collections::BTreeSet;
@@ -16,12 +15,13 @@ const MOST_PER_SECOND: usize = 20;
 
 impl Oracles {
     /// When no fault can happen any more: the end of a stream, which the daemon sees, has been answered. Three things heal
-    /// later: what a stuck goroutine of the kubelet does, which nothing tells of; a list that was stuck in a stream which
+    /// later: what a stuck goroutine of the kubelet does, where the kubelet does not tell of it (that it has lost sight of the
+    /// client, which matters when the stream ends; that it has stopped the endpoint, if it is old or has a later list); a list that was stuck in a stream which
     /// has ended since, by the Register that is still due; and a truce, which is kept as long as it takes.
     pub(in super::super) fn answered(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
         for resource in self.resources() {
             let standing = view.standing(&resource);
-            let silent = standing.streams > 0 && (standing.is_stopped || !standing.is_tracked);
+            let silent = standing.streams > 0 && (standing.is_stopped && !self.tells(view, daemon, &resource) || !standing.is_tracked);
             let waits = match daemon.state(&resource) {
                 State::Truce { .. } => true,
                 State::Settling { .. } => !standing.is_stopped && standing.is_tracked && standing.is_streaming,
@@ -34,10 +34,10 @@ impl Oracles {
         }
     }
 
-    /// Once it is quiet, and for as long as it is. The stranger may have left a ruin.
+    /// Once it is quiet, and for as long as it is. The stranger may have left a ruin, where the kubelet does not tell of it.
     pub(in super::super) fn served_or_taken(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
         for resource in self.resources() {
-            if resource == gpu() && self.is_taken(view) {
+            if resource == gpu() && self.is_taken(view) && !self.tells(view, daemon, &resource) {
                 self.taken += 1;
             } else if self.has_late_list(view, &resource) {
                 self.excused += 1;
@@ -56,9 +56,15 @@ impl Oracles {
         }
     }
 
+    /// Whether the kubelet tells that a resource is not ours there: by its list, if it has the call, and if no later list of
+    /// ours has come through the stream of an endpoint that was stopped.
+    fn tells(&self, view: &View<'_>, daemon: &Daemon, resource: &ResourceName) -> bool {
+        !self.is_mute && view.standing(resource).healthy != healthy(daemon, resource)
+    }
+
     /// Whether the list that counts was stuck in a connection that the kubelet has closed for a newer one, as 1.9 does. That
     /// is its way of making place and no loss, so that nothing leads to another list; the next one overrules it.
-    fn has_late_list(&self, view: &View<'_>, resource: &ResourceName) -> bool {
+    pub(super) fn has_late_list(&self, view: &View<'_>, resource: &ResourceName) -> bool {
         let standing = view.standing(resource);
         let sound = !standing.is_stopped && standing.is_streaming;
         self.closes_the_former && sound && self.last_list.get(resource).copied() != standing.serving
@@ -93,7 +99,7 @@ impl Oracles {
             self.violated("O5", now, format!("{truces} truces with nobody"));
         }
         let registers = disk.lock().registers.values().map(|times| busiest_second(times)).max().unwrap_or_default();
-        let lists = self.lists.values().map(|times| busiest_second(times)).max().unwrap_or_default();
+        let lists = disk.lock().lists.values().map(|times| busiest_second(times)).max().unwrap_or_default();
         if registers > MOST_PER_SECOND || lists > MOST_PER_SECOND {
             self.violated("O10", now, format!("{registers} Registers, or {lists} lists on a stream, in one second"));
         }
@@ -111,13 +117,16 @@ impl Oracles {
 /// Tracked, not stopped, streaming, and the kubelet's list is the inventory.
 fn is_served(view: &View<'_>, daemon: &Daemon, resource: &ResourceName) -> Result<(), String> {
     let standing = view.standing(resource);
-    let listed = list(&daemon.inner.inventory.borrow(), resource);
-    let wanted: BTreeSet<DeviceId> = listed.into_iter().filter(|device| device.healthy).map(|device| device.id).collect();
+    let wanted = healthy(daemon, resource);
     let sound = view.is_running() && !standing.is_stopped && standing.is_tracked && standing.is_streaming && standing.healthy == wanted;
     if sound {
         return Ok(());
     }
     Err(format!("{resource}: {standing:?}, wanted {wanted:?}; {:?}", daemon.inner.registration(resource).lock().machine))
+}
+
+fn healthy(daemon: &Daemon, resource: &ResourceName) -> BTreeSet<DeviceId> {
+    daemon.inner.inventory.borrow().resources.get(resource).map(Offering::healthy).unwrap_or_default()
 }
 
 /// The most of these moments, which are in order, within any one second.

@@ -1,0 +1,64 @@
+//! One attempt to register: is the kubelet there? Then a socket of its own, then Register.
+
+use super::actor::RegistrationConfig;
+use crate::domain::ResourceName;
+use crate::kubelet::api::negotiation::Spoken;
+use crate::kubelet::register::{REGISTER_DEADLINE, RegisterError, Registrar};
+use crate::messages::{Bind, RegistrationNumber};
+use crate::telemetry::metrics;
+use actix::Message;
+
+/// What came of one attempt.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub(super) struct Attempted {
+    pub(super) resource: ResourceName,
+    pub(super) number: RegistrationNumber,
+    pub(super) outcome: Outcome,
+}
+
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Registered(Spoken),
+    Absent(String),
+    Failed(String),
+}
+
+/// Makes it, and reports what came of it.
+pub(super) async fn attempt(
+    config: RegistrationConfig,
+    resource: ResourceName,
+    number: RegistrationNumber,
+    spoken: Option<Spoken>,
+    report: actix::Recipient<Attempted>,
+) {
+    let outcome = match register(&config, &resource, number, spoken).await {
+        Ok(spoken) => Outcome::Registered(spoken),
+        Err(outcome) => outcome,
+    };
+    if !matches!(outcome, Outcome::Absent(_)) {
+        metrics::registered(resource.as_str(), matches!(outcome, Outcome::Registered(_)));
+    }
+    // The actor may have died meanwhile; its next life registers anew.
+    let _ = report.send(Attempted { resource, number, outcome }).await;
+}
+
+async fn register(
+    config: &RegistrationConfig,
+    resource: &ResourceName,
+    number: RegistrationNumber,
+    spoken: Option<Spoken>,
+) -> Result<Spoken, Outcome> {
+    let failed = |error: RegisterError| match error {
+        RegisterError::Absent(_) => Outcome::Absent(error.to_string()),
+        RegisterError::Refused(_) => Outcome::Failed(error.to_string()),
+    };
+    let kubelet = *config.kubelet.borrow();
+    let worked = spoken.and_then(|spoken| spoken.with(kubelet));
+    let registrar = Registrar::connect(&config.kubelet_socket).await.map_err(failed)?;
+    let bind = Bind { resource: resource.clone(), registration: number };
+    let bound = config.bind.call(bind, REGISTER_DEADLINE).await.map_err(|error| Outcome::Failed(error.to_string()))?;
+    let endpoint = bound.map_err(Outcome::Failed)?;
+    let version = registrar.register(resource, &endpoint, worked).await.map_err(failed)?;
+    Ok(Spoken { version, kubelet })
+}
