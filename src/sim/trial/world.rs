@@ -60,7 +60,7 @@ pub(super) struct World {
     /// Whether there is a second resource.
     pub(super) has_nics: bool,
     pub(super) stranger: Option<Visit>,
-    /// Whether another plugin comes when the storm is over, and stays.
+    /// Whether another plugin comes in quiet times, and stays.
     pub(super) has_guest: bool,
 }
 
