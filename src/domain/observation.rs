@@ -87,6 +87,8 @@ pub struct ListedContainer {
     pub name: String,
     /// Its ids by resource.
     pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
+    /// The processors that are its own (`cpu_ids`: the kubelet's static CPU policy); those that it shares are not among them.
+    pub cpus: BTreeSet<u32>,
 }
 
 /// Namespace and name of a pod.

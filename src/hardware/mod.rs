@@ -32,7 +32,7 @@ pub use select::{Selection, select};
 
 use crate::domain::{Device, DeviceId, Health, Reason, ResourceName, ResourceSpec};
 use crate::host::HostRoot;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Everything that one pass found and what the configuration makes of it.
@@ -47,6 +47,12 @@ pub struct Discovery {
     pub selection: Selection,
     /// Names of selected devices that are not remembered yet (I6): to be made durable before they are published.
     pub named: Vec<(String, DeviceId)>,
+}
+
+/// The NUMA nodes that these processors belong to; none where sysfs does not tell.
+#[must_use]
+pub fn numa_nodes_of(root: &HostRoot, processors: &BTreeSet<u32>) -> BTreeSet<u32> {
+    numa::NumaNodes::read(root).of(processors)
 }
 
 /// One pass over the host. `remembered` holds the ids that were given before, by [`Device::key`].

@@ -26,6 +26,11 @@ impl NumaNodes {
         NumaNodes(nodes.collect())
     }
 
+    /// The nodes that these processors belong to.
+    pub(super) fn of(&self, processors: &BTreeSet<u32>) -> BTreeSet<u32> {
+        self.0.iter().filter(|(_, cpus)| !cpus.is_disjoint(processors)).map(|(node, _)| *node).collect()
+    }
+
     /// The nodes that a function is near. Empty: nothing is known.
     pub(super) fn near(&self, root: &HostRoot, function: &PciFunction) -> Vec<u32> {
         let with_cpus: Vec<u32> = self.0.iter().filter(|(_, cpus)| !cpus.is_empty()).map(|(node, _)| *node).collect();

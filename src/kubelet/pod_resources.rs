@@ -16,8 +16,12 @@ use crate::domain::{DeviceId, ListedContainer, ListedPod, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::sync::RwLock;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
+
+/// How long an Allocate may have to wait for a listing that is under way.
+const LIST_WHEN_IDLE_DEADLINE: Duration = Duration::from_millis(500);
 
 /// A busy kubelet answers in milliseconds; one that takes longer is asked again later.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -77,6 +81,21 @@ impl PodResources {
         }
     }
 
+    /// The listing, unless an Allocate is under way or the kubelet does not answer at once. Allocates hold `gate`: the kubelet
+    /// frees what dead pods held before it answers, and forgets with it what it has just reserved. An Allocate that comes
+    /// meanwhile waits for the listing.
+    pub async fn list_when_idle(&self, gate: &RwLock<()>) -> Option<Vec<ListedPod>> {
+        let _gate = gate.try_write().ok()?;
+        match tokio::time::timeout(LIST_WHEN_IDLE_DEADLINE, self.list()).await {
+            Ok(Ok(pods)) => Some(pods),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "no pod listing");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
     /// Every healthy id that the kubelet has, held ones too, by resource; resources without one are left out. Frees nothing.
     /// Kubelets before 1.23 do not know the call, or have it turned off: there this is refused.
     pub async fn allocatable(&self) -> Result<BTreeMap<ResourceName, BTreeSet<DeviceId>>, PodResourcesError> {
@@ -115,22 +134,22 @@ async fn in_time<T>(method: &'static str, call: impl Future<Output = Result<T, S
 
 fn listed(pod: api::PodResources) -> ListedPod {
     let devices = |found: Vec<api::ContainerDevices>| found.into_iter().map(|found| (found.resource_name, found.device_ids));
-    let containers = pod.containers.into_iter().map(|container| (container.name, devices(container.devices)));
-    put_together(pod.namespace, pod.name, containers)
+    let container = |found: api::ContainerResources| {
+        // Of processors the kubelet has 0 and above.
+        let cpus = found.cpu_ids.into_iter().filter_map(|cpu| u32::try_from(cpu).ok()).collect();
+        ListedContainer { name: found.name, devices: by_resource(devices(found.devices)), cpus }
+    };
+    ListedPod { namespace: pod.namespace, name: pod.name, containers: pod.containers.into_iter().map(container).collect() }
 }
 
 fn listed_v1alpha1(pod: api_v1alpha1::PodResources) -> ListedPod {
     let devices = |found: Vec<api_v1alpha1::ContainerDevices>| found.into_iter().map(|found| (found.resource_name, found.device_ids));
-    let containers = pod.containers.into_iter().map(|container| (container.name, devices(container.devices)));
-    put_together(pod.namespace, pod.name, containers)
-}
-
-fn put_together<D>(namespace: String, name: String, containers: impl Iterator<Item = (String, D)>) -> ListedPod
-where
-    D: Iterator<Item = (String, Vec<String>)>,
-{
-    let container = |(name, messages): (String, D)| ListedContainer { name, devices: by_resource(messages) };
-    ListedPod { namespace, name, containers: containers.map(container).collect() }
+    let container = |found: api_v1alpha1::ContainerResources| ListedContainer {
+        name: found.name,
+        devices: by_resource(devices(found.devices)),
+        cpus: BTreeSet::new(),
+    };
+    ListedPod { namespace: pod.namespace, name: pod.name, containers: pod.containers.into_iter().map(container).collect() }
 }
 
 /// The kubelet sends one message for each id and NUMA node: they are put together by resource.

@@ -2,7 +2,7 @@
 
 use super::config::LedgerConfig;
 use super::core::Agenda;
-use crate::domain::{CgroupState, Checkpoint, KubeletGeneration, ListedPod, Moment, Observation};
+use crate::domain::{CgroupState, Checkpoint, KubeletGeneration, Moment, Observation};
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint;
 use crate::kubelet::pod_resources::PodResources;
@@ -13,9 +13,6 @@ use tokio::sync::RwLock;
 
 /// A kubelet younger than this has not heard of all its pods.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
-
-/// How long an Allocate may have to wait for a listing that is under way.
-const LIST_DEADLINE: Duration = Duration::from_millis(500);
 
 /// What one look is for.
 #[derive(Debug, Clone)]
@@ -112,7 +109,7 @@ impl Looker {
             }
         };
         if wants.agenda.needs_listing(&observation) {
-            observation.pods = self.list().await;
+            observation.pods = self.pod_resources.list_when_idle(&self.gate).await;
         }
         observation
     }
@@ -131,20 +128,6 @@ impl Looker {
         let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).collect();
         let Wants { kubelet, kubelet_settled, .. } = *wants;
         Observation { boot_id: self.boot_id.clone(), kubelet, kubelet_settled, checkpoint, pods: None, names, cgroups }
-    }
-
-    /// The listing. Never while an Allocate is under way: the kubelet frees what dead pods held before it answers, and
-    /// forgets with it what it has just reserved. An Allocate that comes meanwhile waits for the listing.
-    async fn list(&self) -> Option<Vec<ListedPod>> {
-        let _gate = self.gate.try_write().ok()?;
-        match tokio::time::timeout(LIST_DEADLINE, self.pod_resources.list()).await {
-            Ok(Ok(pods)) => Some(pods),
-            Ok(Err(error)) => {
-                tracing::debug!(%error, "no pod listing");
-                None
-            }
-            Err(_) => None,
-        }
     }
 }
 

@@ -123,7 +123,7 @@ impl Registration {
         let begin = resource.machine.on(event, now);
         let contested = resource.machine.is_contested();
         if let Some(number) = begin {
-            self.audit.doubt(now);
+            self.audit.registered(now, resource.machine.doubt_until());
             if let Some(superseded) = resource.under_way.take() {
                 superseded.abort();
             }

@@ -28,8 +28,6 @@ pub(crate) const EVERY: Duration = Duration::from_secs(1);
 const CONFIRM_AFTER: Duration = Duration::from_millis(200);
 /// The shortest time between two looks: the kubelet writes its checkpoint several times for each pod.
 const APART: Duration = Duration::from_millis(250);
-/// How long something may follow from a lost stream or a Register: as long as a goroutine of the kubelet may be stuck.
-const DOUBT_FOR: Duration = Duration::from_secs(12);
 /// How often it is looked without a reason.
 const CALM: Duration = Duration::from_secs(60);
 /// How often a difference leads to a Register that does not help. Each leaves a stream open in the kubelet, and a list that
@@ -138,7 +136,7 @@ impl Audit {
         Audit {
             due: now + EVERY,
             begun_at: now,
-            doubt_until: now + DOUBT_FOR,
+            doubt_until: Duration::ZERO,
             differing: BTreeMap::new(),
             known: None,
             found: BTreeMap::new(),
@@ -166,9 +164,9 @@ impl Audit {
         self.due = self.due.min(now.max(self.begun_at + APART));
     }
 
-    /// A stream was lost, or a Register begun.
-    pub(crate) fn doubt(&mut self, now: Duration) {
-        self.doubt_until = now + DOUBT_FOR;
+    /// A Register was begun; until a certain time something may follow from what was lost before.
+    pub(crate) fn registered(&mut self, now: Duration, doubt_until: Option<Duration>) {
+        self.doubt_until = self.doubt_until.max(doubt_until.unwrap_or_default());
         self.due = self.due.min(now + EVERY);
     }
 
@@ -352,16 +350,17 @@ mod tests {
             }
             looks
         };
-        assert_eq!(looks(&mut audit, ms(12_000)), 12, "a start is a reason");
-        assert_eq!(looks(&mut audit, ms(71_000)), 0);
-        assert_eq!(looks(&mut audit, ms(72_000)), 1);
+        assert_eq!(looks(&mut audit, ms(60_000)), 1, "a start is a reason");
+        assert_eq!(looks(&mut audit, ms(61_000)), 1);
         audit.stir(ms(80_000));
         audit.stir(ms(80_001));
         assert_eq!(looks(&mut audit, ms(80_000)), 1);
         (1..=1000).for_each(|n| audit.stir(ms(80_000 + n)));
         assert_eq!(looks(&mut audit, ms(80_300)), 1, "not for every write");
-        audit.doubt(ms(100_000));
-        assert_eq!(looks(&mut audit, ms(130_000)), 12);
+        audit.registered(ms(100_000), None);
+        assert_eq!(looks(&mut audit, ms(130_000)), 1, "a Register may have failed in silence");
+        audit.registered(ms(130_000), Some(ms(142_000)));
+        assert_eq!(looks(&mut audit, ms(160_000)), 12);
     }
 
     proptest! {
@@ -380,7 +379,7 @@ mod tests {
                 found(&mut audit, &["z"], lists(&["z"]), now);
             }
             prop_assert!(audit.differing.is_empty() && audit.found.is_empty());
-            audit.doubt(now);
+            audit.registered(now, None);
             let from = now;
             while found(&mut audit, &["z"], lists(&["y"]), now).is_none() {
                 now = audit.next_deadline();

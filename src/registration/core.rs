@@ -150,6 +150,11 @@ impl Machine {
         self.losses > LOSSES_MAX
     }
 
+    /// Until when the kubelet may do something for what was lost.
+    pub(crate) fn doubt_until(&self) -> Option<Duration> {
+        self.doubt_until
+    }
+
     /// The latest registration, while its socket matters.
     pub(crate) fn latest(&self) -> u64 {
         self.latest

@@ -50,7 +50,11 @@ fn entry(uid: &str, container: &str, device: &str, alloc_id: Option<AllocId>) ->
 fn listed(name: &str, devices: &[&str]) -> ListedPod {
     let ids: BTreeSet<_> = devices.iter().map(|id| DeviceId::new(*id)).collect();
     let devices = if ids.is_empty() { BTreeMap::new() } else { BTreeMap::from([(resource(), ids)]) };
-    ListedPod { namespace: "default".into(), name: name.into(), containers: vec![ListedContainer { name: "main".into(), devices }] }
+    ListedPod {
+        namespace: "default".into(),
+        name: name.into(),
+        containers: vec![ListedContainer { name: "main".into(), devices, ..ListedContainer::default() }],
+    }
 }
 
 fn name(name: &str) -> PodName {

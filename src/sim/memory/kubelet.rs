@@ -179,7 +179,7 @@ impl Node {
 
 /// A listed pod, with the messages of each container put together.
 fn listed(pod: PodMessage) -> ListedPod {
-    let container = |(name, messages)| ListedContainer { name, devices: by_resource(messages) };
+    let container = |(name, messages)| ListedContainer { name, devices: by_resource(messages), cpus: BTreeSet::new() };
     ListedPod { namespace: pod.namespace, name: pod.name, containers: pod.containers.into_iter().map(container).collect() }
 }
 

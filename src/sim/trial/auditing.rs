@@ -30,8 +30,8 @@ impl Auditing {
         self.audit.lock().unwrap()
     }
 
-    pub(super) fn doubt(&self, now: Duration) {
-        self.lock().doubt(now);
+    pub(super) fn registered(&self, now: Duration, doubt_until: Option<Duration>) {
+        self.lock().registered(now, doubt_until);
         self.sooner.notify_one();
     }
 }

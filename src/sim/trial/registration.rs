@@ -126,6 +126,7 @@ impl Inner {
         let mut desk = self.registration(resource).lock();
         let was_contested = desk.machine.is_contested();
         let begin = desk.machine.on(event, self.node.moment().boot);
+        let doubt_until = desk.machine.doubt_until();
         if desk.machine.is_contested() && !was_contested {
             self.disk.lock().truces += 1;
         }
@@ -135,7 +136,7 @@ impl Inner {
         }
         drop(desk);
         if let Some(number) = begin {
-            self.audit.doubt(self.node.moment().boot);
+            self.audit.registered(self.node.moment().boot, doubt_until);
             if let Some(superseded) = attempt.take() {
                 superseded.abort();
             }

@@ -1,0 +1,54 @@
+//! The processors that containers have for themselves: what is read beside a device's NUMA node when something is slow.
+
+use crate::domain::ListedPod;
+use crate::hardware;
+use crate::host::HostRoot;
+use crate::kubelet::pod_resources::PodResources;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tokio::sync::RwLock;
+
+/// The exclusive processors of one container, by the kubelet's static CPU policy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Processors {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The container.
+    pub container: String,
+    /// Their numbers, as the kernel counts them.
+    pub cpus: BTreeSet<u32>,
+    /// The NUMA nodes that they belong to.
+    pub numa_nodes: BTreeSet<u32>,
+}
+
+/// Who asks the kubelet for them.
+#[derive(Debug, Clone)]
+pub(super) struct Asker {
+    pub(super) pod_resources: PodResources,
+    /// Allocates hold it.
+    pub(super) gate: Arc<RwLock<()>>,
+    pub(super) host_root: HostRoot,
+}
+
+impl Asker {
+    /// Every container that has some; `None` while the kubelet does not tell.
+    pub(super) async fn ask(&self) -> Option<Vec<Processors>> {
+        let pods = self.pod_resources.list_when_idle(&self.gate).await?;
+        Some(pods.into_iter().flat_map(|pod| self.of(pod)).collect())
+    }
+
+    fn of(&self, pod: ListedPod) -> impl Iterator<Item = Processors> {
+        let ListedPod { namespace, name, containers } = pod;
+        let with_some = containers.into_iter().filter(|container| !container.cpus.is_empty());
+        with_some.map(move |container| Processors {
+            namespace: namespace.clone(),
+            pod: name.clone(),
+            container: container.name,
+            numa_nodes: hardware::numa_nodes_of(&self.host_root, &container.cpus),
+            cpus: container.cpus,
+        })
+    }
+}
