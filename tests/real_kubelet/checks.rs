@@ -32,6 +32,7 @@ pub(crate) fn all(node: &mut Node, daemon: &mut Daemon) {
     ledger::a_kubelet_that_forgot_is_refused(node, daemon, ["second", "fourth"]);
     ledger::the_last_pods_devices_are_released(node, daemon, ["staged", "second", "fourth"]);
     ledger::a_static_pod_that_comes_back_gives_way(node, daemon);
+    assert_eq!(daemon.disagreements(), [""; 0], "nobody else is after the resources");
 }
 
 pub(crate) fn running(node: &Node, name: &str) -> Pod {
@@ -145,6 +146,7 @@ fn idle_costs_nothing(daemon: &Daemon) {
         total += slept;
         by_thread.push(format!("{thread}: {slept}"));
     }
+    assert_eq!(daemon.disagreements(), [""; 0], "the kubelet has what it was told");
     let (resident_kib, anonymous_kib) = daemon.resident_kib();
     say(format_args!(
         "idle for {} s: {resident_kib} KiB resident ({anonymous_kib} anonymous), {total} voluntary context switches ({})",

@@ -97,6 +97,13 @@ impl Daemon {
         !resources.is_empty() && resources.iter().all(|resource| resource["registered"] == true)
     }
 
+    /// What the kubelet has otherwise than it was told, by resource.
+    pub(crate) fn disagreements(&self) -> Vec<String> {
+        let status = self.ask("status");
+        let told = status["resources"].as_array().unwrap().iter().filter_map(|resource| resource["disagreement"].as_str());
+        told.map(str::to_owned).collect()
+    }
+
     /// Resident memory in KiB, and how much of it is not the binary.
     pub(crate) fn resident_kib(&self) -> (u64, u64) {
         let status = self.proc("status");
