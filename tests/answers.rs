@@ -231,7 +231,7 @@ fn who_status_and_export_tell_the_same_with_and_without_the_daemon() {
             assert!(row["last_registration_ms"].take().is_f64(), "{row}");
             let wanted = json!({
                 "name": resource, "registered": true, "devices": devices, "healthy": devices, "held": held, "problem": null,
-                "last_registration_ms": null, "api_version": "v1beta1"
+                "disagreement": null, "last_registration_ms": null, "api_version": "v1beta1"
             });
             assert_eq!(row, wanted);
         }
