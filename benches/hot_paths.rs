@@ -9,6 +9,7 @@ use holdfast::domain::{
 use holdfast::hardware;
 use holdfast::host::HostRoot;
 use holdfast::kubelet::api::v1beta1;
+use holdfast::serving::placement::choose;
 use holdfast::sim::hardware::SimNode;
 use holdfast::store::Store;
 use prost::Message;
@@ -56,6 +57,28 @@ fn encode_list(bencher: Bencher<'_, '_>, ids: u32) {
     let offered = |n: u32| (device.id.share(n), Offered { device: Arc::clone(&device), health: Health::Healthy });
     let offering = Offering { spec, devices: (0..ids).map(offered).collect() };
     bencher.bench_local(|| v1beta1::list(black_box(&offering)).encode_to_vec());
+}
+
+/// Which 8 of 64 or 512 devices on a node with two sockets and many switches are preferred.
+#[divan::bench(args = [64, 512])]
+fn prefer(bencher: Bencher<'_, '_>, devices: u32) {
+    let dir = tempfile::tempdir().unwrap();
+    let node = SimNode::create(dir.path()).unwrap();
+    let root = HostRoot::new(node.root());
+    let spec = Arc::new(hardware::defaults::specs(&hardware::scan(&root)).remove(0));
+    let device = hardware::discover(&root, &[Arc::clone(&spec)], &BTreeMap::new()).devices.remove(0);
+    let offered = |n: u32| {
+        let (mut device, id) = ((*device).clone(), device.id.share(n));
+        let function = device.pci.as_mut().unwrap();
+        let bridge = |bus: u32| format!("0000:{:02x}:{:02x}.0", bus % 256, n / 128).parse().unwrap();
+        function.address = format!("{:04x}:{:02x}:00.0", 1 + n / 256, n % 256).parse().unwrap();
+        function.bridges = vec![bridge(n / 64), bridge(64 + n / 16), bridge(128 + n / 4)];
+        (device.id, device.numa_nodes) = (id.clone(), vec![n % 2]);
+        (id, Offered { device: Arc::new(device), health: Health::Healthy })
+    };
+    let offering = Offering { spec, devices: (0..devices).map(offered).collect() };
+    let free: Vec<DeviceId> = offering.devices.keys().step_by(2).chain(offering.devices.keys().skip(1).step_by(2)).cloned().collect();
+    bencher.bench_local(|| choose(&offering, black_box(&free), &[], 8).unwrap());
 }
 
 /// One durable grant: written, synced, and put into the query database.

@@ -1,6 +1,7 @@
 //! What one file may say: every key optional, every unknown key an error.
 
 use crate::domain::Durability;
+use crate::domain::topology::Placement;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
 use std::collections::BTreeMap;
@@ -46,6 +47,7 @@ pub(super) struct Resource {
     #[serde(default)]
     pub(super) paths: Vec<Path>,
     pub(super) replicas: Option<u32>,
+    pub(super) placement: Option<Placement>,
     #[serde(default)]
     pub(super) env: BTreeMap<String, String>,
     #[serde(default)]

@@ -84,6 +84,7 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
         exclude: resource.exclude.as_ref().map(self::select).transpose()?,
         paths,
         replicas,
+        placement: resource.placement.unwrap_or_default(),
         env: resource.env.clone(),
         mounts: resource.mounts.iter().map(mount).collect::<Result<_, _>>()?,
     })

@@ -45,6 +45,7 @@ fn nodes(devices: &[&Device]) -> Vec<EditDevice> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::topology::Placement;
     use crate::domain::{DeviceClass, DeviceId, DeviceNode, MountSpec, Select};
     use std::collections::BTreeMap;
 
@@ -57,6 +58,7 @@ mod tests {
             exclude: None,
             paths: Vec::new(),
             replicas: 2,
+            placement: Placement::default(),
             env: BTreeMap::from([("EXAMPLE".into(), "1".into())]),
             mounts: vec![MountSpec { host: "/etc/calibration".into(), container: "/etc/calibration".into(), read_only: true }],
         }

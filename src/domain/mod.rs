@@ -17,6 +17,7 @@ mod refusal;
 mod resource;
 mod safeguard;
 mod time;
+pub mod topology;
 
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
 pub use durability::Durability;

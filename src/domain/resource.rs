@@ -2,6 +2,7 @@
 
 use super::device::{DeviceClass, DeviceId};
 use super::pci::PciAddress;
+use super::topology::Placement;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -164,6 +165,8 @@ pub struct ResourceSpec {
     pub paths: Vec<CharPath>,
     /// How often each device is offered; 1 is exclusive.
     pub replicas: u32,
+    /// Which of several devices that would do are preferred.
+    pub placement: Placement,
     /// Environment of every container.
     pub env: BTreeMap<String, String>,
     /// Mounts of every container.
@@ -183,6 +186,7 @@ impl ResourceSpec {
             exclude: None,
             paths: Vec::new(),
             replicas: 1,
+            placement: Placement::default(),
             env: BTreeMap::new(),
             mounts: Vec::new(),
         }

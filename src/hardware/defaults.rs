@@ -1,6 +1,7 @@
 //! What is offered when there is no configuration: known hardware under its vendor's usual name.
 
 use super::{Scan, drm, nvidia};
+use crate::domain::topology::Placement;
 use crate::domain::{ContractKind, DeviceClass, PciAddress, PciFunction, ResourceName, ResourceSpec, Select};
 use std::collections::BTreeMap;
 
@@ -54,6 +55,7 @@ pub fn named(name: &ResourceName) -> Option<ResourceSpec> {
         exclude: None,
         paths: Vec::new(),
         replicas: 1,
+        placement: Placement::default(),
         env: BTreeMap::new(),
         mounts: Vec::new(),
     })

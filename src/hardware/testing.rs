@@ -1,5 +1,6 @@
 //! Small values and trees for the tests of this layer.
 
+use crate::domain::topology::Placement;
 use crate::domain::{CharPath, ContractKind, Device, DeviceClass, DeviceId, PciFunction, ResourceSpec, Select};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,7 +31,7 @@ pub(super) fn function(address: &str) -> PciFunction {
 }
 
 /// A GPU at an address, with an id.
-pub(super) fn device(address: &str, id: &str) -> Device {
+pub(crate) fn device(address: &str, id: &str) -> Device {
     Device {
         id: DeviceId::new(id),
         key: format!("pci:{address}/10de:2330"),
@@ -52,6 +53,7 @@ pub(crate) fn spec(name: &str, class: DeviceClass, select: Select) -> Arc<Resour
         exclude: None,
         paths: Vec::new(),
         replicas: 1,
+        placement: Placement::default(),
         env: BTreeMap::new(),
         mounts: Vec::new(),
     })

@@ -42,6 +42,7 @@ pub(super) fn fits(resource: &ResourceName, edits: &ContainerEdits, wire: Wire) 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::domain::topology::Placement;
     use crate::domain::{ContractKind, Device, DeviceClass, Reason, ResourceSpec, Select};
     use std::collections::BTreeMap;
     use std::sync::Arc;
@@ -56,6 +57,7 @@ pub(super) mod tests {
             exclude: None,
             paths: Vec::new(),
             replicas: 1,
+            placement: Placement::default(),
             env: BTreeMap::new(),
             mounts: Vec::new(),
         };

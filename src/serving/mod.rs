@@ -11,8 +11,8 @@
 
 mod actor;
 pub(crate) mod core;
+pub mod placement;
 mod plugin;
-mod preferred;
 mod sockets;
 
 pub use actor::{Serving, ServingConfig};

@@ -1,6 +1,6 @@
 //! What stands behind a socket: one for each registration of each resource, the same for every version of the API.
 
-use super::preferred;
+use super::placement;
 use super::sockets::Sockets;
 use crate::domain::{AllocId, ContainerEdits, DeviceId, Inventory, Offering, Refusal, ResourceName, Wire};
 use crate::kubelet::api;
@@ -66,7 +66,7 @@ impl api::Plugin for Plugin {
         let inventory = self.shared.inventory.borrow().clone();
         let nothing = || Status::not_found(Refusal::NotOffered(self.resource.clone()).to_string());
         let offering = inventory.resources.get(&self.resource).ok_or_else(nothing)?;
-        preferred::choose(offering, &available, &must_include, size).map_err(|error| Status::invalid_argument(error.to_string()))
+        placement::choose(offering, &available, &must_include, size).map_err(|error| Status::invalid_argument(error.to_string()))
     }
 }
 

@@ -12,6 +12,8 @@ pub(crate) struct Capture {
     pub(crate) name: String,
     pub(crate) root: PathBuf,
     pub(crate) truth: Value,
+    /// How near its devices are to each other; empty where nobody has said.
+    pub(crate) pairs: Vec<Value>,
 }
 
 /// Every capture with its truth, in the order of their names; `None`, after saying why, when they can not be had.
@@ -30,8 +32,10 @@ pub(crate) fn captures() -> Option<Vec<Capture>> {
             let path = entry.unwrap().path();
             let name = path.file_stem()?.to_str()?.to_owned();
             let root = trees.join(&name).join("root");
-            let truth = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-            root.is_dir().then_some(Capture { name, root, truth })
+            let json = |path: PathBuf| serde_json::from_str::<Value>(&fs::read_to_string(path).unwrap()).unwrap();
+            let of_pairs = truth.join(format!("p2p-{name}.json"));
+            let pairs = if of_pairs.is_file() { json(of_pairs).as_array().unwrap().clone() } else { Vec::new() };
+            root.is_dir().then(|| Capture { name, root, truth: json(path), pairs })
         })
         .collect();
     captures.sort_by(|a, b| a.name.cmp(&b.name));

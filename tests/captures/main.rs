@@ -6,10 +6,12 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod archive;
+mod placement;
 mod rewrite;
 
 use archive::{Capture, captures};
 use holdfast::cli::discover::document;
+use holdfast::domain::topology::Placement;
 use holdfast::domain::{DeviceClass, ResourceSpec};
 use holdfast::hardware::{defaults, discover, discover_in, scan};
 use holdfast::host::HostRoot;
@@ -78,7 +80,7 @@ fn discovery_agrees_with_the_truth_of_every_capture() {
     let Some(captures) = captures() else { return };
     let mut differences = Vec::new();
     let mut compared = 0;
-    for Capture { name, root, truth } in &captures {
+    for Capture { name, root, truth, .. } in &captures {
         let found = rows(root);
         let devices = truth["devices"].as_array().unwrap();
         let known: BTreeSet<&str> = devices.iter().map(|device| device["bdf"].as_str().unwrap()).collect();
@@ -171,6 +173,7 @@ fn a_port_of_an_fpga_card_is_offered_once_and_only_where_it_is() {
         exclude: None,
         paths: Vec::new(),
         replicas: 1,
+        placement: Placement::default(),
         env: BTreeMap::new(),
         mounts: Vec::new(),
     };

@@ -1,6 +1,7 @@
 //! The judge's rules as sentences.
 
 use super::*;
+use crate::domain::topology::Placement;
 use crate::domain::{AllocId, ContainerEdits, ContractKind, DeviceNode, GrantState, GrantedDevice, Moment, Select, Timestamp};
 
 fn at(secs: u64) -> Duration {
@@ -16,6 +17,7 @@ fn spec(replicas: u32) -> Arc<ResourceSpec> {
         exclude: None,
         paths: Vec::new(),
         replicas,
+        placement: Placement::default(),
         env: BTreeMap::new(),
         mounts: Vec::new(),
     })

@@ -1,6 +1,7 @@
 //! Every dialect over one plugin, on one socket: the same answers in different bytes.
 
 use super::*;
+use crate::domain::topology::Placement;
 use crate::domain::{ContractKind, Device, DeviceClass, Health, Offered, Reason, ResourceSpec, Select};
 use crate::kubelet::proto::{v1alpha as alpha, v1beta1 as beta};
 use crate::kubelet::uds;
@@ -25,6 +26,7 @@ pub(super) fn offering(ids: &[&str], sick: &[&str]) -> Offering {
         exclude: None,
         paths: Vec::new(),
         replicas: 1,
+        placement: Placement::default(),
         env: BTreeMap::new(),
         mounts: Vec::new(),
     };

@@ -1,0 +1,156 @@
+//! How near two devices are: PCI Express first, then NUMA.
+
+use super::device::Device;
+use super::pci::{PciAddress, PciFunction};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// How near two devices are, from far to near.
+///
+/// The lowest bridge above both decides: what lies behind one switch talks past the processor. Where no bridge is above
+/// both, the host bridge does, then the NUMA node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Nearness {
+    /// Nothing in common that is known: through the interconnect of the processors.
+    System,
+    /// The same NUMA node.
+    Numa,
+    /// The same host bridge: through the root complex of one processor.
+    HostBridge,
+    /// The same root port.
+    RootPort,
+    /// The same switch: the lowest common bridge is so many below the root port. The deeper, the nearer.
+    Switch(u8),
+    /// The same card: functions of one device, or virtual functions of one physical function.
+    Card,
+    /// The same device: two shares of it.
+    Device,
+}
+
+impl fmt::Display for Nearness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Nearness::System => "system",
+            Nearness::Numa => "numa",
+            Nearness::HostBridge => "host-bridge",
+            Nearness::RootPort => "root-port",
+            Nearness::Switch(_) => "switch",
+            Nearness::Card => "same-device",
+            Nearness::Device => "same",
+        })
+    }
+}
+
+/// A place that a device is in, and others may be in too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// Below a host bridge: PCI domain and root bus.
+    HostBridge(u32, u8),
+    /// Below a bridge.
+    Bridge(PciAddress),
+    /// On a card: its first function, or its physical one.
+    Card(PciAddress),
+}
+
+/// The places on PCI Express that a device is in, each with what devices that share it are to each other, from far to
+/// near. None where it is no PCI function.
+#[must_use]
+pub fn places(device: &Device) -> Vec<(Nearness, Place)> {
+    device.pci.as_ref().map(of_function).unwrap_or_default()
+}
+
+fn of_function(function: &PciFunction) -> Vec<(Nearness, Place)> {
+    // Behind a volume management device the path has another domain; the first one is the host's.
+    let root = function.bridges.first().unwrap_or(&function.address);
+    let mut places = vec![(Nearness::HostBridge, Place::HostBridge(root.domain, root.bus))];
+    for (depth, bridge) in function.bridges.iter().enumerate() {
+        let nearness = if depth == 0 { Nearness::RootPort } else { Nearness::Switch(u8::try_from(depth).unwrap_or(u8::MAX)) };
+        places.push((nearness, Place::Bridge(*bridge)));
+    }
+    let card = function.physfn.unwrap_or(function.address);
+    places.push((Nearness::Card, Place::Card(PciAddress { function: 0, ..card })));
+    places
+}
+
+/// How near two devices are.
+#[must_use]
+pub fn nearness(a: &Device, b: &Device) -> Nearness {
+    if a.id == b.id {
+        return Nearness::Device;
+    }
+    let (ours, theirs) = (places(a), places(b));
+    let shared = ours.iter().rev().find(|place| theirs.contains(place)).map(|(nearness, _)| *nearness);
+    let numa = || if a.numa_nodes.iter().any(|node| b.numa_nodes.contains(node)) { Nearness::Numa } else { Nearness::System };
+    shared.unwrap_or_else(numa)
+}
+
+/// Which of several devices that would do are preferred (`GetPreferredAllocation`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Placement {
+    /// Those that are nearest to each other; of these, such that whole switches stay free for who needs many.
+    #[default]
+    Closest,
+    /// Those whose neighbours are in use already, so that what is whole stays whole, however near they are.
+    Packed,
+    /// Those whose neighbours are in use least: over sockets first, then over switches.
+    Spread,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{DeviceClass, DeviceId};
+    use std::collections::BTreeMap;
+
+    fn at(address: &str, bridges: &[&str], physfn: Option<&str>, numa: Option<u32>) -> Device {
+        let function = PciFunction {
+            address: address.parse().unwrap(),
+            vendor: None,
+            device: None,
+            subsystem_vendor: None,
+            subsystem_device: None,
+            class: None,
+            driver: None,
+            numa_node: numa,
+            physfn: physfn.map(|address| address.parse().unwrap()),
+            virtfns: Vec::new(),
+            sriov_totalvfs: None,
+            sriov_numvfs: None,
+            iommu_group: None,
+            bridges: bridges.iter().map(|bridge| bridge.parse().unwrap()).collect(),
+            net: Vec::new(),
+            rdma: Vec::new(),
+            nvme: Vec::new(),
+            drm: Vec::new(),
+        };
+        Device {
+            id: DeviceId::new(address),
+            key: address.into(),
+            class: DeviceClass::Gpu,
+            pci: Some(function),
+            numa_nodes: numa.into_iter().collect(),
+            nodes: Vec::new(),
+            attributes: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn the_lowest_common_bridge_decides_then_the_host_bridge_then_numa() {
+        let switch = ["0000:15:01.0", "0000:16:00.0"];
+        let gpu = at("0000:18:00.0", &[switch[0], switch[1], "0000:17:00.0"], None, Some(0));
+        let of = |other: &Device| nearness(&gpu, other);
+        assert_eq!(of(&at("0000:19:00.0", &[switch[0], switch[1], "0000:17:01.0"], None, None)), Nearness::Switch(1));
+        assert_eq!(of(&at("0000:1a:00.0", &[switch[0]], None, Some(1))), Nearness::RootPort, "whatever the NUMA nodes say");
+        assert_eq!(of(&at("0000:20:00.0", &["0000:15:02.0"], None, None)), Nearness::HostBridge);
+        assert_eq!(of(&at("0000:15:00.4", &[], None, None)), Nearness::HostBridge, "an endpoint of the root complex");
+        assert_eq!(of(&at("0000:30:00.0", &["0000:2f:01.0"], None, Some(0))), Nearness::Numa);
+        assert_eq!(of(&at("0000:30:00.0", &["0000:2f:01.0"], None, Some(1))), Nearness::System);
+        assert_eq!(of(&at("0000:30:00.0", &["0000:2f:01.0"], None, None)), Nearness::System, "what is not known is not near");
+        assert_eq!(of(&at("0000:18:00.1", &[switch[0], switch[1], "0000:17:00.0"], None, Some(0))), Nearness::Card);
+        assert_eq!(of(&at("0000:18:02.3", &[switch[0], switch[1], "0000:17:00.0"], Some("0000:18:00.0"), None)), Nearness::Card);
+        assert_eq!(of(&gpu.clone()), Nearness::Device);
+        assert!(Nearness::Switch(2) > Nearness::Switch(1) && Nearness::Card > Nearness::Switch(9));
+    }
+}

@@ -1,0 +1,246 @@
+//! Choices as sentences, and against a brute force that knows of no tree.
+
+use super::*;
+use crate::domain::topology::nearness;
+use crate::domain::{Device, Health, Offered};
+use crate::hardware::testing;
+use proptest::prelude::*;
+use std::sync::Arc;
+
+/// A device: its name, its NUMA node, and the bridges above it as bus numbers, from the root port down.
+type Where<'a> = (&'a str, Option<u32>, &'a [u8]);
+
+fn device((name, numa, bridges): Where<'_>, number: u8) -> Arc<Device> {
+    let mut device = testing::device(&format!("0000:{:02x}:00.0", 0x80 + number), name);
+    let function = device.pci.as_mut().unwrap();
+    function.bridges = bridges.iter().map(|bus| format!("0000:{bus:02x}:01.0").parse().unwrap()).collect();
+    device.numa_nodes = numa.into_iter().collect();
+    Arc::new(device)
+}
+
+fn offering(placement: Placement, devices: &[Where<'_>], shares: u32) -> Offering {
+    let mut offering = super::super::core::tests::offering(&[]);
+    let mut spec = (*offering.spec).clone();
+    (spec.placement, spec.replicas) = (placement, shares);
+    offering.spec = Arc::new(spec);
+    for (number, place) in devices.iter().enumerate() {
+        let device = device(*place, u8::try_from(number).unwrap());
+        let offered = || Offered { device: Arc::clone(&device), health: Health::Healthy };
+        if shares == 1 {
+            offering.devices.insert(device.id.clone(), offered());
+        } else {
+            offering.devices.extend((0..shares).map(|n| (device.id.share(n), offered())));
+        }
+    }
+    offering
+}
+
+fn ids(text: &str) -> Vec<DeviceId> {
+    text.split_whitespace().map(DeviceId::new).collect()
+}
+
+fn text(ids: &[DeviceId]) -> String {
+    ids.iter().map(DeviceId::as_str).collect::<Vec<_>>().join(" ")
+}
+
+/// Two sockets, on each two switches with two devices.
+const BOARD: [Where<'static>; 8] = [
+    ("a0", Some(0), &[0x10, 0x11]),
+    ("a1", Some(0), &[0x10, 0x11]),
+    ("b0", Some(0), &[0x20, 0x21]),
+    ("b1", Some(0), &[0x20, 0x21]),
+    ("c0", Some(1), &[0x30, 0x31]),
+    ("c1", Some(1), &[0x30, 0x31]),
+    ("d0", Some(1), &[0x40, 0x41]),
+    ("d1", Some(1), &[0x40, 0x41]),
+];
+
+fn on_board(placement: Placement, available: &str, must: &str, size: usize) -> String {
+    text(&choose(&offering(placement, &BOARD, 1), &ids(available), &ids(must), size).unwrap())
+}
+
+const ALL: &str = "a0 a1 b0 b1 c0 c1 d0 d1";
+
+#[test]
+fn closest_takes_what_is_behind_one_switch_then_on_one_socket() {
+    let closest = |available, must, size| on_board(Placement::Closest, available, must, size);
+    assert_eq!(closest(ALL, "", 2), "a0 a1");
+    assert_eq!(closest("a0 b0 c0 c1", "", 2), "c0 c1");
+    assert_eq!(closest(ALL, "", 4), "a0 a1 b0 b1");
+    assert_eq!(closest(ALL, "d1", 2), "d1 d0");
+    assert_eq!(closest("a0 b0 b1 c0 d0", "", 3), "a0 b0 b1", "one socket, not two");
+    assert_eq!(closest(ALL, "a0 c0", 3), "a0 c0 a1", "farther than they are it cannot get");
+}
+
+#[test]
+fn whole_switches_stay_free_for_who_needs_many() {
+    let closest = |available, size| on_board(Placement::Closest, available, "", size);
+    assert_eq!(closest("a0 a1 b1 c0 c1 d0 d1", 1), "b1", "its neighbour is taken already");
+    assert_eq!(closest("a0 a1 b1 d0", 1), "d0", "on its socket less is free");
+    let four = [
+        ("a", &[1, 2][..]),
+        ("b", &[1, 2]),
+        ("c", &[1, 2]),
+        ("d", &[1, 2]),
+        ("e", &[3, 4]),
+        ("f", &[3, 4]),
+        ("g", &[3, 4]),
+        ("h", &[3, 4]),
+    ];
+    let four = offering(Placement::Closest, &four.map(|(name, bridges)| (name, None, bridges)), 1);
+    let first = choose(&four, &ids("a b c d e f g h"), &[], 2).unwrap();
+    assert_eq!(text(&first), "a b");
+    assert_eq!(text(&choose(&four, &ids("c d e f g h"), &[], 2).unwrap()), "c d", "the other switch stays whole");
+    assert_eq!(text(&choose(&four, &ids("c d e f g h"), &[], 4).unwrap()), "e f g h");
+}
+
+#[test]
+fn packed_fills_what_is_in_use_and_spread_goes_where_least_is() {
+    assert_eq!(on_board(Placement::Packed, "a0 a1 b1 c1 d0 d1", "", 2), "b1 c1", "whatever lies between them");
+    assert_eq!(on_board(Placement::Packed, ALL, "", 3), "a0 a1 b0");
+    assert_eq!(on_board(Placement::Spread, ALL, "", 2), "a0 c0");
+    assert_eq!(on_board(Placement::Spread, ALL, "", 4), "a0 b0 c0 d0");
+    assert_eq!(on_board(Placement::Spread, "a1 b0 b1 c0 c1 d0 d1", "", 1), "c0", "on the socket that has given nothing");
+}
+
+#[test]
+fn shares_of_different_devices_come_first_and_of_the_least_used_one() {
+    let shared = |placement| offering(placement, &[("a", None, &[]), ("b", None, &[])], 3);
+    let closest = shared(Placement::Closest);
+    let choose = |offering: &Offering, available, must, size| text(&choose(offering, &ids(available), &ids(must), size).unwrap());
+    assert_eq!(choose(&closest, "a::0 a::1 a::2 b::0 b::1 b::2", "", 2), "a::0 b::0");
+    assert_eq!(choose(&closest, "a::1 b::0 b::1", "a::0", 3), "a::0 a::1 b::0");
+    assert_eq!(choose(&closest, "a::1 b::0 b::1 b::2", "", 1), "b::0", "less used");
+    assert_eq!(choose(&shared(Placement::Spread), "a::1 b::0 b::1 b::2", "", 1), "b::0");
+    assert_eq!(choose(&shared(Placement::Packed), "a::1 b::0 b::1 b::2", "", 1), "a::1", "more used");
+}
+
+#[test]
+fn the_impossible_is_said_and_the_unknown_is_far_from_everything() {
+    let offering = offering(Placement::Closest, &BOARD, 1);
+    assert!(choose(&offering, &ids("a0"), &[], 2).is_err());
+    assert!(choose(&offering, &ids("a0 a1"), &ids("a0 a1"), 1).is_err());
+    assert_eq!(text(&choose(&offering, &ids("?0 ?1 c0 d0"), &[], 2).unwrap()), "c0 d0");
+}
+
+/// A board: how many levels of bridges, and for each device the branch that it takes at each of them, and whether it is free.
+type Board = (Vec<(Vec<u8>, bool)>, u32);
+
+fn any_board() -> impl Strategy<Value = Board> {
+    (proptest::collection::vec((proptest::collection::vec(0..2_u8, 1..5), proptest::bool::weighted(0.8)), 1..8), 1..3_u32)
+        .prop_filter("at most twelve ids", |(devices, shares)| devices.len() * (*shares as usize) <= 12)
+}
+
+/// What of a board is offered and what is free.
+fn lay_out((devices, shares): &Board, placement: Placement) -> (Offering, Vec<DeviceId>) {
+    // A branch is a bridge; it has a number of its own for the path that leads to it. The first branch is the socket.
+    let place = |path: &[u8]| -> (Option<u32>, Vec<u8>) {
+        let bus = |depth: usize| {
+            1 + u8::try_from(path[..=depth].iter().fold(1_usize, |number, branch| number * 2 + usize::from(*branch))).unwrap()
+        };
+        (Some(u32::from(path[0])), (1..path.len()).map(bus).collect())
+    };
+    let named: Vec<(String, Option<u32>, Vec<u8>)> = devices
+        .iter()
+        .enumerate()
+        .map(|(number, (path, _))| {
+            let (numa, bridges) = place(path);
+            (format!("d{number:02}"), numa, bridges)
+        })
+        .collect();
+    let refs: Vec<Where<'_>> = named.iter().map(|(name, numa, bridges)| (name.as_str(), *numa, bridges.as_slice())).collect();
+    let offering = offering(placement, &refs, *shares);
+    let is_free = |id: &&DeviceId| {
+        let number: usize = id.as_str()[1..3].parse().unwrap();
+        // Of a device that is in use the last share is free.
+        devices[number].1 || (*shares > 1 && id.as_str().ends_with('1'))
+    };
+    let free = offering.devices.keys().filter(is_free).cloned().collect();
+    (offering, free)
+}
+
+/// The score of a choice by its definition: every group is a set of devices that are at least so near to one of them.
+fn score(offering: &Offering, free: &[DeviceId], chosen: &[&DeviceId]) -> (usize, Vec<usize>, Vec<DeviceId>) {
+    let of = |id: &DeviceId| &*offering.devices[id].device;
+    let levels: BTreeSet<Nearness> =
+        offering.devices.keys().flat_map(|a| offering.devices.keys().map(move |b| nearness(of(a), of(b)))).collect();
+    let ball = |id: &DeviceId, level: Nearness| -> BTreeSet<&DeviceId> {
+        offering.devices.keys().filter(|other| nearness(of(id), of(other)) >= level).collect()
+    };
+    let groups: BTreeSet<BTreeSet<&DeviceId>> =
+        offering.devices.keys().flat_map(|id| levels.iter().map(move |level| ball(id, *level))).collect();
+    let taken = |group: &BTreeSet<&DeviceId>| chosen.iter().filter(|id| group.contains(**id)).count();
+    let free_of = |group: &BTreeSet<&DeviceId>| free.iter().filter(|id| group.contains(id)).count();
+    let is_device = |group: &&BTreeSet<&DeviceId>| group.iter().all(|id| of(id).id == of(group.first().unwrap()).id);
+    let touched: Vec<&BTreeSet<&DeviceId>> = groups.iter().filter(|group| taken(group) > 0).collect();
+    let pairs = |group: &&BTreeSet<&DeviceId>| taken(group) * (taken(group) - 1) / 2;
+    let same: usize = touched.iter().copied().filter(|group| is_device(group)).map(|group| pairs(&group)).sum();
+    let whole: Vec<&BTreeSet<&DeviceId>> =
+        touched.iter().copied().filter(|group| group.len() > 1 && free_of(group) == group.len()).collect();
+    let broken = whole.iter().filter(|group| taken(group) < group.len() && !is_device(group)).count();
+    let uneven = |group: &BTreeSet<&DeviceId>| {
+        let used = group.len() - free_of(group);
+        (used + taken(group)).pow(2) - used.pow(2)
+    };
+    let mut sorted: Vec<DeviceId> = chosen.iter().map(|id| (*id).clone()).collect();
+    sorted.sort();
+    let rest = match offering.spec.placement {
+        Placement::Closest => {
+            let mut around: Vec<_> = groups.iter().filter(|group| taken(group) == chosen.len()).collect();
+            around.sort_by_key(|group| group.len());
+            let left = |groups: &[&BTreeSet<&DeviceId>]| groups.iter().map(|group| free_of(group) - chosen.len()).sum();
+            let near = |a: &&DeviceId| chosen.iter().map(|b| nearness(of(a), of(b))).min().unwrap();
+            let worst = Reverse(chosen.iter().map(near).min().unwrap());
+            let far = levels.iter().filter(|level| Reverse(**level) < worst).count();
+            let uneven = touched.iter().copied().filter(|group| is_device(group)).map(uneven).sum();
+            let (first, rest) = around.split_at(1);
+            let first = if is_device(&first[0]) { 0 } else { left(first) };
+            vec![far, broken, first, left(rest), uneven]
+        }
+        Placement::Packed => vec![whole.len(), touched.iter().map(|group| free_of(group) - taken(group)).sum()],
+        Placement::Spread => {
+            let depth = |group: &BTreeSet<&DeviceId>| groups.iter().filter(|other| other.is_superset(group) && *other != group).count();
+            let sum = |at: usize| touched.iter().copied().filter(|group| depth(group) == at).map(uneven).sum();
+            (0..12).map(sum).collect()
+        }
+    };
+    (same, rest, sorted)
+}
+
+fn subsets(free: &[DeviceId], size: usize) -> Vec<Vec<&DeviceId>> {
+    (0..1_u32 << free.len())
+        .filter(|bits| bits.count_ones() as usize == size)
+        .map(|bits| free.iter().enumerate().filter(|(n, _)| bits >> n & 1 == 1).map(|(_, id)| id).collect())
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_choice_is_the_best_of_all(
+        board in any_board(),
+        placement in prop_oneof![Just(Placement::Closest), Just(Placement::Packed), Just(Placement::Spread)],
+        wanted in any::<proptest::sample::Index>(),
+        must in proptest::collection::vec(any::<proptest::sample::Index>(), 0..3),
+    ) {
+        let (offering, free) = lay_out(&board, placement);
+        prop_assume!(!free.is_empty());
+        let must: BTreeSet<DeviceId> = must.iter().map(|index| index.get(&free).clone()).collect();
+        let size = (1 + wanted.index(free.len())).max(must.len());
+        let must: Vec<DeviceId> = must.into_iter().collect();
+        let best = subsets(&free, size)
+            .into_iter()
+            .filter(|subset| must.iter().all(|id| subset.contains(&id)))
+            .map(|subset| score(&offering, &free, &subset))
+            .min()
+            .unwrap();
+        let chosen = choose(&offering, &free, &must, size).unwrap();
+        let found = score(&offering, &free, &chosen.iter().collect::<Vec<_>>());
+        prop_assert_eq!(found, best, "{:?} of {:?}", placement, offering.devices.values().map(|offered| &offered.device.id).collect::<Vec<_>>());
+        prop_assert!(chosen.starts_with(&must));
+        let mut turned = free.clone();
+        turned.reverse();
+        prop_assert_eq!(choose(&offering, &turned, &must, size).unwrap(), chosen, "whatever order they come in");
+    }
+}
