@@ -129,7 +129,8 @@ impl App {
         tracing::debug!("opening the ledger");
         // The kernel's own, also in a container with another root: what a process wrote outlives it until that kernel ends.
         let boot_id = host::boot_id(Path::new("/"));
-        let (mut store, mut recovered) = Store::open(&roots.state, settings.config.durability, boot_id.as_deref())?;
+        let (mut store, mut recovered) =
+            Store::open_keeping(&roots.state, settings.config.durability, boot_id.as_deref(), settings.config.retention)?;
         // Not before: a start that the user can mend ends in one sentence, without a log around it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         rebuild::from_kubelet(&mut store, &mut recovered, &settings.device_plugins());

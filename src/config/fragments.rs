@@ -20,6 +20,10 @@ pub(super) struct Fragment {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Ledger {
     pub(super) durability: Option<Durability>,
+    /// How long a grant is remembered after it was given back, such as `90d`.
+    pub(super) history_age: Option<String>,
+    /// So many of them are remembered at most.
+    pub(super) history_size: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]

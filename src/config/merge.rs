@@ -35,6 +35,8 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
 fn lay_over(merged: &mut Fragment, fragment: Fragment) {
     let Fragment { ledger, telemetry, kubelet, resource } = fragment;
     merged.ledger.durability = ledger.durability.or(merged.ledger.durability);
+    merged.ledger.history_age = ledger.history_age.or(merged.ledger.history_age.take());
+    merged.ledger.history_size = ledger.history_size.or(merged.ledger.history_size);
     merged.telemetry.listen = telemetry.listen.or(merged.telemetry.listen.take());
     merged.kubelet.pod_resources_socket = kubelet.pod_resources_socket.or(merged.kubelet.pod_resources_socket.take());
     merged.resource.extend(resource);
@@ -56,6 +58,8 @@ fn drop_ins(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::Retention;
+    use std::time::Duration;
 
     fn sentence(text: &str) -> String {
         let dir = tempfile::tempdir().unwrap();
@@ -75,13 +79,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("config.d")).unwrap();
         let file = dir.path().join("config.toml");
-        std::fs::write(&file, "[telemetry]\nlisten = \"127.0.0.1:1\"\n[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n").unwrap();
+        std::fs::write(&file, "[telemetry]\nlisten = \"127.0.0.1:1\"\n[ledger]\nhistory_age = \"1d\"\nhistory_size = 5000\n[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n").unwrap();
         let drop_in = |name: &str, text: &str| std::fs::write(dir.path().join("config.d").join(name), text).unwrap();
-        drop_in("20.toml", "[telemetry]\nlisten = \"off\"");
+        drop_in("20.toml", "[telemetry]\nlisten = \"off\"\n[ledger]\nhistory_age = \"365d\"");
         drop_in("10.toml", "[telemetry]\nlisten = \"127.0.0.1:2\"\n[[resource]]\nname = \"a.b/d\"\nclass = \"nvme\"\n");
         drop_in("30.toml.rpmsave", "nonsense");
         let config = load(Some(&file)).unwrap();
         assert_eq!(config.listen, None);
+        assert_eq!(config.retention, Retention { age: Duration::from_secs(365 * 24 * 3600), grants: 5000 });
         assert_eq!(config.resources.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["a.b/c", "a.b/d"]);
         assert_eq!(config.files.len(), 3);
     }
@@ -115,6 +120,9 @@ mod tests {
                 "`/dev/a/0` and `/dev/b/0` would both be `/dev/x/0` in the container",
             ),
             ("[ledger]\ndurability = \"power-los\"".to_owned(), "unknown value `power-los`; did you mean `power-loss`?"),
+            ("[ledger]\nhistory_age = \"90\"".to_owned(), "`ledger.history_age` is `90`, but must be a time such as `90d`"),
+            ("[ledger]\nhistory_age = \"1h\"".to_owned(), "`ledger.history_age` is `1h`, but must be at least a day"),
+            ("[ledger]\nhistory_size = 10".to_owned(), "`ledger.history_size` is 10, but must be at least 1000"),
             ("[telemetry]\nlisten = \"9477\"".to_owned(), "`telemetry.listen` is `9477`"),
             ("[[resource]]\nname = \"gpu\"\nclass = \"gpu\"".to_owned(), "`gpu` is not a resource name"),
             ("[[resource]]\nname = \"a.b/c\"\nclass = \"gppu\"".to_owned(), "did you mean `gpu`?"),

@@ -12,7 +12,7 @@ mod validate;
 pub use error::ConfigError;
 pub use merge::load;
 
-use crate::domain::{Durability, ResourceSpec};
+use crate::domain::{Durability, ResourceSpec, Retention};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,6 +38,8 @@ pub struct Roots {
 pub struct Config {
     /// When a grant counts as recorded.
     pub durability: Durability,
+    /// How much of the history is kept.
+    pub retention: Retention,
     /// Where `/metrics`, `/healthz` and `/readyz` are served; `None` is nowhere.
     pub listen: Option<SocketAddr>,
     /// The pod-resources socket, where it is not the kubelet directory's own.

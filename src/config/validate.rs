@@ -2,17 +2,24 @@
 
 use super::fragments::{self, Class, Contract, Fragment};
 use super::{Config, ConfigError};
-use crate::domain::{CharPath, ContractKind, DeviceClass, DeviceId, MountSpec, PciAddress, ResourceName, ResourceSpec, Select};
+use crate::domain::{CharPath, ContractKind, DeviceClass, DeviceId, MountSpec, PciAddress, ResourceName, ResourceSpec, Retention, Select};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Where telemetry listens when nothing is said.
 const DEFAULT_LISTEN: &str = "127.0.0.1:9477";
 
 /// A list of more ids than this may grow beyond the 4 MiB that the kubelet takes in one message.
 const REPLICAS_MAX: u32 = 10_000;
+
+/// What was given back a day ago may still be in the kubelet's checkpoint, or live in a copy of the ledger that lags behind:
+/// the history is what tells that it is not held.
+const HISTORY_AGE_MIN: Duration = Duration::from_secs(24 * 3600);
+/// For the same reason.
+const HISTORY_SIZE_MIN: u64 = 1000;
 
 pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Config, ConfigError> {
     let mut names = BTreeSet::new();
@@ -30,11 +37,26 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
     }
     Ok(Config {
         durability: fragment.ledger.durability.unwrap_or_default(),
+        retention: retention(&fragment.ledger)?,
         listen: listen(fragment.telemetry.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?,
         pod_resources_socket,
         resources,
         files,
     })
+}
+
+fn retention(ledger: &fragments::Ledger) -> Result<Retention, ConfigError> {
+    let usual = Retention::default();
+    let age = |text: &String| {
+        let problem = |wanted| ConfigError::new(format!("`ledger.history_age` is `{text}`, but must be {wanted}"));
+        let age = humantime::parse_duration(text).map_err(|_| problem("a time such as `90d`"))?;
+        if age < HISTORY_AGE_MIN { Err(problem("at least a day, `1d`")) } else { Ok(age) }
+    };
+    let grants = ledger.history_size.unwrap_or(usual.grants);
+    if grants < HISTORY_SIZE_MIN {
+        return Err(ConfigError::new(format!("`ledger.history_size` is {grants}, but must be at least {HISTORY_SIZE_MIN} grants")));
+    }
+    Ok(Retention { age: ledger.history_age.as_ref().map_or(Ok(usual.age), age)?, grants })
 }
 
 fn listen(text: &str) -> Result<Option<SocketAddr>, ConfigError> {

@@ -15,6 +15,7 @@ mod observation;
 mod pci;
 mod refusal;
 mod resource;
+mod retention;
 mod safeguard;
 mod time;
 pub mod topology;
@@ -30,5 +31,6 @@ pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, Liste
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use refusal::Refusal;
 pub use resource::{CharPath, ContractKind, InvalidResourceName, MountSpec, ResourceName, ResourceSpec, Select};
+pub use retention::Retention;
 pub use safeguard::Safeguard;
 pub use time::{Moment, Timestamp};

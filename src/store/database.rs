@@ -15,7 +15,7 @@ use super::StoreError;
 use super::codec;
 use super::error::wants_room;
 use super::layout::{note, sync_data, sync_directory};
-use crate::domain::{AllocId, DeviceId, Grant, Timestamp};
+use crate::domain::{AllocId, DeviceId, Grant, Retention, Timestamp};
 use crate::host::LateTimers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -36,10 +36,6 @@ const POOL_WAKES_WITHIN: Duration = Duration::from_secs(600);
 const CACHE_BYTES: u64 = 256 * 1024;
 /// A page of more than a quarter of this (17 records of 1.9 KB) goes into a file of its own below `blobs/`.
 const LOG_SEGMENT_BYTES: usize = 128 * 1024;
-/// Released grants that are kept, at most.
-const HISTORY_GRANTS_MAX: u64 = 100_000;
-/// How long a released grant is kept.
-const HISTORY_AGE_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
 /// How far the clock is believed to have gone on between two checkpoints. A clock that is wrong by a year would forget the
 /// whole history at once; so it forgets a day of it at a time, until somebody sets the clock.
 const CLOCK_STEP_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -214,10 +210,10 @@ impl Shelf {
     }
 
     /// Trims the history, then makes everything up to `applied` survive a power cut.
-    pub(super) fn checkpoint(&mut self, applied: u64, now: Timestamp) -> Result<(), StoreError> {
+    pub(super) fn checkpoint(&mut self, applied: u64, now: Timestamp, retention: Retention) -> Result<(), StoreError> {
         let step = u64::try_from(CLOCK_STEP_MAX.as_millis()).unwrap_or(u64::MAX);
         let now = self.run(|shelf| Ok(shelf.number(CLOCK)?.map_or(now.0, |last| now.0.min(last + step))))?;
-        let trimmed = self.run(|shelf| shelf.trim(now))?;
+        let trimmed = self.run(|shelf| shelf.trim(now, retention))?;
         self.history_count = self.history_count.saturating_sub(trimmed);
         self.run(|shelf| {
             shelf.set_number(HISTORY_COUNT, shelf.history_count)?;
@@ -244,9 +240,9 @@ impl Shelf {
         Ok(sync_data(&self.log)?)
     }
 
-    fn trim(&self, now: u64) -> sled::Result<u64> {
-        let oldest = now.saturating_sub(u64::try_from(HISTORY_AGE_MAX.as_millis()).unwrap_or(u64::MAX));
-        let excess = self.history_count.saturating_sub(HISTORY_GRANTS_MAX);
+    fn trim(&self, now: u64, retention: Retention) -> sled::Result<u64> {
+        let oldest = now.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX));
+        let excess = self.history_count.saturating_sub(retention.grants);
         let mut trimmed = 0;
         for key in self.history.iter().keys() {
             let key = key?;

@@ -8,7 +8,7 @@ use super::opening::{Opened, Opening, open_or_replace};
 use super::recovery::{self, LivePayloads, Truth, catch_up, database_finding, journal_findings};
 use super::replay::Fold;
 use super::{RecoveryReport, StoreError};
-use crate::domain::{AllocId, DeviceId, Grant, Timestamp};
+use crate::domain::{AllocId, DeviceId, Grant, Retention, Timestamp};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -79,13 +79,14 @@ pub(super) struct Order {
 /// The thread's side of the handle.
 pub(super) struct Desk {
     state_dir: PathBuf,
+    retention: Retention,
     shelf: Option<Shelf>,
     shared: Arc<Shared>,
 }
 
 impl Desk {
-    pub(super) fn new(state_dir: &Path, shared: Arc<Shared>) -> Self {
-        Desk { state_dir: state_dir.to_owned(), shelf: None, shared }
+    pub(super) fn new(state_dir: &Path, retention: Retention, shared: Arc<Shared>) -> Self {
+        Desk { state_dir: state_dir.to_owned(), retention, shelf: None, shared }
     }
 
     pub(super) fn begin(&mut self, database: Database, first: u64, truth: Truth, live: &LivePayloads) {
@@ -179,7 +180,8 @@ impl Desk {
             self.restore();
         }
         let now = Timestamp::from_system(SystemTime::now());
-        self.write(|shelf| shelf.checkpoint(order.applied, now));
+        let retention = self.retention;
+        self.write(|shelf| shelf.checkpoint(order.applied, now, retention));
         let keep = if self.shelf.is_some() { 0 } else { OLD_SEGMENTS_WITHOUT_DATABASE_MAX };
         journal::delete_before(&journal_dir(&self.state_dir), order.newest_segment, keep)
     }

@@ -18,7 +18,7 @@ use super::recovery::{self, Notes, Truth, database_finding, encode_live, journal
 use super::replay::Fold;
 use super::shelver::Shelver;
 use super::{OLD_SEGMENTS_MAX, Recovered, RecoveryReport, Store, StoreError, journal};
-use crate::domain::Durability;
+use crate::domain::{Durability, Retention};
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
@@ -31,6 +31,19 @@ impl Store {
     /// When the directory is in use, cannot be written, or was written by a later version. Damage is no error: it is in
     /// the report.
     pub fn open(state_dir: &Path, durability: Durability, boot_id: Option<&str>) -> Result<(Store, Recovered), StoreError> {
+        Store::open_keeping(state_dir, durability, boot_id, Retention::default())
+    }
+
+    /// The same, with a history of another length than the usual one.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_keeping(
+        state_dir: &Path,
+        durability: Durability,
+        boot_id: Option<&str>,
+        retention: Retention,
+    ) -> Result<(Store, Recovered), StoreError> {
         let began = Instant::now();
         let journal_dir = journal_dir(state_dir);
         fs::create_dir_all(&journal_dir).map_err(StoreError::io("create", &journal_dir))?;
@@ -88,7 +101,7 @@ impl Store {
         }
         lock.note_boot(boot_id);
         let grants = std::mem::take(&mut truth.live).into_values().map(|(_, grant)| grant).collect();
-        let shelver = Shelver::start(state_dir, database, first, truth, live.clone())?;
+        let shelver = Shelver::start(state_dir, retention, database, first, truth, live.clone())?;
         let mut store = Store {
             dir: state_dir.to_owned(),
             durability,

@@ -12,7 +12,7 @@ use super::desk::{Database, Desk, Order, Shared, Work};
 use super::layout::{database_dir, with_my_steps};
 use super::recovery::{LivePayloads, Truth};
 use super::{RecoveryReport, StoreError};
-use crate::domain::{AllocId, DeviceId, Grant};
+use crate::domain::{AllocId, DeviceId, Grant, Retention};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -59,11 +59,18 @@ impl PendingCheckpoint {
 impl Shelver {
     /// Starts the thread, which first gives the database what it lacks. `first` is the number of the journal's new segment,
     /// `truth` what was released before it and what is named, `live` what its head tells.
-    pub(super) fn start(state_dir: &Path, database: Database, first: u64, truth: Truth, live: LivePayloads) -> Result<Self, StoreError> {
+    pub(super) fn start(
+        state_dir: &Path,
+        retention: Retention,
+        database: Database,
+        first: u64,
+        truth: Truth,
+        live: LivePayloads,
+    ) -> Result<Self, StoreError> {
         let (queue, work) = sync_channel(QUEUE_MAX);
         let shared = Arc::new(Shared::default());
         let dir = database_dir(state_dir);
-        let mut desk = Desk::new(state_dir, Arc::clone(&shared));
+        let mut desk = Desk::new(state_dir, retention, Arc::clone(&shared));
         let run = with_my_steps(move || {
             crate::host::step_back();
             let told = if matches!(database, Database::Later { .. }) { listen(&work) } else { Vec::new() };

@@ -4,7 +4,7 @@ use super::layout::{database_dir, journal_dir};
 use super::opening::Opening;
 use super::samples::{bound, grant, listed, made, named, released_at, suspect};
 use super::*;
-use crate::domain::{AllocId, GrantState, Timestamp};
+use crate::domain::{AllocId, GrantState, Retention, Timestamp};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -395,6 +395,34 @@ fn history_is_trimmed_by_age() {
 }
 
 #[test]
+fn whatever_is_kept_of_the_history_live_grants_are_never_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let keep = |age, grants| {
+        let retention = Retention { age: std::time::Duration::from_secs(age), grants };
+        Store::open_keeping(dir.path(), Durability::PowerLoss, Some("this boot"), retention).unwrap()
+    };
+    let (mut store, _) = keep(3600, 2);
+    // The live ones are two years old, in every state, and more than the history may be long.
+    let live = [made(1), made(2), bound(2), made(3), bound(3), suspect(3)];
+    store.append(&live).unwrap();
+    store.append(&(4..9).flat_map(|n| [made(n), released(n)]).collect::<Vec<_>>()).unwrap();
+    store.checkpoint().unwrap();
+    assert_eq!(store.history(9, |_| true).unwrap().len(), 2);
+    let before = store.load().grants;
+    drop(store);
+
+    // Nothing at all is kept.
+    let (mut store, recovered) = keep(0, 0);
+    assert_eq!(recovered.grants, before);
+    store.checkpoint().unwrap();
+    assert!(store.history(9, |_| true).unwrap().is_empty());
+    store.close().unwrap();
+    fs::remove_dir_all(journal_dir(dir.path())).unwrap();
+    let (_, recovered) = open(dir.path());
+    assert_eq!(recovered.grants, before, "the database alone has them too");
+}
+
+#[test]
 fn an_export_is_read_while_the_store_goes_on_and_tells_each_grant_once() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
@@ -697,9 +725,9 @@ fn a_clock_that_goes_wrong_by_a_year_forgets_no_history_and_brings_nothing_back(
     store.append(&[made(1), made(2), made(3), made(4), released_at(1, now)]).unwrap();
     store.checkpoint().unwrap();
     store.append(&[released_at(2, now + year)]).unwrap();
-    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now + year)).unwrap());
+    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now + year), Retention::default()).unwrap());
     store.append(&[released_at(3, now - year)]).unwrap();
-    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now - year)).unwrap());
+    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now - year), Retention::default()).unwrap());
     let told: Vec<_> = store.history(9, |_| true).unwrap().iter().map(|grant| grant.devices[0].id.to_string()).collect();
     assert_eq!(told, ["GPU-2", "GPU-1", "GPU-3"], "by the clock of their release");
     store.append(&[released(4)]).unwrap();
