@@ -1,31 +1,46 @@
 //! The control socket: how the other verbs ask the running daemon. HTTP and JSON on `<run-dir>/control.sock`.
+//!
+//! What reads more than is in memory runs on a thread of its own, without the store: Allocate needs both meanwhile.
+
+mod client;
+
+pub use client::{ControlError, get, read_ledger};
 
 use super::{Status, Views};
 use crate::domain::Grant;
 use crate::messages::{Mailbox, Publish};
-use crate::store::Store;
+use crate::store::{Export, Store, StoreError, Told};
+use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get as route;
 use axum::{Json, Router};
-use http_body_util::{BodyExt, Empty};
-use hyper_util::rt::TokioIo;
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
-use tokio::net::{UnixListener, UnixStream};
-use tokio::time::Instant;
-
-/// How long a verb waits for the daemon.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+use tokio::net::UnixListener;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
 
 /// How long the ledger is waited for.
 const PUBLISH_DEADLINE: Duration = Duration::from_secs(1);
+
+/// What is told of the ledger at a time: the history is ten times as large as the whole daemon, and goes through it in pieces.
+const CHUNK_BYTES: usize = 64 * 1024;
+/// Pieces that may wait for the reader.
+const CHUNKS_MAX: usize = 2;
+/// How long a reader may take for one piece.
+const READER_PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) fn socket_path(run_dir: &Path) -> PathBuf {
     run_dir.join("control.sock")
@@ -54,17 +69,66 @@ async fn grants(State(source): State<Source>) -> Json<Vec<Arc<Grant>>> {
     Json(source.views().await.grants.borrow().iter().map(Arc::clone).collect())
 }
 
-/// The history is read and written out on a thread that may wait, and without the store: Allocate needs both meanwhile.
-async fn export(State(source): State<Source>) -> Result<impl IntoResponse, (StatusCode, String)> {
-    let store = source.store;
-    let failed = |error: String| (StatusCode::INTERNAL_SERVER_ERROR, error);
-    let read = tokio::task::spawn_blocking(move || {
-        let export = store.lock().unwrap_or_else(PoisonError::into_inner).exporter();
-        let grants = export.and_then(|export| export.read()).map_err(|error| error.to_string())?;
-        serde_json::to_vec(&grants).map_err(|error| error.to_string())
+/// One line of `/v1/ledger`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    /// A part of the ledger.
+    Told(Told),
+    /// The end, without which something is missing. `problem`: why the history is not whole.
+    End { problem: Option<String> },
+}
+
+type Failure = (StatusCode, String);
+
+fn failure(error: impl std::fmt::Display) -> Failure {
+    (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+}
+
+async fn ledger(State(source): State<Source>) -> Result<impl IntoResponse, Failure> {
+    let export = source.store.lock().unwrap_or_else(PoisonError::into_inner).exporter().map_err(failure)?;
+    let (pieces, body) = mpsc::channel(CHUNKS_MAX);
+    let runtime = Handle::current();
+    // A reader that has gone, or stands still, gets nothing more.
+    let send = move |piece: Vec<u8>| {
+        let sent = runtime.block_on(async { timeout(READER_PATIENCE, pieces.send(Bytes::from(piece))).await });
+        matches!(sent, Ok(Ok(())))
+    };
+    on_a_thread(move || tell(export, send))?;
+    let body = Body::from_stream(ReceiverStream::new(body).map(Ok::<_, Infallible>));
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], body))
+}
+
+/// Writes an export out, line by line.
+fn tell(export: Export, send: impl Fn(Vec<u8>) -> bool) {
+    let mut piece = Vec::with_capacity(CHUNK_BYTES);
+    let mut is_heard = true;
+    let read = export.read(|told| {
+        write(&mut piece, &Line::Told(told));
+        if piece.len() >= CHUNK_BYTES {
+            is_heard = send(std::mem::replace(&mut piece, Vec::with_capacity(CHUNK_BYTES)));
+        }
+        is_heard
     });
-    let body = read.await.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
-    Ok(([(CONTENT_TYPE, "application/json")], body))
+    if is_heard {
+        write(&mut piece, &Line::End { problem: read.err().map(|error: StoreError| error.to_string()) });
+        send(piece);
+    }
+}
+
+fn write(piece: &mut Vec<u8>, line: &Line) {
+    // Memory takes everything, and every map of a grant has strings for keys.
+    drop(serde_json::to_writer(&mut *piece, line));
+    piece.push(b'\n');
+}
+
+/// Runs what reads the disk, behind everything that is more important.
+fn on_a_thread(run: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    let run = || {
+        crate::host::step_back();
+        run();
+    };
+    thread::Builder::new().name("reader".into()).spawn(run).map(drop).map_err(failure)
 }
 
 async fn status(State(source): State<Source>) -> Json<Status> {
@@ -75,7 +139,7 @@ async fn status(State(source): State<Source>) -> Json<Status> {
 pub(super) fn serve(path: &Path, source: Source) -> Option<tokio::task::JoinHandle<()>> {
     let routes = Router::new()
         .route("/v1/grants", route(grants))
-        .route("/v1/export", route(export))
+        .route("/v1/ledger", route(ledger))
         .route("/v1/status", route(status))
         .with_state(source);
     match bind(path) {
@@ -104,55 +168,4 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
-}
-
-/// Why the daemon could not be asked.
-#[derive(Debug, thiserror::Error)]
-pub enum ControlError {
-    /// There is no daemon.
-    #[error("no holdfast answers on `{}`: {source}", path.display())]
-    Absent {
-        /// The control socket.
-        path: PathBuf,
-        /// The system's words.
-        source: io::Error,
-    },
-    /// It answered with an error, or with something else than was asked for.
-    #[error("holdfast on `{}` cannot answer: {why}", path.display())]
-    Failed {
-        /// The control socket.
-        path: PathBuf,
-        /// What came back.
-        why: String,
-    },
-}
-
-/// Asks the daemon of `run_dir` for `resource`, such as `/v1/status`.
-///
-/// # Errors
-/// [`ControlError::Absent`] when no daemon listens.
-pub async fn get<T: DeserializeOwned>(run_dir: &Path, resource: &str) -> Result<T, ControlError> {
-    let path = socket_path(run_dir);
-    let stream = match UnixStream::connect(&path).await {
-        Ok(stream) => stream,
-        Err(source) if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Err(ControlError::Absent { path, source });
-        }
-        Err(error) => return Err(ControlError::Failed { path, why: format!("{error}; only root may ask") }),
-    };
-    let failed = |why: String| ControlError::Failed { path: path.clone(), why };
-    let ask = async {
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
-        tokio::spawn(connection);
-        let request = hyper::Request::get(resource).header("host", "localhost").body(Empty::<hyper::body::Bytes>::new());
-        let answer = sender.send_request(request.map_err(|e| e.to_string())?).await.map_err(|e| e.to_string())?;
-        let status = answer.status();
-        let body = answer.into_body().collect().await.map_err(|e| e.to_string())?.to_bytes();
-        if status.is_success() {
-            serde_json::from_slice(&body).map_err(|error| format!("its answer is not understood: {error}"))
-        } else {
-            Err(String::from_utf8_lossy(&body).into_owned())
-        }
-    };
-    tokio::time::timeout(ANSWER_DEADLINE, ask).await.map_err(|_| failed("no answer in time".into()))?.map_err(failed)
 }

@@ -18,12 +18,14 @@ pub const STATE: u8 = 5;
 pub const ALREADY_RUNNING: u8 = 6;
 /// An actor died too often; a fresh start may help.
 pub const ESCALATED: u8 = 7;
+/// Nobody holds what `who` was asked for.
+pub const NOBODY: u8 = 8;
 
 /// Why a verb ends without success: the sentence for standard error, and the code.
 #[derive(Debug)]
 pub struct Failed {
-    /// One sentence: what failed, on what, why, what to do.
-    pub sentence: String,
+    /// One sentence: what failed, on what, why, what to do. `None` where the answer itself says it.
+    pub sentence: Option<String>,
     /// One of the codes above.
     pub code: u8,
 }
@@ -31,7 +33,13 @@ pub struct Failed {
 impl Failed {
     /// A failure with a code of its own.
     pub fn new(code: u8, sentence: impl std::fmt::Display) -> Self {
-        Failed { sentence: sentence.to_string(), code }
+        Failed { sentence: Some(sentence.to_string()), code }
+    }
+
+    /// An answer that was given, and that callers are told by a code of its own.
+    #[must_use]
+    pub fn answered(code: u8) -> Self {
+        Failed { sentence: None, code }
     }
 }
 
@@ -70,7 +78,9 @@ pub fn end(result: Result<(), Failed>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::from(SUCCESS),
         Err(Failed { sentence, code }) => {
-            super::eprintln(format_args!("holdfast: {sentence}"));
+            if let Some(sentence) = sentence {
+                super::eprintln(format_args!("holdfast: {sentence}"));
+            }
             ExitCode::from(code)
         }
     }

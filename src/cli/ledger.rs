@@ -1,10 +1,8 @@
 //! `holdfast ledger`: the ledger as a document, with and without a running daemon.
 
 use super::exit::{FAILURE, Failed};
-use super::{Global, block_on, print, who};
-use crate::app::{ControlError, control_get};
-use crate::domain::Grant;
-use crate::store;
+use super::{Global, document, print, source};
+use crate::store::Told;
 use clap::Subcommand;
 
 /// What can be done with the ledger.
@@ -21,21 +19,15 @@ pub enum Verb {
 pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
     match verb {
         Verb::Export => {
-            let asked: Result<Vec<Grant>, ControlError> = block_on(control_get(&global.run_dir, "/v1/export"))?;
-            let grants = match asked {
-                Ok(grants) => grants,
-                Err(ControlError::Absent { .. }) => {
-                    let mut grants = store::peek(&global.state_dir)?.grants;
-                    let (released, problem) = store::peek_history(&global.state_dir)?;
-                    grants.extend(released);
-                    if let Some(problem) = problem {
-                        super::eprintln(format_args!("holdfast: what was given back is missing from this export: {problem}"));
-                    }
-                    grants
-                }
-                Err(error) => return Err(Failed::new(FAILURE, error)),
-            };
-            let json = serde_json::to_string_pretty(&who::document(&grants)).map_err(|error| Failed::new(FAILURE, error))?;
+            let mut grants = Vec::new();
+            let problem = source::read(global, |told| {
+                grants.extend(if let Told::Grant(grant) = told { Some(*grant) } else { None });
+                true
+            })?;
+            if let Some(problem) = problem {
+                super::eprintln(format_args!("holdfast: what was given back is missing from this export: {problem}"));
+            }
+            let json = serde_json::to_string_pretty(&document::document(&grants)).map_err(|error| Failed::new(FAILURE, error))?;
             print(format_args!("{json}\n"))
         }
     }

@@ -3,11 +3,16 @@
 pub mod bench;
 pub mod demo;
 pub mod discover;
+pub mod document;
 pub mod exit;
+pub mod history;
 pub mod ledger;
+pub mod query;
 pub mod run;
+pub mod source;
 pub mod status;
 pub mod table;
+pub mod when;
 pub mod who;
 
 use self::exit::Failed;
@@ -32,7 +37,7 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 configuration, 4 kubelet directory, 5 state directory, \
-                          6 already running, 7 an actor died too often.";
+                          6 already running, 7 an actor died too often, 8 nobody holds what `who` was asked for.";
 
 /// Options of every verb.
 #[derive(Debug, Clone, Args)]
@@ -83,8 +88,10 @@ enum Verb {
     },
     /// Show the running daemon at a glance
     Status,
-    /// Show which container holds which device
-    Who,
+    /// Show which container holds which device, or who holds one
+    Who(who::Options),
+    /// Show who held which device, and when
+    History(history::Options),
     /// Work on the ledger
     #[command(subcommand)]
     Ledger(ledger::Verb),
@@ -124,7 +131,8 @@ pub fn main() -> ExitCode {
         Verb::Demo(options) => demo::run(&options),
         Verb::Discover { all } => discover::run(&global, all),
         Verb::Status => status::run(&global),
-        Verb::Who => who::run(&global),
+        Verb::Who(options) => who::run(&global, &options),
+        Verb::History(options) => history::run(&global, &options),
         Verb::Ledger(verb) => ledger::run(&global, &verb),
         Verb::Bench(verb) => bench::run(&global, &verb),
     })

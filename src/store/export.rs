@@ -1,32 +1,48 @@
 //! Reading out what was: the history, and everything for `ledger export`.
 
-use super::recovery::{LivePayloads, decode_grant};
+use super::recovery::{LivePayloads, Notes, decode_grant};
 use super::shelver::PendingHistory;
 use super::{Store, StoreError};
-use crate::domain::Grant;
+use crate::domain::{DeviceId, Grant, Listed};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// One of the things that a ledger tells: its notes first, then every live grant, then what was given back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Told {
+    /// What is remembered beside grants.
+    Notes {
+        /// The id of each device that ever got one, by physical key.
+        names: BTreeMap<String, DeviceId>,
+        /// What the kubelet was told last.
+        listed: Listed,
+    },
+    /// A grant.
+    Grant(Box<Grant>),
+}
 
 /// An export that has begun: what was live at that moment, and the way to the history.
 #[derive(Debug)]
 pub struct Export {
+    notes: Notes,
     live: LivePayloads,
     history: PendingHistory,
 }
 
 impl Export {
-    /// Every grant: those that were live, then the history, newest first. A grant that was released since is told once,
-    /// as the live one that it was.
+    /// Tells everything, the history newest first, until `take` says no more; nothing is kept in memory but what was live.
+    /// A grant that was released since is told once, as the live one that it was.
     ///
     /// # Errors
-    /// When the query database fails.
-    pub fn read(self) -> Result<Vec<Grant>, StoreError> {
-        let mut grants: Vec<Grant> = self.live.values().filter_map(|(_, payload)| decode_grant(payload)).collect();
-        self.history.wait()?.read(|grant| {
-            if !self.live.contains_key(&grant.alloc_id) {
-                grants.push(grant);
-            }
-            true
-        })?;
-        Ok(grants)
+    /// When the query database fails. What was live has been told then.
+    pub fn read(self, mut take: impl FnMut(Told) -> bool) -> Result<(), StoreError> {
+        let Export { notes: Notes { names, listed }, live, history } = self;
+        let held = live.values().filter_map(|(_, payload)| decode_grant(payload)).map(|grant| Told::Grant(Box::new(grant)));
+        if !std::iter::once(Told::Notes { names, listed }).chain(held).all(&mut take) {
+            return Ok(());
+        }
+        history.wait()?.read(|grant| live.contains_key(&grant.alloc_id) || take(Told::Grant(Box::new(grant))))
     }
 }
 
@@ -52,6 +68,6 @@ impl Store {
     /// # Errors
     /// When too much waits for the query database.
     pub fn exporter(&self) -> Result<Export, StoreError> {
-        Ok(Export { live: self.live.clone(), history: self.shelver.history()? })
+        Ok(Export { notes: self.notes.clone(), live: self.live.clone(), history: self.shelver.history()? })
     }
 }

@@ -34,7 +34,7 @@ mod shelver;
 mod tests;
 
 pub use error::StoreError;
-pub use export::Export;
+pub use export::{Export, Told};
 pub use journal::PendingSync;
 pub use peek::{peek, peek_history};
 pub use recovery::RecoveryReport;

@@ -101,7 +101,7 @@ impl From<std::io::Error> for Stop {
 
 impl From<Failed> for Stop {
     fn from(failed: Failed) -> Self {
-        Stop::Trouble(failed.sentence)
+        Stop::Trouble(failed.sentence.unwrap_or_default())
     }
 }
 

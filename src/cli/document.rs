@@ -1,0 +1,218 @@
+//! Grants as they are shown: rows of a JSON document, cells of a table, and words for what proved a release.
+
+use super::table::Table;
+use crate::domain::{Grant, GrantState, PodRef, Timestamp};
+use crate::ledger::core::{NEVER_STARTED, POD_GONE};
+use serde::Serialize;
+
+/// A document of grants, such as that of `who -o json`. A name that cannot be known is `null`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Document<'a> {
+    schema: u32,
+    grants: Vec<Row<'a>>,
+}
+
+/// One grant of a document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Row<'a> {
+    alloc_id: &'a str,
+    resource: &'a str,
+    devices: Vec<&'a str>,
+    state: &'static str,
+    pod: Option<Pod<'a>>,
+    container: Option<&'a str>,
+    granted_at: Timestamp,
+    bound_at: Option<Timestamp>,
+    released_at: Option<Timestamp>,
+    released_by: Option<&'a str>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Pod<'a> {
+    namespace: Option<&'a str>,
+    name: Option<&'a str>,
+    uid: &'a str,
+}
+
+/// Grants as a document, in the order in which they come.
+pub fn document<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> Document<'a> {
+    Document { schema: 1, grants: grants.into_iter().map(row).collect() }
+}
+
+/// A grant as a row of a document.
+#[must_use]
+pub fn row(grant: &Grant) -> Row<'_> {
+    let (released_at, released_by) = match &grant.state {
+        GrantState::Released { released_at, released_by, .. } => (Some(*released_at), Some(released_by.as_str())),
+        _ => (None, None),
+    };
+    Row {
+        alloc_id: grant.alloc_id.as_str(),
+        resource: grant.resource.as_str(),
+        devices: grant.devices.iter().map(|device| device.id.as_str()).collect(),
+        state: grant.state_name(),
+        pod: grant.pod().map(pod),
+        container: grant.container(),
+        granted_at: grant.granted_at,
+        bound_at: bound_at(grant),
+        released_at,
+        released_by,
+    }
+}
+
+fn pod(pod: &PodRef) -> Pod<'_> {
+    Pod { namespace: pod.namespace.as_deref(), name: pod.name.as_deref(), uid: &pod.uid }
+}
+
+fn bound_at(grant: &Grant) -> Option<Timestamp> {
+    match &grant.state {
+        GrantState::Granted => None,
+        GrantState::Bound { bound_at, .. } | GrantState::Suspect { bound_at, .. } => Some(*bound_at),
+        GrantState::Released { bound_at, .. } => *bound_at,
+    }
+}
+
+/// Grants as a table: who, what, since when they have been in that state.
+pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> String {
+    let mut table = Table::new(&["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE", "DEVICES"]);
+    for grant in grants {
+        let [namespace, pod, container] = holder(grant);
+        let since = since(grant).to_seconds();
+        table.row([namespace, pod, container, grant.resource.to_string(), grant.state_name().to_owned(), since, devices(grant)]);
+    }
+    table.to_string()
+}
+
+/// The same with both ends: from when to when, and what proved that it was given back.
+pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> String {
+    let mut table = Table::new(&["FROM", "UNTIL", "NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "PROOF", "DEVICES"]);
+    for grant in grants {
+        let (until, proof) = match &grant.state {
+            GrantState::Released { released_at, released_by, .. } => (released_at.to_seconds(), released_by.clone()),
+            _ => Default::default(),
+        };
+        let [namespace, pod, container] = holder(grant);
+        let (from, resource, state) = (grant.granted_at.to_seconds(), grant.resource.to_string(), grant.state_name().to_owned());
+        table.row([from, until, namespace, pod, container, resource, state, proof, devices(grant)]);
+    }
+    table.to_string()
+}
+
+/// Namespace, pod and container; empty where they are not known. A pod without a name is still told apart by its UID.
+fn holder(grant: &Grant) -> [String; 3] {
+    let pod = grant.pod();
+    let name = pod.map(|pod| pod.name.clone().unwrap_or_else(|| format!("uid:{}", pod.uid)));
+    let namespace = pod.and_then(|pod| pod.namespace.clone());
+    [namespace.unwrap_or_default(), name.unwrap_or_default(), grant.container().unwrap_or_default().to_owned()]
+}
+
+/// The ids of a grant.
+#[must_use]
+pub fn devices(grant: &Grant) -> String {
+    grant.devices.iter().map(|device| device.id.as_str()).collect::<Vec<_>>().join(",")
+}
+
+/// Who holds or held a grant, in words: `container main of default/web-0`.
+#[must_use]
+pub fn holder_in_words(grant: &Grant) -> String {
+    match holder(grant) {
+        [_, pod, _] if pod.is_empty() => "a container that was never seen".into(),
+        [namespace, pod, container] if namespace.is_empty() => format!("container {container} of pod {pod}"),
+        [namespace, pod, container] => format!("container {container} of {namespace}/{pod}"),
+    }
+}
+
+/// What a release was proved by, in words.
+#[must_use]
+pub fn proof_in_words(released_by: &str) -> String {
+    match released_by {
+        POD_GONE => "its pod was gone: missing from two listings, and its cgroup too".into(),
+        NEVER_STARTED => "no container had got it: the kubelet's checkpoint, written later, was without it".into(),
+        other => format!("`{other}`"),
+    }
+}
+
+fn since(grant: &Grant) -> Timestamp {
+    match &grant.state {
+        GrantState::Granted => grant.granted_at,
+        GrantState::Bound { bound_at, .. } => *bound_at,
+        GrantState::Suspect { suspect_at, .. } => *suspect_at,
+        GrantState::Released { released_at, .. } => *released_at,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{AllocId, ContainerEdits, DeviceId, GrantedDevice};
+
+    fn grant(state: GrantState) -> Grant {
+        let device = |id: &str| GrantedDevice { id: DeviceId::new(id), key: format!("pci:{id}"), numa_nodes: vec![] };
+        Grant {
+            alloc_id: AllocId::new("a-1"),
+            resource: "nvidia.com/gpu".parse().unwrap(),
+            devices: vec![device("GPU-b"), device("GPU-a")],
+            edits: ContainerEdits::default(),
+            boot_id: "boot".into(),
+            kubelet: None,
+            granted_at: Timestamp(1_700_000_000_000),
+            version: "0.1.0".into(),
+            state,
+        }
+    }
+
+    fn two() -> [Grant; 2] {
+        let pod = |name: Option<&str>| PodRef { uid: "u1".into(), namespace: name.map(|_| "default".into()), name: name.map(Into::into) };
+        let (container, bound_at) = ("main".to_owned(), Timestamp(1_700_000_001_000));
+        let released = GrantState::Released {
+            pod: Some(pod(None)),
+            container: Some(container.clone()),
+            bound_at: Some(bound_at),
+            released_at: Timestamp(1_700_000_002_000),
+            released_by: "pod_gone".into(),
+        };
+        [grant(GrantState::Bound { pod: pod(Some("web-0")), container, bound_at }), grant(released)]
+    }
+
+    #[test]
+    fn the_document_is_what_is_promised() {
+        let wanted = concat!(
+            r#"{"schema":1,"grants":["#,
+            r#"{"alloc_id":"a-1","resource":"nvidia.com/gpu","devices":["GPU-b","GPU-a"],"state":"bound","#,
+            r#""pod":{"namespace":"default","name":"web-0","uid":"u1"},"container":"main","granted_at":"2023-11-14T22:13:20.000Z","#,
+            r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":null,"released_by":null},"#,
+            r#"{"alloc_id":"a-1","resource":"nvidia.com/gpu","devices":["GPU-b","GPU-a"],"state":"released","#,
+            r#""pod":{"namespace":null,"name":null,"uid":"u1"},"container":"main","granted_at":"2023-11-14T22:13:20.000Z","#,
+            r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":"2023-11-14T22:13:22.000Z","released_by":"pod_gone"}]}"#,
+        );
+        assert_eq!(serde_json::to_string(&document(&two())).unwrap(), wanted);
+    }
+
+    #[test]
+    fn a_grant_that_nobody_is_known_to_have_has_no_pod() {
+        let json = serde_json::to_value(document([&grant(GrantState::Granted)])).unwrap();
+        assert!(json["grants"][0]["pod"].is_null() && json["grants"][0]["container"].is_null());
+    }
+
+    #[test]
+    fn the_table_is_aligned_and_says_dash_for_what_is_not_known() {
+        let wanted = "\
+NAMESPACE  POD     CONTAINER  RESOURCE        STATE     SINCE                 DEVICES
+default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:21Z  GPU-b,GPU-a
+-          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:22Z  GPU-b,GPU-a
+-          -       -          nvidia.com/gpu  granted   2023-11-14T22:13:20Z  GPU-b,GPU-a
+";
+        let [bound, released] = two();
+        assert_eq!(table([&bound, &released, &grant(GrantState::Granted)]), wanted);
+    }
+
+    #[test]
+    fn the_history_has_both_ends_and_the_proof() {
+        let wanted = "\
+FROM                  UNTIL                 NAMESPACE  POD     CONTAINER  RESOURCE        STATE     PROOF     DEVICES
+2023-11-14T22:13:20Z  -                     default    web-0   main       nvidia.com/gpu  bound     -         GPU-b,GPU-a
+2023-11-14T22:13:20Z  2023-11-14T22:13:22Z  -          uid:u1  main       nvidia.com/gpu  released  pod_gone  GPU-b,GPU-a
+";
+        assert_eq!(history_table(&two()), wanted);
+    }
+}

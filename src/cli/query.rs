@@ -1,0 +1,216 @@
+//! What is asked for: a device by anything that names it, a pod, a resource.
+//!
+//! | a device that is asked for as | is meant by |
+//! | --- | --- |
+//! | `GPU-5a7c…`, whole, in any case | its id |
+//! | the id of a shared device | each of its shares, `id::0`, `id::1`, … |
+//! | `0000:18:00.0`, `18:00.0`, `00000000:18:00.0` | its PCI address, where the ledger has one |
+//! | `/dev/fuse` | its node, or a node that the container got with it |
+//! | `GPU-5a`, `5a7c` | the one id that begins so, with or without what stands before its first `-` |
+//!
+//! What fits in a row further up is what was meant: a whole id is never taken for the beginning of another.
+
+use crate::domain::{DeviceId, Grant, GrantedDevice, PciAddress, PodRef, ResourceName};
+use clap::Args;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Which pod and which resource.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Whose {
+    /// Only this pod's, in any namespace or in one; `uid:…` for a pod without a known name
+    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    pub pod: Option<String>,
+    /// Only of this resource, such as nvidia.com/gpu
+    #[arg(long, value_name = "NAME")]
+    pub resource: Option<ResourceName>,
+}
+
+impl Whose {
+    /// Whether everything is meant.
+    #[must_use]
+    pub fn is_all(&self) -> bool {
+        self.pod.is_none() && self.resource.is_none()
+    }
+
+    /// Whether this grant is meant.
+    #[must_use]
+    pub fn fits(&self, grant: &Grant) -> bool {
+        let of_pod = |wanted: &String| grant.pod().is_some_and(|pod| is_named(pod, wanted));
+        self.pod.as_ref().is_none_or(of_pod) && self.resource.as_ref().is_none_or(|wanted| *wanted == grant.resource)
+    }
+}
+
+fn is_named(pod: &PodRef, wanted: &str) -> bool {
+    if let Some(uid) = wanted.strip_prefix("uid:") {
+        return pod.uid == uid;
+    }
+    match wanted.split_once('/') {
+        Some((namespace, name)) => pod.namespace.as_deref() == Some(namespace) && pod.name.as_deref() == Some(name),
+        None => pod.name.as_deref() == Some(wanted),
+    }
+}
+
+/// How sure it is that a device was meant, the surest last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fit {
+    Beginning,
+    Place,
+    Share,
+    Id,
+}
+
+/// A device that is asked for, and what is known so far that it could be.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    said: String,
+    text: String,
+    address: Option<PciAddress>,
+    fits: BTreeMap<Fit, BTreeSet<DeviceId>>,
+}
+
+impl Wanted {
+    /// The device that somebody calls `text`.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        let said = text.trim().to_owned();
+        let text = said.to_ascii_lowercase();
+        let address = text.parse().or_else(|_| format!("0000:{text}").parse()).ok();
+        Wanted { said, text, address, fits: BTreeMap::new() }
+    }
+
+    /// Takes note of a device that the ledger knows.
+    pub fn see(&mut self, key: &str, id: &DeviceId) {
+        if let Some(fit) = self.fit(key, id) {
+            self.note(fit, id);
+        }
+    }
+
+    /// Takes note of a grant's devices. Whether one of them could be meant.
+    pub fn sees(&mut self, grant: &Grant) -> bool {
+        let fits: Vec<_> = grant.devices.iter().filter_map(|device| Some((self.fit_in(grant, device)?, &device.id))).collect();
+        fits.iter().for_each(|(fit, id)| self.note(*fit, id));
+        !fits.is_empty()
+    }
+
+    /// Which devices are meant: more than one only where a place or a node has several.
+    ///
+    /// # Errors
+    /// One sentence, when nothing is known by that name, or too much.
+    pub fn decide(&self) -> Result<&BTreeSet<DeviceId>, String> {
+        match self.fits.last_key_value() {
+            None => Err(format!("the ledger knows no device by `{}`; `holdfast discover` lists the devices of this node", self.said)),
+            Some((Fit::Beginning, ids)) if ids.len() > 1 => {
+                let some: Vec<_> = ids.iter().take(4).map(|id| format!("`{id}`")).collect();
+                let more = if ids.len() > some.len() { format!(" and {} more", ids.len() - some.len()) } else { String::new() };
+                Err(format!("`{}` could be {}{more}: say more of it", self.said, some.join(", ")))
+            }
+            Some((_, ids)) => Ok(ids),
+        }
+    }
+
+    /// Whether a grant has a device that is meant, as far as is known.
+    #[must_use]
+    pub fn is_of(&self, grant: &Grant) -> bool {
+        let best = self.fits.last_key_value().map(|(fit, _)| *fit);
+        best.is_some() && grant.devices.iter().any(|device| self.fit_in(grant, device) == best)
+    }
+
+    /// Whether nothing that is still to come can change what was meant.
+    #[must_use]
+    pub fn is_certain(&self) -> bool {
+        self.fits.last_key_value().is_some_and(|(fit, _)| *fit > Fit::Beginning)
+    }
+
+    fn note(&mut self, fit: Fit, id: &DeviceId) {
+        let meant = if fit == Fit::Beginning { id.shared().unwrap_or_else(|| id.clone()) } else { id.clone() };
+        self.fits.entry(fit).or_default().insert(meant);
+    }
+
+    fn fit_in(&self, grant: &Grant, device: &GrantedDevice) -> Option<Fit> {
+        let has_node = || self.text.starts_with('/') && grant.edits.devices.iter().any(|node| node.host.eq_ignore_ascii_case(&self.text));
+        self.fit(&device.key, &device.id).or_else(|| has_node().then_some(Fit::Place))
+    }
+
+    fn fit(&self, key: &str, id: &DeviceId) -> Option<Fit> {
+        let wanted = self.text.as_str();
+        let whole = id.as_str().to_ascii_lowercase();
+        if wanted.is_empty() {
+            return None;
+        }
+        if whole == wanted {
+            return Some(Fit::Id);
+        }
+        if id.shared().is_some_and(|device| device.as_str().eq_ignore_ascii_case(wanted)) {
+            return Some(Fit::Share);
+        }
+        let address = || key.strip_prefix("pci:")?.split('/').next()?.parse::<PciAddress>().ok();
+        let is_node = || key.strip_prefix("dev:").is_some_and(|node| node.eq_ignore_ascii_case(wanted));
+        if self.address.is_some() && self.address == address() || is_node() {
+            return Some(Fit::Place);
+        }
+        let inner = whole.split_once('-').map_or("", |(_, inner)| inner);
+        (whole.starts_with(wanted) || inner.starts_with(wanted)).then_some(Fit::Beginning)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is meant among these devices, or the sentence.
+    fn decide(text: &str, devices: &[(&str, &str)]) -> Result<Vec<String>, String> {
+        let mut wanted = Wanted::new(text);
+        devices.iter().for_each(|(key, id)| wanted.see(key, &DeviceId::new(*id)));
+        wanted.decide().map(|ids| ids.iter().map(ToString::to_string).collect())
+    }
+
+    const DEVICES: [(&str, &str); 6] = [
+        ("pci:0000:18:00.0/10de:2330", "GPU-5a7c1f00-1111"),
+        ("pci:0000:3b:00.0/10de:2330", "GPU-5a99"),
+        ("pci:0000:3b:00.0/10de:2331", "GPU-5a9"),
+        ("pci:10000:04:00.0/8086:0000", "10000:04:00.0"),
+        ("dev:/dev/fuse", "fuse::0"),
+        ("dev:/dev/fuse", "fuse::1"),
+    ];
+
+    #[test]
+    fn a_device_is_found_by_whatever_names_it() {
+        for (text, wanted) in [
+            ("GPU-5a7c1f00-1111", &["GPU-5a7c1f00-1111"][..]),
+            ("gpu-5A7C1F00-1111", &["GPU-5a7c1f00-1111"]),
+            ("5a7c1f00-1111", &["GPU-5a7c1f00-1111"]),
+            ("5a7", &["GPU-5a7c1f00-1111"]),
+            // A whole id is not the beginning of another one.
+            ("GPU-5a9", &["GPU-5a9"]),
+            ("0000:18:00.0", &["GPU-5a7c1f00-1111"]),
+            ("18:00.0", &["GPU-5a7c1f00-1111"]),
+            ("00000000:18:00.0", &["GPU-5a7c1f00-1111"]),
+            // Two cards have been in that place.
+            ("3B:00.0", &["GPU-5a9", "GPU-5a99"]),
+            ("10000:04:00.0", &["10000:04:00.0"]),
+            ("fuse", &["fuse::0", "fuse::1"]),
+            ("fuse::1", &["fuse::1"]),
+            ("/dev/fuse", &["fuse::0", "fuse::1"]),
+            ("fu", &["fuse"]),
+        ] {
+            assert_eq!(decide(text, &DEVICES).unwrap(), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_could_be_several_devices_or_none_is_said() {
+        assert_eq!(decide("GPU-5a", &DEVICES).unwrap_err(), "`GPU-5a` could be `GPU-5a7c1f00-1111`, `GPU-5a9`, `GPU-5a99`: say more of it");
+        for text in ["", "GPU-6", "19:00.0", "/dev/null"] {
+            assert!(decide(text, &DEVICES).unwrap_err().starts_with("the ledger knows no device by"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pod_is_named_with_or_without_its_namespace_or_by_uid() {
+        let pod = PodRef { uid: "u-1".into(), namespace: Some("ml".into()), name: Some("train-0".into()) };
+        for (wanted, fits) in [("train-0", true), ("ml/train-0", true), ("uid:u-1", true), ("default/train-0", false), ("train", false)] {
+            assert_eq!(is_named(&pod, wanted), fits, "{wanted}");
+        }
+        assert!(!is_named(&PodRef { uid: "u-2".into(), namespace: None, name: None }, "train-0"));
+    }
+}

@@ -1,0 +1,251 @@
+//! What an operator asks of the ledger: who holds this, who held it then. With a daemon and without one the answers are
+//! the same, and no Allocate waits for them.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod common;
+
+use common::{Daemon, Node, allocate, dial, name, run};
+use holdfast::domain::{
+    AllocId, ContainerEdits, DeviceId, Durability, EditDevice, Entry, Grant, GrantState, GrantedDevice, PodRef, Timestamp,
+};
+use holdfast::store::Store;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::SystemTime;
+
+const HOUR: u64 = 3600 * 1000;
+
+fn now() -> u64 {
+    Timestamp::from_system(SystemTime::now()).0
+}
+
+/// A grant of one device, made so many hours ago.
+fn grant(n: u64, resource: &str, (key, id): (&str, &str), hours: u64) -> Grant {
+    let node = EditDevice { host: format!("/dev/node{n}"), container: "/dev/node".into(), permissions: "rw".into() };
+    Grant {
+        alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}")),
+        resource: name(resource),
+        devices: vec![GrantedDevice { id: DeviceId::new(id), key: key.into(), numa_nodes: vec![1] }],
+        edits: ContainerEdits { envs: BTreeMap::from([("N".into(), n.to_string())]), devices: vec![node], ..ContainerEdits::default() },
+        boot_id: "a boot".into(),
+        kubelet: None,
+        granted_at: Timestamp(now() - hours * HOUR),
+        version: "0.1.0".into(),
+        state: GrantState::Granted,
+    }
+}
+
+fn pod(name: &str) -> PodRef {
+    PodRef { uid: format!("uid-{name}"), namespace: Some("ml".into()), name: Some(name.into()) }
+}
+
+fn bound(grant: &Grant, name: &str) -> Entry {
+    let state = GrantState::Bound { pod: pod(name), container: "main".into(), bound_at: grant.granted_at };
+    Entry::Moved { alloc_id: grant.alloc_id.clone(), state }
+}
+
+fn released(grant: &Grant, name: Option<&str>, hours: u64) -> Entry {
+    let state = GrantState::Released {
+        pod: name.map(pod),
+        container: name.map(|_| "main".into()),
+        bound_at: name.map(|_| grant.granted_at),
+        released_at: Timestamp(now() - hours * HOUR),
+        released_by: if name.is_some() { "pod_gone" } else { "never_started" }.into(),
+    };
+    Entry::Moved { alloc_id: grant.alloc_id.clone(), state }
+}
+
+const A: (&str, &str) = ("pci:0000:18:00.0/10de:2330", "GPU-5a7c1f00");
+const B: (&str, &str) = ("pci:0000:3b:00.0/10de:2330", "GPU-5a990000");
+const C: (&str, &str) = ("pci:0000:86:00.0/10de:2330", "GPU-c0000000");
+
+/// A node with a history: A was held by `old`, then by nobody, and is held by `train`; B was given back two hours ago; C
+/// was never held.
+fn node() -> Node {
+    node_with(&[])
+}
+
+/// The same, and something more in its ledger.
+fn node_with(more: &[Entry]) -> Node {
+    let node = Node::with(&[("gpu", 2)]);
+    let [old, train, failed, web, shared] = [
+        grant(1, "nvidia.com/gpu", A, 50),
+        grant(2, "nvidia.com/gpu", A, 10),
+        grant(3, "nvidia.com/gpu", B, 9),
+        grant(4, "nvidia.com/gpu", B, 8),
+        // The same id of another resource.
+        grant(5, "example.com/gpu", A, 1),
+    ];
+    let suspect = GrantState::Suspect {
+        pod: pod("shared"),
+        container: "main".into(),
+        bound_at: shared.granted_at,
+        suspect_at: Timestamp(now() - HOUR / 2),
+    };
+    let mut entries: Vec<Entry> = [A, B, C].iter().map(|(key, id)| Entry::Named { key: (*key).into(), id: DeviceId::new(*id) }).collect();
+    entries.extend([&old, &train, &failed, &web, &shared].map(|grant| Entry::Grant(Box::new(grant.clone()))));
+    entries.extend([bound(&train, "train"), released(&old, Some("old"), 20), released(&failed, None, 9), released(&web, Some("web"), 2)]);
+    entries.push(Entry::Moved { alloc_id: shared.alloc_id, state: suspect });
+    let (mut store, _) = Store::open(&node.state(), Durability::ProcessCrash, None).unwrap();
+    entries.extend_from_slice(more);
+    for entries in entries.chunks(1000) {
+        store.append(entries).unwrap();
+        store.checkpoint().unwrap();
+    }
+    store.close().unwrap();
+    node
+}
+
+async fn start(node: &Node) -> Daemon {
+    let daemon = node.start_daemon();
+    daemon.logged("ready").await;
+    daemon
+}
+
+/// Exit code, standard output, standard error.
+fn ask(node: &Node, verb: &[&str]) -> (i32, String, String) {
+    let output = node.output(verb);
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// The number of each grant in a document.
+fn numbers(document: &Value) -> Vec<u64> {
+    let id = |grant: &Value| grant["alloc_id"].as_str().unwrap().rsplit('-').next().unwrap().parse().unwrap();
+    document["grants"].as_array().unwrap().iter().map(id).collect()
+}
+
+/// The document, and that the exit code is the wanted one.
+fn document(node: &Node, verb: &[&str], code: i32) -> Value {
+    let (exit, stdout, stderr) = ask(node, &[verb, &["-o", "json"]].concat());
+    assert_eq!(exit, code, "{verb:?}: {stdout}{stderr}");
+    serde_json::from_str(&stdout).unwrap()
+}
+
+/// Runs the checks on the files alone, and then beside a daemon that has read them.
+fn with_and_without_a_daemon(check: impl Fn(&Node)) {
+    run(async {
+        let node = node();
+        check(&node);
+        let _daemon = start(&node).await;
+        let (_, _, stderr) = ask(&node, &["who", "GPU-5a7c1f00"]);
+        assert_eq!(stderr, "", "the daemon was asked");
+        check(&node);
+    });
+}
+
+#[test]
+fn a_device_is_asked_for_by_whatever_names_it() {
+    with_and_without_a_daemon(|node| {
+        for device in ["GPU-5a7c1f00", "gpu-5A7C1F00", "5a7", "0000:18:00.0", "18:00.0", "00000000:18:00.0"] {
+            let answer = document(node, &["who", device], 0);
+            // Of both resources that have it.
+            assert_eq!(numbers(&answer), [2, 5], "{device}");
+            assert!(answer["last"].is_null());
+        }
+        assert_eq!(numbers(&document(node, &["who", "/dev/node2"], 0)), [2]);
+        assert_eq!(numbers(&document(node, &["who", "GPU-5a7c1f00", "--resource", "nvidia.com/gpu"], 0)), [2]);
+        assert_eq!(numbers(&document(node, &["who", "--pod", "train"], 0)), [2]);
+        assert_eq!(numbers(&document(node, &["who", "--pod", "ml/train"], 0)), [2]);
+        assert_eq!(numbers(&document(node, &["who", "--resource", "example.com/gpu"], 0)), [5]);
+        let (_, table, _) = ask(node, &["who", "GPU-5a7c"]);
+        assert!(table.starts_with("NAMESPACE") && table.contains("train") && table.lines().count() == 3, "{table}");
+    });
+}
+
+#[test]
+fn where_nobody_holds_it_the_last_holder_is_told_with_its_proof() {
+    with_and_without_a_daemon(|node| {
+        let (code, stdout, _) = ask(node, &["who", "GPU-5a99"]);
+        assert_eq!(code, 8, "{stdout}");
+        assert!(stdout.starts_with("nobody holds GPU-5a990000\nthe last was container main of ml/web, which had GPU-5a990000"), "{stdout}");
+        assert!(stdout.contains("given back because its pod was gone"), "{stdout}");
+        let answer = document(node, &["who", "3b:00.0"], 8);
+        assert_eq!(answer["grants"].as_array().unwrap().len(), 0);
+        assert_eq!((answer["last"]["pod"]["name"].as_str(), answer["last"]["released_by"].as_str()), (Some("web"), Some("pod_gone")));
+
+        let (code, stdout, _) = ask(node, &["who", "86:00.0"]);
+        let never = "nobody holds GPU-c0000000\nnobody did before, as far as the history goes back\n";
+        assert_eq!((code, stdout.as_str()), (8, never));
+        let (code, stdout, _) = ask(node, &["who", "--pod", "ml/old"]);
+        assert_eq!(code, 8);
+        assert!(stdout.starts_with("no pod ml/old holds a device\nthe last was container main of ml/old"), "{stdout}");
+        assert_eq!(ask(node, &["who", "--pod", "other/train"]).0, 8);
+    });
+}
+
+#[test]
+fn what_is_no_device_or_several_is_an_error() {
+    with_and_without_a_daemon(|node| {
+        let (code, stdout, stderr) = ask(node, &["who", "GPU-ffff"]);
+        assert_eq!((code, stdout.as_str()), (1, ""));
+        assert!(stderr.contains("the ledger knows no device by `GPU-ffff`"), "{stderr}");
+        let (code, _, stderr) = ask(node, &["history", "--device", "GPU-5a"]);
+        assert_eq!(code, 1);
+        assert!(stderr.contains("`GPU-5a` could be `GPU-5a7c1f00`, `GPU-5a990000`"), "{stderr}");
+        let (code, _, stderr) = ask(node, &["history", "--at", "lunchtime"]);
+        assert_eq!((code, stderr.contains("`lunchtime` is no time; say 2026")), (2, true), "{stderr}");
+        assert_eq!(ask(node, &["history", "--at", "1h", "--since", "2h"]).0, 2);
+    });
+}
+
+#[test]
+fn the_history_tells_who_held_what_at_any_time() {
+    with_and_without_a_daemon(|node| {
+        let history = |options: &[&str]| numbers(&document(node, &[&["history"], options].concat(), 0));
+        assert_eq!(history(&[]), [1, 2, 3, 4, 5], "the newest last");
+        assert_eq!(history(&["--device", "GPU-5a7c1f00"]), [1, 2, 5]);
+        assert_eq!(history(&["--device", "18:00.0", "--at", "30h"]), [1]);
+        assert_eq!(history(&["--device", "18:00.0", "--at", "15h"]), [] as [u64; 0]);
+        assert_eq!(history(&["--device", "18:00.0", "--at", "5h"]), [2]);
+        assert_eq!(history(&["--at", "5h"]), [2, 4]);
+        assert_eq!(history(&["--since", "5h"]), [2, 4, 5]);
+        assert_eq!(history(&["--since", "15h"]), [2, 3, 4, 5]);
+        assert_eq!(history(&["--pod", "web"]), [4]);
+        assert_eq!(history(&["--resource", "example.com/gpu"]), [5]);
+        let then = Timestamp(now() - 30 * HOUR).to_string();
+        let answer = document(node, &["history", "--at", &then], 0);
+        assert_eq!((numbers(&answer), answer["at"].as_str()), (vec![1], Some(then.as_str())));
+
+        let (_, table, remarks) = ask(node, &["history"]);
+        let last = table.lines().last().unwrap();
+        assert!(table.starts_with("FROM ") && last.contains(" suspect ") && last.ends_with("GPU-5a7c1f00"), "{table}");
+        assert!(remarks.contains("is suspect: since"), "{remarks}");
+        let (_, stdout, remarks) = ask(node, &["history", "--at", "40 days"]);
+        assert!(stdout.starts_with("nobody is known to have held it at 20"), "{stdout}");
+        assert!(remarks.contains("the history begins at"), "{remarks}");
+    });
+}
+
+#[test]
+fn a_reader_that_stands_still_holds_up_neither_an_allocate_nor_the_end() {
+    run(async {
+        // More than fits into all the buffers on the way.
+        let more = (100..3100).map(|n| grant(n, "nvidia.com/gpu", B, 5));
+        let more = more.flat_map(|grant| [released(&grant, Some("some"), 4)].into_iter().chain([Entry::Grant(Box::new(grant))]).rev());
+        let node = node_with(&more.collect::<Vec<_>>());
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = start(&node).await;
+        let gpu = name("example.com/gpu");
+        kubelet.wait_for(|view| view.capacity(&gpu).allocatable >= 2, common::HANG).await.unwrap();
+
+        let mut reader = UnixStream::connect(node.path("run/control.sock")).unwrap();
+        reader.write_all(b"GET /v1/ledger HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
+        let mut first = [0; 15];
+        reader.read_exact(&mut first).unwrap();
+        assert_eq!(&first, b"HTTP/1.1 200 OK");
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        for _ in 0..20 {
+            allocate(&mut api, &["dev:gpu0"]).await.unwrap();
+        }
+        // Another one is answered meanwhile, the new grants too.
+        assert_eq!(document(&node, &["history"], 0)["grants"].as_array().unwrap().len(), 3000 + 5 + 20);
+        daemon.signal(Signal::SIGTERM);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+        drop(reader);
+    });
+}
