@@ -1,5 +1,5 @@
-//! What an operator asks of the ledger: who holds this, who held it then. With a daemon and without one the answers are
-//! the same, and no Allocate waits for them.
+//! What an operator asks of the ledger: who holds this, who held it then, is it sound, give me all of it, take this. With a
+//! daemon and without one the answers are the same, and no Allocate waits for them.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
@@ -162,18 +162,23 @@ fn where_nobody_holds_it_the_last_holder_is_told_with_its_proof() {
     with_and_without_a_daemon(|node| {
         let (code, stdout, _) = ask(node, &["who", "GPU-5a99"]);
         assert_eq!(code, 8, "{stdout}");
-        assert!(stdout.starts_with("nobody holds GPU-5a990000\nthe last was container main of ml/web, which had GPU-5a990000"), "{stdout}");
-        assert!(stdout.contains("given back because its pod was gone"), "{stdout}");
+        assert!(
+            stdout.starts_with(
+                "nobody holds GPU-5a990000\n  last held by  ml/web, container main\n  devices       GPU-5a990000 (nvidia.com/gpu)\n"
+            ),
+            "{stdout}"
+        );
+        assert!(stdout.contains("\n  given back    pod_gone: the kubelet listed its pod no more"), "{stdout}");
         let answer = document(node, &["who", "3b:00.0"], 8);
         assert_eq!(answer["grants"].as_array().unwrap().len(), 0);
         assert_eq!((answer["last"]["pod"]["name"].as_str(), answer["last"]["released_by"].as_str()), (Some("web"), Some("pod_gone")));
 
         let (code, stdout, _) = ask(node, &["who", "86:00.0"]);
-        let never = "nobody holds GPU-c0000000\nnobody did before, as far as the history goes back\n";
+        let never = "nobody holds GPU-c0000000\n  nor did anybody before, as far as the history goes back\n";
         assert_eq!((code, stdout.as_str()), (8, never));
         let (code, stdout, _) = ask(node, &["who", "--pod", "ml/old"]);
         assert_eq!(code, 8);
-        assert!(stdout.starts_with("no pod ml/old holds a device\nthe last was container main of ml/old"), "{stdout}");
+        assert!(stdout.starts_with("no pod ml/old holds a device\n  last held by  ml/old, container main\n"), "{stdout}");
         assert_eq!(ask(node, &["who", "--pod", "other/train"]).0, 8);
     });
 }
@@ -248,4 +253,74 @@ fn a_reader_that_stands_still_holds_up_neither_an_allocate_nor_the_end() {
         assert_eq!(daemon.ended().await.code(), Some(0));
         drop(reader);
     });
+}
+
+#[test]
+fn an_export_makes_the_same_ledger_again() {
+    run(async {
+        let node = node();
+        let (code, exported, _) = ask(&node, &["ledger", "export"]);
+        assert_eq!(code, 0);
+        std::fs::write(node.path("export.json"), &exported).unwrap();
+        let file = node.path("export.json").to_string_lossy().into_owned();
+        let fresh = node.beside("fresh");
+        let (code, stdout, stderr) = ask(&fresh, &["ledger", "import", &file]);
+        assert_eq!(code, 0, "{stderr}");
+        assert_eq!(stdout, "imported grants: 2 live, 3 released; names: 3; lists: 0\n");
+        assert_eq!(ask(&fresh, &["ledger", "export"]).1, exported);
+        assert_eq!(ask(&fresh, &["ledger", "verify"]).0, 0);
+
+        // Once more changes nothing; from standard input.
+        let input = std::fs::File::open(&file).unwrap();
+        let output = fresh.command(&["ledger", "import", "-", "-o", "json"]).stdin(input).output().unwrap();
+        let done: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((done["live"].as_u64(), done["released"].as_u64(), done["already_there"].as_u64()), (Some(0), Some(0), Some(5)));
+        assert_eq!(ask(&fresh, &["ledger", "export"]).1, exported);
+
+        // A daemon tells the same grants, and takes no import.
+        let _daemon = start(&fresh).await;
+        let (code, told, stderr) = ask(&fresh, &["ledger", "export"]);
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        let grants = |text: &str| serde_json::from_str::<Value>(text).unwrap()["grants"].clone();
+        assert_eq!(grants(&told), grants(&exported));
+        let (code, stdout, stderr) = ask(&fresh, &["ledger", "import", &file]);
+        assert_eq!((code, stdout.as_str()), (6, ""));
+        assert!(stderr.contains("is in use by another process: stop the other Holdfast first"), "{stderr}");
+    });
+}
+
+#[test]
+fn an_import_that_contradicts_the_ledger_changes_nothing() {
+    let node = node();
+    let (_, exported, _) = ask(&node, &["ledger", "export"]);
+    let other = exported.replace("01890a5d-ac96-774b-bcce-000000000001", "01890a5d-ac96-774b-bcce-000000000009");
+    std::fs::write(node.path("export.json"), other.replace("ml\",\"name\":\"train", "ml\",\"name\":\"other")).unwrap();
+    let file = node.path("export.json").to_string_lossy().into_owned();
+    let (code, stdout, stderr) = ask(&node, &["ledger", "import", &file]);
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert!(stderr.contains("contradicts the ledger: grant 01890a5d-ac96-774b-bcce-000000000002 is bound in the ledger"), "{stderr}");
+    // Nor is the grant taken over that the ledger does not have.
+    assert_eq!(ask(&node, &["ledger", "export"]).1, exported);
+    assert_eq!(ask(&node, &["ledger", "import", "/nonexistent"]).0, 1);
+}
+
+#[test]
+fn a_ledger_is_verified_beside_its_daemon_and_without_one() {
+    with_and_without_a_daemon(|node| {
+        let (code, stdout, _) = ask(node, &["ledger", "verify"]);
+        assert_eq!(code, 0, "{stdout}");
+        assert!(stdout.starts_with("the ledger is sound: 2 of 2 live grants are the same in both copies\n"), "{stdout}");
+        let found = document(node, &["ledger", "verify"], 0);
+        assert_eq!((found["sound"].as_bool(), found["database"]["released"].as_u64()), (Some(true), Some(3)), "{found:#}");
+    });
+    let node = node();
+    let journal = std::fs::read_dir(node.state().join("journal")).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = std::fs::read(&journal).unwrap();
+    bytes[400] ^= 1;
+    std::fs::write(&journal, bytes).unwrap();
+    let before = common::files_below(&node.state());
+    let (code, stdout, _) = ask(&node, &["ledger", "verify"]);
+    assert_eq!(code, 1);
+    assert!(stdout.starts_with("the ledger is NOT sound") && stdout.contains("problem: journal segment"), "{stdout}");
+    assert!(common::files_below(&node.state()) == before, "a check changes nothing");
 }

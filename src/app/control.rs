@@ -4,12 +4,12 @@
 
 mod client;
 
-pub use client::{ControlError, get, read_ledger};
+pub use client::{ControlError, get, read_ledger, verify};
 
 use super::{Status, Views};
 use crate::domain::Grant;
 use crate::messages::{Mailbox, Publish};
-use crate::store::{Export, Store, StoreError, Told};
+use crate::store::{Export, Store, StoreError, Told, Verification};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -27,7 +27,7 @@ use std::thread;
 use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
@@ -41,6 +41,8 @@ const CHUNK_BYTES: usize = 64 * 1024;
 const CHUNKS_MAX: usize = 2;
 /// How long a reader may take for one piece.
 const READER_PATIENCE: Duration = Duration::from_secs(30);
+/// How often a ledger in use is looked at again that seems to be wrong.
+const VERIFY_TRIES: usize = 2;
 
 pub(super) fn socket_path(run_dir: &Path) -> PathBuf {
     run_dir.join("control.sock")
@@ -122,6 +124,20 @@ fn write(piece: &mut Vec<u8>, line: &Line) {
     piece.push(b'\n');
 }
 
+async fn verify_ledger(State(source): State<Source>) -> Result<Json<Verification>, Failure> {
+    let (answer, verified) = oneshot::channel();
+    let store = source.store;
+    on_a_thread(move || {
+        let verify = || store.lock().unwrap_or_else(PoisonError::into_inner).verifier().verify();
+        let is_in_doubt = |found: &Result<Verification, StoreError>| found.as_ref().is_ok_and(|found| !found.sound);
+        // Entries, segments and a checkpoint may come between two looks. What is really wrong is wrong every time.
+        let found = (0..VERIFY_TRIES).map(|_| verify()).find(|found| !is_in_doubt(found)).unwrap_or_else(verify);
+        // Nobody listens any more when the verb has gone.
+        drop(answer.send(found));
+    })?;
+    verified.await.map_err(failure)?.map(Json).map_err(failure)
+}
+
 /// Runs what reads the disk, behind everything that is more important.
 fn on_a_thread(run: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
     let run = || {
@@ -140,6 +156,7 @@ pub(super) fn serve(path: &Path, source: Source) -> Option<tokio::task::JoinHand
     let routes = Router::new()
         .route("/v1/grants", route(grants))
         .route("/v1/ledger", route(ledger))
+        .route("/v1/verify", route(verify_ledger))
         .route("/v1/status", route(status))
         .with_state(source);
     match bind(path) {

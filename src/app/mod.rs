@@ -10,7 +10,7 @@ mod status;
 pub mod supervisor;
 mod watcher;
 
-pub use control::{ControlError, get as control_get, read_ledger};
+pub use control::{ControlError, get as control_get, read_ledger, verify as verify_ledger};
 pub use error::StartError;
 pub use status::{ResourceReport, Status};
 

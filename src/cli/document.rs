@@ -112,13 +112,13 @@ pub fn devices(grant: &Grant) -> String {
     grant.devices.iter().map(|device| device.id.as_str()).collect::<Vec<_>>().join(",")
 }
 
-/// Who holds or held a grant, in words: `container main of default/web-0`.
+/// Who holds or held a grant, in words: `default/web-0, container main`.
 #[must_use]
 pub fn holder_in_words(grant: &Grant) -> String {
     match holder(grant) {
         [_, pod, _] if pod.is_empty() => "a container that was never seen".into(),
-        [namespace, pod, container] if namespace.is_empty() => format!("container {container} of pod {pod}"),
-        [namespace, pod, container] => format!("container {container} of {namespace}/{pod}"),
+        [namespace, pod, container] if namespace.is_empty() => format!("{pod}, container {container}"),
+        [namespace, pod, container] => format!("{namespace}/{pod}, container {container}"),
     }
 }
 
@@ -126,9 +126,9 @@ pub fn holder_in_words(grant: &Grant) -> String {
 #[must_use]
 pub fn proof_in_words(released_by: &str) -> String {
     match released_by {
-        POD_GONE => "its pod was gone: missing from two listings, and its cgroup too".into(),
-        NEVER_STARTED => "no container had got it: the kubelet's checkpoint, written later, was without it".into(),
-        other => format!("`{other}`"),
+        POD_GONE => format!("{released_by}: the kubelet listed its pod no more, and the pod's cgroup was gone"),
+        NEVER_STARTED => format!("{released_by}: the kubelet's checkpoint, written later, was without it"),
+        other => other.to_owned(),
     }
 }
 

@@ -30,7 +30,7 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "holdfast", version, max_term_width = 100, after_help = EXIT_CODES)]
 struct Cli {
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Options of every verb")]
     global: Global,
     #[command(subcommand)]
     verb: Verb,

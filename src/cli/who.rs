@@ -126,7 +126,7 @@ fn nobody(ids: Option<&BTreeSet<DeviceId>>, whose: &Whose, last: Option<&Grant>)
     let who = whose.pod.as_ref().map_or("nobody holds".to_owned(), |pod| format!("no pod {pod} holds"));
     let before = match last.map(|grant| (grant, &grant.state)) {
         Some((grant, GrantState::Released { released_at, released_by, .. })) => format!(
-            "the last was {}, which had {} of {} from {} until {}\ngiven back because {}\n",
+            "  last held by  {}\n  devices       {} ({})\n  from          {}\n  until         {}\n  given back    {}\n",
             holder_in_words(grant),
             devices(grant),
             grant.resource,
@@ -134,7 +134,7 @@ fn nobody(ids: Option<&BTreeSet<DeviceId>>, whose: &Whose, last: Option<&Grant>)
             released_at.to_seconds(),
             proof_in_words(released_by),
         ),
-        _ => "nobody did before, as far as the history goes back\n".to_owned(),
+        _ => "  nor did anybody before, as far as the history goes back\n".to_owned(),
     };
     format!("{who} {device}{of}\n{before}")
 }

@@ -7,10 +7,10 @@
 //! journal. Nothing is ever repaired in place: deleting a bad snapshot of sled's can leave an empty database without an
 //! error.
 
-mod history;
+mod reader;
 
-pub(super) use self::history::History;
-use self::history::history_key;
+pub(super) use self::reader::Reader;
+use self::reader::history_key;
 use super::StoreError;
 use super::codec;
 use super::error::wants_room;
@@ -127,7 +127,7 @@ impl Shelf {
             shelf.set_number(SCHEMA, codec::FRAMING.into()).and_then(|()| shelf.persist())?;
             sync_directory(dir).and_then(|()| sync_directory(parent)).map_err(|error| reported(&error))?;
         }
-        let image = shelf.scan()?;
+        let image = shelf.reader().scan()?;
         if shelf.number(SCHEMA)?.is_none() {
             return Err(Refusal::Damaged { why: "it opens empty although it is not new".into(), readable: image });
         }
@@ -151,30 +151,6 @@ impl Shelf {
         let mut shelf = Shelf { dir: dir.to_owned(), db, live, history, names, meta, log, history_count: 0 };
         shelf.history_count = shelf.number(HISTORY_COUNT)?.unwrap_or(0);
         Ok(shelf)
-    }
-
-    /// Reads every live grant and every name.
-    fn scan(&self) -> sled::Result<Image> {
-        let applied = self.number(APPLIED)?.unwrap_or(0);
-        let mut image = Image { applied, last: applied, ..Image::default() };
-        for pair in &self.live {
-            let (key, value) = pair?;
-            match (std::str::from_utf8(&key), codec::unstamp(&key, &value)) {
-                (Ok(id), Ok(record)) => drop(image.live.insert(AllocId::new(id), (record.seq, record.payload.to_vec()))),
-                _ => image.damaged += 1,
-            }
-        }
-        for pair in &self.names {
-            let (key, value) = pair?;
-            let read = codec::unstamp(&key, &value).map(|record| (record.seq, std::str::from_utf8(record.payload)));
-            match (std::str::from_utf8(&key), read) {
-                (Ok(key), Ok((seq, Ok(id)))) => drop(image.names.insert(key.to_owned(), (seq, DeviceId::new(id)))),
-                _ => image.damaged += 1,
-            }
-        }
-        let latest = image.live.values().map(|(seq, _)| *seq).chain(image.names.values().map(|(seq, _)| *seq)).max();
-        image.last = image.last.max(latest.unwrap_or(0));
-        Ok(image)
     }
 
     /// Writes something, so that a database which reads and does not write is found out now.
@@ -256,9 +232,10 @@ impl Shelf {
         Ok(trimmed)
     }
 
-    /// The released grants, for whoever wants to read them. It keeps sled's lock as long as it lives.
-    pub(super) fn history(&self) -> History {
-        History::new(&self.dir, self.history.clone())
+    /// The database for whoever wants to read it.
+    pub(super) fn reader(&self) -> Reader {
+        let Shelf { dir, live, history, names, meta, .. } = self;
+        Reader { dir: dir.clone(), live: live.clone(), history: history.clone(), names: names.clone(), meta: meta.clone() }
     }
 
     /// Which of `wanted` are among the released grants, and by which entry. All of them are looked at: by a clock that was
@@ -281,7 +258,7 @@ impl Shelf {
     }
 
     fn number(&self, key: &str) -> sled::Result<Option<u64>> {
-        Ok(self.meta.get(key)?.and_then(|value| value.as_ref().try_into().ok()).map(u64::from_le_bytes))
+        number(&self.meta, key)
     }
 
     fn set_number(&self, key: &str, number: u64) -> sled::Result<()> {
@@ -319,6 +296,10 @@ impl Shelf {
             Ok(())
         }));
     }
+}
+
+fn number(meta: &sled::Tree, key: &str) -> sled::Result<Option<u64>> {
+    Ok(meta.get(key)?.and_then(|value| value.as_ref().try_into().ok()).map(u64::from_le_bytes))
 }
 
 /// Runs something of sled's; a panic becomes an error.

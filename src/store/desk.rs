@@ -1,7 +1,7 @@
 //! What the shelver's thread does with the query database: it takes it over at the start, follows the journal, makes
 //! checkpoints, and replaces a database that has failed.
 
-use super::database::{History, Image, Shelf};
+use super::database::{Image, Reader, Shelf};
 use super::journal::{self, PendingSync};
 use super::layout::{database_dir, journal_dir, quarantine};
 use super::opening::{Opened, Opening, open_or_replace};
@@ -57,7 +57,7 @@ pub(super) enum Work {
         id: DeviceId,
     },
     Checkpoint(Box<Order>, SyncSender<Result<(), StoreError>>),
-    History(SyncSender<Option<History>>),
+    Read(SyncSender<Option<Reader>>),
     #[cfg(test)]
     Meddle(Meddling),
 }
@@ -154,7 +154,7 @@ impl Desk {
                 // Nobody needs to wait for it.
                 drop(done.send(result));
             }
-            Work::History(answer) => drop(answer.send(self.shelf.as_ref().map(Shelf::history))),
+            Work::Read(answer) => drop(answer.send(self.shelf.as_ref().map(Shelf::reader))),
             #[cfg(test)]
             Work::Meddle(act) => {
                 act(&mut self.shelf);

@@ -1,7 +1,7 @@
 //! Reading out what was: the history, and everything for `ledger export`.
 
 use super::recovery::{LivePayloads, Notes, decode_grant};
-use super::shelver::PendingHistory;
+use super::shelver::PendingReader;
 use super::{Store, StoreError};
 use crate::domain::{DeviceId, Grant, Listed};
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ pub enum Told {
 pub struct Export {
     notes: Notes,
     live: LivePayloads,
-    history: PendingHistory,
+    reader: PendingReader,
 }
 
 impl Export {
@@ -37,12 +37,12 @@ impl Export {
     /// # Errors
     /// When the query database fails. What was live has been told then.
     pub fn read(self, mut take: impl FnMut(Told) -> bool) -> Result<(), StoreError> {
-        let Export { notes: Notes { names, listed }, live, history } = self;
+        let Export { notes: Notes { names, listed }, live, reader } = self;
         let held = live.values().filter_map(|(_, payload)| decode_grant(payload)).map(|grant| Told::Grant(Box::new(grant)));
         if !std::iter::once(Told::Notes { names, listed }).chain(held).all(&mut take) {
             return Ok(());
         }
-        history.wait()?.read(|grant| live.contains_key(&grant.alloc_id) || take(Told::Grant(Box::new(grant))))
+        reader.wait()?.history(|grant| live.contains_key(&grant.alloc_id) || take(Told::Grant(Box::new(grant))))
     }
 }
 
@@ -53,7 +53,7 @@ impl Store {
     /// When the query database fails.
     pub fn history(&self, limit: usize, mut keep: impl FnMut(&Grant) -> bool) -> Result<Vec<Grant>, StoreError> {
         let mut found = Vec::new();
-        self.shelver.history()?.wait()?.read(|grant| {
+        self.shelver.reader()?.wait()?.history(|grant| {
             if found.len() < limit && keep(&grant) {
                 found.push(grant);
             }
@@ -68,6 +68,6 @@ impl Store {
     /// # Errors
     /// When too much waits for the query database.
     pub fn exporter(&self) -> Result<Export, StoreError> {
-        Ok(Export { notes: self.notes.clone(), live: self.live.clone(), history: self.shelver.history()? })
+        Ok(Export { notes: self.notes.clone(), live: self.live.clone(), reader: self.shelver.reader()? })
     }
 }

@@ -81,6 +81,34 @@ impl Journal {
         Ok(Journal { file, path, first, head_bytes: bytes, bytes, synced: 0, broken: Arc::default() })
     }
 
+    /// Opens a new segment that has a head and entries at once. It is on disk before it has its name: nobody ever reads a part
+    /// of it.
+    pub(super) fn create_whole(dir: &Path, first: u64, head: &[Vec<u8>], entries: &[Vec<u8>]) -> Result<Self, StoreError> {
+        let path = dir.join(file_name(first));
+        let draft = path.with_extension("draft");
+        let mut bytes = header(head.len()).into_bytes();
+        let mut head_bytes = 0;
+        for ((index, payload), seq) in head.iter().chain(entries).enumerate().zip(first..) {
+            if index == head.len() {
+                head_bytes = bytes.len() as u64;
+            }
+            codec::frame(&mut bytes, seq, payload);
+        }
+        // One of an earlier attempt is of no use.
+        let mut file = File::create(&draft).map_err(StoreError::io("create", &draft))?;
+        note("write");
+        let written = file.write_all(&bytes).map_err(StoreError::io("write", &draft)).and_then(|()| sync(&file, &draft, true));
+        if let Err(error) = written {
+            drop(fs::remove_file(&draft));
+            return Err(error);
+        }
+        note("rename");
+        fs::rename(&draft, &path).map_err(StoreError::io("rename", &draft))?;
+        sync_directory(dir)?;
+        let bytes = bytes.len() as u64;
+        Ok(Journal { file, path, first, head_bytes, bytes, synced: bytes, broken: Arc::default() })
+    }
+
     /// No segment: the file system takes none. Nothing is written before one could be created.
     pub(super) fn none(dir: &Path) -> Result<Self, StoreError> {
         let file = File::open(dir).map_err(StoreError::io("open", dir))?;

@@ -91,6 +91,20 @@ impl Lock {
     }
 }
 
+/// Up to which entry the last writer confirmed, without being one; 0 where that cannot be read.
+pub(super) fn peek_confirmed(state_dir: &Path) -> u64 {
+    fs::read_to_string(state_dir.join("lock")).ok().and_then(|text| confirmed(&text)).unwrap_or(0)
+}
+
+/// What was moved aside in a state directory.
+pub(super) fn moved_aside(state_dir: &Path) -> Vec<PathBuf> {
+    let inside = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let all = inside(state_dir.to_owned()).chain(inside(journal_dir(state_dir)));
+    let mut found: Vec<PathBuf> = all.filter(|path| path.to_string_lossy().contains(".quarantine")).collect();
+    found.sort();
+    found
+}
+
 fn front(confirmed: u64) -> String {
     let digits = format!("{confirmed:020}");
     let crc = crc32fast::hash(digits.as_bytes());

@@ -30,8 +30,10 @@ mod replay;
 #[cfg(test)]
 mod samples;
 mod shelver;
+mod take_over;
 #[cfg(test)]
 mod tests;
+mod verify;
 
 pub use error::StoreError;
 pub use export::{Export, Told};
@@ -39,6 +41,7 @@ pub use journal::PendingSync;
 pub use peek::{peek, peek_history};
 pub use recovery::RecoveryReport;
 pub use shelver::PendingCheckpoint;
+pub use verify::{DatabaseCheck, JournalCheck, LiveCheck, Verification, Verifier, verify};
 
 use self::desk::Order;
 use self::journal::Journal;

@@ -2,10 +2,11 @@
 //!
 //! No lock is taken and nothing is written. The journal's segments alone tell everything that is live.
 
+use super::database::{Image, Refusal, Shelf};
 use super::layout::{database_dir, journal_dir};
 use super::opening::Opening;
 use super::replay::Fold;
-use super::{Recovered, RecoveryReport, StoreError, database, recovery};
+use super::{Recovered, RecoveryReport, StoreError, recovery};
 use crate::domain::{AllocId, Grant, GrantState};
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +21,7 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
     let mut report = RecoveryReport::default();
     let damaged: Vec<_> = fold.damaged.iter().map(|path| format!("journal segment `{}` is damaged", path.display())).collect();
     report.findings.extend(damaged);
-    let truth = recovery::merge(fold, &database::Image::default(), &mut report, |_| None);
+    let truth = recovery::merge(fold, &Image::default(), &mut report, |_| None);
     Ok(Recovered {
         grants: truth.live.into_values().map(|(_, grant)| grant).collect(),
         names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).collect(),
@@ -46,10 +47,10 @@ pub fn peek_history(state_dir: &Path) -> Result<(Vec<Grant>, Option<StoreError>)
     let told = fold.grants.into_values().map(|(_, grant)| grant).filter(|grant| !grant.is_live());
     let all: BTreeMap<AllocId, Grant> = shelved.into_iter().chain(told).map(|grant| (grant.alloc_id.clone(), grant)).collect();
     let mut newest_first: Vec<Grant> = all.into_values().collect();
-    newest_first.sort_by_key(|grant| match grant.state {
-        GrantState::Released { released_at, .. } => std::cmp::Reverse(released_at),
-        _ => std::cmp::Reverse(grant.granted_at),
-    });
+    let released_at =
+        |grant: &Grant| if let GrantState::Released { released_at, .. } = grant.state { released_at } else { grant.granted_at };
+    // As the database has them.
+    newest_first.sort_by(|one, other| (released_at(other), &other.alloc_id).cmp(&(released_at(one), &one.alloc_id)));
     Ok((newest_first, trouble))
 }
 
@@ -61,20 +62,30 @@ fn read(state_dir: &Path) -> Result<Fold, StoreError> {
     Fold::read_beside_a_writer(&dir)
 }
 
-/// Released grants of the database in `dir`, read from a copy in `scratch`: sled cannot open read-only, and must not be
-/// opened under a daemon that uses it. A copy that was taken while sled was writing may not open.
+/// Released grants of the database in `dir`, read from a copy in `scratch`.
 fn history_of_copy(dir: &Path, scratch: &Path) -> Result<Vec<Grant>, StoreError> {
-    let copy = scratch.join("db");
-    copy_directory(dir, &copy)?;
-    let (shelf, _) =
-        Opening::begin(&copy).wait().map_err(|refusal| StoreError::Database { path: dir.to_owned(), why: format!("{refusal:?}") })?;
+    let (shelf, _) = open_copy(dir, scratch)?;
     let mut grants = Vec::new();
-    let read = shelf.history().read(|grant| {
+    let read = shelf.reader().history(|grant| {
         grants.push(grant);
         true
     });
     shelf.close();
     read.map(|()| grants)
+}
+
+/// The database in `dir`, as a copy in `scratch`: sled cannot open read-only, and must not be opened under a daemon that
+/// uses it. A copy that was taken while sled was writing may not open.
+pub(super) fn open_copy(dir: &Path, scratch: &Path) -> Result<(Shelf, Image), StoreError> {
+    let copy = scratch.join("db");
+    copy_directory(dir, &copy)?;
+    let refused = |refusal| match refusal {
+        Refusal::Newer(version) => StoreError::Newer { path: dir.to_owned(), version },
+        Refusal::NoRoom(error) => StoreError::io("copy", dir)(error),
+        Refusal::InUse => StoreError::Database { path: dir.to_owned(), why: "its copy is in use".into() },
+        Refusal::Damaged { why, .. } => StoreError::Database { path: dir.to_owned(), why },
+    };
+    Opening::begin(&copy).wait().map_err(refused)
 }
 
 fn copy_directory(from: &Path, to: &Path) -> Result<(), StoreError> {

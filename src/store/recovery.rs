@@ -244,7 +244,7 @@ impl Notes {
         self.names.len() + self.listed.len()
     }
 
-    fn entries(&self) -> impl Iterator<Item = Entry> {
+    pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
         let names = self.names.iter().map(|(key, id)| Entry::Named { key: key.clone(), id: id.clone() });
         let listed = self.listed.iter();
         names.chain(listed.map(|(resource, devices)| Entry::Listed { resource: resource.clone(), devices: devices.clone() }))

@@ -41,6 +41,8 @@ pub(super) struct Fold {
     pub(super) torn_bytes: u64,
     /// Entries that were read.
     pub(super) entries: u64,
+    /// Later entries are passed over.
+    upto: Option<u64>,
 }
 
 /// What one segment's header says.
@@ -62,6 +64,13 @@ impl Fold {
         let mut segments = journal::segments(dir)?;
         segments.retain(|(first, _)| *first < end);
         Fold::read_segments(&segments)
+    }
+
+    /// Reads what the journal said when `seq` was its latest entry.
+    pub(super) fn read_upto(dir: &Path, seq: u64) -> Result<Self, StoreError> {
+        let mut segments = journal::segments(dir)?;
+        segments.retain(|(first, _)| *first <= seq);
+        Fold { upto: Some(seq), ..Fold::default() }.with_segments(&segments)
     }
 
     /// Reads the newest segments in `dir`, as many as it takes to know everything that is live: usually one. `None` where
@@ -89,16 +98,20 @@ impl Fold {
     }
 
     fn read_segments(segments: &[(u64, PathBuf)]) -> Result<Self, StoreError> {
-        let mut fold = Fold { segments: segments.to_vec(), ..Fold::default() };
+        Fold::default().with_segments(segments)
+    }
+
+    fn with_segments(mut self, segments: &[(u64, PathBuf)]) -> Result<Self, StoreError> {
+        self.segments = segments.to_vec();
         for (first, path) in segments {
             match fs::read(path) {
-                Ok(bytes) => fold.segment(*first, path, &bytes)?,
+                Ok(bytes) => self.segment(*first, path, &bytes)?,
                 // The disk cannot read its own sectors: that is damage, and the other copy is asked.
-                Err(error) if error.raw_os_error() == Some(EIO) => fold.damaged.push(path.clone()),
+                Err(error) if error.raw_os_error() == Some(EIO) => self.damaged.push(path.clone()),
                 Err(error) => return Err(StoreError::io("read", path)(error)),
             }
         }
-        Ok(fold)
+        Ok(self)
     }
 
     /// Whether it has everything that is live, without doubt: all of it was readable, from a complete head on.
@@ -208,6 +221,9 @@ impl Fold {
     /// Takes in one record. The grant, if it is one.
     fn record(&mut self, record: Record<'_>) -> Result<Option<AllocId>, Defect> {
         let granted = codec::alloc_id_of(record.payload);
+        if self.upto.is_some_and(|upto| record.seq > upto) {
+            return Ok(granted);
+        }
         if let Some(id) = &granted
             && self.payloads.get(id).is_some_and(|known| known == record.payload)
             && let Some((seq, _)) = self.grants.get_mut(id)

@@ -5,7 +5,7 @@
 //! or cannot write (sled failed) it reads again from the journal's segments at the next checkpoint: they hold everything
 //! that the last successful one did not, and only a successful one deletes them.
 
-use super::database::History;
+use super::database::Reader;
 #[cfg(test)]
 use super::database::Shelf;
 use super::desk::{Database, Desk, Order, Shared, Work};
@@ -121,11 +121,11 @@ impl Shelver {
         Ok(PendingCheckpoint { dir: self.dir.clone(), done })
     }
 
-    /// The released grants, once the database has everything that it was told.
-    pub(super) fn history(&self) -> Result<PendingHistory, StoreError> {
+    /// The database to be read, once it has everything that it was told.
+    pub(super) fn reader(&self) -> Result<PendingReader, StoreError> {
         let (sender, answer) = sync_channel(1);
-        self.try_tell(Work::History(sender))?;
-        Ok(PendingHistory { dir: self.dir.clone(), answer })
+        self.try_tell(Work::Read(sender))?;
+        Ok(PendingReader { dir: self.dir.clone(), answer })
     }
 
     /// Whether the database is being kept.
@@ -157,7 +157,7 @@ impl Shelver {
     #[cfg(test)]
     pub(super) fn settle(&self) {
         let (sender, answer) = sync_channel(1);
-        self.queue.as_ref().unwrap().send(Work::History(sender)).unwrap();
+        self.queue.as_ref().unwrap().send(Work::Read(sender)).unwrap();
         drop(answer.recv().unwrap());
     }
 }
@@ -170,18 +170,18 @@ impl Drop for Shelver {
     }
 }
 
-/// A history that was asked for.
+/// A reader that was asked for.
 #[derive(Debug)]
-pub(super) struct PendingHistory {
+pub(super) struct PendingReader {
     dir: PathBuf,
-    answer: Receiver<Option<History>>,
+    answer: Receiver<Option<Reader>>,
 }
 
-impl PendingHistory {
-    pub(super) fn wait(&self) -> Result<History, StoreError> {
+impl PendingReader {
+    pub(super) fn wait(&self) -> Result<Reader, StoreError> {
         let error = |why: &str| StoreError::Database { path: self.dir.clone(), why: why.into() };
-        let history = self.answer.recv_timeout(PATIENCE).map_err(|_| error("it does not answer"))?;
-        history.ok_or_else(|| error("it is closed after an error"))
+        let reader = self.answer.recv_timeout(PATIENCE).map_err(|_| error("it does not answer"))?;
+        reader.ok_or_else(|| error("it is closed after an error"))
     }
 }
 

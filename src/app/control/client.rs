@@ -1,7 +1,7 @@
 //! The other side of the control socket: how a verb asks the running daemon.
 
 use super::{Line, socket_path};
-use crate::store::Told;
+use crate::store::{Told, Verification};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
@@ -14,6 +14,8 @@ use tokio::time::timeout;
 
 /// How long a verb waits for the daemon, or for its next words.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// How long it may take to read both copies of the ledger.
+const VERIFY_DEADLINE: Duration = Duration::from_secs(300);
 
 /// Why the daemon could not be asked.
 #[derive(Debug, thiserror::Error)]
@@ -41,9 +43,21 @@ pub enum ControlError {
 /// # Errors
 /// [`ControlError::Absent`] when no daemon listens.
 pub async fn get<T: DeserializeOwned>(run_dir: &Path, resource: &str) -> Result<T, ControlError> {
+    get_within(run_dir, resource, ANSWER_DEADLINE).await
+}
+
+/// Has the daemon of `run_dir` check both copies of its ledger.
+///
+/// # Errors
+/// As [`get`].
+pub async fn verify(run_dir: &Path) -> Result<Verification, ControlError> {
+    get_within(run_dir, "/v1/verify", VERIFY_DEADLINE).await
+}
+
+async fn get_within<T: DeserializeOwned>(run_dir: &Path, resource: &str, deadline: Duration) -> Result<T, ControlError> {
     let ask = async |stream| {
-        let body = in_time(ask(stream, resource)).await??;
-        let body = in_time(body.collect()).await?.map_err(|error| error.to_string())?.to_bytes();
+        let body = in_time(deadline, ask(stream, resource)).await??;
+        let body = in_time(deadline, body.collect()).await?.map_err(|error| error.to_string())?.to_bytes();
         serde_json::from_slice(&body).map_err(not_understood)
     };
     with(run_dir, ask).await
@@ -55,9 +69,9 @@ pub async fn get<T: DeserializeOwned>(run_dir: &Path, resource: &str) -> Result<
 /// As [`get`].
 pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> Result<Option<String>, ControlError> {
     let ask = async |stream| {
-        let mut body = in_time(ask(stream, "/v1/ledger")).await??;
+        let mut body = in_time(ANSWER_DEADLINE, ask(stream, "/v1/ledger")).await??;
         let mut unread: Vec<u8> = Vec::new();
-        while let Some(frame) = in_time(body.frame()).await? {
+        while let Some(frame) = in_time(ANSWER_DEADLINE, body.frame()).await? {
             let frame = frame.map_err(|error| error.to_string())?.into_data().unwrap_or_default();
             unread.extend_from_slice(&frame);
             let whole = unread.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
@@ -108,8 +122,8 @@ async fn ask(stream: UnixStream, resource: &str) -> Result<Incoming, String> {
     Err(String::from_utf8_lossy(&body).into_owned())
 }
 
-async fn in_time<T>(answer: impl Future<Output = T>) -> Result<T, String> {
-    timeout(ANSWER_DEADLINE, answer).await.map_err(|_| "no answer in time".into())
+async fn in_time<T>(deadline: Duration, answer: impl Future<Output = T>) -> Result<T, String> {
+    timeout(deadline, answer).await.map_err(|_| "no answer in time".into())
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]

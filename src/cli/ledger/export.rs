@@ -1,0 +1,216 @@
+//! `holdfast ledger export`: the ledger as one document, from which [`super::import`] makes it again.
+//!
+//! A document of schema 2 has every key of `who -o json` with the same meaning, and beside them what a grant needs to be
+//! held: what reads the first schema reads this one too. One grant is one line.
+
+use crate::cli::exit::{FAILURE, Failed};
+use crate::cli::{Global, eprintln, source};
+use crate::domain::{
+    AllocId, ContainerEdits, DeviceId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, ResourceName, Timestamp,
+};
+use crate::store::Told;
+use serde::{Deserialize, Serialize};
+use std::io::{self, BufWriter, Write};
+
+/// The version of the document that is written.
+pub(super) const SCHEMA: u32 = 2;
+
+/// One grant of the document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Exported {
+    pub(super) alloc_id: AllocId,
+    resource: ResourceName,
+    devices: Vec<DeviceId>,
+    state: String,
+    pod: Option<PodRef>,
+    container: Option<String>,
+    granted_at: Timestamp,
+    bound_at: Option<Timestamp>,
+    released_at: Option<Timestamp>,
+    released_by: Option<String>,
+    // What follows came with schema 2.
+    suspect_at: Option<Timestamp>,
+    granted_devices: Vec<GrantedDevice>,
+    edits: ContainerEdits,
+    boot_id: String,
+    kubelet: Option<KubeletGeneration>,
+    version: String,
+}
+
+impl From<Grant> for Exported {
+    fn from(grant: Grant) -> Self {
+        let state = grant.state_name().to_owned();
+        let (pod, container) = (grant.pod().cloned(), grant.container().map(str::to_owned));
+        let (bound_at, suspect_at, released_at, released_by) = match grant.state {
+            GrantState::Granted => (None, None, None, None),
+            GrantState::Bound { bound_at, .. } => (Some(bound_at), None, None, None),
+            GrantState::Suspect { bound_at, suspect_at, .. } => (Some(bound_at), Some(suspect_at), None, None),
+            GrantState::Released { bound_at, released_at, released_by, .. } => (bound_at, None, Some(released_at), Some(released_by)),
+        };
+        Exported {
+            alloc_id: grant.alloc_id,
+            resource: grant.resource,
+            devices: grant.devices.iter().map(|device| device.id.clone()).collect(),
+            state,
+            pod,
+            container,
+            granted_at: grant.granted_at,
+            bound_at,
+            released_at,
+            released_by,
+            suspect_at,
+            granted_devices: grant.devices,
+            edits: grant.edits,
+            boot_id: grant.boot_id,
+            kubelet: grant.kubelet,
+            version: grant.version,
+        }
+    }
+}
+
+impl TryFrom<Exported> for Grant {
+    type Error = &'static str;
+
+    /// The same grant, or what contradicts itself in it.
+    fn try_from(exported: Exported) -> Result<Self, Self::Error> {
+        let Exported { pod, container, bound_at, suspect_at, released_at, released_by, granted_devices, .. } = exported;
+        if granted_devices.is_empty() {
+            return Err("it has no device");
+        }
+        if !granted_devices.iter().map(|device| &device.id).eq(&exported.devices) {
+            return Err("its `devices` and `granted_devices` are not the same");
+        }
+        let state = match (exported.state.as_str(), pod, container, bound_at, suspect_at, released_at, released_by) {
+            ("granted", None, None, None, None, None, None) => GrantState::Granted,
+            ("bound", Some(pod), Some(container), Some(bound_at), None, None, None) => GrantState::Bound { pod, container, bound_at },
+            ("suspect", Some(pod), Some(container), Some(bound_at), Some(suspect_at), None, None) => {
+                GrantState::Suspect { pod, container, bound_at, suspect_at }
+            }
+            ("released", pod, container, bound_at, None, Some(released_at), Some(released_by)) => {
+                GrantState::Released { pod, container, bound_at, released_at, released_by }
+            }
+            _ => return Err("its `state` does not fit what is said beside it"),
+        };
+        Ok(Grant {
+            alloc_id: exported.alloc_id,
+            resource: exported.resource,
+            devices: granted_devices,
+            edits: exported.edits,
+            boot_id: exported.boot_id,
+            kubelet: exported.kubelet,
+            granted_at: exported.granted_at,
+            version: exported.version,
+            state,
+        })
+    }
+}
+
+/// Prints the document as the ledger is told, whatever its size.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub(super) fn run(global: &Global) -> Result<(), Failed> {
+    let mut page = Page { out: BufWriter::new(io::stdout().lock()), grants: 0, written: Ok(()) };
+    let problem = source::read(global, |told| page.add(told))?;
+    page.end().map_err(|error| Failed::new(FAILURE, format_args!("cannot print: {error}")))?;
+    if let Some(problem) = problem {
+        eprintln(format_args!("holdfast: what was given back is missing from this export: {problem}"));
+    }
+    Ok(())
+}
+
+struct Page<W> {
+    out: W,
+    grants: usize,
+    written: io::Result<()>,
+}
+
+impl<W: Write> Page<W> {
+    fn add(&mut self, told: Told) -> bool {
+        self.written = self.write(told);
+        self.written.is_ok()
+    }
+
+    fn write(&mut self, told: Told) -> io::Result<()> {
+        match told {
+            Told::Notes { names, listed } => {
+                let (names, listed) = (serde_json::to_string(&names)?, serde_json::to_string(&listed)?);
+                write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n\"grants\":[")
+            }
+            Told::Grant(grant) => {
+                self.grants += 1;
+                self.out.write_all(if self.grants == 1 { b"\n" } else { b",\n" })?;
+                Ok(serde_json::to_writer(&mut self.out, &Exported::from(*grant))?)
+            }
+        }
+    }
+
+    /// A reader that has gone (`holdfast ledger export | head -1`) is no failure.
+    fn end(mut self) -> io::Result<()> {
+        let ended = self.written.and_then(|()| self.out.write_all(b"\n]}\n")).and_then(|()| self.out.flush());
+        ended.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grants() -> Vec<Grant> {
+        let pod = PodRef { uid: "u1".into(), namespace: Some("ml".into()), name: None };
+        let (container, bound_at, at) = ("main".to_owned(), Timestamp(1_700_000_001_000), Timestamp(1_700_000_002_000));
+        let states = [
+            GrantState::Granted,
+            GrantState::Bound { pod: pod.clone(), container: container.clone(), bound_at },
+            GrantState::Suspect { pod: pod.clone(), container: container.clone(), bound_at, suspect_at: at },
+            GrantState::Released {
+                pod: Some(pod),
+                container: Some(container),
+                bound_at: Some(bound_at),
+                released_at: at,
+                released_by: "pod_gone".into(),
+            },
+            GrantState::Released { pod: None, container: None, bound_at: None, released_at: at, released_by: "never_started".into() },
+        ];
+        let grant = |state| Grant {
+            alloc_id: AllocId::new("a-1"),
+            resource: "nvidia.com/gpu".parse().unwrap(),
+            devices: vec![GrantedDevice { id: DeviceId::new("GPU-1"), key: "pci:0000:18:00.0/10de:2330".into(), numa_nodes: vec![1] }],
+            edits: ContainerEdits { cdi_devices: vec!["a/b=c".into()], ..ContainerEdits::default() },
+            boot_id: "boot".into(),
+            kubelet: Some(KubeletGeneration { inode: 7, ctime_ns: 8 }),
+            granted_at: Timestamp(1_700_000_000_000),
+            version: "0.1.0".into(),
+            state,
+        };
+        states.into_iter().map(grant).collect()
+    }
+
+    #[test]
+    fn a_grant_in_any_state_comes_back_as_it_was() {
+        for grant in grants() {
+            let json = serde_json::to_string(&Exported::from(grant.clone())).unwrap();
+            assert_eq!(serde_json::from_str::<Exported>(&json).unwrap().try_into(), Ok(grant), "{json}");
+        }
+    }
+
+    #[test]
+    fn the_document_is_what_is_promised() {
+        let mut page = Page { out: Vec::new(), grants: 0, written: Ok(()) };
+        assert!(page.add(Told::Notes { names: Default::default(), listed: Default::default() }));
+        assert!(page.add(Told::Grant(Box::new(grants().swap_remove(2)))));
+        page.out.extend_from_slice(b"\n]}\n");
+        let wanted = concat!(
+            "{\"schema\":2,\n\"names\":{},\n\"listed\":{},\n\"grants\":[\n",
+            r#"{"alloc_id":"a-1","resource":"nvidia.com/gpu","devices":["GPU-1"],"state":"suspect","#,
+            r#""pod":{"uid":"u1","namespace":"ml","name":null},"container":"main","granted_at":"2023-11-14T22:13:20.000Z","#,
+            r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":null,"released_by":null,"suspect_at":"2023-11-14T22:13:22.000Z","#,
+            r#""granted_devices":[{"id":"GPU-1","key":"pci:0000:18:00.0/10de:2330","numa_nodes":[1]}],"#,
+            r#""edits":{"envs":{},"mounts":[],"devices":[],"annotations":{},"cdi_devices":["a/b=c"]},"#,
+            r#""boot_id":"boot","kubelet":{"inode":7,"ctime_ns":8},"version":"0.1.0"}"#,
+            "\n]}\n",
+        );
+        assert_eq!(String::from_utf8(page.out).unwrap(), wanted);
+    }
+}

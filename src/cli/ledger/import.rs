@@ -1,0 +1,244 @@
+//! `holdfast ledger import`: what an export tells, taken into the ledger; all of it or nothing.
+
+use super::export::{Exported, SCHEMA};
+use crate::cli::exit::{FAILURE, Failed};
+use crate::cli::{Global, eprintln, show, when};
+use crate::config::Config;
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Retention, Timestamp};
+use crate::host;
+use crate::store::{Recovered, Store};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::path::Path;
+
+/// So many contradictions are told; the first one is enough to know that these are two ledgers.
+const CONFLICTS_TOLD: usize = 3;
+
+#[derive(Debug, Deserialize)]
+struct Versioned {
+    schema: u32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    #[serde(rename = "schema")]
+    _schema: u32,
+    names: BTreeMap<String, DeviceId>,
+    listed: Listed,
+    grants: Vec<Exported>,
+}
+
+/// An export whose every grant is one.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Import {
+    names: BTreeMap<String, DeviceId>,
+    listed: Listed,
+    grants: BTreeMap<AllocId, Grant>,
+}
+
+/// What was done (`ledger import -o json`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+struct Done {
+    schema: u32,
+    /// Grants that are held.
+    live: usize,
+    /// Grants that were given back.
+    released: usize,
+    /// Names of devices.
+    names: usize,
+    /// Lists of resources.
+    listed: usize,
+    /// Grants that the ledger had already, the same.
+    already_there: usize,
+    /// Grants that were given back longer ago than the ledger remembers.
+    forgotten: usize,
+}
+
+/// Imports `file`, or standard input for `-`.
+///
+/// # Errors
+/// When it is no export, contradicts the ledger, or a daemon uses the ledger. Nothing is imported then.
+pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
+    let refused = |why: String| Failed::new(FAILURE, format_args!("`{}` is not imported: {why}", file.display()));
+    let text = read(file).map_err(|error| refused(error.to_string()))?;
+    let import = parse(&text).map_err(refused)?;
+    let Config { retention, .. } = global.load_config()?;
+
+    let boot_id = host::boot_id(Path::new("/"));
+    let (mut store, recovered) = Store::open_keeping(&global.state_dir, Durability::PowerLoss, boot_id.as_deref(), retention)?;
+    if !recovered.report.is_clean() {
+        eprintln(format_args!("holdfast: the ledger was damaged: {}", recovered.report));
+    }
+    let ids: BTreeSet<_> = import.grants.keys().cloned().collect();
+    let released = store.history(usize::MAX, |grant| ids.contains(&grant.alloc_id))?;
+    let (entries, done) = plan(import, &recovered, &released, retention, when::now()).map_err(refused)?;
+    store.take_over(&entries)?;
+    if let Err(error) = store.close() {
+        eprintln(format_args!("holdfast: all of it is in the journal, and the next start gives it to the query database: {error}"));
+    }
+    show(global.output, &done, text_of)
+}
+
+fn read(file: &Path) -> std::io::Result<String> {
+    if file == Path::new("-") {
+        let mut text = String::new();
+        return std::io::stdin().lock().read_to_string(&mut text).map(|_| text);
+    }
+    std::fs::read_to_string(file)
+}
+
+fn parse(text: &str) -> Result<Import, String> {
+    match serde_json::from_str(text) {
+        Ok(Versioned { schema: SCHEMA }) => {}
+        Ok(Versioned { schema: 1 }) => {
+            return Err("it is of schema 1, which does not say what a container got; export the ledger again with this version".into());
+        }
+        Ok(Versioned { schema }) => return Err(format!("it is of schema {schema}, and this version knows {SCHEMA}")),
+        Err(error) => return Err(format!("it is no export of a ledger: {error}")),
+    }
+    let Document { names, listed, grants, .. } = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let mut import = Import { names, listed, grants: BTreeMap::new() };
+    for exported in grants {
+        let id = exported.alloc_id.clone();
+        let grant = exported.try_into().map_err(|why| format!("grant {id}: {why}"))?;
+        if import.grants.insert(id.clone(), grant).is_some() {
+            return Err(format!("grant {id} is in it twice"));
+        }
+    }
+    Ok(import)
+}
+
+/// What is appended to a ledger that knows `recovered` and of these grants `released`; or what contradicts it.
+fn plan(
+    import: Import,
+    recovered: &Recovered,
+    released: &[Grant],
+    retention: Retention,
+    now: Timestamp,
+) -> Result<(Vec<Entry>, Done), String> {
+    let Import { names, listed, grants } = import;
+    let known: BTreeMap<&AllocId, &Grant> = recovered.grants.iter().chain(released).map(|grant| (&grant.alloc_id, grant)).collect();
+    let (mut entries, mut conflicts, mut done) = (Vec::new(), Vec::new(), Done { schema: 1, ..Done::default() });
+    for (key, id) in names {
+        match recovered.names.get(&key) {
+            Some(there) if *there == id => {}
+            Some(there) => conflicts.push(format!("`{key}` is named `{there}` in the ledger and `{id}` in the export")),
+            None => {
+                done.names += 1;
+                entries.push(Entry::Named { key, id });
+            }
+        }
+    }
+    // What the kubelet was told last is known better to a ledger that told it something.
+    for (resource, devices) in listed.into_iter().filter(|(resource, _)| !recovered.listed.contains_key(resource)) {
+        done.listed += 1;
+        entries.push(Entry::Listed { resource, devices });
+    }
+    let oldest = Timestamp(now.0.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX)));
+    for (id, grant) in grants {
+        match (known.get(&id), &grant.state) {
+            (Some(there), _) if **there == grant => done.already_there += 1,
+            (Some(there), _) => {
+                conflicts.push(format!("grant {id} is {} in the ledger and {} in the export", there.state_name(), grant.state_name()));
+            }
+            (None, GrantState::Released { released_at, .. }) if *released_at < oldest => done.forgotten += 1,
+            (None, state) => {
+                *if matches!(state, GrantState::Released { .. }) { &mut done.released } else { &mut done.live } += 1;
+                entries.push(Entry::Grant(Box::new(grant)));
+            }
+        }
+    }
+    if conflicts.is_empty() {
+        return Ok((entries, done));
+    }
+    let more = conflicts.len().saturating_sub(CONFLICTS_TOLD);
+    conflicts.truncate(CONFLICTS_TOLD);
+    let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+    Err(format!("it contradicts the ledger: {}{more}", conflicts.join("; ")))
+}
+
+fn text_of(done: &Done) -> String {
+    let Done { live, released, names, listed, already_there, forgotten, .. } = done;
+    let mut text = format!("imported grants: {live} live, {released} released; names: {names}; lists: {listed}\n");
+    if *already_there > 0 {
+        text += &format!("already there: {already_there}\n");
+    }
+    if *forgotten > 0 {
+        text += &format!("left out, since released longer ago than `ledger.history_age`: {forgotten}\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRANT: &str = r#"{"alloc_id":"a-1","resource":"a.b/c","devices":["x"],"state":"granted","pod":null,"container":null,
+        "granted_at":"2023-11-14T22:13:20.000Z","bound_at":null,"released_at":null,"released_by":null,"suspect_at":null,
+        "granted_devices":[{"id":"x","key":"dev:x"}],
+        "edits":{"envs":{},"mounts":[],"devices":[],"annotations":{},"cdi_devices":[]},"boot_id":"b","kubelet":null,"version":"1"}"#;
+
+    fn document(names: &str, grants: &[String]) -> String {
+        format!(r#"{{"schema":2,"names":{names},"listed":{{}},"grants":[{}]}}"#, grants.join(","))
+    }
+
+    fn given_back(at: &str) -> String {
+        let released = format!(r#""released_at":"{at}","released_by":"pod_gone""#);
+        GRANT.replace(r#""released_at":null,"released_by":null"#, &released).replace("\"granted\"", "\"released\"")
+    }
+
+    fn planned(import: &str, recovered: &Recovered, released: &[Grant]) -> Result<Done, String> {
+        let now = Timestamp::from_system(humantime::parse_rfc3339("2023-12-01T00:00:00Z").unwrap());
+        plan(parse(import).unwrap(), recovered, released, Retention::default(), now).map(|(_, done)| done)
+    }
+
+    #[test]
+    fn what_is_no_export_or_contradicts_itself_is_refused() {
+        assert!(parse(&document("{}", &[GRANT.into()])).is_ok());
+        for (text, why) in [
+            ("nonsense".to_owned(), "it is no export of a ledger"),
+            (r#"{"schema":1,"grants":[]}"#.to_owned(), "schema 1, which does not say what a container got"),
+            (r#"{"schema":3,"grants":[]}"#.to_owned(), "schema 3, and this version knows 2"),
+            (document("{}", &[GRANT.into(), GRANT.into()]), "grant a-1 is in it twice"),
+            (document("{}", &[GRANT.replace("\"granted\"", "\"bound\"")]), "grant a-1: its `state` does not fit"),
+            (document("{}", &[GRANT.replace("[\"x\"]", "[\"y\"]")]), "grant a-1: its `devices` and `granted_devices`"),
+            (document("{}", &[GRANT.replace("[\"x\"]", "[]").replace(r#"[{"id":"x","key":"dev:x"}]"#, "[]")]), "it has no device"),
+            (document("{}", &[GRANT.replace("a.b/c", "gpu")]), "`gpu` is not a resource name"),
+            (document("{}", &[GRANT.replace("\"version\"", "\"unheard\"")]), "unknown field `unheard`"),
+        ] {
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(why), "{error}\nshould contain: {why}");
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_left_alone_and_what_is_otherwise_there_is_a_conflict() {
+        let import = document(r#"{"pci:1":"GPU-1"}"#, &[GRANT.into()]);
+        let empty = Recovered::default();
+        assert_eq!(planned(&import, &empty, &[]), Ok(Done { schema: 1, live: 1, names: 1, ..Done::default() }));
+
+        let Import { names, grants, .. } = parse(&import).unwrap();
+        let grant = grants.into_values().next().unwrap();
+        let same = Recovered { grants: vec![grant.clone()], names: names.clone(), ..Recovered::default() };
+        assert_eq!(planned(&import, &same, &[]), Ok(Done { schema: 1, already_there: 1, ..Done::default() }));
+        let other = Grant { version: "2".into(), ..grant.clone() };
+        let error = planned(&import, &Recovered { grants: vec![other], ..same }, &[]).unwrap_err();
+        assert_eq!(error, "it contradicts the ledger: grant a-1 is granted in the ledger and granted in the export");
+        let gone = parse(&document("{}", &[given_back("2023-11-20T00:00:00Z")])).unwrap().grants.into_values().next().unwrap();
+        assert!(planned(&import, &empty, &[gone]).unwrap_err().contains("grant a-1 is released in the ledger and granted in the export"));
+        let renamed = Recovered { names: BTreeMap::from([("pci:1".into(), DeviceId::new("GPU-2"))]), ..Recovered::default() };
+        assert!(planned(&import, &renamed, &[]).unwrap_err().contains("`pci:1` is named `GPU-2` in the ledger and `GPU-1` in the export"));
+    }
+
+    #[test]
+    fn what_the_ledger_would_forget_at_once_is_left_out_and_said() {
+        let import = |at| document("{}", &[given_back(at)]);
+        let done = planned(&import("2023-11-20T00:00:00Z"), &Recovered::default(), &[]).unwrap();
+        assert_eq!((done.released, done.forgotten), (1, 0));
+        let done = planned(&import("2023-01-01T00:00:00Z"), &Recovered::default(), &[]).unwrap();
+        assert_eq!((done.released, done.forgotten), (0, 1));
+        assert!(text_of(&done).ends_with("`ledger.history_age`: 1\n"));
+    }
+}

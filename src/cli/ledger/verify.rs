@@ -1,0 +1,80 @@
+//! `holdfast ledger verify`: whether both copies of the ledger are whole and agree.
+
+use crate::app::{ControlError, verify_ledger};
+use crate::cli::exit::{FAILURE, Failed};
+use crate::cli::table::Table;
+use crate::cli::{Global, block_on, eprintln, show};
+use crate::store::{self, DatabaseCheck, JournalCheck, LiveCheck, Verification};
+
+/// Has the running daemon check its ledger, else checks the files.
+///
+/// # Errors
+/// When the ledger cannot be read, or is not sound.
+pub(super) fn run(global: &Global) -> Result<(), Failed> {
+    let found = match block_on(verify_ledger(&global.run_dir))? {
+        Ok(found) => found,
+        Err(error @ ControlError::Absent { .. }) => {
+            let found = store::verify(&global.state_dir)?;
+            eprintln(format_args!("{error}; the files in `{}` were checked", global.state_dir.display()));
+            found
+        }
+        Err(error) => return Err(Failed::new(FAILURE, error)),
+    };
+    show(global.output, &found, text)?;
+    if found.sound { Ok(()) } else { Err(Failed::answered(FAILURE)) }
+}
+
+fn text(found: &Verification) -> String {
+    let Verification { sound, journal, database, live, moved_aside, problems, remarks, .. } = found;
+    let JournalCheck { entries, from, to, live: held, names, missing, damaged, .. } = journal;
+    let mut table = Table::new(&["COPY", "LIVE", "RELEASED", "NAMES", "DAMAGED", "ENTRIES"]);
+    let in_words =
+        if *missing > 0 { format!("{entries}, {from} to {to}, {missing} missing") } else { format!("{entries}, {from} to {to}") };
+    table.row(["journal".into(), held.to_string(), String::new(), names.to_string(), damaged.len().to_string(), in_words]);
+    if let Some(DatabaseCheck { live, released, names, applied, damaged }) = database {
+        let applied = format!("up to {applied} at its last checkpoint");
+        table.row(["database".into(), live.to_string(), released.to_string(), names.to_string(), damaged.to_string(), applied]);
+    } else {
+        table.row(["database".into(), String::new(), String::new(), String::new(), String::new(), String::new()]);
+    }
+    let LiveCheck { in_both, .. } = live;
+    let verdict = if *sound { "sound" } else { "NOT sound" };
+    let mut text = format!("the ledger is {verdict}: {in_both} of {held} live grants are the same in both copies\n\n{table}");
+    let aside: Vec<_> = moved_aside.iter().map(|path| format!("moved aside: `{}`", path.display())).collect();
+    let lists = [("problem: ", problems), ("", remarks), ("", &aside)];
+    let lines: Vec<_> = lists.iter().flat_map(|(word, lines)| lines.iter().map(move |line| format!("{word}{line}\n"))).collect();
+    if !lines.is_empty() {
+        text += &format!("\n{}", lines.concat());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verdict_comes_first_and_every_problem_has_a_line() {
+        let found = Verification {
+            schema: 1,
+            sound: false,
+            journal: JournalCheck { segments: 1, entries: 7, from: 1, to: 8, live: 2, names: 1, missing: 1, ..JournalCheck::default() },
+            database: Some(DatabaseCheck { live: 2, released: 12, names: 1, applied: 6, damaged: 0 }),
+            live: LiveCheck { in_both: 2, ..LiveCheck::default() },
+            moved_aside: vec!["/s/db.quarantine-1".into()],
+            problems: vec!["entries missing from the journal: 1".into()],
+            remarks: vec![],
+        };
+        let wanted = "\
+the ledger is NOT sound: 2 of 2 live grants are the same in both copies
+
+COPY      LIVE  RELEASED  NAMES  DAMAGED  ENTRIES
+journal   2     -         1      0        7, 1 to 8, 1 missing
+database  2     12        1      0        up to 6 at its last checkpoint
+
+problem: entries missing from the journal: 1
+moved aside: `/s/db.quarantine-1`
+";
+        assert_eq!(text(&found), wanted);
+    }
+}

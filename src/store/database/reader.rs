@@ -1,0 +1,85 @@
+//! An open database, to be read without it: by whoever asks for the history or for a check, while the shelver writes on.
+
+use super::{APPLIED, Image, failure, guard, number};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState};
+use crate::store::{StoreError, codec};
+use std::path::PathBuf;
+
+/// It keeps sled's lock as long as it lives.
+#[derive(Debug)]
+pub(in crate::store) struct Reader {
+    pub(super) dir: PathBuf,
+    pub(super) live: sled::Tree,
+    pub(super) history: sled::Tree,
+    pub(super) names: sled::Tree,
+    pub(super) meta: sled::Tree,
+}
+
+impl Reader {
+    /// Reads every live grant and every name.
+    pub(in crate::store) fn image(&self) -> Result<Image, StoreError> {
+        guard(|| self.scan()).map_err(|error| failure(&self.dir, error))
+    }
+
+    pub(super) fn scan(&self) -> sled::Result<Image> {
+        let applied = number(&self.meta, APPLIED)?.unwrap_or(0);
+        let mut image = Image { applied, last: applied, ..Image::default() };
+        for pair in &self.live {
+            let (key, value) = pair?;
+            match (std::str::from_utf8(&key), codec::unstamp(&key, &value)) {
+                (Ok(id), Ok(record)) => drop(image.live.insert(AllocId::new(id), (record.seq, record.payload.to_vec()))),
+                _ => image.damaged += 1,
+            }
+        }
+        for pair in &self.names {
+            let (key, value) = pair?;
+            let read = codec::unstamp(&key, &value).map(|record| (record.seq, std::str::from_utf8(record.payload)));
+            match (std::str::from_utf8(&key), read) {
+                (Ok(key), Ok((seq, Ok(id)))) => drop(image.names.insert(key.to_owned(), (seq, DeviceId::new(id)))),
+                _ => image.damaged += 1,
+            }
+        }
+        let latest = image.live.values().map(|(seq, _)| *seq).chain(image.names.values().map(|(seq, _)| *seq)).max();
+        image.last = image.last.max(latest.unwrap_or(0));
+        Ok(image)
+    }
+
+    /// Released grants, newest first, until `take` says no more. A record that cannot be read is skipped.
+    pub(in crate::store) fn history(&self, mut take: impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
+        self.each_released(|key, value| {
+            let grant = codec::unstamp(key, value).ok().and_then(|record| codec::decode(record.payload).ok());
+            if let Some(Entry::Grant(grant)) = grant { take(*grant) } else { true }
+        })
+    }
+
+    /// Every record of the history: its grant and the entry that released it; `None` for one that cannot be read.
+    pub(in crate::store) fn check_history(&self, mut take: impl FnMut(Option<(AllocId, u64)>)) -> Result<(), StoreError> {
+        self.each_released(|key, value| {
+            let read = codec::unstamp(key, value).ok().filter(|record| matches!(codec::decode(record.payload), Ok(Entry::Grant(_))));
+            let id = key.get(8..).and_then(|id| std::str::from_utf8(id).ok()).map(AllocId::new);
+            take(id.zip(read.map(|record| record.seq)));
+            true
+        })
+    }
+
+    fn each_released(&self, mut take: impl FnMut(&[u8], &[u8]) -> bool) -> Result<(), StoreError> {
+        let read = guard(|| {
+            for pair in self.history.iter().rev() {
+                let (key, value) = pair?;
+                if !take(&key, &value) {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        read.map_err(|error| failure(&self.dir, error))
+    }
+}
+
+/// The time of release first, so that the newest are found without an index.
+pub(super) fn history_key(grant: &Grant) -> Vec<u8> {
+    let at = if let GrantState::Released { released_at, .. } = &grant.state { released_at.0 } else { 0 };
+    let mut key = at.to_be_bytes().to_vec();
+    key.extend_from_slice(grant.alloc_id.as_str().as_bytes());
+    key
+}

@@ -1,0 +1,99 @@
+//! Taking over what another ledger knew, for `ledger import`.
+
+use super::journal::Journal;
+use super::layout::journal_dir;
+use super::recovery::encode;
+use super::{Store, StoreError};
+use crate::domain::Entry;
+
+impl Store {
+    /// Takes over entries as one: whatever happens meanwhile, the next start finds all of them or none. They come with a new
+    /// segment, which has everything that is live, and which has its name only when it is on disk.
+    ///
+    /// # Errors
+    /// When the journal cannot be written. If only its directory cannot be synced, the entries may be there all the same.
+    pub fn take_over(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
+        if entries.is_empty() {
+            return Ok(());
+        }
+        let head = self.live.values().map(|(_, payload)| Ok(payload.clone())).chain(self.notes.entries().map(|entry| encode(&entry)));
+        let head = head.collect::<Result<Vec<_>, _>>()?;
+        let payloads = entries.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+        let journal = Journal::create_whole(&journal_dir(&self.dir), self.next_seq, &head, &payloads)?;
+        let first = self.next_seq + head.len() as u64;
+        (self.journal, self.failed, self.next_seq) = (journal, false, first + entries.len() as u64);
+        self.lock.confirm(self.next_seq - 1);
+        for ((entry, payload), seq) in entries.iter().zip(payloads).zip(first..) {
+            self.apply(seq, entry, payload);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples::{bound, grant, listed, made, named, released_at};
+    use super::super::{journal, layout, peek, peek_history};
+    use super::*;
+    use crate::domain::{Durability, Grant, Timestamp};
+    use std::fs;
+    use std::path::Path;
+    use std::time::SystemTime;
+
+    fn open(dir: &Path) -> Store {
+        Store::open(dir, Durability::PowerLoss, Some("this boot")).unwrap().0
+    }
+
+    fn entries(range: std::ops::Range<u64>) -> Vec<Entry> {
+        let now = Timestamp::from_system(SystemTime::now()).0;
+        let state = |n| if n % 2 == 0 { bound(n) } else { released_at(n, now) };
+        let grants = range.map(|n| match state(n) {
+            Entry::Moved { state, .. } => Entry::Grant(Box::new(Grant { state, ..grant(n) })),
+            other => other,
+        });
+        grants.chain([named(7), listed(&[7])]).collect()
+    }
+
+    #[test]
+    fn what_is_taken_over_is_in_both_copies_beside_what_was_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = open(dir.path());
+        store.append(&[made(1), named(1)]).unwrap();
+        layout::take_steps();
+        // More than the database's queue takes.
+        store.take_over(&entries(100..5000)).unwrap();
+        let steps: Vec<_> = layout::take_steps().into_iter().take(4).collect();
+        assert_eq!(steps, ["write", "sync", "rename", "sync directory"], "it is durable before it has its name");
+        store.append(&[made(2)]).unwrap();
+        let known = store.load();
+        assert_eq!((known.grants.len(), known.names.len(), known.listed.len()), (2450 + 2, 2, 1));
+        store.checkpoint().unwrap();
+        assert_eq!(store.history(9999, |_| true).unwrap().len(), 2450);
+        let found = store.verifier().verify().unwrap();
+        assert!(found.sound && found.live.in_both == 2452, "{found:#?}");
+        store.close().unwrap();
+        assert_eq!(open(dir.path()).load().grants, known.grants);
+    }
+
+    #[test]
+    fn a_take_over_that_was_cut_short_has_never_been() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = open(dir.path());
+        store.append(&[made(1)]).unwrap();
+        // As a kill leaves it: everything is written, and has not its name yet.
+        let first = store.next_seq;
+        store.take_over(&entries(10..20)).unwrap();
+        drop(store);
+        let dir_of_journal = journal_dir(dir.path());
+        let whole = dir_of_journal.join(journal::file_name(first));
+        fs::rename(&whole, whole.with_extension("draft")).unwrap();
+        fs::remove_dir_all(layout::database_dir(dir.path())).unwrap();
+        let known = |dir: &Path| (peek(dir).unwrap().grants.len(), peek_history(dir).unwrap().0.len());
+        assert_eq!(known(dir.path()), (1, 0));
+        fs::remove_file(dir.path().join("lock")).unwrap();
+        let mut store = open(dir.path());
+        store.take_over(&entries(10..20)).unwrap();
+        store.close().unwrap();
+        assert_eq!(known(dir.path()), (6, 5));
+    }
+}
