@@ -204,6 +204,8 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             store: Arc::clone(&store),
             recovered: Arc::default(),
             process_crash: false,
+            policy: Default::default(),
+            kept: Arc::new(watch::Sender::new(store.lock().unwrap().kept())),
             grants: Arc::new(watch::Sender::default()),
             names: Arc::new(watch::Sender::default()),
             inventory: watch::channel(Arc::default()).1,

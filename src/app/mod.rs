@@ -17,7 +17,7 @@ pub use status::{ResourceReport, Status};
 use self::supervisor::{Handle, Policy, Slot, Supervision};
 use crate::config::{Config, Roots};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
-use crate::domain::{Durability, Grant, Inventory, KubeletGeneration, ResourceName, ResourceSpec};
+use crate::domain::{Durability, Grant, Inventory, Kept, KubeletGeneration, ResourceName, ResourceSpec};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig};
 use crate::host::{self, HostRoot};
@@ -25,7 +25,7 @@ use crate::ledger::core::Ledger;
 use crate::ledger::{LedgerActor, LedgerConfig};
 use crate::registration::{Registration, RegistrationConfig, ResourceStatus};
 use crate::serving::{Serving, ServingConfig, Sockets};
-use crate::store::{PendingCheckpoint, Store};
+use crate::store::Store;
 use crate::telemetry;
 use actix::Arbiter;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +37,9 @@ use tokio::time::Instant;
 
 /// How long a shutdown waits for Allocates that have begun. Their own deadline is two seconds.
 const DRAIN_DEADLINE: Duration = Duration::from_millis(2500);
+
+/// How long a shutdown waits for the last checkpoint. It takes milliseconds, or may never end on a disk without room.
+const CHECKPOINT_DEADLINE: Duration = Duration::from_millis(2000);
 
 /// Turns of the event loop in a shutdown. A request that lies in a socket is read, decoded and begun after four.
 const TURNS: usize = 32;
@@ -91,6 +94,8 @@ pub struct Views {
     pub registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
     /// The kubelet's socket.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// How the ledger is kept.
+    pub kept: watch::Receiver<Kept>,
     /// Whether everything that READY promises has happened (I11).
     pub ready: watch::Receiver<bool>,
 }
@@ -151,6 +156,7 @@ impl App {
         // Who holds what is known before anything is judged: a held id is in the very first list (I3).
         let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed);
         let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
+        let (kept, kept_view) = watch::channel(store.kept());
         let (remembered, names_view) = watch::channel(Arc::new(recovered.names().clone()));
         let listed = Arc::new(recovered.listed().clone());
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
@@ -186,6 +192,8 @@ impl App {
             store: Arc::clone(&store),
             recovered: Arc::new(Mutex::new(Some(recovered))),
             process_crash: settings.config.durability == Durability::ProcessCrash,
+            policy: settings.config.policy,
+            kept: Arc::new(kept),
             grants: Arc::new(grants),
             names: Arc::new(remembered),
             inventory: inventory_view.clone(),
@@ -271,6 +279,7 @@ impl App {
             grants: grants_view,
             registrations: registrations_view,
             kubelet: kubelet_view,
+            kept: kept_view,
             ready: ready_view.clone(),
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
@@ -314,7 +323,9 @@ impl App {
         // Away from this thread, which goes on serving.
         let checkpoint = tokio::task::spawn_blocking(move || {
             let begun = store.lock().unwrap_or_else(PoisonError::into_inner).begin_checkpoint();
-            begun.and_then(PendingCheckpoint::wait)
+            // The process does not end before this thread does.
+            drop(store);
+            begun.and_then(|begun| begun.wait_for(CHECKPOINT_DEADLINE))
         });
         match tokio::time::timeout(DRAIN_DEADLINE, checkpoint).await {
             Ok(Ok(Ok(()))) => {}

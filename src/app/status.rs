@@ -1,7 +1,7 @@
 //! What `status` and readiness say of the daemon.
 
 use super::Views;
-use crate::domain::KubeletGeneration;
+use crate::domain::{Kept, KubeletGeneration};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -18,6 +18,8 @@ pub struct Status {
     pub ready: bool,
     /// The kubelet's registration socket; `null` while there is none.
     pub kubelet: Option<KubeletGeneration>,
+    /// How the ledger is kept.
+    pub ledger: Kept,
     /// The resources by name.
     pub resources: Vec<ResourceReport>,
 }
@@ -77,6 +79,7 @@ impl Status {
             uptime_seconds: uptime.as_secs(),
             ready: *views.ready.borrow(),
             kubelet: *views.kubelet.borrow(),
+            ledger: *views.kept.borrow(),
             resources: views.inventory.borrow().resources.iter().map(report).collect(),
         }
     }

@@ -4,6 +4,7 @@ use super::exit::{FAILURE, Failed};
 use super::table::Table;
 use super::{Global, block_on, show};
 use crate::app::{ControlError, ResourceReport, Status, control_get};
+use crate::domain::Kept;
 use std::time::Duration;
 
 /// Asks the daemon and prints its answer.
@@ -40,6 +41,12 @@ fn text(status: &Status) -> String {
         for problem in problem.iter().chain(disagreement) {
             problems += &format!("\n{name}: {problem}\n");
         }
+    }
+    let Kept { journal, database, not_durable } = status.ledger;
+    if !journal {
+        problems += &format!("\nthe ledger cannot be written; {not_durable} answers of meanwhile are in memory only\n");
+    } else if !database {
+        problems += "\nthe ledger's second copy is not kept at present\n";
     }
     format!("holdfast {}, {ready}, up {uptime}; kubelet {kubelet}\n\n{table}{problems}", status.version)
 }

@@ -1,7 +1,7 @@
 //! What one file may say: every key optional, every unknown key an error.
 
-use crate::domain::Durability;
 use crate::domain::topology::Placement;
+use crate::domain::{Durability, Refuse, WhenNotDurable};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
 use std::collections::BTreeMap;
@@ -24,6 +24,8 @@ pub(super) struct Ledger {
     pub(super) history_age: Option<String>,
     /// So many of them are remembered at most.
     pub(super) history_size: Option<u64>,
+    pub(super) refuse: Option<Refuse>,
+    pub(super) when_not_durable: Option<WhenNotDurable>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -37,6 +37,8 @@ fn lay_over(merged: &mut Fragment, fragment: Fragment) {
     merged.ledger.durability = ledger.durability.or(merged.ledger.durability);
     merged.ledger.history_age = ledger.history_age.or(merged.ledger.history_age.take());
     merged.ledger.history_size = ledger.history_size.or(merged.ledger.history_size);
+    merged.ledger.refuse = ledger.refuse.or(merged.ledger.refuse);
+    merged.ledger.when_not_durable = ledger.when_not_durable.or(merged.ledger.when_not_durable);
     merged.telemetry.listen = telemetry.listen.or(merged.telemetry.listen.take());
     merged.kubelet.pod_resources_socket = kubelet.pod_resources_socket.or(merged.kubelet.pod_resources_socket.take());
     merged.resource.extend(resource);
@@ -58,7 +60,7 @@ fn drop_ins(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::Retention;
+    use crate::domain::{Policy, Refuse, Retention, WhenNotDurable};
     use std::time::Duration;
 
     fn sentence(text: &str) -> String {
@@ -89,6 +91,18 @@ mod tests {
         assert_eq!(config.retention, Retention { age: Duration::from_secs(365 * 24 * 3600), grants: 5000 });
         assert_eq!(config.resources.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["a.b/c", "a.b/d"]);
         assert_eq!(config.files.len(), 3);
+    }
+
+    #[test]
+    fn the_ledgers_choices_are_the_safe_ones_until_a_file_says_otherwise() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("config.d")).unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(load(Some(&file)).unwrap().policy, Policy { refuse: Refuse::Proven, when_not_durable: WhenNotDurable::Refuse });
+        std::fs::write(&file, "[ledger]\nrefuse = \"never\"\nwhen_not_durable = \"refuse\"\n").unwrap();
+        std::fs::write(dir.path().join("config.d/1.toml"), "[ledger]\nwhen_not_durable = \"serve\"\n").unwrap();
+        assert_eq!(load(Some(&file)).unwrap().policy, Policy { refuse: Refuse::Never, when_not_durable: WhenNotDurable::Serve });
     }
 
     #[test]
@@ -123,6 +137,9 @@ mod tests {
             ("[ledger]\nhistory_age = \"90\"".to_owned(), "`ledger.history_age` is `90`, but must be a time such as `90d`"),
             ("[ledger]\nhistory_age = \"1h\"".to_owned(), "`ledger.history_age` is `1h`, but must be at least a day"),
             ("[ledger]\nhistory_size = 10".to_owned(), "`ledger.history_size` is 10, but must be at least 1000"),
+            ("[ledger]\nrefuse = \"nevr\"".to_owned(), "unknown value `nevr`; did you mean `never`?"),
+            ("[ledger]\nwhen_not_durabel = \"serve\"".to_owned(), "unknown key `when_not_durabel`; did you mean `when_not_durable`?"),
+            ("[ledger]\nwhen_not_durable = \"server\"".to_owned(), "unknown value `server`; did you mean `serve`?"),
             ("[telemetry]\nlisten = \"9477\"".to_owned(), "`telemetry.listen` is `9477`"),
             ("[[resource]]\nname = \"gpu\"\nclass = \"gpu\"".to_owned(), "`gpu` is not a resource name"),
             ("[[resource]]\nname = \"a.b/c\"\nclass = \"gppu\"".to_owned(), "did you mean `gpu`?"),

@@ -12,7 +12,7 @@ mod validate;
 pub use error::ConfigError;
 pub use merge::load;
 
-use crate::domain::{Durability, ResourceSpec, Retention};
+use crate::domain::{Durability, Policy, ResourceSpec, Retention};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,6 +40,8 @@ pub struct Config {
     pub durability: Durability,
     /// How much of the history is kept.
     pub retention: Retention,
+    /// What the ledger does where no answer is right for everybody.
+    pub policy: Policy,
     /// Where `/metrics`, `/healthz` and `/readyz` are served; `None` is nowhere.
     pub listen: Option<SocketAddr>,
     /// The pod-resources socket, where it is not the kubelet directory's own.

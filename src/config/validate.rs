@@ -2,7 +2,9 @@
 
 use super::fragments::{self, Class, Contract, Fragment};
 use super::{Config, ConfigError};
-use crate::domain::{CharPath, ContractKind, DeviceClass, DeviceId, MountSpec, PciAddress, ResourceName, ResourceSpec, Retention, Select};
+use crate::domain::{
+    CharPath, ContractKind, DeviceClass, DeviceId, MountSpec, PciAddress, Policy, ResourceName, ResourceSpec, Retention, Select,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -38,6 +40,10 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
     Ok(Config {
         durability: fragment.ledger.durability.unwrap_or_default(),
         retention: retention(&fragment.ledger)?,
+        policy: Policy {
+            refuse: fragment.ledger.refuse.unwrap_or_default(),
+            when_not_durable: fragment.ledger.when_not_durable.unwrap_or_default(),
+        },
         listen: listen(fragment.telemetry.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?,
         pod_resources_socket,
         resources,

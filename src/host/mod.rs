@@ -8,7 +8,7 @@ mod uevent;
 mod watch;
 
 pub use clock::{LateTimers, boot_id, now, step_back};
-pub use filesystem::is_tmpfs;
+pub use filesystem::{is_tmpfs, room};
 pub use root::HostRoot;
 pub use uevent::{Uevent, UeventSocket};
 pub use watch::{Change, DirWatch};

@@ -8,7 +8,8 @@ use super::core::{Agenda, Change, Ledger, Watchlist, has_dead_holder, is_calm, n
 use super::observe::{KubeletAge, Looker, Wants};
 use super::report;
 use super::sight::refusal;
-use crate::domain::{Entry, Inventory, Observation};
+use super::upkeep::Upkeep;
+use crate::domain::{Entry, Inventory, Observation, WhenNotDurable};
 use crate::host;
 use crate::messages::{Crash, Publish, Reconcile, Record, RecordError, Remember};
 use crate::store::{Store, StoreError};
@@ -22,16 +23,11 @@ use tokio_stream::wrappers::WatchStream;
 
 /// Others learn of an Allocate right after its answer, and of many that come together at most this often.
 const PUBLISH_EVERY: Duration = Duration::from_millis(10);
-/// How long after an answer its entry is synced where that is not done before: a burst is synced once.
-const SYNC_AFTER: Duration = Duration::from_millis(2);
-/// How long after a change the query database may lag behind the journal.
-const CHECKPOINT_AFTER: Duration = Duration::from_secs(30);
-
 type Answer = oneshot::Sender<Result<(), Arc<StoreError>>>;
 
 /// The actor.
 pub struct LedgerActor {
-    config: LedgerConfig,
+    pub(super) config: LedgerConfig,
     ledger: Ledger,
     watchlist: Watchlist,
     looker: Looker,
@@ -40,15 +36,11 @@ pub struct LedgerActor {
     /// Whether a `Publish` is on its way.
     unpublished: bool,
     published_at: Instant,
-    /// What the store was last seen to be: the journal, the query database.
-    sound: (bool, bool),
-    /// Whether a sync after the answer is under way.
-    syncing: bool,
+    pub(super) upkeep: Upkeep,
     /// Whether a look is under way, and whether another one was asked for meanwhile.
     looking: bool,
     look_again: bool,
     look_timer: Option<SpawnHandle>,
-    checkpoint_timer: Option<SpawnHandle>,
     _life: Box<dyn Any + Send>,
 }
 
@@ -63,11 +55,6 @@ impl std::fmt::Debug for LedgerActor {
 #[rtype(result = "()")]
 struct Commit;
 
-/// A sync after the answer has ended.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-struct Synced;
-
 /// A look at the kubelet is done.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
@@ -81,8 +68,7 @@ impl LedgerActor {
             let recovered = lock(&config.store).load();
             Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed)
         });
-        let sound = lock(&config.store).is_sound();
-        report::kept(sound);
+        let upkeep = Upkeep::new(&config);
         let looker = Looker::new(&config);
         LedgerActor {
             config,
@@ -93,12 +79,10 @@ impl LedgerActor {
             pending: Vec::new(),
             unpublished: false,
             published_at: Instant::now(),
-            sound,
-            syncing: false,
+            upkeep,
             looking: false,
             look_again: false,
             look_timer: None,
-            checkpoint_timer: None,
             _life: Box::new(life),
         }
     }
@@ -121,12 +105,15 @@ impl LedgerActor {
             return;
         }
         let clock = Instant::now();
-        let (result, sound) = {
+        let (appended, result, kept) = {
             let mut store = lock(&self.config.store);
-            (store.append(&entries).map_err(Arc::new), store.is_sound())
+            let appended = store.append(&entries).map_err(Arc::new);
+            let serves = self.config.policy.when_not_durable == WhenNotDurable::Serve;
+            let owed = appended.is_err() && serves && store.owe(&entries).is_ok();
+            (appended.clone(), if owed { Ok(()) } else { appended }, store.kept())
         };
         metrics::journal_synced(clock.elapsed());
-        report::changed(&mut self.sound, sound, result.as_ref().err());
+        self.note_kept(kept, appended.as_ref().err(), context);
         match &result {
             Ok(()) => {
                 let mut named = false;
@@ -140,7 +127,7 @@ impl LedgerActor {
                     self.publish_names();
                 }
             }
-            Err(error) if sound.0 => tracing::error!(%error, "an entry cannot be recorded"),
+            Err(error) if kept.journal => tracing::error!(%error, "an entry cannot be recorded"),
             // That has been said once.
             Err(error) => tracing::debug!(%error, entries = entries.len(), "not recorded"),
         }
@@ -160,45 +147,6 @@ impl LedgerActor {
         }
         self.unpublished = true;
         self.checkpoint_later(context);
-    }
-
-    fn checkpoint_later(&mut self, context: &mut Context<Self>) {
-        if self.checkpoint_timer.is_none() {
-            self.checkpoint_timer = Some(context.run_later(CHECKPOINT_AFTER, |this, _| {
-                this.checkpoint_timer = None;
-                // How it ends is logged where it happens.
-                if let Err(error) = lock(&this.config.store).begin_checkpoint() {
-                    tracing::warn!(%error, "the query database lags behind the journal");
-                }
-            }));
-        }
-    }
-
-    /// Entries are safe from the process's death already; this is for the power. The next append does not wait for it.
-    fn sync_behind(&mut self, context: &mut Context<Self>) {
-        if !std::mem::replace(&mut self.syncing, true) {
-            context.run_later(SYNC_AFTER, Self::sync_now);
-        }
-    }
-
-    fn sync_now(&mut self, context: &mut Context<Self>) {
-        let pending = lock(&self.config.store).begin_sync();
-        let pending = pending.inspect_err(|error| tracing::error!(%error, "the journal cannot be synced")).ok().flatten();
-        let Some(pending) = pending else { return self.syncing = false };
-        let (store, me) = (Arc::clone(&self.config.store), context.address());
-        actix::spawn(async move {
-            let sync = move || {
-                let result = pending.run();
-                lock(&store).end_sync(&pending, result)
-            };
-            match tokio::task::spawn_blocking(sync).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::error!(%error, "the journal cannot be synced"),
-                Err(error) => tracing::error!(%error, "the journal's sync died"),
-            }
-            // The actor may have died meanwhile; its next life syncs with its first commit.
-            let _ = me.send(Synced).await;
-        });
     }
 
     fn publish(&mut self) {
@@ -259,7 +207,7 @@ impl LedgerActor {
     }
 }
 
-fn lock(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
+pub(super) fn lock(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
     // The store marks itself failed before it changes anything that a panic could leave half done.
     store.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -271,8 +219,7 @@ impl Actor for LedgerActor {
         self.publish();
         self.publish_names();
         context.add_stream(WatchStream::new(self.config.inventory.clone()));
-        // The segments that the start has read are of no more use after it.
-        self.checkpoint_later(context);
+        self.begin_upkeep(context);
         self.look(context);
     }
 }
@@ -300,7 +247,7 @@ impl Handler<Record> for LedgerActor {
         }
         if exclusive {
             let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
-            if let Some(refusal) = refusal(&self.ledger, &self.watchlist, &grant, &self.looker, settled) {
+            if let Some(refusal) = refusal(&self.ledger, &self.watchlist, &grant, &self.looker, settled, self.config.policy.refuse) {
                 return Box::pin(std::future::ready(Err(refusal.into())));
             }
         }
@@ -337,15 +284,6 @@ impl Handler<Commit> for LedgerActor {
 
     fn handle(&mut self, _: Commit, context: &mut Self::Context) {
         self.commit(context);
-    }
-}
-
-impl Handler<Synced> for LedgerActor {
-    type Result = ();
-
-    fn handle(&mut self, _: Synced, context: &mut Self::Context) {
-        self.syncing = false;
-        self.sync_behind(context);
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the ledger actor is built with.
 
 use super::core::Ledger;
-use crate::domain::{DeviceId, Grant, Inventory, KubeletGeneration};
+use crate::domain::{DeviceId, Grant, Inventory, Kept, KubeletGeneration, Policy};
 use crate::store::Store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,6 +18,10 @@ pub struct LedgerConfig {
     pub recovered: Arc<Mutex<Option<Ledger>>>,
     /// Whether a grant is synced after its answer instead of before.
     pub process_crash: bool,
+    /// What is done where no answer is right for everybody.
+    pub policy: Policy,
+    /// Where it is published how the ledger is kept.
+    pub kept: Arc<watch::Sender<Kept>>,
     /// Where the live grants are published.
     pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
     /// Where the remembered ids are published.

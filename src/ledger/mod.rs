@@ -12,6 +12,7 @@ pub mod core;
 pub(crate) mod observe;
 mod report;
 mod sight;
+mod upkeep;
 
 pub use actor::LedgerActor;
 pub use config::LedgerConfig;

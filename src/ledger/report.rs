@@ -1,7 +1,7 @@
 //! What the log and the metrics are told of grants.
 
 use super::core::{Change, Doubt};
-use crate::domain::{Entry, Grant, GrantState};
+use crate::domain::{Entry, Grant, GrantState, Kept, Refuse};
 use crate::store::StoreError;
 use crate::telemetry::metrics;
 use std::collections::BTreeMap;
@@ -31,40 +31,47 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
 }
 
 /// One line for an id that is asked for while somebody seems to have it.
-pub(super) fn doubted(grant: &Grant, doubt: &Doubt) {
+pub(super) fn doubted(grant: &Grant, doubt: &Doubt, refuse: Refuse) {
     let Doubt { id, pod, container, proven } = doubt;
     let (namespace, name, uid) = (pod.namespace.as_deref(), pod.name.as_deref(), &pod.uid);
-    if *proven {
-        tracing::error!(resource = %grant.resource, %id, namespace, pod = name, uid, container, "refused: a running container has this device");
-    } else {
-        tracing::warn!(
+    match (*proven, refuse) {
+        (true, Refuse::Proven) => {
+            tracing::error!(resource = %grant.resource, %id, namespace, pod = name, uid, container, "refused: a running container has this device");
+        }
+        (true, Refuse::Never) => tracing::error!(
+            resource = %grant.resource, %id, namespace, pod = name, uid, container,
+            "granted although a running container has this device: the configuration says that nothing is refused"
+        ),
+        (false, _) => tracing::warn!(
             resource = %grant.resource, %id, namespace, pod = name, uid, container,
             "granted although a running pod has this device: the kubelet has started lately or lost its checkpoint, so nothing is proven"
-        );
+        ),
     }
-    metrics::doubted(grant.resource.as_str(), *proven);
+    metrics::doubted(grant.resource.as_str(), *proven, *proven && refuse == Refuse::Proven);
 }
 
-/// Whether entries can be recorded, and whether both copies are kept.
-pub(super) fn kept((journal, database): (bool, bool)) {
-    metrics::ledger_kept("journal", journal);
-    metrics::ledger_kept("database", database);
+/// How the ledger is kept.
+pub(super) fn kept(kept: Kept) {
+    metrics::ledger_kept("journal", kept.journal);
+    metrics::ledger_kept("database", kept.database);
+    metrics::not_durable(kept.not_durable);
 }
 
-/// The same, once for each change: a full disk refuses every Allocate, and says so once.
-pub(super) fn changed(before: &mut (bool, bool), now: (bool, bool), error: Option<&Arc<StoreError>>) {
-    if *before == now {
-        return;
-    }
-    match (before.0, now.0) {
+/// The same, and one line for each time that the journal fails or recovers: a full disk refuses every Allocate, and says so
+/// once.
+pub(super) fn changed(before: Kept, now: Kept, serves: bool, error: Option<&Arc<StoreError>>) {
+    match (before.journal, now.journal) {
         (true, false) => {
             let error = error.map_or_else(|| "a sync of the journal failed".to_owned(), ToString::to_string);
-            tracing::error!(%error, "the ledger cannot be written; grants are refused until it can");
+            if serves {
+                tracing::error!(%error, "the ledger cannot be written; grants are answered all the same, and are forgotten if the daemon ends before they are written");
+            } else {
+                tracing::error!(%error, "the ledger cannot be written; grants are refused until it can");
+            }
         }
-        (false, true) => tracing::info!("the ledger can be written again"),
+        (false, true) => tracing::info!(late = before.not_durable, "the ledger can be written again"),
         _ => {}
     }
-    *before = now;
     kept(now);
 }
 

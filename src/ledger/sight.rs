@@ -3,20 +3,27 @@
 use super::core::{Doubt, Ledger, Sight, Watchlist, doubt};
 use super::observe::Looker;
 use super::report;
-use crate::domain::{Checkpoint, Grant, Refusal};
+use crate::domain::{Checkpoint, Grant, Refusal, Refuse};
 use std::cell::OnceCell;
 
 /// Whether a living container of another pod has one of the devices of an exclusive grant (I2). Without proof it is only
-/// told.
-pub(super) fn refusal(ledger: &Ledger, watchlist: &Watchlist, grant: &Grant, looker: &Looker, settled: bool) -> Option<Refusal> {
+/// told, and with it too where the operator wants it so.
+pub(super) fn refusal(
+    ledger: &Ledger,
+    watchlist: &Watchlist,
+    grant: &Grant,
+    looker: &Looker,
+    settled: bool,
+    refuse: Refuse,
+) -> Option<Refusal> {
     let doubt = doubt(ledger, watchlist, grant, &Now { looker, settled, checkpoint: OnceCell::new() })?;
-    report::doubted(grant, &doubt);
+    report::doubted(grant, &doubt, refuse);
     let Doubt { id, pod, container, proven } = doubt;
     let pod = match (pod.namespace, pod.name) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
         _ => pod.uid,
     };
-    proven.then(|| Refusal::InUse { resource: grant.resource.clone(), id, pod, container })
+    (proven && refuse == Refuse::Proven).then(|| Refusal::InUse { resource: grant.resource.clone(), id, pod, container })
 }
 
 struct Now<'a> {

@@ -3,17 +3,18 @@
 
 use super::database::{Image, Reader, Shelf};
 use super::journal::{self, PendingSync};
-use super::layout::{database_dir, journal_dir, quarantine};
+use super::layout::{database_dir, exchange, has_room, journal_dir, quarantine, remove};
 use super::opening::{Opened, Opening, open_or_replace};
 use super::recovery::{self, LivePayloads, Truth, catch_up, database_finding, journal_findings};
 use super::replay::Fold;
 use super::{RecoveryReport, StoreError};
 use crate::domain::{AllocId, DeviceId, Grant, Retention, Timestamp};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 /// Older segments that are kept for a database that cannot be written, before the oldest are given up (their live grants
 /// are in every later head; what goes is history).
@@ -28,6 +29,43 @@ pub(super) struct Shared {
     pub(super) behind: AtomicBool,
     /// What was found after the store was open.
     pub(super) late: Mutex<(Vec<String>, Vec<PathBuf>)>,
+    /// Since when the thread has been at one thing.
+    busy: Mutex<Option<Instant>>,
+    /// The thread has been given up, and another one has its place.
+    left: AtomicBool,
+}
+
+impl Shared {
+    /// Does something that may never end.
+    pub(super) fn while_at_it<T>(&self, run: impl FnOnce() -> T) -> T {
+        let note = |since| *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = since;
+        note(Some(Instant::now()));
+        let done = run();
+        note(None);
+        done
+    }
+
+    /// Whether the thread has been at one thing for longer than that.
+    pub(super) fn is_stuck(&self, patience: Duration) -> bool {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|since| since.elapsed() >= patience)
+    }
+
+    pub(super) fn leave(&self) {
+        self.left.store(true, Ordering::Release);
+    }
+
+    /// Whether the thread is to touch nothing any more.
+    pub(super) fn is_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
+    /// Takes over what was found before; nothing of it is lost with a thread.
+    pub(super) fn inherit(&self, from: &Shared) {
+        let found = std::mem::take(&mut *from.late.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        late.0.splice(0..0, found.0);
+        late.1.splice(0..0, found.1);
+    }
 }
 
 /// The database as the thread takes it over.
@@ -89,18 +127,26 @@ impl Desk {
         Desk { state_dir: state_dir.to_owned(), retention, shelf: None, shared }
     }
 
+    pub(super) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
     pub(super) fn begin(&mut self, database: Database, first: u64, truth: Truth, live: &LivePayloads) {
         let begun = match database {
             Database::Opened(opened) => Ok((opened, truth)),
             Database::Later { existed } => self.open_late(existed, first),
         };
         match begun {
+            Ok((Some(opened), _)) if !has_room(&database_dir(&self.state_dir)) => {
+                self.shelf = Some(opened.shelf);
+                self.wait_for_room();
+            }
             Ok((Some(opened), truth)) => match filled(*opened, &truth, live) {
                 Ok(shelf) => self.shelf = Some(shelf),
                 Err(error) => {
                     self.abandon(&error);
                     // It opens and cannot be written: damage that a power cut leaves where opening does not look.
-                    if !error.is_for_want_of_room() {
+                    if !error.is_for_want_of_room() && !self.shared.is_left() {
                         self.restore();
                     }
                 }
@@ -114,6 +160,7 @@ impl Desk {
     /// that contradicts the journal is put aside for a person.
     fn open_late(&mut self, existed: bool, first: u64) -> Result<(Option<Box<Opened>>, Truth), StoreError> {
         let dir = database_dir(&self.state_dir);
+        require_room(&dir)?;
         let opening = Opening::begin(&dir);
         let fold = Fold::read_before(&journal_dir(&self.state_dir), first)?;
         let mut report = RecoveryReport { findings: journal_findings(&fold), ..RecoveryReport::default() };
@@ -124,6 +171,7 @@ impl Desk {
         if opened.salvaged.is_none() && opened.holds.last > fold.last {
             report.findings.push(format!("the query database knows entry {}, and the journal ends at {}", opened.holds.last, fold.last));
             opened.shelf.close();
+            self.check_mine()?;
             report.quarantined.push(quarantine(&dir)?);
             opened = open_or_replace(Opening::begin(&dir), &dir, &mut report.quarantined)?;
         }
@@ -164,8 +212,18 @@ impl Desk {
     }
 
     fn write(&mut self, act: impl FnOnce(&mut Shelf) -> Result<(), StoreError>) {
+        if self.shelf.is_some() && !has_room(&database_dir(&self.state_dir)) {
+            return self.wait_for_room();
+        }
         if let Some(Err(error)) = self.shelf.as_mut().map(act) {
             self.abandon(&error);
+        }
+    }
+
+    /// Lets the database fall behind.
+    fn wait_for_room(&self) {
+        if !self.shared.behind.swap(true, Ordering::AcqRel) {
+            tracing::warn!("there is no room for the query database; it catches up with the journal when there is");
         }
     }
 
@@ -173,7 +231,8 @@ impl Desk {
         if let Some(sync) = &order.sync {
             sync.run()?;
         }
-        if self.shared.behind.swap(false, Ordering::AcqRel) {
+        let waits = !has_room(&database_dir(&self.state_dir));
+        if !waits && self.shared.behind.swap(false, Ordering::AcqRel) {
             self.close();
         }
         if self.shelf.is_none() {
@@ -181,21 +240,27 @@ impl Desk {
         }
         let now = Timestamp::from_system(SystemTime::now());
         let retention = self.retention;
-        self.write(|shelf| shelf.checkpoint(order.applied, now, retention));
-        let keep = if self.shelf.is_some() { 0 } else { OLD_SEGMENTS_WITHOUT_DATABASE_MAX };
+        if waits {
+            self.wait_for_room();
+        } else {
+            self.write(|shelf| shelf.checkpoint(order.applied, now, retention));
+        }
+        self.check_mine()?;
+        let keep = if self.shelf.is_some() && !waits { 0 } else { OLD_SEGMENTS_WITHOUT_DATABASE_MAX };
         journal::delete_before(&journal_dir(&self.state_dir), order.newest_segment, keep)
     }
 
     /// Opens the database again, or a new one, and fills it from the journal's segments. One that opens and cannot be
     /// filled although there is room is damaged too.
-    fn restore(&mut self) {
+    pub(super) fn restore(&mut self) {
         let dir = database_dir(&self.state_dir);
         let (mut findings, mut quarantined) = (Vec::new(), Vec::new());
-        let restored = Fold::read_beside_a_writer(&journal_dir(&self.state_dir)).and_then(|fold| {
+        let restored = require_room(&dir).and_then(|()| Fold::read_beside_a_writer(&journal_dir(&self.state_dir))).and_then(|fold| {
             let mut truth = recovery::merge(fold, &Image::default(), &mut RecoveryReport::default(), |_| None);
             let live = recovery::encode_live(&mut truth)?;
-            match filled(open_or_replace(Opening::begin(&dir), &dir, &mut quarantined)?, &truth, &live) {
+            match filled(open_or_exchange(&dir, &mut quarantined)?, &truth, &live) {
                 Err(StoreError::Database { why, .. }) => {
+                    self.check_mine()?;
                     findings.push(history_stays(&why));
                     quarantined.push(quarantine(&dir)?);
                     filled(open_or_replace(Opening::begin(&dir), &dir, &mut quarantined)?, &truth, &live)
@@ -211,21 +276,71 @@ impl Desk {
             Ok(shelf) => {
                 self.shelf = Some(shelf);
                 self.shared.closed.store(false, Ordering::Release);
+                tracing::info!("the query database is open again, and has what the journal has");
             }
-            Err(error) => tracing::error!(%error, "the query database stays closed"),
+            Err(error) => {
+                // Room is waited for with many attempts.
+                if self.shared.closed.swap(true, Ordering::AcqRel) && error.is_for_want_of_room() {
+                    tracing::debug!(%error, "the query database stays closed");
+                } else {
+                    tracing::error!(%error, "the query database stays closed");
+                }
+            }
         }
+    }
+
+    /// Before something is moved or deleted: a thread that comes back after it was given up must not touch what its
+    /// successor uses.
+    fn check_mine(&self) -> Result<(), StoreError> {
+        let late = || StoreError::Database { path: database_dir(&self.state_dir), why: "it answers too late".into() };
+        if self.shared.is_left() { Err(late()) } else { Ok(()) }
     }
 
     fn abandon(&mut self, error: &StoreError) {
+        if self.shared.is_left() {
+            return;
+        }
         tracing::error!(%error, "the query database is closed; grants are still recorded in the journal");
-        self.close();
+        // Before the attempt, which may never end.
         self.shared.closed.store(true, Ordering::Release);
+        self.close();
     }
 
     pub(super) fn close(&mut self) {
+        // Closing writes.
+        if !has_room(&database_dir(&self.state_dir)) {
+            return self.leave();
+        }
         if let Some(shelf) = self.shelf.take() {
             shelf.close();
         }
+    }
+
+    /// Lets the database be as it is.
+    pub(super) fn leave(&mut self) {
+        std::mem::forget(self.shelf.take());
+    }
+}
+
+fn require_room(dir: &Path) -> Result<(), StoreError> {
+    if has_room(dir) { Ok(()) } else { Err(StoreError::io("write", dir)(io::ErrorKind::StorageFull.into())) }
+}
+
+/// The database; where a handle of this process has it and will not let go, a copy of its files takes its place. Nobody
+/// else has it: the state directory is ours.
+fn open_or_exchange(dir: &Path, quarantined: &mut Vec<PathBuf>) -> Result<Opened, StoreError> {
+    match open_or_replace(Opening::begin(dir), dir, quarantined) {
+        Err(StoreError::InUse { .. }) => {
+            let stuck = exchange(dir)?;
+            let opened = open_or_replace(Opening::begin(dir), dir, quarantined)?;
+            match &opened.salvaged {
+                // The copy has everything that it has.
+                None => remove(&stuck)?,
+                Some(_) => quarantined.push(stuck),
+            }
+            Ok(opened)
+        }
+        done => done,
     }
 }
 

@@ -41,6 +41,12 @@ pub enum StoreError {
         /// The state directory.
         path: PathBuf,
     },
+    /// More was answered without a ledger than can be remembered, or the journal needs no such help.
+    #[error("{entries} entries are not written yet, and nothing more is taken over until they are")]
+    TooMuchOwed {
+        /// How many wait.
+        entries: usize,
+    },
     /// One entry is larger than a record can be.
     #[error("an entry of {bytes} bytes does not fit into a journal record: a grant must stay below 1 MiB")]
     TooLarge {

@@ -3,6 +3,7 @@
 use super::StoreError;
 use super::error::wants_room;
 use crate::domain::Timestamp;
+use crate::host;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read as _};
 use std::os::unix::fs::FileExt as _;
@@ -117,6 +118,15 @@ fn confirmed(text: &str) -> Option<u64> {
     text.starts_with(&front(confirmed)).then_some(confirmed)
 }
 
+/// sled writes segments of 128 KiB, a few at a time. What is left after that is the journal's.
+const ROOM_MIN: u64 = 1024 * 1024;
+
+/// Whether sled may write to `dir`: after an error for want of room it may never answer again. Where nothing is yet, the
+/// directory above it tells.
+pub(super) fn has_room(dir: &Path) -> bool {
+    host::room(dir.parent().unwrap_or(dir)).min(host::room(dir)) >= ROOM_MIN
+}
+
 /// Renames what is damaged, and says to what.
 pub(super) fn quarantine(path: &Path) -> Result<PathBuf, StoreError> {
     let millis = Timestamp::from_system(SystemTime::now()).0;
@@ -129,6 +139,60 @@ pub(super) fn quarantine(path: &Path) -> Result<PathBuf, StoreError> {
     let target = free.into_iter().find(|target| !target.exists()).unwrap_or_else(|| path.with_extension("quarantine"));
     fs::rename(path, &target).map_err(StoreError::io("rename", path))?;
     Ok(target)
+}
+
+/// Puts a copy of a directory in its place, which holds its bytes durably, and moves the directory itself away: to what it
+/// returns. For files that somebody has open and does not let go.
+pub(super) fn exchange(dir: &Path) -> Result<PathBuf, StoreError> {
+    let copy = dir.with_extension("copy");
+    remove(&copy)?;
+    // A copy that does not fit must not take the last room from the journal first.
+    if host::room(dir) < bytes_below(dir)?.saturating_mul(2) {
+        return Err(StoreError::io("copy", dir)(io::ErrorKind::StorageFull.into()));
+    }
+    if let Err(error) = copy_directory(dir, &copy) {
+        // The first error tells more.
+        drop(remove(&copy));
+        return Err(error);
+    }
+    let aside = quarantine(dir)?;
+    fs::rename(&copy, dir).map_err(StoreError::io("rename", &copy))?;
+    sync_directory(dir.parent().unwrap_or(dir))?;
+    Ok(aside)
+}
+
+fn bytes_below(dir: &Path) -> Result<u64, StoreError> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(dir).map_err(StoreError::io("read", dir))? {
+        let path = entry.map_err(StoreError::io("read", dir))?.path();
+        let about = path.metadata().map_err(StoreError::io("read", &path))?;
+        bytes += if about.is_dir() { bytes_below(&path)? } else { about.len() };
+    }
+    Ok(bytes)
+}
+
+/// Copies a directory with everything below it, and makes the copy durable.
+pub(super) fn copy_directory(from: &Path, to: &Path) -> Result<(), StoreError> {
+    fs::create_dir_all(to).map_err(StoreError::io("create", to))?;
+    for entry in fs::read_dir(from).map_err(StoreError::io("read", from))? {
+        let entry = entry.map_err(StoreError::io("read", from))?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            copy_directory(&source, &target)?;
+        } else {
+            let copied = fs::copy(&source, &target).and_then(|_| File::open(&target)).and_then(|file| file.sync_all());
+            copied.map_err(StoreError::io("copy", &source))?;
+        }
+    }
+    sync_directory(to)
+}
+
+/// Removes a directory, if it is there.
+pub(super) fn remove(dir: &Path) -> Result<(), StoreError> {
+    match fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io("delete", dir)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Makes a file's data durable, and lets a test see that it was done and when.

@@ -48,7 +48,7 @@ use self::journal::Journal;
 use self::layout::{Lock, journal_dir};
 use self::recovery::{LivePayloads, Notes, decode_grant, encode, open_segment};
 use self::shelver::Shelver;
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Listed, note_list};
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Kept, Listed, note_list};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -57,6 +57,8 @@ const SEGMENT_BYTES: u64 = 1024 * 1024;
 /// An append starts a new segment itself when no checkpoint has done so up to here. It costs that one Allocate a copy of
 /// the live state, 2 to 5 ms with 1000 grants.
 const SEGMENT_BYTES_MAX: u64 = 4 * 1024 * 1024;
+/// Entries that may be owed: so many Allocates without a ledger, and no more.
+const OWED_MAX: usize = 4096;
 /// Older segments that may wait for a checkpoint at start. A daemon that dies before its first one adds one per start, of
 /// some 0.7 MB with 1000 live grants, and each costs a start in another boot half a millisecond.
 const OLD_SEGMENTS_MAX: usize = 64;
@@ -80,8 +82,10 @@ pub struct Store {
     dir: PathBuf,
     durability: Durability,
     journal: Journal,
-    /// Why the journal cannot be written, until a new segment could be opened.
+    /// The journal could not be written, and no new segment could be opened since.
     failed: bool,
+    /// What was taken over meanwhile and is nowhere but in memory, in full.
+    owed: Vec<Entry>,
     next_seq: u64,
     /// Payload of every live grant. Bytes, not values: a head copies them, and 1000 are 0.7 MB instead of 1.5.
     live: LivePayloads,
@@ -103,13 +107,24 @@ impl Store {
             return Ok(());
         }
         let payloads = entries.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
-        if self.has_failed() || self.journal.bytes_appended() > SEGMENT_BYTES_MAX {
+        self.settle()?;
+        if self.journal.bytes_appended() > SEGMENT_BYTES_MAX {
             match self.rotate() {
                 Ok(()) => {}
                 Err(error) if self.has_failed() => return Err(error),
                 Err(error) => tracing::warn!(%error, "the journal stays in its full segment"),
             }
         }
+        self.write(&payloads)?;
+        let first = self.next_seq - payloads.len() as u64;
+        for ((entry, payload), seq) in entries.iter().zip(payloads).zip(first..) {
+            self.apply(seq, entry, payload);
+        }
+        Ok(())
+    }
+
+    /// Appends payloads as the durability demands, with the next sequence numbers.
+    fn write(&mut self, payloads: &[Vec<u8>]) -> Result<(), StoreError> {
         self.buffer.clear();
         for (payload, seq) in payloads.iter().zip(self.next_seq..) {
             codec::frame(&mut self.buffer, seq, payload);
@@ -119,17 +134,61 @@ impl Store {
             written = written.and_then(|()| self.journal.sync());
         }
         // The numbers are used up either way: the bytes of a failed write may be on the disk.
-        let first = self.next_seq;
-        self.next_seq += entries.len() as u64;
+        self.next_seq += payloads.len() as u64;
         if let Err(error) = written {
             self.failed = true;
             return Err(error);
         }
         self.lock.confirm(self.next_seq - 1);
-        for ((entry, payload), seq) in entries.iter().zip(payloads).zip(first..) {
-            self.apply(seq, entry, payload);
-        }
         Ok(())
+    }
+
+    /// Where the journal has failed, begins a new segment with everything live and with what was owed. Before every
+    /// append; and now and then, so that what is owed does not wait for one.
+    ///
+    /// # Errors
+    /// When the journal cannot be written still.
+    pub fn settle(&mut self) -> Result<(), StoreError> {
+        if !self.has_failed() {
+            return Ok(());
+        }
+        self.rotate()?;
+        if self.owed.is_empty() {
+            return Ok(());
+        }
+        // The head has what is live. The history wants the rest, and a batch has to be synced in any case.
+        let owed = std::mem::take(&mut self.owed);
+        let payloads = owed.iter().map(encode).collect::<Result<Vec<_>, _>>();
+        let written = payloads.and_then(|payloads| self.write(&payloads));
+        written.inspect_err(|_| self.owed = owed)
+    }
+
+    /// Takes entries over that could not be confirmed, for somebody who answers all the same. They are in memory only,
+    /// until a segment can be written: its head has everything live.
+    ///
+    /// # Errors
+    /// When the journal can be written, so that the entries were refused for another reason; and when too much is owed.
+    pub fn owe(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
+        if !self.has_failed() || self.owed.len() + entries.len() > OWED_MAX {
+            return Err(StoreError::TooMuchOwed { entries: self.owed.len() });
+        }
+        let payloads = entries.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
+        for (entry, payload) in entries.iter().zip(payloads) {
+            self.owed.push(self.in_full(entry));
+            self.apply(self.next_seq, entry, payload);
+            self.next_seq += 1;
+        }
+        // Over what is there, which takes no room: if this process ends before, the next one knows that something is missing,
+        // and asks the kubelet.
+        self.lock.confirm(self.next_seq - 1);
+        Ok(())
+    }
+
+    /// The entry as one that can be read without those before it: a new head does not have the grant that it releases.
+    fn in_full(&self, entry: &Entry) -> Entry {
+        let Entry::Moved { alloc_id, state } = entry else { return entry.clone() };
+        let grant = self.live.get(alloc_id).and_then(|(_, payload)| decode_grant(payload));
+        grant.map_or_else(|| entry.clone(), |grant| Entry::Grant(Box::new(Grant { state: state.clone(), ..grant })))
     }
 
     /// What makes everything appended so far survive a power cut, for a thread that may wait: the store can be appended to
@@ -162,9 +221,11 @@ impl Store {
     /// # Errors
     /// When the journal cannot be written, or too much waits for the database already.
     pub fn begin_checkpoint(&mut self) -> Result<PendingCheckpoint, StoreError> {
-        if self.has_failed() || self.journal.bytes_appended() > SEGMENT_BYTES {
+        self.settle()?;
+        if self.journal.bytes_appended() > SEGMENT_BYTES {
             self.rotate()?;
         }
+        self.shelver.replace_stuck()?;
         let sync = self.journal.begin_sync()?;
         self.shelver.checkpoint(Order { applied: self.next_seq - 1, sync, newest_segment: self.journal.first() })
     }
@@ -215,6 +276,13 @@ impl Store {
     #[must_use]
     pub fn is_sound(&self) -> (bool, bool) {
         (!self.has_failed(), self.shelver.is_sound())
+    }
+
+    /// The same, and how much is owed.
+    #[must_use]
+    pub fn kept(&self) -> Kept {
+        let (journal, database) = self.is_sound();
+        Kept { journal, database, not_durable: self.owed.len() }
     }
 
     fn has_failed(&self) -> bool {

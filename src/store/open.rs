@@ -107,6 +107,7 @@ impl Store {
             durability,
             journal,
             failed: false,
+            owed: Vec::new(),
             next_seq,
             live,
             notes,

@@ -2,7 +2,9 @@
 
 use super::StoreError;
 use super::database::{Image, Refusal, Shelf, guard};
-use super::layout::quarantine;
+use super::layout::{has_room, quarantine};
+use crate::host;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -14,6 +16,7 @@ const OPEN_LIMIT: Duration = Duration::from_secs(5);
 /// A database that is being opened or created, on a thread of its own so that it can be given up on.
 #[derive(Debug)]
 pub(super) struct Opening {
+    dir: PathBuf,
     begun: Instant,
     opened: mpsc::Receiver<Result<(Shelf, Image), Refusal>>,
 }
@@ -25,7 +28,7 @@ impl Opening {
         let (path, unused) = (dir.to_owned(), sender.clone());
         let open = move || {
             // sled's own threads are started by this one.
-            crate::host::step_back();
+            host::step_back();
             let opened = guard(|| Ok(Shelf::open_here(&path))).unwrap_or_else(|error| Err(error.into()));
             // Nobody listens after the limit; then the handle is dropped here.
             drop(sender.send(opened));
@@ -33,13 +36,19 @@ impl Opening {
         if let Err(error) = thread::Builder::new().name("sled-open".into()).spawn(open) {
             drop(unused.send(Err(damaged(error.to_string()))));
         }
-        Opening { begun: Instant::now(), opened }
+        Opening { dir: dir.to_owned(), begun: Instant::now(), opened }
     }
 
     /// Waits for it.
     pub(super) fn wait(self) -> Result<(Shelf, Image), Refusal> {
         let left = OPEN_LIMIT.saturating_sub(self.begun.elapsed());
-        self.opened.recv_timeout(left).unwrap_or_else(|_| Err(damaged(format!("it does not open within {} s", OPEN_LIMIT.as_secs()))))
+        self.opened.recv_timeout(left).unwrap_or_else(|_| {
+            // Without room it may hang, and is sound all the same.
+            if !has_room(&self.dir) {
+                return Err(Refusal::NoRoom(io::ErrorKind::StorageFull.into()));
+            }
+            Err(damaged(format!("it does not open within {} s", OPEN_LIMIT.as_secs())))
+        })
     }
 }
 

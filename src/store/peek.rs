@@ -3,13 +3,12 @@
 //! No lock is taken and nothing is written. The journal's segments alone tell everything that is live.
 
 use super::database::{Image, Refusal, Shelf};
-use super::layout::{database_dir, journal_dir};
+use super::layout::{copy_directory, database_dir, journal_dir};
 use super::opening::Opening;
 use super::replay::Fold;
 use super::{Recovered, RecoveryReport, StoreError, recovery};
 use crate::domain::{AllocId, Grant, GrantState};
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 /// What is live, as the journal tells it.
@@ -86,18 +85,4 @@ pub(super) fn open_copy(dir: &Path, scratch: &Path) -> Result<(Shelf, Image), St
         Refusal::Damaged { why, .. } => StoreError::Database { path: dir.to_owned(), why },
     };
     Opening::begin(&copy).wait().map_err(refused)
-}
-
-fn copy_directory(from: &Path, to: &Path) -> Result<(), StoreError> {
-    fs::create_dir_all(to).map_err(StoreError::io("create", to))?;
-    for entry in fs::read_dir(from).map_err(StoreError::io("read", from))? {
-        let entry = entry.map_err(StoreError::io("read", from))?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        if source.is_dir() {
-            copy_directory(&source, &target)?;
-        } else {
-            fs::copy(&source, &target).map_err(StoreError::io("copy", &source))?;
-        }
-    }
-    Ok(())
 }

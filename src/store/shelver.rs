@@ -4,6 +4,10 @@
 //! It is told every confirmed entry, in order, and its `Desk` owns the `Shelf`. What it is not told (its queue was full)
 //! or cannot write (sled failed) it reads again from the journal's segments at the next checkpoint: they hold everything
 //! that the last successful one did not, and only a successful one deletes them.
+//!
+//! sled may never come back from an error of the disk. So it writes only where there is room, and a thread that has been
+//! at one thing for too long is left where it is, with its database, and another one takes over
+//! ([`Shelver::replace_stuck`]).
 
 use super::database::Reader;
 #[cfg(test)]
@@ -15,7 +19,7 @@ use super::{RecoveryReport, StoreError};
 use crate::domain::{AllocId, DeviceId, Grant, Retention};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -25,17 +29,36 @@ const QUEUE_MAX: usize = 4096;
 /// How long after a start in the same boot the database is opened, unless it is wanted before: sled's opening would take a
 /// core from the registrations.
 const OPENS_AFTER: Duration = Duration::from_millis(300);
-/// How long somebody waits for the thread: longer than sled may take to open.
+/// How long somebody waits for the thread.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the thread may be at one thing: longer than sled may take to open.
+const STUCK_AFTER: Duration = Duration::from_secs(20);
+/// The same at the end of the process, which a service manager does not wait for long. A checkpoint takes milliseconds.
+const PATIENCE_AT_THE_END: Duration = Duration::from_secs(3);
+/// Threads that are left behind, at most: each keeps its database's memory, some 2 MB.
+const LEFT_MAX: usize = 4;
 
-/// The handle. Dropping it lets the thread finish what it was told and close the database, and waits for that.
+/// The handle. Dropping it lets the thread finish what it was told and close the database, and waits for that as long as
+/// it gets on.
 #[derive(Debug)]
 pub(super) struct Shelver {
+    state_dir: PathBuf,
+    retention: Retention,
     dir: PathBuf,
-    /// `None` only while it is dropped.
+    thread: Thread,
+    patience: Duration,
+    /// How many threads have been left behind.
+    left: usize,
+}
+
+#[derive(Debug)]
+struct Thread {
+    /// `None` only while it is ended.
     queue: Option<SyncSender<Work>>,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    handle: Option<JoinHandle<()>>,
+    /// Disconnected by its end, in whatever way.
+    ended: Receiver<()>,
 }
 
 /// A checkpoint that is under way.
@@ -51,8 +74,59 @@ impl PendingCheckpoint {
     /// # Errors
     /// When the journal cannot be synced, or old segments cannot be deleted.
     pub fn wait(self) -> Result<(), StoreError> {
+        self.wait_for(PATIENCE)
+    }
+
+    /// The same, for somebody who has less time.
+    ///
+    /// # Errors
+    /// As [`PendingCheckpoint::wait`].
+    pub fn wait_for(self, patience: Duration) -> Result<(), StoreError> {
         let silent = || StoreError::Database { path: self.dir.clone(), why: "it does not answer".into() };
-        self.done.recv_timeout(PATIENCE).map_err(|_| silent())?
+        self.done.recv_timeout(patience).map_err(|_| silent())?
+    }
+}
+
+impl Thread {
+    /// Starts one, which first has `begin` done; that may return what it was told meanwhile.
+    fn start(
+        state_dir: &Path,
+        retention: Retention,
+        begin: impl FnOnce(&mut Desk, &Receiver<Work>) -> Vec<Work> + Send + 'static,
+    ) -> Result<Self, StoreError> {
+        let (queue, work) = sync_channel(QUEUE_MAX);
+        let (alive, ended) = sync_channel(0);
+        let shared = Arc::new(Shared::default());
+        let (mut desk, busy) = (Desk::new(state_dir, retention, Arc::clone(&shared)), Arc::clone(&shared));
+        let run = with_my_steps(move || {
+            let _alive: SyncSender<()> = alive;
+            crate::host::step_back();
+            let told = begin(&mut desk, &work);
+            for work in told.into_iter().chain(work) {
+                busy.while_at_it(|| desk.perform(work));
+                if busy.is_left() {
+                    return desk.leave();
+                }
+            }
+            busy.while_at_it(|| desk.close());
+        });
+        let error = StoreError::io("start a thread for", state_dir);
+        let handle = thread::Builder::new().name("shelver".into()).spawn(run).map_err(error)?;
+        Ok(Thread { queue: Some(queue), shared, handle: Some(handle), ended })
+    }
+
+    /// Ends it, or leaves it where it is if it does not get on. Whether it has ended.
+    fn end(&mut self, patience: Duration) -> bool {
+        self.queue = None;
+        while self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            if self.shared.is_stuck(patience) {
+                self.shared.leave();
+                return false;
+            }
+        }
+        // A panic of the thread has been reported, and the journal has everything.
+        drop(self.handle.take().map(JoinHandle::join));
+        true
     }
 }
 
@@ -67,22 +141,35 @@ impl Shelver {
         truth: Truth,
         live: LivePayloads,
     ) -> Result<Self, StoreError> {
-        let (queue, work) = sync_channel(QUEUE_MAX);
-        let shared = Arc::new(Shared::default());
-        let dir = database_dir(state_dir);
-        let mut desk = Desk::new(state_dir, retention, Arc::clone(&shared));
-        let run = with_my_steps(move || {
-            crate::host::step_back();
-            let told = if matches!(database, Database::Later { .. }) { listen(&work) } else { Vec::new() };
-            desk.begin(database, first, truth, &live);
-            drop(live);
-            for work in told.into_iter().chain(work) {
-                desk.perform(work);
-            }
-            desk.close();
-        });
-        let thread = thread::Builder::new().name("shelver".into()).spawn(run).map_err(StoreError::io("start a thread for", &dir))?;
-        Ok(Shelver { dir, queue: Some(queue), shared, thread: Some(thread) })
+        let thread = Thread::start(state_dir, retention, move |desk, work| {
+            let told = if matches!(database, Database::Later { .. }) { listen(work) } else { Vec::new() };
+            desk.shared().while_at_it(|| desk.begin(database, first, truth, &live));
+            told
+        })?;
+        let state_dir = state_dir.to_owned();
+        Ok(Shelver { dir: database_dir(&state_dir), state_dir, retention, thread, patience: STUCK_AFTER, left: 0 })
+    }
+
+    /// Leaves a thread that does not come back, and has another one rebuild the database beside the one that is stuck: from
+    /// a copy of its files, and from the journal. To be called before a checkpoint that was synced.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub(super) fn replace_stuck(&mut self) -> Result<(), StoreError> {
+        if !self.thread.shared.is_stuck(self.patience) || self.left == LEFT_MAX {
+            return Ok(());
+        }
+        self.left += 1;
+        let last = if self.left == LEFT_MAX { "; the next one will be left for good" } else { "" };
+        tracing::error!("the query database does not answer any more and is left to itself{last}; the journal has everything");
+        self.thread.shared.leave();
+        let fresh = Thread::start(&self.state_dir, self.retention, |desk, _| {
+            desk.shared().while_at_it(|| desk.restore());
+            Vec::new()
+        })?;
+        fresh.shared.inherit(&self.thread.shared);
+        self.thread = fresh;
+        Ok(())
     }
 
     pub(super) fn put(&self, alloc_id: &AllocId, seq: u64, payload: &[u8]) {
@@ -99,13 +186,13 @@ impl Shelver {
 
     /// Nobody waits for room in the queue: the journal has it.
     fn tell(&self, work: Work) {
-        if self.try_tell(work).is_err() && !self.shared.behind.swap(true, Ordering::AcqRel) {
+        if self.try_tell(work).is_err() && !self.thread.shared.behind.swap(true, Ordering::AcqRel) {
             tracing::warn!("the query database cannot follow the journal; it catches up with the next checkpoint");
         }
     }
 
     fn try_tell(&self, work: Work) -> Result<(), StoreError> {
-        let why = match self.queue.as_ref().map(|queue| queue.try_send(work)) {
+        let why = match self.thread.queue.as_ref().map(|queue| queue.try_send(work)) {
             Some(Ok(())) => return Ok(()),
             Some(Err(TrySendError::Full(_))) => "too much waits for it",
             Some(Err(TrySendError::Disconnected(_))) | None => "its thread is gone",
@@ -130,12 +217,13 @@ impl Shelver {
 
     /// Whether the database is being kept.
     pub(super) fn is_sound(&self) -> bool {
-        !self.shared.closed.load(Ordering::Acquire) && !self.shared.behind.load(Ordering::Acquire)
+        let Shared { closed, behind, .. } = &*self.thread.shared;
+        !closed.load(Ordering::Acquire) && !behind.load(Ordering::Acquire) && !self.thread.shared.is_stuck(self.patience)
     }
 
     /// Adds to the report what was found since.
     pub(super) fn add_findings(&self, report: &mut RecoveryReport) {
-        let late = self.shared.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let late = self.thread.shared.late.lock().unwrap_or_else(PoisonError::into_inner);
         report.findings.extend(late.0.iter().cloned());
         report.quarantined.extend(late.1.iter().cloned());
     }
@@ -157,16 +245,24 @@ impl Shelver {
     #[cfg(test)]
     pub(super) fn settle(&self) {
         let (sender, answer) = sync_channel(1);
-        self.queue.as_ref().unwrap().send(Work::Read(sender)).unwrap();
+        self.thread.queue.as_ref().unwrap().send(Work::Read(sender)).unwrap();
         drop(answer.recv().unwrap());
+    }
+
+    /// How long the thread may be at one thing.
+    #[cfg(test)]
+    pub(super) fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 }
 
 impl Drop for Shelver {
     fn drop(&mut self) {
-        self.queue = None;
-        // A panic of the thread has been reported, and the journal has everything.
-        drop(self.thread.take().map(JoinHandle::join));
+        if !self.thread.end(PATIENCE_AT_THE_END) {
+            tracing::error!(
+                "the query database does not close and is left to itself; the journal has everything, and the next start reads it"
+            );
+        }
     }
 }
 

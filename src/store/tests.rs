@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Released just now: an old release is trimmed by the first checkpoint.
 fn released(n: u64) -> Entry {
@@ -398,7 +398,7 @@ fn history_is_trimmed_by_age() {
 fn whatever_is_kept_of_the_history_live_grants_are_never_touched() {
     let dir = tempfile::tempdir().unwrap();
     let keep = |age, grants| {
-        let retention = Retention { age: std::time::Duration::from_secs(age), grants };
+        let retention = Retention { age: Duration::from_secs(age), grants };
         Store::open_keeping(dir.path(), Durability::PowerLoss, Some("this boot"), retention).unwrap()
     };
     let (mut store, _) = keep(3600, 2);
@@ -529,6 +529,8 @@ fn segments_are_kept_as_long_as_the_database_cannot_take_them_over() {
     store.append(&[made(1), made(2)]).unwrap();
     abandon_database(&store);
     let (other, _) = Opening::begin(&database_dir(dir.path())).wait().unwrap();
+    // Nor can it be copied.
+    fs::write(database_dir(dir.path()).with_extension("copy"), "in the way").unwrap();
     store.append(&[released(1)]).unwrap();
     store.rotate().unwrap();
     store.checkpoint().unwrap();
@@ -771,20 +773,14 @@ fn damage_to_the_database_that_is_found_behind_the_start_is_told_and_mended() {
 fn an_append_never_waits_for_the_database_and_what_that_missed_comes_from_the_journal() {
     let dir = tempfile::tempdir().unwrap();
     let (mut store, _) = open(dir.path());
-    let (go_on, wait) = std::sync::mpsc::channel();
-    let (stuck, is_stuck) = std::sync::mpsc::channel();
-    store.shelver.tell_to_meddle(move |_| {
-        stuck.send(()).unwrap();
-        wait.recv().unwrap();
-    });
-    is_stuck.recv().unwrap();
+    let go_on = hang(&store);
     for batch in 0..10 {
         store.append(&(1..=500).map(|n| made(500 * batch + n)).collect::<Vec<_>>()).unwrap();
     }
     store.append(&[released(4999)]).unwrap();
     assert_eq!(store.is_sound(), (true, false));
     assert!(store.begin_checkpoint().is_err(), "it is tried again later");
-    go_on.send(()).unwrap();
+    drop(go_on);
     store.shelver.settle();
     store.checkpoint().unwrap();
     assert_eq!((store.is_sound(), segments(dir.path()).len()), ((true, true), 1));
@@ -792,6 +788,72 @@ fn an_append_never_waits_for_the_database_and_what_that_missed_comes_from_the_jo
     drop(store);
     fs::remove_dir_all(journal_dir(dir.path())).unwrap();
     assert_eq!(open(dir.path()).1.grants.len(), 4999);
+}
+
+/// Has the database's thread hang, as sled does on a disk without room, until the sender is dropped or told.
+fn hang(store: &Store) -> std::sync::mpsc::Sender<()> {
+    let (go_on, wait) = std::sync::mpsc::channel();
+    let (hangs, does_hang) = std::sync::mpsc::channel();
+    store.shelver.tell_to_meddle(move |_| {
+        hangs.send(()).unwrap();
+        let _ = wait.recv();
+    });
+    does_hang.recv().unwrap();
+    go_on
+}
+
+#[test]
+fn a_database_that_hangs_is_left_and_a_copy_of_it_takes_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2), made(3), released(1)]).unwrap();
+    store.checkpoint().unwrap();
+    let go_on = hang(&store);
+    store.append(&[released(2)]).unwrap();
+    store.shelver.set_patience(Duration::ZERO);
+    assert_eq!(store.is_sound(), (true, false));
+    let checkpoint = store.begin_checkpoint().unwrap();
+    store.shelver.set_patience(Duration::MAX);
+    checkpoint.wait().unwrap();
+    assert_eq!(store.is_sound(), (true, true));
+    assert_eq!(store.history(9, |_| true).unwrap().len(), 2, "what was released before it hung, and since");
+    assert!(store.load().report.is_clean(), "nothing was damaged");
+    assert_eq!(quarantined(dir.path()), 0, "what hung is in the copy");
+
+    // It comes back, and touches nothing that is not its own any more.
+    store.append(&[made(4)]).unwrap();
+    drop(go_on);
+    store.checkpoint().unwrap();
+    drop(store);
+    fs::remove_dir_all(journal_dir(dir.path())).unwrap();
+    let (store, recovered) = open(dir.path());
+    assert_eq!(ids(&recovered), [3, 4]);
+    assert_eq!(store.history(9, |_| true).unwrap().len(), 2);
+}
+
+#[test]
+fn threads_that_hang_are_left_a_few_times_and_then_the_journal_goes_on_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1)]).unwrap();
+    for hung in 1..=6 {
+        let _hangs_on = std::mem::ManuallyDrop::new(hang(&store));
+        store.shelver.set_patience(Duration::ZERO);
+        let checkpoint = store.begin_checkpoint().unwrap();
+        store.shelver.set_patience(Duration::MAX);
+        if hung > 4 {
+            store.shelver.set_patience(Duration::ZERO);
+            assert_eq!(store.is_sound(), (true, false));
+            break;
+        }
+        checkpoint.wait().unwrap();
+    }
+    store.append(&[made(2)]).unwrap();
+    // It does not wait for ever, and loses nothing.
+    let copied = tempfile::tempdir().unwrap();
+    copy(dir.path(), copied.path());
+    drop(store);
+    assert_eq!(ids(&open(copied.path()).1), [1, 2]);
 }
 
 /// A start that does not wait for the database syncs nothing; nothing is promised in its segment before the first append.

@@ -17,6 +17,7 @@ const GRANTS: &str = "holdfast_grants";
 const JOURNAL_SYNC_SECONDS: &str = "holdfast_journal_sync_duration_seconds";
 const CONTESTED: &str = "holdfast_registration_contested";
 const LEDGER_KEPT: &str = "holdfast_ledger_kept";
+const NOT_DURABLE: &str = "holdfast_ledger_entries_not_durable";
 const REGISTRATIONS: &str = "holdfast_registrations_total";
 const SCAN_SECONDS: &str = "holdfast_scan_duration_seconds";
 const STREAM_ENDS: &str = "holdfast_stream_ends_total";
@@ -110,15 +111,16 @@ fn describe() {
     );
     metrics::describe_counter!(
         DOUBTS,
-        "Allocates of an exclusive device that a running pod has, by resource and result (refused or granted)."
+        "Allocates of an exclusive device that a running pod has, by resource, by whether that was proven, and by result (refused or granted)."
     );
     metrics::describe_gauge!(GRANTS, "Grants that hold devices, by resource and state.");
     metrics::describe_histogram!(JOURNAL_SYNC_SECONDS, "One group commit of the ledger's journal.");
     metrics::describe_gauge!(CONTESTED, "1 while another plugin seems to take the resource again and again.");
     metrics::describe_gauge!(
         LEDGER_KEPT,
-        "1 while this copy of the ledger (journal or database) can be written; without the journal grants are refused."
+        "1 while this copy of the ledger (journal or database) can be written; without the journal grants are refused, or answered and not durable."
     );
+    metrics::describe_gauge!(NOT_DURABLE, "Entries that were answered while the ledger could not be written, and are in memory only.");
     metrics::describe_counter!(REGISTRATIONS, "Register calls by resource and result (ok or error).");
     metrics::describe_histogram!(SCAN_SECONDS, "One scan of the node's hardware.");
     metrics::describe_counter!(STREAM_ENDS, "ListAndWatch streams that ended, by resource.");
@@ -149,11 +151,11 @@ pub fn registered(resource: &str, ok: bool) {
     sample(move || metrics::counter!(REGISTRATIONS, "resource" => resource, "result" => result(ok)).increment(1));
 }
 
-/// An exclusive device was asked for while a running pod has it.
-pub fn doubted(resource: &str, refused: bool) {
+/// An exclusive device was asked for while a running pod has it, provably or not.
+pub fn doubted(resource: &str, proven: bool, refused: bool) {
     let resource = resource.to_owned();
-    let result = if refused { "refused" } else { "granted" };
-    sample(move || metrics::counter!(DOUBTS, "resource" => resource, "result" => result).increment(1));
+    let (proof, result) = (if proven { "yes" } else { "no" }, if refused { "refused" } else { "granted" });
+    sample(move || metrics::counter!(DOUBTS, "resource" => resource, "proven" => proof, "result" => result).increment(1));
 }
 
 /// The kubelet had another list of the resource, or another plugin's answer.
@@ -191,6 +193,11 @@ pub fn grants(resource: &str, state: &'static str, count: usize) {
 /// A copy of the ledger can be written, or not.
 pub fn ledger_kept(copy: &'static str, kept: bool) {
     sample(move || gauge(&metrics::gauge!(LEDGER_KEPT, "copy" => copy), usize::from(kept)));
+}
+
+/// So many entries were answered and are not on the disk yet.
+pub fn not_durable(entries: usize) {
+    sample(move || gauge(&metrics::gauge!(NOT_DURABLE), entries));
 }
 
 /// A group commit took this long.

@@ -73,9 +73,11 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
         let (grants, mut looked) = watch::channel(Arc::default());
         let (store, _) = Store::open(&stage.node.state(), Durability::PowerLoss, None).unwrap();
         let config = LedgerConfig {
+            kept: Arc::new(watch::Sender::new(store.kept())),
             store: Arc::new(Mutex::new(store)),
             recovered: Arc::default(),
             process_crash: false,
+            policy: Default::default(),
             grants: Arc::new(grants),
             names: Arc::new(watch::Sender::default()),
             inventory: watch::channel(Arc::default()).1,
