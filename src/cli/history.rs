@@ -3,11 +3,12 @@
 use super::document::{Row, history_table, row};
 use super::exit::{FAILURE, Failed, USAGE};
 use super::query::{Wanted, Whose};
-use super::when::{self, Zone};
+use super::when;
 use super::{Global, show, source};
 use crate::domain::{ContainerEdits, Grant, GrantState, Timestamp};
 use crate::store::Told;
 use clap::Args;
+use jiff::tz::TimeZone;
 use serde::Serialize;
 
 /// What is asked.
@@ -48,7 +49,7 @@ enum Time {
 }
 
 impl Time {
-    fn of(options: &Options, now: Timestamp, zone: &Zone) -> Result<Self, String> {
+    fn of(options: &Options, now: Timestamp, zone: &TimeZone) -> Result<Self, String> {
         let parse = |text: &String| when::parse(text, now, zone);
         Ok(match (&options.at, &options.since) {
             (Some(at), _) => Time::At(parse(at)?),
@@ -84,7 +85,7 @@ fn released_at(grant: &Grant) -> Option<Timestamp> {
 /// # Errors
 /// When neither can be read, or what is asked names no time or no device.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
-    let time = Time::of(options, when::now(), &Zone::local()).map_err(|sentence| Failed::new(USAGE, sentence))?;
+    let time = Time::of(options, when::now(), &TimeZone::system()).map_err(|sentence| Failed::new(USAGE, sentence))?;
     let mut wanted = options.device.as_deref().map(Wanted::new);
     let (mut grants, mut remembers_from) = (Vec::new(), None);
     let problem = source::read(global, |told| {
