@@ -6,6 +6,7 @@ mod client;
 
 pub use client::{ControlError, get, read_ledger, verify};
 
+use super::processors::{self, Processors};
 use super::{Status, Views};
 use crate::domain::Grant;
 use crate::messages::{Mailbox, Publish};
@@ -55,6 +56,7 @@ pub(super) struct Source {
     pub(super) store: Arc<Mutex<Store>>,
     pub(super) started: Instant,
     pub(super) publish: Mailbox<Publish>,
+    pub(super) processors: processors::Asker,
 }
 
 impl Source {
@@ -147,6 +149,10 @@ fn on_a_thread(run: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
     thread::Builder::new().name("reader".into()).spawn(run).map(drop).map_err(failure)
 }
 
+async fn processors(State(source): State<Source>) -> Json<Option<Vec<Processors>>> {
+    Json(source.processors.ask().await)
+}
+
 async fn status(State(source): State<Source>) -> Json<Status> {
     Json(Status::of(source.views().await, source.started.elapsed()))
 }
@@ -157,6 +163,7 @@ pub(super) fn serve(path: &Path, source: Source) -> Option<tokio::task::JoinHand
         .route("/v1/grants", route(grants))
         .route("/v1/ledger", route(ledger))
         .route("/v1/verify", route(verify_ledger))
+        .route("/v1/processors", route(processors))
         .route("/v1/status", route(status))
         .with_state(source);
     match bind(path) {

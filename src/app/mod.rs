@@ -5,6 +5,7 @@
 
 mod control;
 mod error;
+mod processors;
 mod rebuild;
 mod status;
 pub mod supervisor;
@@ -12,6 +13,7 @@ mod watcher;
 
 pub use control::{ControlError, get as control_get, read_ledger, verify as verify_ledger};
 pub use error::StartError;
+pub use processors::Processors;
 pub use status::{ResourceReport, Status};
 
 use self::supervisor::{Handle, Policy, Slot, Supervision};
@@ -21,6 +23,7 @@ use crate::domain::{Durability, Grant, Inventory, Kept, KubeletGeneration, Resou
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig};
 use crate::host::{self, HostRoot};
+use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::Ledger;
 use crate::ledger::{LedgerActor, LedgerConfig};
 use crate::registration::{Registration, RegistrationConfig, ResourceStatus};
@@ -288,8 +291,14 @@ impl App {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(ready_view)).await);
         }
         let control = control::socket_path(&roots.run);
-        let source =
-            control::Source { views: views.clone(), store: Arc::clone(&store), started: Instant::now(), publish: actors.ledger.mailbox() };
+        let pod_resources = PodResources::new(settings.pod_resources());
+        let source = control::Source {
+            views: views.clone(),
+            store: Arc::clone(&store),
+            started: Instant::now(),
+            publish: actors.ledger.mailbox(),
+            processors: processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root },
+        };
         tasks.extend(control::serve(&control, source));
 
         Ok(App {

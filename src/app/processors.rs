@@ -24,6 +24,22 @@ pub struct Processors {
     pub numa_nodes: BTreeSet<u32>,
 }
 
+impl Processors {
+    /// Their numbers as the kernel writes them: `2-3,10`.
+    #[must_use]
+    pub fn list(&self) -> String {
+        let mut ranges: Vec<(u32, u32)> = Vec::new();
+        for cpu in &self.cpus {
+            match ranges.last_mut() {
+                Some((_, last)) if *last + 1 == *cpu => *last = *cpu,
+                _ => ranges.push((*cpu, *cpu)),
+            }
+        }
+        let text = |(first, last): &(u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+        ranges.iter().map(text).collect::<Vec<_>>().join(",")
+    }
+}
+
 /// Who asks the kubelet for them.
 #[derive(Debug, Clone)]
 pub(super) struct Asker {
@@ -50,5 +66,25 @@ impl Asker {
             numa_nodes: hardware::numa_nodes_of(&self.host_root, &container.cpus),
             cpus: container.cpus,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_written_as_the_kernel_writes_them() {
+        let list = |cpus: &[u32]| {
+            Processors {
+                namespace: "default".into(),
+                pod: "train-0".into(),
+                container: "main".into(),
+                cpus: cpus.iter().copied().collect(),
+                numa_nodes: BTreeSet::new(),
+            }
+            .list()
+        };
+        assert_eq!([list(&[2]), list(&[2, 3, 4, 10, 12, 13]), list(&[])], ["2", "2-4,10,12-13", ""]);
     }
 }

@@ -1,9 +1,11 @@
 //! Grants as they are shown: rows of a JSON document, cells of a table, and words for what proved a release.
 
 use super::table::Table;
+use crate::app::Processors;
 use crate::domain::{Grant, GrantState, PodRef, Timestamp};
 use crate::ledger::core::{NEVER_STARTED, POD_GONE};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// A document of grants, such as that of `who -o json`. A name that cannot be known is `null`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -25,6 +27,11 @@ pub struct Row<'a> {
     bound_at: Option<Timestamp>,
     released_at: Option<Timestamp>,
     released_by: Option<&'a str>,
+    /// Of the devices; none where nothing is known.
+    numa_nodes: BTreeSet<u32>,
+    /// The exclusive processors of the container, as `2-3,10`, and their nodes; null where it has none, or nothing is known.
+    cpus: Option<String>,
+    cpu_numa_nodes: Option<&'a BTreeSet<u32>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -35,13 +42,26 @@ struct Pod<'a> {
 }
 
 /// Grants as a document, in the order in which they come.
-pub fn document<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> Document<'a> {
-    Document { schema: 1, grants: grants.into_iter().map(row).collect() }
+pub fn document<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &'a [Processors]) -> Document<'a> {
+    Document { schema: 1, grants: grants.into_iter().map(|grant| row(grant, processors)).collect() }
+}
+
+/// The exclusive processors of the container that has a grant. The kubelet tells pods by name, so of two with one name only
+/// that which holds the grant now is meant.
+fn of_holder<'a>(grant: &Grant, processors: &'a [Processors]) -> Option<&'a Processors> {
+    let (GrantState::Bound { pod, container, .. } | GrantState::Suspect { pod, container, .. }) = &grant.state else { return None };
+    let (namespace, name) = (pod.namespace.as_ref()?, pod.name.as_ref()?);
+    processors.iter().find(|its| (&its.namespace, &its.pod, &its.container) == (namespace, name, container))
+}
+
+fn numa_nodes(grant: &Grant) -> BTreeSet<u32> {
+    grant.devices.iter().flat_map(|device| device.numa_nodes.iter().copied()).collect()
 }
 
 /// A grant as a row of a document.
 #[must_use]
-pub fn row(grant: &Grant) -> Row<'_> {
+pub fn row<'a>(grant: &'a Grant, processors: &'a [Processors]) -> Row<'a> {
+    let processors = of_holder(grant, processors);
     let (released_at, released_by) = match &grant.state {
         GrantState::Released { released_at, released_by, .. } => (Some(*released_at), Some(released_by.as_str())),
         _ => (None, None),
@@ -57,6 +77,9 @@ pub fn row(grant: &Grant) -> Row<'_> {
         bound_at: bound_at(grant),
         released_at,
         released_by,
+        numa_nodes: numa_nodes(grant),
+        cpus: processors.map(Processors::list),
+        cpu_numa_nodes: processors.map(|processors| &processors.numa_nodes),
     }
 }
 
@@ -72,15 +95,28 @@ fn bound_at(grant: &Grant) -> Option<Timestamp> {
     }
 }
 
-/// Grants as a table: who, what, since when they have been in that state.
-pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> String {
-    let mut table = Table::new(&["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE", "DEVICES"]);
+/// Grants as a table: who, what, since when they have been in that state. Where containers have processors of their own,
+/// these and the NUMA nodes of both are beside it.
+pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Processors]) -> String {
+    let near: &[&str] = if processors.is_empty() { &[] } else { &["NUMA", "CPUS"] };
+    let mut table = Table::new(&[&["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE"], near, &["DEVICES"]].concat());
     for grant in grants {
         let [namespace, pod, container] = holder(grant);
-        let since = since(grant).to_seconds();
-        table.row([namespace, pod, container, grant.resource.to_string(), grant.state_name().to_owned(), since, devices(grant)]);
+        let mut cells =
+            vec![namespace, pod, container, grant.resource.to_string(), grant.state_name().to_owned(), since(grant).to_seconds()];
+        if !near.is_empty() {
+            cells.push(numbers(&numa_nodes(grant)));
+            let own = |own: &Processors| format!("{} (NUMA {})", own.list(), numbers(&own.numa_nodes));
+            cells.push(of_holder(grant, processors).map(own).unwrap_or_default());
+        }
+        cells.push(devices(grant));
+        table.row(cells);
     }
     table.to_string()
+}
+
+fn numbers(numbers: &BTreeSet<u32>) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// The same with both ends: from when to when, and what proved that it was given back.
@@ -180,17 +216,19 @@ mod tests {
             r#"{"schema":1,"grants":["#,
             r#"{"alloc_id":"a-1","resource":"nvidia.com/gpu","devices":["GPU-b","GPU-a"],"state":"bound","#,
             r#""pod":{"namespace":"default","name":"web-0","uid":"u1"},"container":"main","granted_at":"2023-11-14T22:13:20.000Z","#,
-            r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":null,"released_by":null},"#,
+            r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":null,"released_by":null,"#,
+            r#""numa_nodes":[],"cpus":null,"cpu_numa_nodes":null},"#,
             r#"{"alloc_id":"a-1","resource":"nvidia.com/gpu","devices":["GPU-b","GPU-a"],"state":"released","#,
             r#""pod":{"namespace":null,"name":null,"uid":"u1"},"container":"main","granted_at":"2023-11-14T22:13:20.000Z","#,
-            r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":"2023-11-14T22:13:22.000Z","released_by":"pod_gone"}]}"#,
+            r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":"2023-11-14T22:13:22.000Z","released_by":"pod_gone","#,
+            r#""numa_nodes":[],"cpus":null,"cpu_numa_nodes":null}]}"#,
         );
-        assert_eq!(serde_json::to_string(&document(&two())).unwrap(), wanted);
+        assert_eq!(serde_json::to_string(&document(&two(), &[])).unwrap(), wanted);
     }
 
     #[test]
     fn a_grant_that_nobody_is_known_to_have_has_no_pod() {
-        let json = serde_json::to_value(document([&grant(GrantState::Granted)])).unwrap();
+        let json = serde_json::to_value(document([&grant(GrantState::Granted)], &[])).unwrap();
         assert!(json["grants"][0]["pod"].is_null() && json["grants"][0]["container"].is_null());
     }
 
@@ -203,7 +241,31 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:21Z  GP
 -          -       -          nvidia.com/gpu  granted   2023-11-14T22:13:20Z  GPU-b,GPU-a
 ";
         let [bound, released] = two();
-        assert_eq!(table([&bound, &released, &grant(GrantState::Granted)]), wanted);
+        assert_eq!(table([&bound, &released, &grant(GrantState::Granted)], &[]), wanted);
+    }
+
+    #[test]
+    fn processors_of_a_container_are_beside_its_devices() {
+        let own = Processors {
+            namespace: "default".into(),
+            pod: "web-0".into(),
+            container: "main".into(),
+            cpus: [2, 3, 10].into(),
+            numa_nodes: [0].into(),
+        };
+        let [mut bound, released] = two();
+        bound.devices[0].numa_nodes = vec![1];
+        let wanted = "\
+NAMESPACE  POD     CONTAINER  RESOURCE        STATE     SINCE                 NUMA  CPUS             DEVICES
+default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:21Z  1     2-3,10 (NUMA 0)  GPU-b,GPU-a
+-          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:22Z  -     -                GPU-b,GPU-a
+";
+        let processors = [own];
+        assert_eq!(table([&bound, &released], &processors), wanted);
+        let json = serde_json::to_value(document([&bound, &released], &processors)).unwrap();
+        let of = |row: usize| ["numa_nodes", "cpus", "cpu_numa_nodes"].map(|key| json["grants"][row][key].to_string());
+        assert_eq!(of(0), ["[1]", "\"2-3,10\"", "[0]"]);
+        assert_eq!(of(1), ["[]", "null", "null"]);
     }
 
     #[test]

@@ -118,7 +118,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         since: time.since(),
         remembers_from,
         problem: problem.as_deref(),
-        grants: grants.iter().map(row).collect(),
+        grants: grants.iter().map(|grant| row(grant, &[])).collect(),
     };
     show(global.output, &document, |_| if grants.is_empty() { nothing(time) } else { history_table(&grants) })?;
     for remark in remarks(time, remembers_from, problem.as_deref(), &grants) {

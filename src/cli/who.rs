@@ -4,7 +4,7 @@ use super::document::{self, Row, devices, holder_in_words, proof_in_words, row, 
 use super::exit::{FAILURE, Failed, NOBODY};
 use super::query::{Wanted, Whose};
 use super::{Global, block_on, show, source};
-use crate::app::{ControlError, control_get};
+use crate::app::{ControlError, Processors, control_get};
 use crate::domain::{DeviceId, Grant, GrantState};
 use crate::store::{self, Told};
 use clap::Args;
@@ -39,7 +39,15 @@ fn everything(global: &Global) -> Result<(), Failed> {
         }
         Err(error) => return Err(Failed::new(FAILURE, error)),
     };
-    show(global.output, &document::document(&grants), |_| if grants.is_empty() { "nobody holds a device\n".into() } else { table(&grants) })
+    let processors = processors(global);
+    let table = |_: &_| if grants.is_empty() { "nobody holds a device\n".into() } else { table(&grants, &processors) };
+    show(global.output, &document::document(&grants, &processors), table)
+}
+
+/// The processors that containers have for themselves; none where nobody tells.
+fn processors(global: &Global) -> Vec<Processors> {
+    let asked = block_on(control_get::<Option<Vec<Processors>>>(&global.run_dir, "/v1/processors"));
+    asked.ok().and_then(Result::ok).flatten().unwrap_or_default()
 }
 
 /// The document of `who` with a question.
@@ -56,8 +64,12 @@ fn asked_for(global: &Global, options: &Options) -> Result<(), Failed> {
     let problem = source::read(global, |told| search.take(told))?;
     let ids = search.wanted.as_ref().map(Wanted::decide).transpose().map_err(|sentence| Failed::new(FAILURE, sentence))?;
     let (held, last) = search.found();
-    let answer = Answer { schema: 1, grants: held.iter().map(|grant| row(grant)).collect(), last: last.map(row) };
-    show(global.output, &answer, |_| if held.is_empty() { nobody(ids, &options.whose, last) } else { table(held.iter().copied()) })?;
+    let processors = if held.is_empty() { Vec::new() } else { processors(global) };
+    let answer =
+        Answer { schema: 1, grants: held.iter().map(|grant| row(grant, &processors)).collect(), last: last.map(|grant| row(grant, &[])) };
+    show(global.output, &answer, |_| {
+        if held.is_empty() { nobody(ids, &options.whose, last) } else { table(held.iter().copied(), &processors) }
+    })?;
     if !held.is_empty() {
         return Ok(());
     }

@@ -13,6 +13,7 @@ mod common;
 mod evidence;
 mod lister;
 mod lists;
+mod processors;
 mod registration;
 mod restart;
 mod stage;
