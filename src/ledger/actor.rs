@@ -7,15 +7,16 @@ use super::config::LedgerConfig;
 use super::core::{Agenda, Change, Ledger, Watchlist, has_dead_holder, is_calm, next_look, reconcile};
 use super::observe::{KubeletAge, Looker, Wants};
 use super::report;
-use super::sight::refusal;
+use super::sight::{refusal, unseen};
 use super::upkeep::Upkeep;
-use crate::domain::{Entry, Inventory, Observation, WhenNotDurable};
+use crate::domain::{AllocId, Entry, Inventory, Observation, WhenNotDurable};
 use crate::host;
 use crate::messages::{Crash, Publish, Reconcile, Record, RecordError, Remember};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -54,6 +55,15 @@ impl std::fmt::Debug for LedgerActor {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 struct Commit;
+
+/// The kubelet has been asked about who holds devices of a grant: make it durable, or refuse it.
+#[derive(Debug, Message)]
+#[rtype(result = "Result<(), RecordError>")]
+struct Decide {
+    record: Record,
+    /// Grants whose holders it lists.
+    listed: BTreeSet<AllocId>,
+}
 
 /// A look at the kubelet is done.
 #[derive(Debug, Message)]
@@ -237,17 +247,36 @@ impl StreamHandler<Arc<Inventory>> for LedgerActor {
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
-impl Handler<Record> for LedgerActor {
-    type Result = ResponseFuture<Result<(), RecordError>>;
+type Recorded = ResponseFuture<Result<(), RecordError>>;
 
-    fn handle(&mut self, Record { grant, exclusive }: Record, context: &mut Self::Context) -> Self::Result {
+impl Handler<Record> for LedgerActor {
+    type Result = Recorded;
+
+    fn handle(&mut self, record: Record, context: &mut Self::Context) -> Self::Result {
+        let unseen = if record.exclusive { unseen(&self.ledger, &record.grant, &self.looker) } else { Vec::new() };
+        if unseen.is_empty() {
+            return Handler::<Decide>::handle(self, Decide { record, listed: BTreeSet::new() }, context);
+        }
+        let (looker, me) = (self.looker.clone(), context.address());
+        Box::pin(async move {
+            let listed = looker.listed(&unseen).await;
+            me.send(Decide { record, listed }).await.unwrap_or_else(|_| die())
+        })
+    }
+}
+
+impl Handler<Decide> for LedgerActor {
+    type Result = Recorded;
+
+    fn handle(&mut self, Decide { record: Record { grant, exclusive }, listed }: Decide, context: &mut Self::Context) -> Self::Result {
         // Sent again after a death: the first time may have reached the store.
         if self.ledger.grant(&grant.alloc_id).is_some() {
             return Box::pin(std::future::ready(Ok(())));
         }
         if exclusive {
             let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
-            if let Some(refusal) = refusal(&self.ledger, &self.watchlist, &grant, &self.looker, settled, self.config.policy.refuse) {
+            let refuse = self.config.policy.refuse;
+            if let Some(refusal) = refusal(&self.ledger, &self.watchlist, &grant, &self.looker, settled, &listed, refuse) {
                 return Box::pin(std::future::ready(Err(refusal.into())));
             }
         }
@@ -271,12 +300,14 @@ impl Handler<Remember> for LedgerActor {
 }
 
 /// Waits for the commit. When the actor dies before it, the waiting message dies too, and the caller's mailbox sends
-/// it to the next life. `resume_unwind` ends this task as a panic would, without another report of the same death.
+/// it to the next life.
 async fn answer(answered: oneshot::Receiver<Result<(), Arc<StoreError>>>) -> Result<(), Arc<StoreError>> {
-    match answered.await {
-        Ok(result) => result,
-        Err(_) => std::panic::resume_unwind(Box::new("the ledger actor died before its commit")),
-    }
+    answered.await.unwrap_or_else(|_| die())
+}
+
+/// Ends this task as a panic would, without another report of the same death.
+fn die() -> ! {
+    std::panic::resume_unwind(Box::new("the ledger actor died before its commit"))
 }
 
 impl Handler<Commit> for LedgerActor {

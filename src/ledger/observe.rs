@@ -2,10 +2,11 @@
 
 use super::config::LedgerConfig;
 use super::core::Agenda;
-use crate::domain::{CgroupState, Checkpoint, KubeletGeneration, Moment, Observation};
+use crate::domain::{AllocId, CgroupState, Checkpoint, Grant, KubeletGeneration, Moment, Observation};
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint;
 use crate::kubelet::pod_resources::PodResources;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,6 +14,9 @@ use tokio::sync::RwLock;
 
 /// A kubelet younger than this has not heard of all its pods.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
+
+/// How long an Allocate may have to wait for what the kubelet says of the pods that hold its devices.
+const GET_DEADLINE: Duration = Duration::from_millis(300);
 
 /// What one look is for.
 #[derive(Debug, Clone)]
@@ -85,6 +89,31 @@ impl Looker {
     /// In how many cgroups below the pod's own something runs now.
     pub(super) fn populated_below(&self, uid: &str) -> usize {
         self.hierarchies().populated_below(uid)
+    }
+
+    /// Which of these the kubelet lists (`Get`, which frees nothing): the container that holds the grant, with its devices.
+    /// Asked for no longer than an Allocate can wait; what is not answered is not listed.
+    pub(super) async fn listed(&self, holders: &[Arc<Grant>]) -> BTreeSet<AllocId> {
+        let mut listed = BTreeSet::new();
+        let ask = async {
+            for holder in holders {
+                if self.is_listed(holder).await == Some(true) {
+                    listed.insert(holder.alloc_id.clone());
+                }
+            }
+        };
+        // What has been answered by then counts.
+        let _ = tokio::time::timeout(GET_DEADLINE, ask).await;
+        listed
+    }
+
+    async fn is_listed(&self, holder: &Grant) -> Option<bool> {
+        let pod = holder.pod()?;
+        let found = self.pod_resources.get(pod.namespace.as_deref()?, pod.name.as_deref()?).await;
+        let found = found.inspect_err(|error| tracing::debug!(%error, "the kubelet does not tell of the pod")).ok()??;
+        let container = found.containers.into_iter().find(|container| Some(container.name.as_str()) == holder.container())?;
+        let ids = container.devices.get(&holder.resource)?;
+        Some(holder.devices.iter().all(|device| ids.contains(&device.id)))
     }
 
     /// The kubelet's checkpoint, now.

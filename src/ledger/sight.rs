@@ -3,8 +3,14 @@
 use super::core::{Doubt, Ledger, Sight, Watchlist, doubt};
 use super::observe::Looker;
 use super::report;
-use crate::domain::{Checkpoint, Grant, Refusal, Refuse};
+use crate::domain::{AllocId, Checkpoint, Grant, GrantState, Refusal, Refuse};
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// So many cgroups below a pod's own are populated when a container runs: one of them may be the sandbox's. Where a runtime
+/// gives that none, a pod of one container counts only if the kubelet lists it.
+const RUNNING_BELOW: usize = 2;
 
 /// Whether a living container of another pod has one of the devices of an exclusive grant (I2). Without proof it is only
 /// told, and with it too where the operator wants it so.
@@ -14,9 +20,10 @@ pub(super) fn refusal(
     grant: &Grant,
     looker: &Looker,
     settled: bool,
+    listed: &BTreeSet<AllocId>,
     refuse: Refuse,
 ) -> Option<Refusal> {
-    let doubt = doubt(ledger, watchlist, grant, &Now { looker, settled, checkpoint: OnceCell::new() })?;
+    let doubt = doubt(ledger, watchlist, grant, &Now { looker, settled, listed, checkpoint: OnceCell::new() })?;
     report::doubted(grant, &doubt, refuse);
     let Doubt { id, pod, container, proven } = doubt;
     let pod = match (pod.namespace, pod.name) {
@@ -26,9 +33,21 @@ pub(super) fn refusal(
     (proven && refuse == Refuse::Proven).then(|| Refusal::InUse { resource: grant.resource.clone(), id, pod, container })
 }
 
+/// Those that hold a device of a grant without a container that is seen to run: of them the kubelet is asked.
+pub(super) fn unseen(ledger: &Ledger, grant: &Grant, looker: &Looker) -> Vec<Arc<Grant>> {
+    let holders = grant.devices.iter().flat_map(|device| ledger.holders(&grant.resource, &device.id));
+    let is_unseen = |holder: &&Arc<Grant>| {
+        let (GrantState::Bound { pod, .. } | GrantState::Suspect { pod, .. }) = &holder.state else { return false };
+        pod.name.is_some() && pod.namespace.is_some() && looker.populated_below(&pod.uid) < RUNNING_BELOW
+    };
+    holders.filter(is_unseen).cloned().collect()
+}
+
 struct Now<'a> {
     looker: &'a Looker,
     settled: bool,
+    /// Grants whose holders the kubelet lists.
+    listed: &'a BTreeSet<AllocId>,
     checkpoint: OnceCell<Option<Checkpoint>>,
 }
 
@@ -38,8 +57,11 @@ impl Sight for Now<'_> {
     }
 
     fn has_running_container(&self, uid: &str) -> bool {
-        // One of them may be the sandbox's. Where a runtime gives that none, a pod of one container is granted over, and told.
-        self.looker.populated_below(uid) >= 2
+        self.looker.populated_below(uid) >= RUNNING_BELOW
+    }
+
+    fn is_listed(&self, alloc_id: &AllocId) -> bool {
+        self.listed.contains(alloc_id)
     }
 
     fn checkpoint(&self) -> Option<&Checkpoint> {

@@ -195,7 +195,7 @@ const EDGES: [(u8, &str, Verdict); 44] = [
         "a preferred allocation of another size",
         Held(&[
             "edge_41_the_preferred_allocation_has_the_size_and_what_it_must_include",
-            "src/serving/preferred.rs::the_answer_has_the_size_holds_what_it_must_and_does_not_depend_on_order",
+            "src/serving/placement/tests.rs::the_choice_is_the_best_of_all",
         ]),
     ),
     (42, "many calls at once", Held(&["edge_42_many_calls_at_once_are_all_answered_and_remembered"])),

@@ -18,7 +18,9 @@ type Seen = (Duration, String);
 impl Story {
     pub(super) async fn kubelet_restart(&mut self) -> Result<(), Stop> {
         self.begin(Chapter::KubeletRestart)?;
-        self.screen.say("A new kubelet admits the pods that run already, some 75 ms after its socket appears. Who is not")?;
+        let after = self.stage.first_batch_after.as_millis();
+        self.screen
+            .say(format_args!("A new kubelet admits the pods that run already, some {after} ms after its socket appears. Who is not"))?;
         self.screen.say("registered by then loses train-0: its init container has ended, so its GPUs are checked anew.")?;
         let held = self.stage.kubelet.view(held_by_kubelet);
         let spoilt = self.stage.spoils(Chapter::KubeletRestart);

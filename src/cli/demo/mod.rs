@@ -30,6 +30,10 @@ pub struct Options {
     /// Spoil one chapter for real, to see that the demo notices
     #[arg(long = "break", value_name = "CHAPTER", hide = true)]
     spoil: Option<Chapter>,
+    /// How long the kubelet takes from its socket to the pods that it has already, in milliseconds: on a machine that is busy
+    /// with other things a real one would take longer too
+    #[arg(long, value_name = "MS", default_value_t = 75, hide = true)]
+    admit_after: u32,
 }
 
 /// The chapters, by the names under which their claims fail.
@@ -118,7 +122,7 @@ struct Story {
 pub fn run(options: &Options) -> Result<(), Failed> {
     let began = Instant::now();
     super::block_on(async {
-        let mut story = Story { stage: Stage::set(options.spoil).await?, screen: Screen::new() };
+        let mut story = Story { stage: Stage::set(options).await?, screen: Screen::new() };
         let told = tokio::select! {
             told = story.tell(began) => told,
             stop = interrupted() => Err(stop),

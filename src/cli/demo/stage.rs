@@ -4,7 +4,7 @@
 //! waiting until the two are equal.
 
 use super::daemon::Daemon;
-use super::{Chapter, Stop};
+use super::{Chapter, Options, Stop};
 use crate::app::Settings;
 use crate::config::{self, Roots};
 use crate::domain::{Grant, Inventory, ResourceName};
@@ -56,12 +56,15 @@ pub(super) struct Stage {
     pub(super) rdma: ResourceName,
     pub(super) fpga: ResourceName,
     spoil: Option<Chapter>,
+    /// From the kubelet's socket to its pods.
+    pub(super) first_batch_after: Duration,
     _dir: TempDir,
 }
 
 impl Stage {
     /// Makes the node and starts its kubelet; the daemon comes with the first chapter.
-    pub(super) async fn set(spoil: Option<Chapter>) -> Result<Stage, Stop> {
+    pub(super) async fn set(options: &Options) -> Result<Stage, Stop> {
+        let first_batch_after = Duration::from_millis(options.admit_after.into());
         let temp = std::env::temp_dir();
         let temp = if temp.as_os_str().len() > TEMP_DIR_MAX { PathBuf::from("/tmp") } else { temp };
         let cannot = |error: std::io::Error| Stop::Trouble(format!("no temporary directory can be made in `{}`: {error}", temp.display()));
@@ -77,10 +80,10 @@ impl Stage {
         let (gpu, rdma, fpga) = (gpu.name.clone(), rdma.name.clone(), fpga.name.clone());
 
         let node = SimNode::create(at("host"))?;
-        let kubelet = Kubelet::start(KubeletConfig::new(at("kubelet"), at("host"))).await?;
+        let kubelet = Kubelet::start(KubeletConfig { first_batch_after, ..KubeletConfig::new(at("kubelet"), at("host")) }).await?;
         let roots = Roots { host: at("host"), kubelet: at("kubelet"), state: at("state"), run: at("run") };
         let settings = Settings { roots, config };
-        Ok(Stage { daemon: None, kubelet, node, settings, gpu, rdma, fpga, spoil, _dir: dir })
+        Ok(Stage { daemon: None, kubelet, node, settings, gpu, rdma, fpga, spoil: options.spoil, first_batch_after, _dir: dir })
     }
 
     /// The chapter that is spoilt.

@@ -10,8 +10,8 @@
 //! | proof, all of it | against |
 //! | --- | --- |
 //! | the kubelet has settled | one that has not heard of all its pods yet |
-//! | the holder's pod is known, and a container of it runs | the next container of a pod that is just admitted |
-//! | this kubelet gave the id itself, or has or had the grant in its checkpoint, or does not list the pod | one that lost its checkpoint, and asks again for containers of a pod that it runs |
+//! | the holder's pod is known, and a container of it runs, or the kubelet itself still lists the holder's container with the id (`Get`; init containers are not listed) | the next container of a pod that is just admitted |
+//! | this kubelet lists it so, gave the id itself, or has or had the grant in its checkpoint, or does not list the pod | one that lost its checkpoint, and asks again for containers of a pod that it runs |
 //! | the kubelet has not given the holder's container other devices since | a static pod that went and came back with its UID, and has others now |
 //!
 //! Anything less is granted, and told: [`Doubt`].
@@ -26,6 +26,8 @@ pub trait Sight {
     /// Whether any container of a pod runs. Its sandbox alone is none: it runs on for a moment when the pod is through
     /// and the kubelet has given its devices away, rightly.
     fn has_running_container(&self, uid: &str) -> bool;
+    /// Whether the kubelet lists the container that holds this grant with its devices.
+    fn is_listed(&self, alloc_id: &AllocId) -> bool;
     /// The kubelet's checkpoint, if it can be read.
     fn checkpoint(&self) -> Option<&Checkpoint>;
 }
@@ -55,13 +57,14 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
             let (GrantState::Bound { pod, container, .. } | GrantState::Suspect { pod, container, .. }) = &holder.state else {
                 return None;
             };
-            if !sight.has_running_container(&pod.uid) {
+            let is_listed = sight.is_listed(&holder.alloc_id);
+            if !is_listed && !sight.has_running_container(&pod.uid) {
                 return None;
             }
             let gave_it = wanted.kubelet.is_some() && holder.kubelet == wanted.kubelet;
             let knew_it = wanted.kubelet.is_some_and(|kubelet| watchlist.was_known_to(kubelet, &holder.alloc_id));
             let is_unlisted = matches!(holder.state, GrantState::Suspect { .. });
-            let remembers = gave_it || knew_it || is_unlisted || is_checkpointed(sight, &holder.alloc_id);
+            let remembers = is_listed || gave_it || knew_it || is_unlisted || is_checkpointed(sight, &holder.alloc_id);
             let may_be_proven = Safeguard::RefusalOnProof.is_on() && sight.kubelet_settled() && remembers;
             let proven = may_be_proven && !is_superseded(sight, holder, &pod.uid, container);
             let doubt = Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proven };

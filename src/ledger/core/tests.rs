@@ -633,6 +633,7 @@ proptest! {
 struct Seen {
     settled: bool,
     running: bool,
+    listed: bool,
     /// The grant of which the checkpoint says that the holder's container has it.
     checkpoint: Checkpoint,
 }
@@ -644,6 +645,10 @@ impl Sight for Seen {
 
     fn has_running_container(&self, uid: &str) -> bool {
         uid == "u1" && self.running
+    }
+
+    fn is_listed(&self, alloc_id: &AllocId) -> bool {
+        *alloc_id == alloc(1) && self.listed
     }
 
     fn checkpoint(&self) -> Option<&Checkpoint> {
@@ -664,7 +669,7 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
             .map(|doubt| doubt.proven)
     };
     let with = |entries| Checkpoint { entries, written_at: Timestamp(WALL) };
-    let all = || Seen { settled: true, running: true, checkpoint: with(vec![entry("u1", "main", "gpu0", Some(alloc(1)))]) };
+    let all = || Seen { settled: true, running: true, listed: false, checkpoint: with(vec![entry("u1", "main", "gpu0", Some(alloc(1)))]) };
     let lost = || Seen { checkpoint: with(vec![]), ..all() };
     assert_eq!(ask(holder(bound.clone(), 7), all()), Some(true));
     assert_eq!(ask(holder(bound.clone(), 7), lost()), Some(true), "this kubelet gave it: a forced deletion");
@@ -672,6 +677,9 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
     assert_eq!(ask(holder(bound.clone(), 6), lost()), Some(false), "the checkpoint was lost");
     assert_eq!(ask(holder(bound.clone(), 7), Seen { settled: false, ..all() }), Some(false), "too early to tell");
     assert_eq!(ask(holder(bound.clone(), 7), Seen { running: false, ..all() }), None, "a pod that is just admitted, or through");
+    let listed = || Seen { running: false, listed: true, ..lost() };
+    assert_eq!(ask(holder(bound.clone(), 6), listed()), Some(true), "the kubelet says so itself, where no cgroup can be seen");
+    assert_eq!(ask(holder(bound.clone(), 6), Seen { settled: false, ..listed() }), Some(false), "a young one may say anything");
     assert_eq!(ask(holder(GrantState::Granted, 7), all()), None, "the init container of the same pod");
     let suspect = GrantState::Suspect { pod, container: "main".into(), bound_at: Timestamp(WALL), suspect_at: Timestamp(WALL) };
     assert_eq!(ask(holder(suspect, 7), all()), Some(true));
@@ -731,7 +739,7 @@ fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
     let ledger = Ledger::from_recovered([Grant { state, ..grant(1, "gpu0", BOOT) }], BTreeMap::new(), BTreeMap::new());
     let kubelet = Some(crate::domain::KubeletGeneration { inode: 7, ctime_ns: 0 });
     let ask = |entries| {
-        let seen = Seen { settled: true, running: true, checkpoint: Checkpoint { entries, written_at: Timestamp(WALL) } };
+        let seen = Seen { settled: true, running: true, listed: false, checkpoint: Checkpoint { entries, written_at: Timestamp(WALL) } };
         let held =
             Ledger::from_recovered(ledger.grants().map(|held| Grant { kubelet, ..(**held).clone() }), BTreeMap::new(), BTreeMap::new());
         doubt(&held, &Watchlist::default(), &Grant { kubelet, ..grant(9, "gpu0", BOOT) }, &seen).map(|doubt| doubt.proven)
