@@ -194,6 +194,8 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
         daemon.logged_often(" pod=\"", 3).await;
         let after: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
         assert_eq!(after, before);
+        let recovery = node.json(&["status"])["recovery"].as_str().unwrap().to_owned();
+        assert!(recovery.contains("3 grants from the kubelet's checkpoint") && recovery.contains("moved to"), "{recovery}");
     });
 }
 
@@ -230,6 +232,7 @@ fn who_status_and_export_tell_the_same_with_and_without_the_daemon() {
 
         let status = node.json(&["status"]);
         assert_eq!((&status["schema"], &status["ready"]), (&json!(1), &json!(true)));
+        assert!(status["recovery"].is_null());
         assert!(status["kubelet"]["inode"].is_u64() && status["version"].is_string() && status["uptime_seconds"].is_u64());
         for (row, (resource, devices, held)) in
             status["resources"].as_array().unwrap().iter().zip([("example.com/gpu", 4, 2), ("example.com/nic", 2, 1)])

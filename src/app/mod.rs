@@ -99,6 +99,8 @@ pub struct Views {
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// How the ledger is kept.
     pub kept: watch::Receiver<Kept>,
+    /// What was wrong with the ledger at the start.
+    pub recovery: Option<Arc<str>>,
     /// Whether everything that READY promises has happened (I11).
     pub ready: watch::Receiver<bool>,
 }
@@ -143,8 +145,9 @@ impl App {
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         rebuild::from_kubelet(&mut store, &mut recovered, &settings.device_plugins());
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
-        if !recovered.report.is_clean() {
-            tracing::warn!(report = %recovered.report, "the ledger was damaged");
+        let recovery = (!recovered.report.is_clean()).then(|| Arc::<str>::from(recovered.report.to_string()));
+        if let Some(report) = &recovery {
+            tracing::warn!(%report, "the ledger was damaged");
         }
 
         let specs = specs(&settings.config, &host_root, &recovered.grants);
@@ -283,6 +286,7 @@ impl App {
             registrations: registrations_view,
             kubelet: kubelet_view,
             kept: kept_view,
+            recovery,
             ready: ready_view.clone(),
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];

@@ -20,6 +20,9 @@ pub struct Status {
     pub kubelet: Option<KubeletGeneration>,
     /// How the ledger is kept.
     pub ledger: Kept,
+    /// What was wrong with the ledger at the start, and what came of it; `null` where everything was sound.
+    #[serde(default)]
+    pub recovery: Option<String>,
     /// The resources by name.
     pub resources: Vec<ResourceReport>,
 }
@@ -80,6 +83,7 @@ impl Status {
             ready: *views.ready.borrow(),
             kubelet: *views.kubelet.borrow(),
             ledger: *views.kept.borrow(),
+            recovery: views.recovery.as_deref().map(str::to_owned),
             resources: views.inventory.borrow().resources.iter().map(report).collect(),
         }
     }

@@ -42,6 +42,9 @@ fn text(status: &Status) -> String {
             problems += &format!("\n{name}: {problem}\n");
         }
     }
+    if let Some(recovery) = &status.recovery {
+        problems += &format!("\nthe ledger was damaged when the daemon started: {recovery}\n");
+    }
     let Kept { journal, database, not_durable } = status.ledger;
     if !journal {
         problems += &format!("\nthe ledger cannot be written; {not_durable} answers of meanwhile are in memory only\n");
