@@ -111,6 +111,31 @@ pub struct PciFunction {
 }
 
 impl PciFunction {
+    /// A function of which only the address is known.
+    #[must_use]
+    pub fn at(address: PciAddress) -> Self {
+        PciFunction {
+            address,
+            vendor: None,
+            device: None,
+            subsystem_vendor: None,
+            subsystem_device: None,
+            class: None,
+            driver: None,
+            numa_node: None,
+            physfn: None,
+            virtfns: Vec::new(),
+            sriov_totalvfs: None,
+            sriov_numvfs: None,
+            iommu_group: None,
+            bridges: Vec::new(),
+            net: Vec::new(),
+            rdma: Vec::new(),
+            nvme: Vec::new(),
+            drm: Vec::new(),
+        }
+    }
+
     /// Whether this is an SR-IOV virtual function.
     #[must_use]
     pub fn is_vf(&self) -> bool {

@@ -106,24 +106,10 @@ mod tests {
 
     fn at(address: &str, bridges: &[&str], physfn: Option<&str>, numa: Option<u32>) -> Device {
         let function = PciFunction {
-            address: address.parse().unwrap(),
-            vendor: None,
-            device: None,
-            subsystem_vendor: None,
-            subsystem_device: None,
-            class: None,
-            driver: None,
             numa_node: numa,
             physfn: physfn.map(|address| address.parse().unwrap()),
-            virtfns: Vec::new(),
-            sriov_totalvfs: None,
-            sriov_numvfs: None,
-            iommu_group: None,
             bridges: bridges.iter().map(|bridge| bridge.parse().unwrap()).collect(),
-            net: Vec::new(),
-            rdma: Vec::new(),
-            nvme: Vec::new(),
-            drm: Vec::new(),
+            ..PciFunction::at(address.parse().unwrap())
         };
         Device {
             id: DeviceId::new(address),

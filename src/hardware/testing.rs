@@ -8,26 +8,7 @@ use std::sync::Arc;
 
 /// A function of which only the address is known.
 pub(super) fn function(address: &str) -> PciFunction {
-    PciFunction {
-        address: address.parse().unwrap(),
-        vendor: None,
-        device: None,
-        subsystem_vendor: None,
-        subsystem_device: None,
-        class: None,
-        driver: None,
-        numa_node: None,
-        physfn: None,
-        virtfns: Vec::new(),
-        sriov_totalvfs: None,
-        sriov_numvfs: None,
-        iommu_group: None,
-        bridges: Vec::new(),
-        net: Vec::new(),
-        rdma: Vec::new(),
-        nvme: Vec::new(),
-        drm: Vec::new(),
-    }
+    PciFunction::at(address.parse().unwrap())
 }
 
 /// A GPU at an address, with an id.
