@@ -28,7 +28,7 @@ use std::thread;
 use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
@@ -42,6 +42,8 @@ const CHUNK_BYTES: usize = 64 * 1024;
 const CHUNKS_MAX: usize = 2;
 /// How long a reader may take for one piece.
 const READER_PATIENCE: Duration = Duration::from_secs(30);
+/// How many may read the ledger at the same time. They are people and their scripts; each has a thread.
+const READERS_MAX: usize = 4;
 /// How often a ledger in use is looked at again that seems to be wrong.
 const VERIFY_TRIES: usize = 2;
 
@@ -52,20 +54,37 @@ pub(super) fn socket_path(run_dir: &Path) -> PathBuf {
 /// What the daemon answers from.
 #[derive(Debug, Clone)]
 pub(super) struct Source {
-    pub(super) views: Views,
-    pub(super) store: Arc<Mutex<Store>>,
-    pub(super) started: Instant,
-    pub(super) publish: Mailbox<Publish>,
-    pub(super) processors: processors::Asker,
+    views: Views,
+    store: Arc<Mutex<Store>>,
+    started: Instant,
+    publish: Mailbox<Publish>,
+    processors: processors::Asker,
+    readers: Arc<Semaphore>,
 }
 
 impl Source {
+    pub(super) fn new(views: Views, store: Arc<Mutex<Store>>, publish: Mailbox<Publish>, processors: processors::Asker) -> Self {
+        Source { views, store, started: Instant::now(), publish, processors, readers: Arc::new(Semaphore::new(READERS_MAX)) }
+    }
+
     /// The views with everything that has been answered. A ledger that is stuck is not waited for long.
     async fn views(&self) -> &Views {
         if let Err(error) = self.publish.call(Publish, PUBLISH_DEADLINE).await {
             tracing::debug!(%error, "the grants may be a little old");
         }
         &self.views
+    }
+
+    /// Runs what reads the disk, behind everything that is more important.
+    fn on_a_thread(&self, run: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+        let busy = |_| (StatusCode::SERVICE_UNAVAILABLE, "too many read the ledger already; ask again".to_owned());
+        let leave = Arc::clone(&self.readers).try_acquire_owned().map_err(busy)?;
+        let run = || {
+            crate::host::step_back();
+            run();
+            drop(leave);
+        };
+        thread::Builder::new().name("reader".into()).spawn(run).map(drop).map_err(failure)
     }
 }
 
@@ -98,7 +117,7 @@ async fn ledger(State(source): State<Source>) -> Result<impl IntoResponse, Failu
         let sent = runtime.block_on(async { timeout(READER_PATIENCE, pieces.send(Bytes::from(piece))).await });
         matches!(sent, Ok(Ok(())))
     };
-    on_a_thread(move || tell(export, send))?;
+    source.on_a_thread(move || tell(export, send))?;
     let body = Body::from_stream(ReceiverStream::new(body).map(Ok::<_, Infallible>));
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], body))
 }
@@ -128,8 +147,8 @@ fn write(piece: &mut Vec<u8>, line: &Line) {
 
 async fn verify_ledger(State(source): State<Source>) -> Result<Json<Verification>, Failure> {
     let (answer, verified) = oneshot::channel();
-    let store = source.store;
-    on_a_thread(move || {
+    let store = Arc::clone(&source.store);
+    source.on_a_thread(move || {
         let verify = || store.lock().unwrap_or_else(PoisonError::into_inner).verifier().verify();
         let is_in_doubt = |found: &Result<Verification, StoreError>| found.as_ref().is_ok_and(|found| !found.sound);
         // Entries, segments and a checkpoint may come between two looks. What is really wrong is wrong every time.
@@ -138,15 +157,6 @@ async fn verify_ledger(State(source): State<Source>) -> Result<Json<Verification
         drop(answer.send(found));
     })?;
     verified.await.map_err(failure)?.map(Json).map_err(failure)
-}
-
-/// Runs what reads the disk, behind everything that is more important.
-fn on_a_thread(run: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
-    let run = || {
-        crate::host::step_back();
-        run();
-    };
-    thread::Builder::new().name("reader".into()).spawn(run).map(drop).map_err(failure)
 }
 
 async fn processors(State(source): State<Source>) -> Json<Option<Vec<Processors>>> {

@@ -36,7 +36,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{RwLock, mpsc, watch};
-use tokio::time::Instant;
 
 /// How long a shutdown waits for Allocates that have begun. Their own deadline is two seconds.
 const DRAIN_DEADLINE: Duration = Duration::from_millis(2500);
@@ -296,13 +295,8 @@ impl App {
         }
         let control = control::socket_path(&roots.run);
         let pod_resources = PodResources::new(settings.pod_resources());
-        let source = control::Source {
-            views: views.clone(),
-            store: Arc::clone(&store),
-            started: Instant::now(),
-            publish: actors.ledger.mailbox(),
-            processors: processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root },
-        };
+        let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };
+        let source = control::Source::new(views.clone(), Arc::clone(&store), actors.ledger.mailbox(), processors);
         tasks.extend(control::serve(&control, source));
 
         Ok(App {
