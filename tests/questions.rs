@@ -324,3 +324,20 @@ fn a_ledger_is_verified_beside_its_daemon_and_without_one() {
     assert!(stdout.starts_with("the ledger is NOT sound") && stdout.contains("problem: journal segment"), "{stdout}");
     assert!(common::files_below(&node.state()) == before, "a check changes nothing");
 }
+
+#[test]
+fn the_history_is_as_long_as_the_configuration_says() {
+    run(async {
+        let more = (100..2600).map(|n| grant(n, "nvidia.com/gpu", B, 5));
+        let more = more.flat_map(|grant| [released(&grant, Some("some"), 4)].into_iter().chain([Entry::Grant(Box::new(grant))]).rev());
+        let node = node_with(&more.collect::<Vec<_>>());
+        let text = std::fs::read_to_string(node.config_file()).unwrap();
+        node.write_config(&format!("[ledger]\nhistory_size = 1000\n{text}"));
+        let mut daemon = start(&node).await;
+        daemon.signal(Signal::SIGTERM);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+        let left = document(&node, &["history"], 0);
+        let live = left["grants"].as_array().unwrap().iter().filter(|grant| grant["state"] != "released").count();
+        assert_eq!((live, left["grants"].as_array().unwrap().len()), (2, 2 + 1000));
+    });
+}

@@ -192,6 +192,14 @@ mod tests {
     }
 
     #[test]
+    fn the_document_is_what_is_promised() {
+        let at = Some(Timestamp(1_700_000_000_000));
+        let document = Document { schema: 1, at, since: None, remembers_from: None, problem: None, grants: Vec::new() };
+        let wanted = r#"{"schema":1,"at":"2023-11-14T22:13:20.000Z","since":null,"remembers_from":null,"problem":null,"grants":[]}"#;
+        assert_eq!(serde_json::to_string(&document).unwrap(), wanted);
+    }
+
+    #[test]
     fn what_makes_an_answer_uncertain_is_said() {
         let earliest = Some(Timestamp(100_000));
         assert!(remarks(Time::Ever, earliest, None, &[]).is_empty());

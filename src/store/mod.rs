@@ -7,6 +7,7 @@
 //!
 //!   <state-dir>/lock                          one writer at a time; the last one's boot, and its last confirmed entry
 //!   <state-dir>/journal/<first seq>.log       every entry since the last checkpoint, after a copy of everything live
+//!   <state-dir>/journal/<first seq>.draft           an import that was cut short; it means nothing
 //!   <state-dir>/db/                           sled: live grants, names, history
 //!   <state-dir>/….quarantine-<millis>         what was damaged; kept for a person to look at, never read again
 //! ```

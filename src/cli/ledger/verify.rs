@@ -28,8 +28,8 @@ fn text(found: &Verification) -> String {
     let Verification { sound, journal, database, live, moved_aside, problems, remarks, .. } = found;
     let JournalCheck { entries, from, to, live: held, names, missing, damaged, .. } = journal;
     let mut table = Table::new(&["COPY", "LIVE", "RELEASED", "NAMES", "DAMAGED", "ENTRIES"]);
-    let in_words =
-        if *missing > 0 { format!("{entries}, {from} to {to}, {missing} missing") } else { format!("{entries}, {from} to {to}") };
+    let range = if *entries > 0 { format!("{entries}, {from} to {to}") } else { format!("none since {to}") };
+    let in_words = if *missing > 0 { format!("{range}, {missing} missing") } else { range };
     table.row(["journal".into(), held.to_string(), String::new(), names.to_string(), damaged.len().to_string(), in_words]);
     if let Some(DatabaseCheck { live, released, names, applied, damaged }) = database {
         let applied = format!("up to {applied} at its last checkpoint");
@@ -76,5 +76,12 @@ problem: entries missing from the journal: 1
 moved aside: `/s/db.quarantine-1`
 ";
         assert_eq!(text(&found), wanted);
+        let wanted = concat!(
+            r#"{"schema":1,"sound":false,"journal":{"segments":1,"entries":7,"from":1,"to":8,"live":2,"names":1,"missing":1,"damaged":[],"#,
+            r#""cut_off_bytes":0},"database":{"live":2,"released":12,"names":1,"applied":6,"damaged":0},"live":{"in_both":2,"following":0,"#,
+            r#""only_in_journal":[],"only_in_database":[],"different":[]},"moved_aside":["/s/db.quarantine-1"],"#,
+            r#""problems":["entries missing from the journal: 1"],"remarks":[]}"#,
+        );
+        assert_eq!(serde_json::to_string(&found).unwrap(), wanted);
     }
 }
