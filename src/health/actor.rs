@@ -32,6 +32,8 @@ pub struct HealthConfig {
 pub struct HealthActor {
     config: HealthConfig,
     judge: Judge,
+    /// The grants that the list is known to have the devices of.
+    judged: Arc<Vec<Arc<Grant>>>,
     timer: Option<SpawnHandle>,
     _life: Box<dyn Any + Send>,
 }
@@ -40,11 +42,12 @@ impl HealthActor {
     /// Builds one life of the actor; it begins with what was published last.
     pub fn new(config: HealthConfig, life: impl Any + Send) -> Self {
         let judge = Judge::new(Arc::clone(&config.specs), config.inventory.borrow().clone(), &config.listed);
-        HealthActor { config, judge, timer: None, _life: Box::new(life) }
+        HealthActor { config, judge, judged: Arc::default(), timer: None, _life: Box::new(life) }
     }
 
     fn publish(&mut self, context: &mut Context<Self>) {
         let grants = self.config.grants.borrow().clone();
+        self.judged = Arc::clone(&grants);
         let held = core::held(grants.iter().map(AsRef::as_ref));
         let now = host::now().boot;
         let Some(inventory) = self.judge.judge(&held, now) else { return };
@@ -63,6 +66,16 @@ impl HealthActor {
             }));
         }
     }
+}
+
+/// The grants that are not the same as before. Both lists are in the order of their ids.
+fn new_since<'a>(before: &'a [Arc<Grant>], grants: &'a [Arc<Grant>]) -> impl Iterator<Item = &'a Grant> {
+    let mut before = before.iter().peekable();
+    let is_new = move |grant: &&Arc<Grant>| {
+        while before.next_if(|known| !Arc::ptr_eq(known, grant) && known.alloc_id < grant.alloc_id).is_some() {}
+        before.next_if(|known| Arc::ptr_eq(known, grant)).is_none()
+    };
+    grants.iter().filter(is_new).map(AsRef::as_ref)
 }
 
 /// One line for each id whose health changed, and one for each resource that is new; the metrics in any case.
@@ -104,8 +117,11 @@ impl Actor for HealthActor {
 
 impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
     fn handle(&mut self, grants: Arc<Vec<Arc<Grant>>>, context: &mut Self::Context) {
-        if !self.judge.is_judged_with(grants.iter().map(AsRef::as_ref)) {
+        // Every Allocate brings one new among many known ones.
+        if !self.judge.is_judged_with(new_since(&self.judged, &grants)) {
             self.publish(context);
+        } else {
+            self.judged = grants;
         }
     }
 
@@ -138,5 +154,41 @@ impl Handler<Crash> for HealthActor {
     #[expect(clippy::panic, reason = "the message asks for it")]
     fn handle(&mut self, _: Crash, _: &mut Self::Context) {
         panic!("asked to crash");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{AllocId, ContainerEdits, GrantState, Timestamp};
+
+    fn grant(id: &str) -> Arc<Grant> {
+        Arc::new(Grant {
+            alloc_id: AllocId::new(id),
+            resource: "example.com/gpu".parse().unwrap(),
+            devices: Vec::new(),
+            edits: ContainerEdits::default(),
+            boot_id: "boot".into(),
+            kubelet: None,
+            granted_at: Timestamp(1),
+            version: "1".into(),
+            state: GrantState::Granted,
+        })
+    }
+
+    #[test]
+    fn only_what_is_new_or_has_changed_is_looked_at_again() {
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(grant);
+        let new = |before: &[&Arc<Grant>], grants: &[&Arc<Grant>]| {
+            let owned = |grants: &[&Arc<Grant>]| grants.iter().map(|grant| Arc::clone(grant)).collect::<Vec<_>>();
+            let (before, grants) = (owned(before), owned(grants));
+            new_since(&before, &grants).map(|grant| grant.alloc_id.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(new(&[], &[&a, &b]), ["a", "b"]);
+        assert_eq!(new(&[&a, &b], &[&a, &b, &c]), ["c"]);
+        assert_eq!(new(&[&a, &b, &c], &[&b, &d]), ["d"], "two were released");
+        assert_eq!(new(&[&b, &d], &[&a, &b, &c, &d]), ["a", "c"]);
+        assert_eq!(new(&[&a, &b], &[&a, &grant("b")]), ["b"], "it has moved on");
+        assert_eq!(new(&[&a, &b], &[]), [""; 0]);
     }
 }

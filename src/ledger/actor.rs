@@ -9,7 +9,7 @@ use super::observe::{KubeletAge, Looker, Wants};
 use super::report;
 use super::sight::{refusal, unseen};
 use super::upkeep::Upkeep;
-use crate::domain::{AllocId, Entry, Inventory, Observation, WhenNotDurable};
+use crate::domain::{AllocId, Entry, Inventory, Observation, ResourceName, WhenNotDurable};
 use crate::host;
 use crate::messages::{Crash, Publish, Reconcile, Record, RecordError, Remember};
 use crate::store::{Store, StoreError};
@@ -37,6 +37,8 @@ pub struct LedgerActor {
     /// Whether a `Publish` is on its way.
     unpublished: bool,
     published_at: Instant,
+    /// The resources that the gauges have live grants of.
+    measured: BTreeSet<ResourceName>,
     pub(super) upkeep: Upkeep,
     /// Whether a look is under way, and whether another one was asked for meanwhile.
     looking: bool,
@@ -79,6 +81,8 @@ impl LedgerActor {
             Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed)
         });
         let upkeep = Upkeep::new(&config);
+        // What an earlier life has measured last.
+        let measured = config.grants.borrow().iter().map(|grant| grant.resource.clone()).collect();
         let looker = Looker::new(&config);
         LedgerActor {
             config,
@@ -89,6 +93,7 @@ impl LedgerActor {
             pending: Vec::new(),
             unpublished: false,
             published_at: Instant::now(),
+            measured,
             upkeep,
             looking: false,
             look_again: false,
@@ -162,8 +167,8 @@ impl LedgerActor {
     fn publish(&mut self) {
         (self.unpublished, self.published_at) = (false, Instant::now());
         let grants = Arc::new(self.ledger.grants().cloned().collect::<Vec<_>>());
-        let before = self.config.grants.send_replace(Arc::clone(&grants));
-        report::measure(&before, &grants);
+        self.config.grants.send_replace(Arc::clone(&grants));
+        report::measure(&mut self.measured, &grants);
     }
 
     fn publish_names(&self) {

@@ -1,10 +1,10 @@
 //! What the log and the metrics are told of grants.
 
 use super::core::{Change, Doubt};
-use crate::domain::{Entry, Grant, GrantState, Kept, Refuse};
+use crate::domain::{Entry, Grant, GrantState, Kept, Refuse, ResourceName};
 use crate::store::StoreError;
 use crate::telemetry::metrics;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// One line of the log for each change of a grant.
@@ -75,27 +75,31 @@ pub(super) fn changed(before: Kept, now: Kept, serves: bool, error: Option<&Arc<
     kept(now);
 }
 
-/// The gauges of live grants; those of `before` that have gone fall to 0.
-pub(super) fn measure(before: &[Arc<Grant>], grants: &[Arc<Grant>]) {
+/// The gauges of live grants; those of resources that had some before and have none now fall to 0.
+pub(super) fn measure(before: &mut BTreeSet<ResourceName>, grants: &[Arc<Grant>]) {
     let counts = count(grants);
-    for resource in count(before).keys().filter(|resource| !counts.contains_key(*resource)) {
+    for resource in before.iter().filter(|resource| !counts.contains_key(*resource)) {
         for state in ["granted", "bound", "suspect"] {
-            metrics::grants(resource, state, 0);
+            metrics::grants(resource.as_str(), state, 0);
         }
+    }
+    if !before.iter().eq(counts.keys().copied()) {
+        *before = counts.keys().copied().cloned().collect();
     }
     for (resource, states) in counts {
         for (state, count) in states {
-            metrics::grants(resource, state, count);
+            metrics::grants(resource.as_str(), state, count);
         }
     }
 }
 
 /// Live grants by resource and state; a state without any is counted as 0, so that its gauge falls.
-fn count(grants: &[Arc<Grant>]) -> BTreeMap<&str, BTreeMap<&'static str, usize>> {
-    let mut counts: BTreeMap<&str, BTreeMap<&'static str, usize>> = BTreeMap::new();
-    for grant in grants {
+fn count(grants: &[Arc<Grant>]) -> BTreeMap<&ResourceName, BTreeMap<&'static str, usize>> {
+    let mut counts: BTreeMap<&ResourceName, BTreeMap<&'static str, usize>> = BTreeMap::new();
+    // Neighbours are often of one resource and in one state, and there may be a thousand.
+    for alike in grants.chunk_by(|one, next| one.state_name() == next.state_name() && one.resource == next.resource) {
         let none = || BTreeMap::from([("granted", 0), ("bound", 0), ("suspect", 0)]);
-        *counts.entry(grant.resource.as_str()).or_insert_with(none).entry(grant.state_name()).or_default() += 1;
+        *counts.entry(&alike[0].resource).or_insert_with(none).entry(alike[0].state_name()).or_default() += alike.len();
     }
     counts
 }

@@ -88,6 +88,14 @@ pub(super) fn decode(payload: &[u8]) -> Result<Entry, Defect> {
     serde_json::from_slice::<Read>(payload).map(|read| read.record).map_err(|_| Defect::Damaged)
 }
 
+/// The version of a payload that only a later Holdfast can read.
+pub(super) fn newer(payload: &[u8]) -> Option<u32> {
+    if FRONTS.iter().any(|front| payload.starts_with(front)) {
+        return None;
+    }
+    if let Err(Defect::Newer(version)) = decode(payload) { Some(version) } else { None }
+}
+
 /// The alloc-id of a grant's payload, without decoding it; `None` for everything else, and where another hand wrote it.
 pub(super) fn alloc_id_of(payload: &[u8]) -> Option<AllocId> {
     let text = payload.strip_prefix(br#"{"v":1,"record":{"entry":"grant","alloc_id":""#)?;

@@ -73,6 +73,8 @@ pub(super) struct Image {
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
     /// Records that cannot be read.
     pub(super) damaged: u64,
+    /// The highest version of records that only a later Holdfast can read.
+    pub(super) newer: Option<u32>,
 }
 
 /// Why the database could not be opened or is not to be used.
@@ -133,6 +135,9 @@ impl Shelf {
         }
         if let Some(version) = shelf.number(SCHEMA)?.filter(|version| *version > u64::from(codec::FRAMING)) {
             return Err(Refusal::Newer(u32::try_from(version).unwrap_or(u32::MAX)));
+        }
+        if let Some(version) = image.newer {
+            return Err(Refusal::Newer(version));
         }
         if image.damaged > 0 {
             return Err(Refusal::Damaged { why: format!("{} of its records are damaged", image.damaged), readable: image });
@@ -271,6 +276,17 @@ impl Shelf {
             return Err(failure(&self.dir, sled::Error::ReportableBug("as after a power cut".into())));
         }
         guard(|| operation(self)).map_err(|error| failure(&self.dir, error))
+    }
+
+    /// Writes as a later version of Holdfast would: its trees, or one record.
+    #[cfg(test)]
+    pub(super) fn write_newer_for_test(&self, what: &str) {
+        if what == "trees" {
+            self.set_number(SCHEMA, u64::from(codec::FRAMING) + 1).unwrap();
+        } else {
+            self.live.insert("later", codec::stamp(b"later", 1_000, br#"{"v":9,"record":{"entry":"unheard-of"}}"#)).unwrap();
+        }
+        self.persist().unwrap();
     }
 
     /// Gives a value to another key too, as sled does after some power cuts.

@@ -119,12 +119,14 @@ pub(super) struct Desk {
     state_dir: PathBuf,
     retention: Retention,
     shelf: Option<Shelf>,
+    /// It could not be opened again, which has been said.
+    stays_closed: bool,
     shared: Arc<Shared>,
 }
 
 impl Desk {
     pub(super) fn new(state_dir: &Path, retention: Retention, shared: Arc<Shared>) -> Self {
-        Desk { state_dir: state_dir.to_owned(), retention, shelf: None, shared }
+        Desk { state_dir: state_dir.to_owned(), retention, shelf: None, stays_closed: false, shared }
     }
 
     pub(super) fn shared(&self) -> Arc<Shared> {
@@ -275,12 +277,14 @@ impl Desk {
         match restored {
             Ok(shelf) => {
                 self.shelf = Some(shelf);
+                self.stays_closed = false;
                 self.shared.closed.store(false, Ordering::Release);
                 tracing::info!("the query database is open again, and has what the journal has");
             }
             Err(error) => {
-                // Room is waited for with many attempts.
-                if self.shared.closed.swap(true, Ordering::AcqRel) && error.is_for_want_of_room() {
+                self.shared.closed.store(true, Ordering::Release);
+                // There are many attempts; the first one tells.
+                if std::mem::replace(&mut self.stays_closed, true) {
                     tracing::debug!(%error, "the query database stays closed");
                 } else {
                     tracing::error!(%error, "the query database stays closed");

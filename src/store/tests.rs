@@ -365,6 +365,32 @@ fn a_journal_of_a_later_version_stops_the_start_and_is_left_alone() {
     assert_eq!(quarantined(dir.path()), 0);
 }
 
+/// Beside a journal, and beside none: nothing of it may be taken for damage and go.
+#[test]
+fn a_database_of_a_later_version_stops_the_start_and_is_left_alone() {
+    for (what, version) in [("trees", codec::FRAMING + 1), ("record", 9)] {
+        for keeps_journal in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let (mut store, _) = open(dir.path());
+            store.append(&[made(1)]).unwrap();
+            store.checkpoint().unwrap();
+            store.shelver.meddle(move |shelf| shelf.as_ref().unwrap().write_newer_for_test(what));
+            abandon_database(&store);
+            drop(store);
+            if !keeps_journal {
+                fs::remove_dir_all(journal_dir(dir.path())).unwrap();
+            }
+            for _ in 0..2 {
+                match Store::open(dir.path(), Durability::PowerLoss, None) {
+                    Err(StoreError::Newer { version: found, .. }) => assert_eq!(found, version, "{what}"),
+                    other => panic!("{what}: {other:?}"),
+                }
+            }
+            assert_eq!(quarantined(dir.path()), 0);
+        }
+    }
+}
+
 #[test]
 fn peek_sees_what_a_running_daemon_has_confirmed_and_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();

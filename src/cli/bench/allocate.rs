@@ -19,6 +19,8 @@ use tokio::sync::oneshot;
 
 /// Rounds of a run: Allocates, empty calls, appends; then the next.
 const ROUNDS: u64 = 20;
+/// Calls of a round for each of the callers, at least: at its begin and end not all of them are busy.
+const CALLS_OF_A_CALLER_MIN: u64 = 16;
 /// How long the private daemon may take to register.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -105,7 +107,7 @@ async fn measure(caller: &Caller, state_dir: &std::path::Path, options: &Options
     let record_bytes = (instance::journal_bytes(state_dir)? - before) / options.warm_up;
     let mut disk = DiskFloor::create(state_dir, record_bytes)?;
 
-    let per_round = options.calls.div_ceil(ROUNDS);
+    let per_round = options.calls.div_ceil(ROUNDS).max(options.concurrency * CALLS_OF_A_CALLER_MIN);
     let mut left = options.calls;
     while left > 0 {
         let calls = per_round.min(left);
@@ -116,6 +118,9 @@ async fn measure(caller: &Caller, state_dir: &std::path::Path, options: &Options
         for _ in 0..calls {
             measured.grpc_empty.add(caller.empty().await?);
         }
+        let began = Instant::now();
+        caller.empties(calls, options.concurrency).await?;
+        measured.emptying += began.elapsed();
         for _ in 0..calls {
             measured.append_fdatasync.add(disk.append()?);
         }

@@ -112,6 +112,12 @@ impl Caller {
         Ok(())
     }
 
+    /// Makes `calls` calls that ask nobody, `concurrency` of them at a time.
+    pub(super) async fn empties(&self, calls: u64, concurrency: u64) -> Result<(), Failed> {
+        let concurrency = usize::try_from(concurrency).unwrap_or(1);
+        stream::iter(0..calls).map(|_| self.empty()).buffer_unordered(concurrency).try_for_each(|_| async { Ok(()) }).await
+    }
+
     /// One call that asks nobody: what gRPC on this socket costs.
     pub(super) async fn empty(&self) -> Result<Duration, Failed> {
         let mut plugin = self.plugin.clone();

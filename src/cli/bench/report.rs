@@ -37,12 +37,15 @@ pub(super) struct Measured {
     pub(super) append_fdatasync: Durations,
     /// The time in which Allocates were made.
     pub(super) allocating: Duration,
+    /// The time in which as many empty calls were made, as many of them at a time.
+    pub(super) emptying: Duration,
 }
 
 impl Measured {
     pub(super) fn new() -> Result<Self, Failed> {
         let (allocate, grpc_empty, append_fdatasync) = (Durations::new()?, Durations::new()?, Durations::new()?);
-        Ok(Measured { allocate, grpc_empty, append_fdatasync, allocating: Duration::ZERO })
+        let (allocating, emptying) = (Duration::ZERO, Duration::ZERO);
+        Ok(Measured { allocate, grpc_empty, append_fdatasync, allocating, emptying })
     }
 }
 
@@ -64,6 +67,8 @@ pub(super) struct Report {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Floor {
     grpc_empty_p50_us: f64,
+    /// Empty calls, as many at a time as Allocates.
+    grpc_empty_per_second: f64,
     append_fdatasync_p50_us: f64,
 }
 
@@ -81,7 +86,11 @@ impl Report {
             p999_us: allocate.us(0.999),
             max_us: allocate.us(1.0),
             per_second: tenth(calls as f64 / measured.allocating.as_secs_f64()),
-            floor: Floor { grpc_empty_p50_us: measured.grpc_empty.us(0.5), append_fdatasync_p50_us: measured.append_fdatasync.us(0.5) },
+            floor: Floor {
+                grpc_empty_p50_us: measured.grpc_empty.us(0.5),
+                grpc_empty_per_second: tenth(calls as f64 / measured.emptying.as_secs_f64()),
+                append_fdatasync_p50_us: measured.append_fdatasync.us(0.5),
+            },
         }
     }
 
@@ -98,11 +107,17 @@ impl Report {
             us(self.max_us),
             format!("{:.0}", self.per_second),
         ]);
-        let Floor { grpc_empty_p50_us: grpc, append_fdatasync_p50_us: disk } = self.floor;
+        let Floor { grpc_empty_p50_us: grpc, grpc_empty_per_second: empty, append_fdatasync_p50_us: disk } = self.floor;
         let mut text = format!("{table}\nfloor of the same minute, p50: empty gRPC call {}, append + fdatasync {}\n", us(grpc), us(disk));
         if self.concurrency == 1 {
-            let ratio = self.p50_us / (grpc + disk);
-            text.push_str(&format!("p50 is {ratio:.2} × the sum of both\n"));
+            let (ratio, target) = (self.p50_us / (grpc + disk), self.p50_us / (1.5 * disk + grpc));
+            text.push_str(&format!("p50 is {ratio:.2} × the sum of both, {target:.2} × (1.5 × the disk + the call)\n"));
+        } else {
+            let share = 100.0 * self.per_second / empty;
+            text.push_str(&format!(
+                "empty gRPC calls, {} at a time: {empty:.0} per second; Allocates: {share:.0} % of that\n",
+                self.concurrency
+            ));
         }
         text
     }
@@ -122,6 +137,7 @@ mod tests {
         measured.grpc_empty.add(Duration::from_micros(50));
         measured.append_fdatasync.add(Duration::from_micros(200));
         measured.allocating = Duration::from_secs(2);
+        measured.emptying = Duration::from_millis(250);
         Report::new(1000, concurrency, Durability::PowerLoss, &measured)
     }
 
@@ -130,14 +146,14 @@ mod tests {
         let wanted = concat!(
             r#"{"calls":1000,"concurrency":1,"durability":"power-loss","#,
             r#""p50_us":500.2,"p90_us":900.1,"p99_us":990.2,"p999_us":999.4,"max_us":1000.4,"per_second":500.0,"#,
-            r#""floor":{"grpc_empty_p50_us":50.0,"append_fdatasync_p50_us":200.1}}"#,
+            r#""floor":{"grpc_empty_p50_us":50.0,"grpc_empty_per_second":4000.0,"append_fdatasync_p50_us":200.1}}"#,
         );
         assert_eq!(serde_json::to_string(&report(1)).unwrap(), wanted);
     }
 
     #[test]
     fn the_table_compares_with_the_floor_where_that_means_something() {
-        assert!(report(1).table().ends_with("p50 is 2.00 × the sum of both\n"));
-        assert!(!report(8).table().contains('×'));
+        assert!(report(1).table().ends_with("p50 is 2.00 × the sum of both, 1.43 × (1.5 × the disk + the call)\n"));
+        assert!(report(8).table().ends_with("empty gRPC calls, 8 at a time: 4000 per second; Allocates: 12 % of that\n"));
     }
 }

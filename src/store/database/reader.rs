@@ -33,7 +33,10 @@ impl Reader {
         for pair in &self.live {
             let (key, value) = pair?;
             match (std::str::from_utf8(&key), codec::unstamp(&key, &value)) {
-                (Ok(id), Ok(record)) => drop(image.live.insert(AllocId::new(id), (record.seq, record.payload.to_vec()))),
+                (Ok(id), Ok(record)) => {
+                    image.newer = image.newer.max(codec::newer(record.payload));
+                    image.live.insert(AllocId::new(id), (record.seq, record.payload.to_vec()));
+                }
                 _ => image.damaged += 1,
             }
         }
