@@ -24,6 +24,9 @@ use tokio_stream::wrappers::WatchStream;
 
 /// Others learn of an Allocate right after its answer, and of many that come together at most this often.
 const PUBLISH_EVERY: Duration = Duration::from_millis(10);
+/// The same for each live grant: all of them are told, and counted, every time.
+const PUBLISH_EVERY_PER_GRANT: Duration = Duration::from_micros(10);
+
 type Answer = oneshot::Sender<Result<(), Arc<StoreError>>>;
 
 /// The actor.
@@ -154,7 +157,9 @@ impl LedgerActor {
             self.sync_behind(context);
         }
         let granted = entries.iter().any(|entry| matches!(entry, Entry::Grant(_)));
-        match PUBLISH_EVERY.checked_sub(self.published_at.elapsed()).filter(|_| granted) {
+        let grants = u32::try_from(self.ledger.grants().len()).unwrap_or(u32::MAX);
+        let every = PUBLISH_EVERY.max(PUBLISH_EVERY_PER_GRANT.saturating_mul(grants));
+        match every.checked_sub(self.published_at.elapsed()).filter(|_| granted) {
             // Behind the Allocates that wait.
             None => context.notify(Publish),
             Some(wait) if !self.unpublished => drop(context.notify_later(Publish, wait)),

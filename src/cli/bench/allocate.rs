@@ -17,7 +17,7 @@ use clap::{Args, ValueEnum};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Rounds of a run: Allocates, empty calls, appends; then the next.
+/// Rounds of a run with several calls at a time: Allocates, empty calls, appends; then the next.
 const ROUNDS: u64 = 20;
 /// Calls of a round for each of the callers, at least: at its begin and end not all of them are busy.
 const CALLS_OF_A_CALLER_MIN: u64 = 16;
@@ -107,7 +107,12 @@ async fn measure(caller: &Caller, state_dir: &std::path::Path, options: &Options
     let record_bytes = (instance::journal_bytes(state_dir)? - before) / options.warm_up;
     let mut disk = DiskFloor::create(state_dir, record_bytes)?;
 
-    let per_round = options.calls.div_ceil(ROUNDS).max(options.concurrency * CALLS_OF_A_CALLER_MIN);
+    // One after the other, so that each finds the processors and the disk as idle as the others do: a sync that comes right
+    // behind another one is faster than one after a pause.
+    let per_round = match options.concurrency {
+        1 => 1,
+        callers => options.calls.div_ceil(ROUNDS).max(callers * CALLS_OF_A_CALLER_MIN),
+    };
     let mut left = options.calls;
     while left > 0 {
         let calls = per_round.min(left);
