@@ -169,6 +169,8 @@ impl App {
         let (drain, drain_view) = watch::channel(false);
         let (ending, ending_view) = watch::channel(false);
         let gate = Arc::new(RwLock::new(()));
+        // One connection for all who ask.
+        let pod_resources = PodResources::new(settings.pod_resources());
         let store = Arc::new(Mutex::new(store));
         let sockets = Arc::new(Sockets::new(&settings.device_plugins()));
         sockets.sweep();
@@ -203,7 +205,7 @@ impl App {
             names: Arc::new(remembered),
             inventory: inventory_view.clone(),
             device_plugins: settings.device_plugins(),
-            pod_resources: settings.pod_resources(),
+            pod_resources: pod_resources.clone(),
             host_root: roots.host.clone(),
             boot_id: boot_of_grants.clone(),
             kubelet: kubelet_view.clone(),
@@ -267,7 +269,7 @@ impl App {
         let config = RegistrationConfig {
             kubelet_socket: watcher::kubelet_socket(&settings.device_plugins()),
             device_plugins: settings.device_plugins(),
-            pod_resources: settings.pod_resources(),
+            pod_resources: pod_resources.clone(),
             inventory: inventory_view.clone(),
             resources: names,
             bind: actors.serving.mailbox(),
@@ -294,7 +296,6 @@ impl App {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(ready_view)).await);
         }
         let control = control::socket_path(&roots.run);
-        let pod_resources = PodResources::new(settings.pod_resources());
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };
         let source = control::Source::new(views.clone(), Arc::clone(&store), actors.ledger.mailbox(), processors);
         tasks.extend(control::serve(&control, source));

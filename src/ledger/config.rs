@@ -2,6 +2,7 @@
 
 use super::core::Ledger;
 use crate::domain::{DeviceId, Grant, Inventory, Kept, KubeletGeneration, Policy};
+use crate::kubelet::pod_resources::PodResources;
 use crate::store::Store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,8 +31,8 @@ pub struct LedgerConfig {
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// `<kubelet-dir>/device-plugins`, where the kubelet keeps its checkpoint.
     pub device_plugins: PathBuf,
-    /// The pod-resources socket.
-    pub pod_resources: PathBuf,
+    /// The pod-resources API.
+    pub pod_resources: PodResources,
     /// Below it lie the pods' logs and cgroups.
     pub host_root: PathBuf,
     /// This boot's identity.

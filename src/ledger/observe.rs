@@ -76,7 +76,7 @@ impl Looker {
             boot_id: config.boot_id.clone(),
             // Found with the first look: an actor is built anew in a moment.
             cgroups: Arc::default(),
-            pod_resources: PodResources::new(&config.pod_resources),
+            pod_resources: config.pod_resources.clone(),
             gate: Arc::clone(&config.gate),
         }
     }

@@ -7,6 +7,7 @@ use super::sighting::{Looked, Looker};
 use crate::domain::{Inventory, KubeletGeneration, ResourceName};
 use crate::host;
 use crate::kubelet::api::negotiation::Spoken;
+use crate::kubelet::pod_resources::PodResources;
 use crate::messages::{
     Bind, CheckpointWritten, Crash, KubeletSeen, Mailbox, RegistrationNumber, Retire, SocketLost, StreamEnded, StreamOpened,
 };
@@ -43,8 +44,8 @@ pub struct RegistrationConfig {
     pub kubelet_socket: PathBuf,
     /// `<kubelet-dir>/device-plugins`: where the checkpoint lies.
     pub device_plugins: PathBuf,
-    /// The socket of the pod-resources API.
-    pub pod_resources: PathBuf,
+    /// The pod-resources API.
+    pub pod_resources: PodResources,
     /// What the kubelet is told.
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// The resources to register.

@@ -15,8 +15,8 @@
 //! comes from another plugin has many of them.
 //!
 //! It is looked at every second while something may follow from a lost stream, right after the kubelet wrote its checkpoint
-//! (as it does for every list and every allocation), and every ten seconds in any case: another plugin with the same ids
-//! that leaves makes it stop the resource, and write nothing.
+//! (as it does for every list and every allocation), and once a minute in any case: another plugin with the same ids that
+//! leaves makes it stop the resource, and write nothing.
 
 use crate::domain::{Checkpoint, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,7 @@ const CONFIRM_AFTER: Duration = Duration::from_millis(200);
 /// The shortest time between two looks: the kubelet writes its checkpoint several times for each pod.
 const APART: Duration = Duration::from_millis(250);
 /// How often it is looked without a reason.
-const CALM: Duration = Duration::from_secs(10);
+const CALM: Duration = Duration::from_secs(60);
 /// How often a difference leads to a Register that does not help. Each leaves a stream open in the kubelet, and a list that
 /// is too long for it, for one, differs for ever.
 const TIMES_MAX: u32 = 6;
@@ -351,17 +351,17 @@ mod tests {
             }
             looks
         };
-        assert_eq!(looks(&mut audit, ms(10_999)), 1, "a start is a reason");
-        assert_eq!(looks(&mut audit, ms(11_000)), 1);
-        audit.stir(ms(15_000));
-        audit.stir(ms(15_001));
-        assert_eq!(looks(&mut audit, ms(15_000)), 1);
-        (1..=1000).for_each(|n| audit.stir(ms(15_000 + n)));
-        assert_eq!(looks(&mut audit, ms(15_300)), 1, "not for every write");
-        audit.registered(ms(20_000), None);
-        assert_eq!(looks(&mut audit, ms(29_000)), 1, "a Register may have failed in silence");
-        audit.registered(ms(29_000), Some(ms(41_000)));
-        assert_eq!(looks(&mut audit, ms(50_000)), 12);
+        assert_eq!(looks(&mut audit, ms(60_999)), 1, "a start is a reason");
+        assert_eq!(looks(&mut audit, ms(61_000)), 1);
+        audit.stir(ms(65_000));
+        audit.stir(ms(65_001));
+        assert_eq!(looks(&mut audit, ms(65_000)), 1);
+        (1..=1000).for_each(|n| audit.stir(ms(65_000 + n)));
+        assert_eq!(looks(&mut audit, ms(65_300)), 1, "not for every write");
+        audit.registered(ms(70_000), None);
+        assert_eq!(looks(&mut audit, ms(79_000)), 1, "a Register may have failed in silence");
+        audit.registered(ms(79_000), Some(ms(91_000)));
+        assert_eq!(looks(&mut audit, ms(100_000)), 12);
     }
 
     proptest! {

@@ -29,11 +29,7 @@ pub(super) struct Looked(pub(super) Seen);
 
 impl Looker {
     pub(super) fn new(config: &RegistrationConfig) -> Self {
-        Looker {
-            device_plugins: config.device_plugins.clone(),
-            pod_resources: PodResources::new(&config.pod_resources),
-            known: Arc::default(),
-        }
+        Looker { device_plugins: config.device_plugins.clone(), pod_resources: config.pod_resources.clone(), known: Arc::default() }
     }
 
     /// GetAllocatableResources frees nothing, unlike List: it may be asked beside an Allocate.

@@ -32,8 +32,8 @@ const SILENT: Duration = Duration::from_millis(1500);
 /// How long after the storm every stall of it is over, and what it led to is answered.
 const STALLED: Duration = Duration::from_millis(6500);
 /// How long after the storm the last flow that it held has gone on, by a stall of five seconds, the daemon has looked at what
-/// the kubelet has, by ten more, and has had its last doubt of what it found.
-const CALM: Duration = Duration::from_secs(29);
+/// the kubelet has, by a minute more, and has had its last doubt of what it found.
+const CALM: Duration = Duration::from_secs(80);
 
 /// What a seed came through.
 #[derive(Debug, Default)]
