@@ -9,6 +9,7 @@ use holdfast::app::supervisor::{Policy, Slot, Supervision};
 use holdfast::domain::{DeviceId, Durability, Grant};
 use holdfast::host::HostRoot;
 use holdfast::kubelet::pod_resources::PodResources;
+use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::kubelet::uds;
@@ -82,7 +83,7 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
             names: Arc::new(watch::Sender::default()),
             inventory: watch::channel(Arc::default()).1,
             device_plugins: stage.node.path("kubelet/device-plugins"),
-            pod_resources: stage.node.path("lister.sock"),
+            pod_resources: PodResources::new(stage.node.path("lister.sock")),
             host_root: stage.node.path("host"),
             boot_id: "boot".to_owned(),
             kubelet: watch::channel(None).1,
