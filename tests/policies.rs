@@ -10,6 +10,7 @@ use holdfast::domain::{
     AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, Policy, Refuse,
     Timestamp,
 };
+use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::Record;
 use holdfast::store::{self, Store};
@@ -60,7 +61,7 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
         names: Arc::new(watch::Sender::default()),
         inventory: watch::channel(Arc::default()).1,
         device_plugins: dir.join("device-plugins"),
-        pod_resources: dir.join("pod-resources.sock"),
+        pod_resources: PodResources::new(dir.join("pod-resources.sock")),
         host_root: dir.join("host"),
         boot_id: "boot".into(),
         kubelet: watch::channel(KUBELET).1,

@@ -158,6 +158,8 @@ impl Audit {
     pub(crate) fn new_kubelet(&mut self) {
         self.differing.clear();
         self.found.clear();
+        // What was lost was lost in another one.
+        self.doubt_until = Duration::ZERO;
     }
 
     /// The kubelet has written its checkpoint, as it does for every list.
@@ -362,6 +364,9 @@ mod tests {
         assert_eq!(looks(&mut audit, ms(79_000)), 1, "a Register may have failed in silence");
         audit.registered(ms(79_000), Some(ms(91_000)));
         assert_eq!(looks(&mut audit, ms(100_000)), 12);
+        audit.registered(ms(100_000), Some(ms(112_000)));
+        audit.new_kubelet();
+        assert_eq!(looks(&mut audit, ms(110_000)), 1, "its streams ended with another kubelet");
     }
 
     proptest! {

@@ -9,7 +9,6 @@ use holdfast::app::supervisor::{Policy, Slot, Supervision};
 use holdfast::domain::{DeviceId, Durability, Grant};
 use holdfast::host::HostRoot;
 use holdfast::kubelet::pod_resources::PodResources;
-use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::kubelet::uds;
