@@ -94,6 +94,8 @@ pub(crate) enum State {
 pub(crate) struct Machine {
     state: State,
     kubelet: Option<KubeletGeneration>,
+    /// Whether there has been a kubelet before the present one.
+    had_kubelet: bool,
     /// The latest registration that was begun.
     latest: u64,
     /// Open streams of each registration.
@@ -118,6 +120,7 @@ impl Machine {
         Machine {
             state: State::AwaitingKubelet { retry_at: now },
             kubelet: None,
+            had_kubelet: false,
             latest: base,
             streams: BTreeMap::new(),
             tries: 0,
@@ -186,7 +189,9 @@ impl Machine {
                 (before != Some(generation)).then(|| {
                     // Its streams end with it; their ends may be seen late, or never.
                     self.streams.clear();
-                    self.doubt_until.take_if(|_| before.is_some());
+                    // And what was lost was lost in another one, unless in an earlier life of ours.
+                    self.doubt_until.take_if(|_| self.had_kubelet);
+                    self.had_kubelet = true;
                     (self.absent, self.tries, self.losses) = (false, 0, 0);
                     self.register()
                 })

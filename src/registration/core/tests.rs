@@ -127,6 +127,23 @@ fn a_new_kubelet_is_answered_from_every_state() {
     assert_eq!(machine.on(other(5), ms(5_005)), None, "the same kubelet seen again is no news");
 }
 
+#[test]
+fn what_was_lost_with_a_kubelet_is_not_doubted_with_the_next_one() {
+    let mut machine = steady();
+    machine.on(Event::StreamEnded(1), ms(10_000));
+    machine.on(Event::Absent(2), ms(10_001));
+    machine.on(Event::Kubelet(None), ms(10_002));
+    assert!(machine.doubt_until().is_some());
+    let next = machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 2, ctime_ns: 2 })), ms(10_300)).unwrap();
+    assert_eq!(machine.doubt_until(), None);
+    machine.on(Event::Registered(next), ms(10_301));
+    machine.on(Event::StreamOpened(next), ms(10_302));
+    let settled = machine.on(Event::Tick, ms(10_302) + SETTLE_AFTER).unwrap();
+    machine.on(Event::Registered(settled), ms(11_010));
+    machine.on(Event::StreamOpened(settled), ms(11_011));
+    assert_eq!(machine.state(), State::Steady);
+}
+
 /// It may have had a stream of the registration before whose end is not seen yet.
 #[test]
 fn the_streams_of_another_kubelet_do_not_count() {
