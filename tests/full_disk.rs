@@ -172,6 +172,14 @@ fn until_gauge(address: std::net::SocketAddr, name: &str, value: f64) {
     until(name, || gauge(address, name), |found| *found == Some(value));
 }
 
+/// A node that tells its metrics, and whose ledger has a small disk of its own.
+fn on_a_small_disk() -> (Node, Small) {
+    let node = Node::with(&[("gpu", 4)]);
+    node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
+    let disk = Small::mount(node.state());
+    (node, disk)
+}
+
 const JOURNAL: &str = "holdfast_ledger_kept{copy=\"journal\"}";
 const DATABASE: &str = "holdfast_ledger_kept{copy=\"database\"}";
 const NOT_DURABLE: &str = "holdfast_ledger_entries_not_durable";
@@ -180,9 +188,7 @@ const NOT_DURABLE: &str = "holdfast_ledger_entries_not_durable";
 fn the_daemon_says_once_that_its_disk_is_full_and_once_that_it_is_not() {
     let Some(_dir) = inside("the_daemon_says_once_that_its_disk_is_full_and_once_that_it_is_not", &NEEDS) else { return };
     run(async {
-        let node = Node::with(&[("gpu", 4)]);
-        node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
-        let disk = Small::mount(node.state());
+        let (node, disk) = on_a_small_disk();
         let gpu = name("example.com/gpu");
         let kubelet = node.start_kubelet().await;
         let mut answered = Vec::new();
@@ -305,9 +311,7 @@ fn a_database_without_room_comes_back_by_itself_when_there_is_room_again() {
 fn both_copies_of_a_running_daemon_come_back_by_themselves() {
     let Some(_dir) = inside("both_copies_of_a_running_daemon_come_back_by_themselves", &NEEDS) else { return };
     run(async {
-        let node = Node::with(&[("gpu", 4)]);
-        node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
-        let disk = Small::mount(node.state());
+        let (node, disk) = on_a_small_disk();
         let gpu = name("example.com/gpu");
         let kubelet = node.start_kubelet().await;
         let daemon = node.start_daemon();
