@@ -306,12 +306,12 @@ impl Handler<CheckpointWritten> for Registration {
 impl Handler<Looked> for Registration {
     type Result = ();
 
-    fn handle(&mut self, Looked(mut seen): Looked, context: &mut Self::Context) {
+    fn handle(&mut self, Looked(seen): Looked, context: &mut Self::Context) {
         let is_told = |name: &ResourceName| {
             self.resources.get(name).and_then(|resource| resource.spoken).is_some_and(|spoken| spoken.version.dialect().keeps_annotations())
         };
-        seen.foreign = seen.foreign.map(|foreign| foreign.into_iter().filter(|foreign| is_told(&foreign.resource)).collect());
-        let found = self.audit.compare(&self.ours(), seen, host::now().boot);
+        let ours = self.ours();
+        let found = self.audit.compare(&ours, seen, is_told, host::now().boot);
         for (name, disagreement) in found {
             tracing::warn!(resource = %name, "{disagreement}; registering again");
             metrics::disagreed(name.as_str(), disagreement.kind());

@@ -180,8 +180,14 @@ impl Audit {
     }
 
     /// What follows from a look: the resources of `ours`, which are those whose stream is open, that are not ours in the
-    /// kubelet.
-    pub(crate) fn compare(&mut self, ours: &Healthy, seen: Seen, now: Duration) -> BTreeMap<ResourceName, Disagreement> {
+    /// kubelet. Of a resource that is not told whose an answer is, none is called somebody else's; it is known all the same.
+    pub(crate) fn compare(
+        &mut self,
+        ours: &Healthy,
+        seen: Seen,
+        is_told: impl Fn(&ResourceName) -> bool,
+        now: Duration,
+    ) -> BTreeMap<ResourceName, Disagreement> {
         let mut disagreements = BTreeMap::new();
         match seen.healthy {
             Some(theirs) => self.compare_lists(ours, &theirs, now, &mut disagreements),
@@ -189,7 +195,7 @@ impl Audit {
         }
         if let Some(foreign) = seen.foreign {
             if let Some(known) = &self.known {
-                let new = foreign.difference(known).filter(|foreign| ours.contains_key(&foreign.resource));
+                let new = foreign.difference(known).filter(|foreign| ours.contains_key(&foreign.resource) && is_told(&foreign.resource));
                 disagreements.extend(new.map(|foreign| (foreign.resource.clone(), Disagreement::Answer(foreign.clone()))));
             }
             self.known = Some(foreign);
@@ -262,7 +268,7 @@ mod tests {
     /// What was found wrong with the resource.
     fn found(audit: &mut Audit, ours: &[&str], seen: Seen, at: Duration) -> Option<Disagreement> {
         audit.begin(at);
-        audit.compare(&healthy(ours), seen, at).remove(&gpu())
+        audit.compare(&healthy(ours), seen, |_| true, at).remove(&gpu())
     }
 
     #[test]
@@ -339,6 +345,14 @@ mod tests {
         assert_eq!(found(&mut audit, &["a"], answered(&["old", "new"]), ms(3_000)), None);
         assert_eq!(found(&mut audit, &["a"], Seen::default(), ms(4_000)), None, "a checkpoint that cannot be read forgets nothing");
         assert_eq!(found(&mut audit, &["a"], answered(&["new"]), ms(5_000)), None);
+    }
+
+    #[test]
+    fn an_answer_that_was_there_before_its_resource_was_ours_is_known() {
+        let mut audit = Audit::new(ms(0));
+        assert!(audit.compare(&Healthy::new(), answered(&["old"]), |_| false, ms(1_000)).is_empty(), "not registered yet");
+        assert_eq!(found(&mut audit, &["a"], answered(&["old"]), ms(2_000)), None);
+        assert!(audit.compare(&healthy(&["a"]), answered(&["old", "new"]), |_| false, ms(3_000)).is_empty(), "whose is it?");
     }
 
     #[test]

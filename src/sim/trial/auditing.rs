@@ -65,7 +65,7 @@ impl Inner {
         let inventory = self.inventory.borrow().clone();
         let registered = self.registrations.iter().filter(|(_, registration)| registration.lock().machine.is_registered());
         let ours: Healthy = registered.filter_map(|(name, _)| Some((name.clone(), inventory.resources.get(name)?.healthy()))).collect();
-        let found = self.audit.lock().compare(&ours, seen, self.node.moment().boot);
+        let found = self.audit.lock().compare(&ours, seen, |_| true, self.node.moment().boot);
         for resource in found.keys() {
             self.registration(resource).tell(Event::Disowned);
         }
