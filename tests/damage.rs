@@ -17,7 +17,7 @@
 mod common;
 
 use common::ledger::{Load, Model};
-use common::{Random, files_below};
+use common::{Random, files_at_rest, files_below};
 use holdfast::domain::Durability;
 use holdfast::store::{RecoveryReport, Store};
 use std::collections::BTreeMap;
@@ -62,7 +62,8 @@ fn write(ending: &str, random: &mut Random) -> Ledger {
             _ if life < lives => drop(store),
             "closed" => store.close().unwrap(),
             "killed" => {
-                // Nothing moves once the thread behind the store has answered; what sled has in memory is lost.
+                // Once the thread behind the store has answered only sled's own may be at work, at a picture of what it has
+                // written; what it has in memory is lost.
                 store.history(0, |_| true).unwrap();
                 copy(work.path(), dir.path());
                 drop(store);
@@ -76,7 +77,7 @@ fn write(ending: &str, random: &mut Random) -> Ledger {
 }
 
 fn copy(from: &Path, to: &Path) {
-    for (path, bytes) in files_below(from) {
+    for (path, bytes) in files_at_rest(from) {
         let path = to.join(path.strip_prefix(from).unwrap());
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();

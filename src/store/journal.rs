@@ -171,6 +171,11 @@ impl Journal {
         self.first
     }
 
+    /// Whether more than that has been appended, and more than the head that its successor is to copy.
+    pub(super) fn has_outgrown(&self, bytes: u64) -> bool {
+        self.bytes_appended() > bytes.max(self.head_bytes)
+    }
+
     /// Bytes after the head.
     pub(super) fn bytes_appended(&self) -> u64 {
         self.bytes - self.head_bytes

@@ -18,10 +18,12 @@ pub(super) fn database_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("db")
 }
 
-/// `<state-dir>/lock`: locked by the one writer. It tells during which boot of the machine the last one came, and up to
-/// which sequence number entries have been confirmed: a journal whose end is cleanly gone looks whole by itself.
+/// `<state-dir>/lock`: locked by the one writer. It tells during which boot of the machine the last one came, or that it
+/// closed its journal; and up to which sequence number entries have been confirmed: a journal whose end is cleanly gone
+/// looks whole by itself.
 ///
-/// One line: `<sequence number, 20 digits> <crc32 of those, 8 hex digits> <boot id>`.
+/// One line: `<sequence number, 20 digits> <crc32 of those, 8 hex digits> <boot id>`, or in place of the boot `closed` and
+/// the first number of the segment with which the journal ended.
 #[derive(Debug)]
 pub(super) struct Lock {
     file: File,
@@ -32,6 +34,10 @@ pub(super) struct Lock {
 
 /// Bytes in front of the boot id.
 const CONFIRMED_BYTES: usize = 30;
+
+fn closed(segment: u64) -> String {
+    format!("closed {segment:020}")
+}
 
 impl Lock {
     pub(super) fn take(state_dir: &Path) -> Result<Self, StoreError> {
@@ -65,6 +71,12 @@ impl Lock {
         boot_id.is_some_and(|boot_id| self.text.get(CONFIRMED_BYTES..) == Some(boot_id))
     }
 
+    /// Whether the last writer closed its journal with this segment: then what is confirmed here is everything, whatever the
+    /// machine went through since. A later writer has a later segment, as soon as it has confirmed anything.
+    pub(super) fn is_closed_with(&self, segment: Option<u64>) -> bool {
+        segment.is_some_and(|segment| self.text.get(CONFIRMED_BYTES..) == Some(closed(segment).as_str()))
+    }
+
     /// Every entry up to this number has been confirmed, and perhaps later ones too.
     pub(super) fn confirmed(&self) -> u64 {
         self.confirmed
@@ -73,20 +85,31 @@ impl Lock {
     /// Notes that an entry has been confirmed, and all before it. No sync, and no error: what is told here is true whenever
     /// it was written.
     pub(super) fn confirm(&mut self, seq: u64) {
+        self.confirmed = seq;
         drop(self.file.write_all_at(front(seq).as_bytes(), 0));
+    }
+
+    /// Notes, durably, that nothing comes after what has been confirmed in this segment. No error: where it cannot be noted,
+    /// the next boot's first start reads more than it needs.
+    pub(super) fn close(&mut self, segment: u64) {
+        self.note(front(self.confirmed) + &closed(segment));
+        drop(sync_data(&self.file));
     }
 
     /// Notes the boot. No sync: after a power cut any boot that is told here is another one. No error: where it cannot be
     /// noted, the next start reads more than it needs.
     pub(super) fn note_boot(&mut self, boot_id: Option<&str>) {
-        let text = front(self.confirmed) + boot_id.unwrap_or_default();
+        self.note(front(self.confirmed) + boot_id.unwrap_or_default());
+    }
+
+    fn note(&mut self, text: String) {
         if text == self.text {
             return;
         }
         // Over what is there, which takes no room on a disk that has none.
         let written = self.file.write_all_at(text.as_bytes(), 0).and_then(|()| self.file.set_len(text.len() as u64));
         if let Err(error) = written {
-            tracing::warn!(path = %self.path.display(), %error, "the boot cannot be noted");
+            tracing::warn!(path = %self.path.display(), %error, "it cannot be noted how far the journal is whole");
         }
         self.text = text;
     }

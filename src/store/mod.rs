@@ -5,7 +5,7 @@
 //!                         └▶ live map in memory ─▶ queue ─▶ the shelver's thread: sled (no flush)
 //!                                                           ─▶ checkpoint: flush + fdatasync, old segments deleted
 //!
-//!   <state-dir>/lock                          one writer at a time; the last one's boot, and its last confirmed entry
+//!   <state-dir>/lock                          one writer at a time; the last one's boot or end, and its last confirmed entry
 //!   <state-dir>/journal/<first seq>.log       every entry since the last checkpoint, after a copy of everything live
 //!   <state-dir>/journal/<first seq>.draft           an import that was cut short; it means nothing
 //!   <state-dir>/db/                           sled: live grants, names, history
@@ -53,10 +53,11 @@ use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Kept, Listed, n
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// A checkpoint starts a new segment when this much has been appended: some 1500 grants.
+/// A checkpoint starts a new segment when this much has been appended, some 1500 grants, or as much as its head has.
 const SEGMENT_BYTES: u64 = 1024 * 1024;
 /// An append starts a new segment itself when no checkpoint has done so up to here. It costs that one Allocate a copy of
-/// the live state, 2 to 5 ms with 1000 grants.
+/// the live state, 2 to 5 ms with 1000 grants; and no more than all the appends before it together, since a head is not
+/// copied before as much was appended.
 const SEGMENT_BYTES_MAX: u64 = 4 * 1024 * 1024;
 /// Entries that may be owed: so many Allocates without a ledger, and no more.
 const OWED_MAX: usize = 4096;
@@ -109,7 +110,7 @@ impl Store {
         }
         let payloads = entries.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
         self.settle()?;
-        if self.journal.bytes_appended() > SEGMENT_BYTES_MAX {
+        if self.journal.has_outgrown(SEGMENT_BYTES_MAX) {
             match self.rotate() {
                 Ok(()) => {}
                 Err(error) if self.has_failed() => return Err(error),
@@ -223,7 +224,7 @@ impl Store {
     /// When the journal cannot be written, or too much waits for the database already.
     pub fn begin_checkpoint(&mut self) -> Result<PendingCheckpoint, StoreError> {
         self.settle()?;
-        if self.journal.bytes_appended() > SEGMENT_BYTES {
+        if self.journal.has_outgrown(SEGMENT_BYTES) {
             self.rotate()?;
         }
         self.shelver.replace_stuck()?;
@@ -295,7 +296,9 @@ impl Store {
     /// # Errors
     /// As [`Store::checkpoint`].
     pub fn close(mut self) -> Result<(), StoreError> {
-        self.checkpoint()
+        self.checkpoint()?;
+        self.lock.close(self.journal.first());
+        Ok(())
     }
 
     /// Applies a confirmed entry to memory, and lets sled have it.

@@ -1,13 +1,14 @@
 //! Opening: what both copies say becomes one truth.
 //!
 //! ```text
-//!  the journal's newest segment is sound and was written in this boot ─▶ it is the truth; older segments and the
-//!                                                                        database are read behind the start
+//!  the journal's newest segment is sound, and was written in this boot or closed in another ─▶ it is the truth; older
+//!                                                    segments and the database are read behind the start
 //!  otherwise ─▶ read everything, merge, and make both copies whole again before anybody relies on them
 //! ```
 //!
 //! Within one boot nothing that was written can have been lost, synced or not: a sound segment then has everything that
-//! is live. After a power cut sled may have entries that the journal lost.
+//! is live. So has one whose last entry is noted durably as the last of all. After a power cut sled may have entries that
+//! the journal lost.
 
 use super::database::Image;
 use super::desk::{Database, history_stays};
@@ -51,7 +52,9 @@ impl Store {
 
         let database_dir = database_dir(state_dir);
         let had_database = database_dir.exists();
-        let alone = if lock.is_of_boot(boot_id) { Fold::read_newest(&journal_dir, lock.confirmed())? } else { None };
+        let newest = journal::segments(&journal_dir)?.last().map(|(first, _)| *first);
+        let vouched = boot_id.is_some() && (lock.is_of_boot(boot_id) || lock.is_closed_with(newest));
+        let alone = if vouched { Fold::read_newest(&journal_dir, lock.confirmed())? } else { None };
         // Otherwise the two copies are read side by side.
         let opening = alone.is_none().then(|| Opening::begin(&database_dir));
         let mut fold = alone.map_or_else(|| Fold::read(&journal_dir), Ok)?;

@@ -23,7 +23,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tonic::transport::Channel;
@@ -54,7 +54,7 @@ pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
 
 /// Asks again until the answer fits: for views that follow what they show by milliseconds.
 pub(crate) fn until<T>(what: &str, ask: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     loop {
         let answer = ask();
         if fits(&answer) {
@@ -368,17 +368,36 @@ impl Random {
 
 /// Every file below a directory with its bytes, to be compared later.
 pub(crate) fn files_below(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    look_below(dir).unwrap()
+}
+
+/// The same of a directory whose owner is at work: all of them at one moment, at which nothing changed.
+pub(crate) fn files_at_rest(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let deadline = Instant::now() + HANG;
+    let mut before = None;
+    loop {
+        let now = look_below(dir).ok();
+        if let Some(files) = now.clone().filter(|_| now == before) {
+            return files;
+        }
+        assert!(Instant::now() < deadline, "`{}` never comes to rest", dir.display());
+        before = now;
+    }
+}
+
+/// An error when a file goes meanwhile.
+fn look_below(dir: &Path) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     let mut dirs = vec![dir.to_owned()];
     while let Some(dir) = dirs.pop() {
         for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-            match entry.file_type().unwrap() {
+            match entry.file_type()? {
                 kind if kind.is_dir() => dirs.push(entry.path()),
-                kind if kind.is_file() => found.push((entry.path(), std::fs::read(entry.path()).unwrap())),
+                kind if kind.is_file() => found.push((entry.path(), std::fs::read(entry.path())?)),
                 _ => {}
             }
         }
     }
     found.sort();
-    found
+    Ok(found)
 }
