@@ -69,8 +69,12 @@ impl Small {
         fs::remove_file(self.filler()).unwrap();
     }
 
+    /// A thread of sled may have a file of it open for an instant after the store was closed.
     fn remount(&self, how: &str) {
-        command(Command::new("mount").arg("-o").arg(format!("remount,{how}")).arg(&self.at));
+        let mount = || Command::new("mount").arg("-o").arg(format!("remount,{how}")).arg(&self.at).output().unwrap();
+        let is_busy = |stderr: &[u8]| String::from_utf8_lossy(stderr).contains("busy");
+        let mounted = until("the disk is let go", mount, |output| output.status.success() || !is_busy(&output.stderr));
+        assert!(mounted.status.success(), "{}", String::from_utf8_lossy(&mounted.stderr));
     }
 }
 
