@@ -349,7 +349,8 @@ fn where_the_operator_wants_it_grants_are_served_without_a_disk_and_written_when
         let node = Node::with(&[("gpu", 8)]);
         let ledger = "[ledger]\nwhen_not_durable = \"serve\"\n";
         node.write_config(&format!("{ledger}[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
-        let disk = Small::mount(node.state());
+        // The journal has room ahead for some hundred grants, all of which are live here and in every later head.
+        let disk = Small::of("16m", node.state());
         let gpu = name("example.com/gpu");
         let kubelet = node.start_kubelet().await;
         let mut daemon = node.start_daemon();
@@ -360,7 +361,7 @@ fn where_the_operator_wants_it_grants_are_served_without_a_disk_and_written_when
         let mut answered = Vec::new();
         for _ in 0..2 {
             disk.fill();
-            // Some of them may still fit.
+            // Those for which there is room still fit.
             until_gauge(metrics, NOT_DURABLE, 0.0);
             while gauge(metrics, NOT_DURABLE) == Some(0.0) {
                 answered.push(allocate(&mut api, &["dev:gpu0"]).await.unwrap());

@@ -334,6 +334,7 @@ impl Handler<Publish> for LedgerActor {
     fn handle(&mut self, _: Publish, context: &mut Self::Context) {
         if self.unpublished {
             self.publish();
+            lock(&self.config.store).tell_database();
             if self.look_timer.is_none() && !self.looking {
                 self.schedule(false, context);
             }

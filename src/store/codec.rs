@@ -1,17 +1,21 @@
 //! How one entry looks on disk. Each version is pinned by a golden file.
 //!
 //! ```text
-//! length u32 LE │ seq u64 LE │ crc32 u32 LE over seq and payload │ payload: {"v":1,"record":{"entry":"grant",…}}
+//! length 21 bits, place 11 bits LE │ seq u64 LE │ crc32 u32 LE over seq, place and payload │ payload: {"v":1,"record":{…}}
 //! ```
 //!
 //! The crc covers the sequence number too, so a record that was copied to another place does not pass for its neighbour.
+//! The place counts the records of one write, from 0: after a power cut a write may be there in parts, and then none of it
+//! was confirmed. Framing 1 had no place, which reads as 0, and a crc without it, as 0 still has.
 //! A record of a later version is told apart from damage: it is a reason to stop, never one to throw grants away.
 
 use crate::domain::{AllocId, Entry};
 use serde::{Deserialize, Serialize};
 
-/// The version of the frames, of a segment's header and of sled's trees.
-pub(super) const FRAMING: u32 = 1;
+/// The version of the frames and of a segment's header. Version 1 is read too.
+pub(super) const FRAMING: u32 = 2;
+/// The version of sled's trees.
+pub(super) const TREES: u32 = 1;
 /// The highest version of a record that is known. Version 2 has [`Entry::Listed`].
 pub(super) const VERSION: u32 = 2;
 /// How a payload begins when this code wrote it.
@@ -20,6 +24,10 @@ const FRONTS: [&[u8]; VERSION as usize] = [br#"{"v":1,"record":"#, br#"{"v":2,"r
 pub(super) const PREFIX_BYTES: usize = 16;
 /// A larger payload is refused by the writer and taken for damage by the reader. A grant of 64 devices has some 20 KiB.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 1 << 20;
+/// Bits of the length in front of the place.
+const LENGTH_BITS: u32 = 21;
+/// The place of every record behind that many others of its write.
+const PLACE_MAX: u32 = (1 << (u32::BITS - LENGTH_BITS)) - 1;
 
 /// Why no entry could be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,10 +44,16 @@ pub(super) enum Defect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Record<'a> {
     pub(super) seq: u64,
+    place: u32,
     pub(super) payload: &'a [u8],
 }
 
 impl Record<'_> {
+    /// The sequence number with which its write began, or that of a later record of the same write.
+    pub(super) fn write(&self) -> u64 {
+        self.seq.saturating_sub(self.place.into())
+    }
+
     /// Bytes of the whole record.
     pub(super) fn len(&self) -> usize {
         PREFIX_BYTES + self.payload.len()
@@ -105,28 +119,35 @@ pub(super) fn alloc_id_of(payload: &[u8]) -> Option<AllocId> {
 }
 
 /// The crc of a record.
-pub(super) fn checksum(seq: u64, payload: &[u8]) -> u32 {
+fn checksum(seq: u64, place: u32, payload: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&seq.to_le_bytes());
+    if place > 0 {
+        hasher.update(&place.to_le_bytes());
+    }
     hasher.update(payload);
     hasher.finalize()
 }
 
-/// Appends one record to `out`. The caller has checked the payload's size.
-pub(super) fn frame(out: &mut Vec<u8>, seq: u64, payload: &[u8]) {
-    debug_assert!(payload.len() <= PAYLOAD_BYTES_MAX, "the writer refuses what the reader would");
-    let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-    out.extend_from_slice(&length.to_le_bytes());
-    out.extend_from_slice(&seq.to_le_bytes());
-    out.extend_from_slice(&checksum(seq, payload).to_le_bytes());
-    out.extend_from_slice(payload);
+/// Appends the records of one write to `out`, numbered from `first` on. The caller has checked the payloads' sizes.
+pub(super) fn frame<'a>(out: &mut Vec<u8>, first: u64, payloads: impl Iterator<Item = &'a [u8]>) {
+    for (index, (payload, seq)) in payloads.zip(first..).enumerate() {
+        debug_assert!(payload.len() <= PAYLOAD_BYTES_MAX, "the writer refuses what the reader would");
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let place = u32::try_from(index).unwrap_or(PLACE_MAX).min(PLACE_MAX);
+        out.extend_from_slice(&(length | place << LENGTH_BITS).to_le_bytes());
+        out.extend_from_slice(&seq.to_le_bytes());
+        out.extend_from_slice(&checksum(seq, place, payload).to_le_bytes());
+        out.extend_from_slice(payload);
+    }
 }
 
 /// The record at the front of `bytes`, which are not empty.
 pub(super) fn unframe(bytes: &[u8]) -> Result<Record<'_>, Defect> {
-    let (Some(length), Some(seq), Some(crc)) = (u32_at(bytes, 0), u64_at(bytes, 4), u32_at(bytes, 12)) else {
+    let (Some(front), Some(seq), Some(crc)) = (u32_at(bytes, 0), u64_at(bytes, 4), u32_at(bytes, 12)) else {
         return Err(Defect::Torn);
     };
+    let (length, place) = (front & ((1 << LENGTH_BITS) - 1), front >> LENGTH_BITS);
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     if length > PAYLOAD_BYTES_MAX {
         return Err(Defect::Damaged);
@@ -134,7 +155,7 @@ pub(super) fn unframe(bytes: &[u8]) -> Result<Record<'_>, Defect> {
     let Some(payload) = bytes.get(PREFIX_BYTES..PREFIX_BYTES + length) else {
         return Err(Defect::Torn);
     };
-    if checksum(seq, payload) == crc { Ok(Record { seq, payload }) } else { Err(Defect::Damaged) }
+    if checksum(seq, place, payload) == crc { Ok(Record { seq, place, payload }) } else { Err(Defect::Damaged) }
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
@@ -169,7 +190,7 @@ pub(super) fn unstamp<'a>(key: &[u8], value: &'a [u8]) -> Result<Record<'a>, Def
     let (Some(seq), Some(crc), Some(payload)) = (u64_at(value, 0), u32_at(value, 8), value.get(12..)) else {
         return Err(Defect::Damaged);
     };
-    if keyed_checksum(key, seq, payload) == crc { Ok(Record { seq, payload }) } else { Err(Defect::Damaged) }
+    if keyed_checksum(key, seq, payload) == crc { Ok(Record { seq, place: 0, payload }) } else { Err(Defect::Damaged) }
 }
 
 #[cfg(test)]
@@ -177,11 +198,15 @@ mod tests {
     use super::*;
     use crate::store::samples;
 
+    fn frame_one(bytes: &mut Vec<u8>, seq: u64, payload: &[u8]) {
+        frame(bytes, seq, std::iter::once(payload));
+    }
+
     /// What a version wrote is read for ever. Changing an entry's form is a new version, with a golden file of its own.
     fn is_golden(name: &str, golden: &[u8], entries: &[Entry]) {
         let mut bytes = Vec::new();
         for (entry, seq) in entries.iter().zip(1..) {
-            frame(&mut bytes, seq, &encode(entry).unwrap());
+            frame_one(&mut bytes, seq, &encode(entry).unwrap());
         }
         if bytes != golden {
             std::fs::write(std::env::temp_dir().join(name), &bytes).unwrap();
@@ -207,12 +232,33 @@ mod tests {
     #[test]
     fn every_cut_is_torn_and_every_flipped_bit_is_seen() {
         let mut bytes = Vec::new();
-        frame(&mut bytes, 7, &encode(&samples::one_of_each()[0]).unwrap());
+        frame_one(&mut bytes, 7, &encode(&samples::one_of_each()[0]).unwrap());
         for cut in 0..bytes.len() {
             assert_eq!(unframe(&bytes[..cut]), Err(Defect::Torn), "cut at {cut}");
         }
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(unframe(&flipped).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_record_tells_with_which_number_its_write_began() {
+        let payloads: Vec<Vec<u8>> = (0..3000_u32).map(|n| n.to_le_bytes().to_vec()).collect();
+        let mut bytes = Vec::new();
+        frame(&mut bytes, 7, payloads.iter().map(Vec::as_slice));
+        let mut rest = &bytes[..];
+        for seq in 7..3007_u64 {
+            let record = unframe(rest).unwrap();
+            assert_eq!((record.seq, record.write()), (seq, 7.max(seq.saturating_sub(2047))), "beyond 2047 nobody knows");
+            rest = &rest[record.len()..];
+        }
+        assert!(rest.is_empty());
+        // The place is covered too.
+        let second = unframe(&bytes).unwrap().len();
+        for bit in 0..32 {
+            let mut flipped = bytes[second..].to_vec();
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(unframe(&flipped).is_err(), "bit {bit}");
         }
@@ -241,7 +287,7 @@ mod tests {
     #[test]
     fn a_stamped_value_shows_every_flipped_bit_and_a_wrong_key() {
         let value = stamp(b"key", 3, b"payload");
-        assert_eq!(unstamp(b"key", &value), Ok(Record { seq: 3, payload: b"payload" }));
+        assert_eq!(unstamp(b"key", &value), Ok(Record { seq: 3, place: 0, payload: b"payload" }));
         assert_eq!(unstamp(b"kez", &value), Err(Defect::Damaged));
         for bit in 0..value.len() * 8 {
             let mut flipped = value.clone();

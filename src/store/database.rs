@@ -126,14 +126,14 @@ impl Shelf {
         let shelf = Shelf::with_trees(dir, db)?;
         if fresh {
             let parent = dir.parent().unwrap_or(dir);
-            shelf.set_number(SCHEMA, codec::FRAMING.into()).and_then(|()| shelf.persist())?;
+            shelf.set_number(SCHEMA, codec::TREES.into()).and_then(|()| shelf.persist())?;
             sync_directory(dir).and_then(|()| sync_directory(parent)).map_err(|error| reported(&error))?;
         }
         let image = shelf.reader().scan()?;
         if shelf.number(SCHEMA)?.is_none() {
             return Err(Refusal::Damaged { why: "it opens empty although it is not new".into(), readable: image });
         }
-        if let Some(version) = shelf.number(SCHEMA)?.filter(|version| *version > u64::from(codec::FRAMING)) {
+        if let Some(version) = shelf.number(SCHEMA)?.filter(|version| *version > u64::from(codec::TREES)) {
             return Err(Refusal::Newer(u32::try_from(version).unwrap_or(u32::MAX)));
         }
         if let Some(version) = image.newer {
@@ -194,10 +194,14 @@ impl Shelf {
     pub(super) fn checkpoint(&mut self, applied: u64, now: Timestamp, retention: Retention) -> Result<(), StoreError> {
         let step = u64::try_from(CLOCK_STEP_MAX.as_millis()).unwrap_or(u64::MAX);
         let now = self.run(|shelf| Ok(shelf.number(CLOCK)?.map_or(now.0, |last| now.0.min(last + step))))?;
-        let trimmed = self.run(|shelf| shelf.trim(now, retention))?;
-        self.history_count = self.history_count.saturating_sub(trimmed);
+        let old = self.run(|shelf| shelf.outlived(now, retention))?;
+        self.history_count = self.history_count.saturating_sub(old.len() as u64);
         self.run(|shelf| {
+            // Before they go: what is counted is there, whatever a power cut leaves of this.
             shelf.set_number(HISTORY_COUNT, shelf.history_count)?;
+            for key in old {
+                shelf.history.remove(key)?;
+            }
             shelf.set_number(APPLIED, applied)?;
             shelf.set_number(CLOCK, now)?;
             shelf.persist()
@@ -221,20 +225,28 @@ impl Shelf {
         Ok(sync_data(&self.log)?)
     }
 
-    fn trim(&self, now: u64, retention: Retention) -> sled::Result<u64> {
+    /// Keys of released grants that are to be forgotten.
+    fn outlived(&self, now: u64, retention: Retention) -> sled::Result<Vec<sled::IVec>> {
         let oldest = now.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX));
         let excess = self.history_count.saturating_sub(retention.grants);
-        let mut trimmed = 0;
+        let mut old = Vec::new();
         for key in self.history.iter().keys() {
             let key = key?;
             let at = key.get(..8).and_then(|at| at.try_into().ok()).map_or(0, u64::from_be_bytes);
-            if trimmed >= excess && at >= oldest {
+            if old.len() as u64 >= excess && at >= oldest {
                 break;
             }
-            self.history.remove(key)?;
-            trimmed += 1;
+            old.push(key);
         }
-        Ok(trimmed)
+        Ok(old)
+    }
+
+    /// Counts the released grants, and tells how many of those that the last checkpoint had are gone. After a power cut sled
+    /// has, once in some thousand times, lost single records of a checkpoint without a word. All of them are read: 100,000 in
+    /// half a second.
+    pub(super) fn recount(&mut self) -> Result<u64, StoreError> {
+        let counted = self.run(|shelf| shelf.history.iter().keys().try_fold(0, |count, key| key.map(|_| count + 1)))?;
+        Ok(std::mem::replace(&mut self.history_count, counted).saturating_sub(counted))
     }
 
     /// The database for whoever wants to read it.
@@ -282,7 +294,7 @@ impl Shelf {
     #[cfg(test)]
     pub(super) fn write_newer_for_test(&self, what: &str) {
         if what == "trees" {
-            self.set_number(SCHEMA, u64::from(codec::FRAMING) + 1).unwrap();
+            self.set_number(SCHEMA, u64::from(codec::TREES) + 1).unwrap();
         } else {
             self.live.insert("later", codec::stamp(b"later", 1_000, br#"{"v":9,"record":{"entry":"unheard-of"}}"#)).unwrap();
         }
@@ -294,6 +306,13 @@ impl Shelf {
     pub(super) fn misplace_for_test(&self, alloc_id: &AllocId, key: &str) {
         let value = self.live.get(alloc_id.as_str()).unwrap().unwrap();
         self.live.insert(key, value).unwrap();
+    }
+
+    /// Loses a released grant, as sled does after some power cuts.
+    #[cfg(test)]
+    pub(super) fn lose_for_test(&self) {
+        self.history.pop_min().unwrap();
+        self.persist().unwrap();
     }
 
     /// Changes a byte of a live grant, as a disk may.

@@ -9,6 +9,7 @@ use super::recovery::{self, LivePayloads, Truth, catch_up, database_finding, jou
 use super::replay::Fold;
 use super::{RecoveryReport, StoreError};
 use crate::domain::{AllocId, DeviceId, Grant, Retention, Timestamp};
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -100,6 +101,12 @@ pub(super) enum Work {
     Meddle(Meddling),
 }
 
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 pub(super) type Meddling = Box<dyn FnOnce(&mut Option<Shelf>) + Send>;
 
@@ -134,6 +141,8 @@ impl Desk {
     }
 
     pub(super) fn begin(&mut self, database: Database, first: u64, truth: Truth, live: &LivePayloads) {
+        // In one boot nothing is lost.
+        let may_have_lost = matches!(database, Database::Opened(_));
         let begun = match database {
             Database::Opened(opened) => Ok((opened, truth)),
             Database::Later { existed } => self.open_late(existed, first),
@@ -144,7 +153,12 @@ impl Desk {
                 self.wait_for_room();
             }
             Ok((Some(opened), truth)) => match filled(*opened, &truth, live) {
-                Ok(shelf) => self.shelf = Some(shelf),
+                Ok(shelf) => {
+                    self.shelf = Some(shelf);
+                    if may_have_lost {
+                        self.recount();
+                    }
+                }
                 Err(error) => {
                     self.abandon(&error);
                     // It opens and cannot be written: damage that a power cut leaves where opening does not look.
@@ -158,13 +172,24 @@ impl Desk {
         }
     }
 
+    /// Says how much of the history is gone.
+    fn recount(&mut self) {
+        let mut lost = 0;
+        self.write(|shelf| shelf.recount().map(|count| lost = count));
+        if lost > 0 {
+            let finding = format!("the query database has lost {lost} of its released grants");
+            tracing::warn!("{finding}; what is live is not touched by that");
+            self.shared.late.lock().unwrap_or_else(PoisonError::into_inner).0.push(finding);
+        }
+    }
+
     /// The database beside a journal that needed none, and what the older segments tell of released grants. A database
     /// that contradicts the journal is put aside for a person.
     fn open_late(&mut self, existed: bool, first: u64) -> Result<(Option<Box<Opened>>, Truth), StoreError> {
         let dir = database_dir(&self.state_dir);
         require_room(&dir)?;
         let opening = Opening::begin(&dir);
-        let fold = Fold::read_before(&journal_dir(&self.state_dir), first)?;
+        let fold = Fold::read_before(&self.state_dir, first)?;
         let mut report = RecoveryReport { findings: journal_findings(&fold), ..RecoveryReport::default() };
         for path in &fold.damaged {
             report.quarantined.push(quarantine(path)?);
@@ -257,7 +282,7 @@ impl Desk {
     pub(super) fn restore(&mut self) {
         let dir = database_dir(&self.state_dir);
         let (mut findings, mut quarantined) = (Vec::new(), Vec::new());
-        let restored = require_room(&dir).and_then(|()| Fold::read_beside_a_writer(&journal_dir(&self.state_dir))).and_then(|fold| {
+        let restored = require_room(&dir).and_then(|()| Fold::read_beside_a_writer(&self.state_dir)).and_then(|fold| {
             let mut truth = recovery::merge(fold, &Image::default(), &mut RecoveryReport::default(), |_| None);
             let live = recovery::encode_live(&mut truth)?;
             match filled(open_or_exchange(&dir, &mut quarantined)?, &truth, &live) {

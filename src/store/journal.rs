@@ -1,14 +1,17 @@
 //! Writing the journal: one file at a time, appended to, synced, replaced by the next.
 //!
 //! A segment is `<state-dir>/journal/<first seq, 20 digits>.log`: a header line, the head (every live grant and every
-//! name at that moment), then the entries in the order in which they became true. A segment is opened once, by the
-//! process that writes it; it is never appended to again after a restart and never repaired.
+//! name at that moment), then the entries in the order in which they became true, then zeros. A segment is opened once, by
+//! the process that writes it; it is never appended to again after a restart and never repaired.
+//!
+//! The zeros are room that the file system need not find any more: an append that makes the file longer has to write the
+//! inode too, or commit the file system's own journal, and its sync takes a third longer, or twice as long.
 
 use super::StoreError;
 use super::codec;
 use super::layout::{note, sync_data, sync_directory};
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +20,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) const MAGIC: &str = "holdfast-journal ";
 /// The header line is never longer than this.
 pub(super) const HEADER_BYTES_MAX: usize = 64;
+/// How much room is made at once: some 400 grants.
+const ROOM_BYTES: u64 = 256 * 1024;
+/// It is written in pieces of this.
+const ZEROS: [u8; 16 * 1024] = [0; 16 * 1024];
 
 /// The segment that is being written.
 #[derive(Debug)]
@@ -26,6 +33,8 @@ pub(super) struct Journal {
     first: u64,
     head_bytes: u64,
     bytes: u64,
+    /// From the start of the file to the end of the zeros, or less.
+    room: u64,
     /// So many of the bytes are known to survive the death of the machine. 0: nor is the file's name.
     synced: u64,
     /// A sync has failed. The kernel reports that once and then forgets what it could not write, so nothing in this
@@ -67,18 +76,18 @@ impl Journal {
     pub(super) fn create<'a>(dir: &Path, first: u64, head: impl ExactSizeIterator<Item = &'a [u8]>) -> Result<Self, StoreError> {
         let path = dir.join(file_name(first));
         let mut bytes = header(head.len()).into_bytes();
-        for (payload, seq) in head.zip(first..) {
-            codec::frame(&mut bytes, seq, payload);
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(StoreError::io("create", &path))?;
+        codec::frame(&mut bytes, first, head);
+        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(StoreError::io("create", &path))?;
         note("write");
-        if let Err(error) = file.write_all(&bytes) {
+        if let Err(error) = file.write_all_at(&bytes, 0) {
             // Half a head is of no use, and nobody has been told of it.
             drop(fs::remove_file(&path));
             return Err(StoreError::io("write", &path)(error));
         }
         let bytes = bytes.len() as u64;
-        Ok(Journal { file, path, first, head_bytes: bytes, bytes, synced: 0, broken: Arc::default() })
+        let mut journal = Journal { file, path, first, head_bytes: bytes, bytes, room: bytes, synced: 0, broken: Arc::default() };
+        journal.make_room();
+        Ok(journal)
     }
 
     /// Opens a new segment that has a head and entries at once. It is on disk before it has its name: nobody ever reads a part
@@ -87,17 +96,13 @@ impl Journal {
         let path = dir.join(file_name(first));
         let draft = path.with_extension("draft");
         let mut bytes = header(head.len()).into_bytes();
-        let mut head_bytes = 0;
-        for ((index, payload), seq) in head.iter().chain(entries).enumerate().zip(first..) {
-            if index == head.len() {
-                head_bytes = bytes.len() as u64;
-            }
-            codec::frame(&mut bytes, seq, payload);
-        }
+        codec::frame(&mut bytes, first, head.iter().map(Vec::as_slice));
+        let head_bytes = bytes.len() as u64;
+        codec::frame(&mut bytes, first + head.len() as u64, entries.iter().map(Vec::as_slice));
         // One of an earlier attempt is of no use.
-        let mut file = File::create(&draft).map_err(StoreError::io("create", &draft))?;
+        let file = File::create(&draft).map_err(StoreError::io("create", &draft))?;
         note("write");
-        let written = file.write_all(&bytes).map_err(StoreError::io("write", &draft)).and_then(|()| sync(&file, &draft, true));
+        let written = file.write_all_at(&bytes, 0).map_err(StoreError::io("write", &draft)).and_then(|()| sync(&file, &draft, true));
         if let Err(error) = written {
             drop(fs::remove_file(&draft));
             return Err(error);
@@ -106,26 +111,47 @@ impl Journal {
         fs::rename(&draft, &path).map_err(StoreError::io("rename", &draft))?;
         sync_directory(dir)?;
         let bytes = bytes.len() as u64;
-        Ok(Journal { file, path, first, head_bytes, bytes, synced: bytes, broken: Arc::default() })
+        Ok(Journal { file, path, first, head_bytes, bytes, room: bytes, synced: bytes, broken: Arc::default() })
     }
 
     /// No segment: the file system takes none. Nothing is written before one could be created.
     pub(super) fn none(dir: &Path) -> Result<Self, StoreError> {
         let file = File::open(dir).map_err(StoreError::io("open", dir))?;
         let broken = Arc::new(AtomicBool::new(true));
-        Ok(Journal { file, path: dir.to_owned(), first: 0, head_bytes: 0, bytes: 0, synced: 0, broken })
+        Ok(Journal { file, path: dir.to_owned(), first: 0, head_bytes: 0, bytes: 0, room: 0, synced: 0, broken })
     }
 
     /// Appends whole records with one write. They survive the death of the process, not yet that of the machine.
     pub(super) fn append(&mut self, records: &[u8]) -> Result<(), StoreError> {
         note("write");
-        if let Err(error) = self.file.write_all(records) {
+        if let Err(error) = self.file.write_all_at(records, self.bytes) {
             // What was written of it is taken back. Otherwise a start that finds no room for a new head would believe it.
-            drop(self.file.set_len(self.bytes));
+            self.trim();
             return Err(StoreError::io("write", &self.path)(error));
         }
         self.bytes += records.len() as u64;
+        if self.bytes > self.room {
+            self.make_room();
+        }
         Ok(())
+    }
+
+    /// Makes room for what comes. Without it the next appends make the file longer one by one.
+    fn make_room(&mut self) {
+        let end = self.bytes + ROOM_BYTES;
+        let write = |at: u64| self.file.write_all_at(&ZEROS[..usize::try_from(end - at).unwrap_or(usize::MAX).min(ZEROS.len())], at);
+        match (self.bytes..end).step_by(ZEROS.len()).try_for_each(write) {
+            Ok(()) => self.room = end,
+            // What little there is may be somebody's who needs it more.
+            Err(_) => self.trim(),
+        }
+    }
+
+    /// Gives back the room that is left over. What was appended stays as it is.
+    pub(super) fn trim(&mut self) {
+        // An error leaves zeros there, or a part of what was not confirmed.
+        drop(self.file.set_len(self.bytes));
+        self.room = self.bytes;
     }
 
     /// Makes what was appended survive the death of the machine: one fdatasync, or nothing if nothing is new.
@@ -186,6 +212,17 @@ impl Journal {
 fn header(records: usize) -> String {
     let text = format!("{MAGIC}{} head={records}", codec::FRAMING);
     format!("{text} crc={:08x}\n", crc32fast::hash(text.as_bytes()))
+}
+
+/// Bytes of everything that was appended to the segments in `dir`, their heads included; what is behind is room.
+pub(super) fn bytes_used(dir: &Path) -> Result<u64, StoreError> {
+    let used = |path: &Path| fs::read(path).map(|bytes| used(&bytes) as u64).map_err(StoreError::io("read", path));
+    segments(dir)?.iter().map(|(_, path)| used(path)).sum()
+}
+
+/// How many bytes of a segment there are in front of its room. No record ends in a zero.
+pub(super) fn used(bytes: &[u8]) -> usize {
+    bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
 }
 
 /// The file name of a segment.

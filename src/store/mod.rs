@@ -39,7 +39,7 @@ mod verify;
 pub use error::StoreError;
 pub use export::{Export, Told};
 pub use journal::PendingSync;
-pub use peek::{peek, peek_history};
+pub use peek::{journal_bytes, peek, peek_history};
 pub use recovery::RecoveryReport;
 pub use shelver::PendingCheckpoint;
 pub use verify::{DatabaseCheck, JournalCheck, LiveCheck, Verification, Verifier, verify};
@@ -128,9 +128,7 @@ impl Store {
     /// Appends payloads as the durability demands, with the next sequence numbers.
     fn write(&mut self, payloads: &[Vec<u8>]) -> Result<(), StoreError> {
         self.buffer.clear();
-        for (payload, seq) in payloads.iter().zip(self.next_seq..) {
-            codec::frame(&mut self.buffer, seq, payload);
-        }
+        codec::frame(&mut self.buffer, self.next_seq, payloads.iter().map(Vec::as_slice));
         let mut written = self.journal.append(&self.buffer);
         if self.durability == Durability::PowerLoss {
             written = written.and_then(|()| self.journal.sync());
@@ -143,6 +141,12 @@ impl Store {
         }
         self.lock.confirm(self.next_seq - 1);
         Ok(())
+    }
+
+    /// Lets the query database have what was confirmed since the last time: soon after the answers, and not before them. Whoever
+    /// asks the database, and every checkpoint, does so too.
+    pub fn tell_database(&self) {
+        self.shelver.tell_all();
     }
 
     /// Where the journal has failed, begins a new segment with everything live and with what was owed. Before every
@@ -297,6 +301,7 @@ impl Store {
     /// As [`Store::checkpoint`].
     pub fn close(mut self) -> Result<(), StoreError> {
         self.checkpoint()?;
+        self.journal.trim();
         self.lock.close(self.journal.first());
         Ok(())
     }
@@ -348,7 +353,8 @@ impl Store {
         let dir = journal_dir(&self.dir);
         match open_segment(&dir, self.next_seq, &self.live, &self.notes) {
             Ok((journal, next_seq)) => {
-                (self.journal, self.next_seq, self.failed) = (journal, next_seq, false);
+                std::mem::replace(&mut self.journal, journal).trim();
+                (self.next_seq, self.failed) = (next_seq, false);
                 Ok(())
             }
             Err(error) => {

@@ -54,11 +54,11 @@ impl Store {
         let had_database = database_dir.exists();
         let newest = journal::segments(&journal_dir)?.last().map(|(first, _)| *first);
         let vouched = boot_id.is_some() && (lock.is_of_boot(boot_id) || lock.is_closed_with(newest));
-        let alone = if vouched { Fold::read_newest(&journal_dir, lock.confirmed())? } else { None };
+        let alone = if vouched { Fold::read_newest(state_dir)? } else { None };
         // Otherwise the two copies are read side by side.
         let opening = alone.is_none().then(|| Opening::begin(&database_dir));
-        let mut fold = alone.map_or_else(|| Fold::read(&journal_dir), Ok)?;
-        fold.expect(lock.confirmed());
+        let mut fold = alone.map_or_else(|| Fold::read(state_dir), Ok)?;
+        fold.expect_confirmed();
 
         let mut report = RecoveryReport { findings: journal_findings(&fold), ..RecoveryReport::default() };
         let (newest, damaged) = (fold.segments.last().map_or(0, |(first, _)| *first), fold.damaged.clone());

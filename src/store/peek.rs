@@ -6,7 +6,7 @@ use super::database::{Image, Refusal, Shelf};
 use super::layout::{copy_directory, database_dir, journal_dir};
 use super::opening::Opening;
 use super::replay::Fold;
-use super::{Recovered, RecoveryReport, StoreError, recovery};
+use super::{Recovered, RecoveryReport, StoreError, journal, recovery};
 use crate::domain::{AllocId, Grant, GrantState};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,6 +27,14 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
         listed: truth.listed,
         report,
     })
+}
+
+/// How many bytes the journal has written and keeps; files are longer, since room is made ahead.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn journal_bytes(state_dir: &Path) -> Result<u64, StoreError> {
+    journal::bytes_used(&journal_dir(state_dir))
 }
 
 /// Every released grant that can be read, newest first: those that the journal still tells of and those of a copy of
@@ -54,11 +62,10 @@ pub fn peek_history(state_dir: &Path) -> Result<(Vec<Grant>, Option<StoreError>)
 }
 
 fn read(state_dir: &Path) -> Result<Fold, StoreError> {
-    let dir = journal_dir(state_dir);
-    if !dir.exists() {
+    if !journal_dir(state_dir).exists() {
         return Err(StoreError::NoJournal { path: state_dir.to_owned() });
     }
-    Fold::read_beside_a_writer(&dir)
+    Fold::read_beside_a_writer(state_dir)
 }
 
 /// Released grants of the database in `dir`, read from a copy in `scratch`.

@@ -6,6 +6,7 @@
 
 use super::codec::{self, Defect, Record};
 use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
+use super::layout::{journal_dir, peek_confirmed};
 use super::{OLD_SEGMENTS_MAX, StoreError};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Listed, note_list};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,6 +42,8 @@ pub(super) struct Fold {
     pub(super) torn_bytes: u64,
     /// Entries that were read.
     pub(super) entries: u64,
+    /// Up to which number entries are known to have been confirmed.
+    confirmed: u64,
     /// Later entries are passed over.
     upto: Option<u64>,
 }
@@ -54,51 +57,54 @@ enum Header {
 }
 
 impl Fold {
-    /// Reads every segment in `dir`.
-    pub(super) fn read(dir: &Path) -> Result<Self, StoreError> {
-        Fold::read_before(dir, u64::MAX)
+    /// Reads every segment of a state directory.
+    pub(super) fn read(state_dir: &Path) -> Result<Self, StoreError> {
+        Fold::read_before(state_dir, u64::MAX)
     }
 
-    /// Reads every segment in `dir` whose first number is below `end`.
-    pub(super) fn read_before(dir: &Path, end: u64) -> Result<Self, StoreError> {
-        let mut segments = journal::segments(dir)?;
+    /// Reads every segment whose first number is below `end`.
+    pub(super) fn read_before(state_dir: &Path, end: u64) -> Result<Self, StoreError> {
+        let fold = Fold::of(state_dir);
+        let mut segments = journal::segments(&journal_dir(state_dir))?;
         segments.retain(|(first, _)| *first < end);
-        Fold::read_segments(&segments)
+        fold.with_segments(&segments)
     }
 
     /// Reads what the journal said when `seq` was its latest entry.
-    pub(super) fn read_upto(dir: &Path, seq: u64) -> Result<Self, StoreError> {
-        let mut segments = journal::segments(dir)?;
+    pub(super) fn read_upto(state_dir: &Path, seq: u64) -> Result<Self, StoreError> {
+        let fold = Fold { upto: Some(seq), ..Fold::of(state_dir) };
+        let mut segments = journal::segments(&journal_dir(state_dir))?;
         segments.retain(|(first, _)| *first <= seq);
-        Fold { upto: Some(seq), ..Fold::default() }.with_segments(&segments)
+        fold.with_segments(&segments)
     }
 
-    /// Reads the newest segments in `dir`, as many as it takes to know everything that is live: usually one. `None` where
-    /// that is in doubt, or does not reach to the confirmed entry `seq`.
-    pub(super) fn read_newest(dir: &Path, seq: u64) -> Result<Option<Self>, StoreError> {
-        let segments = journal::segments(dir)?;
+    /// Reads the newest segments, as many as it takes to know everything that is live: usually one. `None` where that is in
+    /// doubt, or does not reach to the last confirmed entry.
+    pub(super) fn read_newest(state_dir: &Path) -> Result<Option<Self>, StoreError> {
+        let segments = journal::segments(&journal_dir(state_dir))?;
         for from in (0..segments.len()).rev() {
-            let fold = Fold::read_segments(&segments[from..])?;
+            let fold = Fold::of(state_dir).with_segments(&segments[from..])?;
             // Without a complete head, a kill came while it was written: the segment before has everything.
             if fold.complete_from > 0 {
-                return Ok(Some(fold).filter(|fold| fold.is_whole() && fold.last >= seq));
+                return Ok(Some(fold).filter(|fold| fold.is_whole() && fold.last >= fold.confirmed));
             }
         }
         Ok(None)
     }
 
-    /// Misses what had been confirmed up to `seq` and is not there: a file that was cut between two records, or is gone,
-    /// shows no damage by itself.
-    pub(super) fn expect(&mut self, seq: u64) {
-        if seq > self.last {
-            self.gap_before(seq + 1);
+    /// Nothing read yet.
+    fn of(state_dir: &Path) -> Self {
+        Fold { confirmed: peek_confirmed(state_dir), ..Fold::default() }
+    }
+
+    /// Misses what had been confirmed and is not there: a file that was cut between two records, or is gone, shows no damage
+    /// by itself.
+    pub(super) fn expect_confirmed(&mut self) {
+        if self.confirmed > self.last {
+            self.gap_before(self.confirmed + 1);
             self.damaged.extend(self.segments.last().map(|(_, path)| path.clone()));
             self.damaged.dedup();
         }
-    }
-
-    fn read_segments(segments: &[(u64, PathBuf)]) -> Result<Self, StoreError> {
-        Fold::default().with_segments(segments)
     }
 
     fn with_segments(mut self, segments: &[(u64, PathBuf)]) -> Result<Self, StoreError> {
@@ -125,18 +131,19 @@ impl Fold {
     }
 
     /// Reads every segment although a daemon may be writing: a segment that is deleted under the reader starts it anew.
-    pub(super) fn read_beside_a_writer(dir: &Path) -> Result<Self, StoreError> {
+    pub(super) fn read_beside_a_writer(state_dir: &Path) -> Result<Self, StoreError> {
         // A checkpoint deletes the oldest first, so each lost race is one segment less to lose the next one about.
         for _ in 0..2 * OLD_SEGMENTS_MAX {
-            match Fold::read(dir) {
-                Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && dir.exists() => {}
+            match Fold::read(state_dir) {
+                Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && journal_dir(state_dir).exists() => {}
                 done => return done,
             }
         }
-        Fold::read(dir)
+        Fold::read(state_dir)
     }
 
     fn segment(&mut self, first: u64, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+        let bytes = &bytes[..journal::used(bytes)];
         let (head, mut at) = match header(bytes) {
             Header::Head { records, bytes } => (Some(records), bytes),
             Header::Newer(version) => return Err(StoreError::Newer { path: path.to_owned(), version }),
@@ -181,7 +188,7 @@ impl Fold {
                         }
                     }
                 }
-                _ => match resynchronise(bytes, at, expected) {
+                _ => match resynchronise(bytes, at, expected).filter(|(next, _)| self.was_confirmed(expected, &bytes[*next..])) {
                     Some((next, seq)) => {
                         self.damage(path, expected.max(copies_to), seq - 1);
                         in_head = None;
@@ -201,6 +208,14 @@ impl Fold {
             self.gaps.push((expected, first + records - 1));
         }
         Ok(())
+    }
+
+    /// Whether the write of a record that cannot be read was confirmed, by what is known or by the `rest` of its segment,
+    /// which begins with a readable record: a later write began only after that. Otherwise it was cut off, and is there in
+    /// parts.
+    fn was_confirmed(&self, lost: u64, rest: &[u8]) -> bool {
+        // Where nothing is known everything counts.
+        self.confirmed == 0 || lost <= self.confirmed || is_followed(rest, lost)
     }
 
     /// Notes what is missing in front of a segment, until its head makes up for it.
@@ -289,8 +304,24 @@ fn header(bytes: &[u8]) -> Header {
     };
     match (version.parse::<u32>(), rest.strip_prefix("head=").and_then(|count| count.parse().ok())) {
         (Ok(version), _) if version > codec::FRAMING => Header::Newer(version),
-        (Ok(codec::FRAMING), Some(records)) => Header::Head { records, bytes: end + 1 },
+        (Ok(1..=codec::FRAMING), Some(records)) => Header::Head { records, bytes: end + 1 },
         _ => Header::Damaged,
+    }
+}
+
+/// Whether a later write than that of the record `lost` is among `bytes`, which begin with a readable record.
+fn is_followed(bytes: &[u8], lost: u64) -> bool {
+    let mut at = 0;
+    let mut expected = lost;
+    loop {
+        match codec::unframe(&bytes[at..]) {
+            Ok(record) if record.write() > lost => return true,
+            Ok(record) => (at, expected) = (at + record.len(), record.seq + 1),
+            Err(_) => match resynchronise(bytes, at, expected) {
+                Some((next, _)) => at = next,
+                None => return false,
+            },
+        }
     }
 }
 

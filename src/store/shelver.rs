@@ -1,8 +1,8 @@
 //! The thread that keeps the query database behind the journal, so that nobody ever waits for sled: not an Allocate, and
 //! not a start, which sled's opening would make three times as long, and now and then ten times.
 //!
-//! It is told every confirmed entry, in order, and its `Desk` owns the `Shelf`. What it is not told (its queue was full)
-//! or cannot write (sled failed) it reads again from the journal's segments at the next checkpoint: they hold everything
+//! It is told every confirmed entry, in order, and its `Desk` owns the `Shelf`: several at once and behind the answers, for
+//! to wake a thread costs an idle machine as much as an answer. What it is not told (its queue was full) or cannot write (sled failed) it reads again from the journal's segments at the next checkpoint: they hold everything
 //! that the last successful one did not, and only a successful one deletes them.
 //!
 //! sled may never come back from an error of the disk. So it writes only where there is room, and a thread that has been
@@ -17,6 +17,7 @@ use super::layout::{database_dir, with_my_steps};
 use super::recovery::{LivePayloads, Truth};
 use super::{RecoveryReport, StoreError};
 use crate::domain::{AllocId, DeviceId, Grant, Retention};
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -26,6 +27,8 @@ use std::time::{Duration, Instant};
 
 /// Entries that may wait for sled: 3 MB of grants. More than that and it catches up from the journal.
 const QUEUE_MAX: usize = 4096;
+/// Entries that wait for somebody to say that it is time to tell them.
+const UNTOLD_MAX: usize = 256;
 /// How long after a start in the same boot the database is opened, unless it is wanted before: sled's opening would take a
 /// core from the registrations.
 const OPENS_AFTER: Duration = Duration::from_millis(300);
@@ -46,6 +49,8 @@ pub(super) struct Shelver {
     retention: Retention,
     dir: PathBuf,
     thread: Thread,
+    /// What the thread is yet to be told.
+    untold: RefCell<Vec<Work>>,
     patience: Duration,
     /// How many threads have been left behind.
     left: usize,
@@ -147,7 +152,8 @@ impl Shelver {
             told
         })?;
         let state_dir = state_dir.to_owned();
-        Ok(Shelver { dir: database_dir(&state_dir), state_dir, retention, thread, patience: STUCK_AFTER, left: 0 })
+        let (dir, untold) = (database_dir(&state_dir), RefCell::default());
+        Ok(Shelver { state_dir, retention, dir, thread, untold, patience: STUCK_AFTER, left: 0 })
     }
 
     /// Leaves a thread that does not come back, and has another one rebuild the database beside the one that is stuck: from
@@ -184,14 +190,29 @@ impl Shelver {
         self.tell(Work::Name { key: key.to_owned(), seq, id: id.clone() });
     }
 
-    /// Nobody waits for room in the queue: the journal has it.
     fn tell(&self, work: Work) {
-        if self.try_tell(work).is_err() && !self.thread.shared.behind.swap(true, Ordering::AcqRel) {
-            tracing::warn!("the query database cannot follow the journal; it catches up with the next checkpoint");
+        self.untold.borrow_mut().push(work);
+        if self.untold.borrow().len() >= UNTOLD_MAX {
+            self.tell_all();
         }
     }
 
-    fn try_tell(&self, work: Work) -> Result<(), StoreError> {
+    /// Tells the thread what it has not been told yet. Nobody waits for room in its queue: the journal has it.
+    pub(super) fn tell_all(&self) {
+        for work in self.untold.take() {
+            if self.send(work).is_err() && !self.thread.shared.behind.swap(true, Ordering::AcqRel) {
+                tracing::warn!("the query database cannot follow the journal; it catches up with the next checkpoint");
+            }
+        }
+    }
+
+    /// Asks for something that comes behind everything so far.
+    fn order(&self, work: Work) -> Result<(), StoreError> {
+        self.tell_all();
+        self.send(work)
+    }
+
+    fn send(&self, work: Work) -> Result<(), StoreError> {
         let why = match self.thread.queue.as_ref().map(|queue| queue.try_send(work)) {
             Some(Ok(())) => return Ok(()),
             Some(Err(TrySendError::Full(_))) => "too much waits for it",
@@ -204,14 +225,14 @@ impl Shelver {
     /// order's newest.
     pub(super) fn checkpoint(&self, order: Order) -> Result<PendingCheckpoint, StoreError> {
         let (sender, done) = sync_channel(1);
-        self.try_tell(Work::Checkpoint(Box::new(order), sender))?;
+        self.order(Work::Checkpoint(Box::new(order), sender))?;
         Ok(PendingCheckpoint { dir: self.dir.clone(), done })
     }
 
     /// The database to be read, once it has everything that it was told.
     pub(super) fn reader(&self) -> Result<PendingReader, StoreError> {
         let (sender, answer) = sync_channel(1);
-        self.try_tell(Work::Read(sender))?;
+        self.order(Work::Read(sender))?;
         Ok(PendingReader { dir: self.dir.clone(), answer })
     }
 
@@ -231,7 +252,7 @@ impl Shelver {
     /// Has something done to the database behind the store's back, once it has everything that it was told.
     #[cfg(test)]
     pub(super) fn tell_to_meddle(&self, act: impl FnOnce(&mut Option<Shelf>) + Send + 'static) {
-        self.try_tell(Work::Meddle(Box::new(act))).unwrap();
+        self.order(Work::Meddle(Box::new(act))).unwrap();
     }
 
     /// The same, and waits for it.
@@ -245,6 +266,7 @@ impl Shelver {
     #[cfg(test)]
     pub(super) fn settle(&self) {
         let (sender, answer) = sync_channel(1);
+        self.tell_all();
         self.thread.queue.as_ref().unwrap().send(Work::Read(sender)).unwrap();
         drop(answer.recv().unwrap());
     }
@@ -258,6 +280,7 @@ impl Shelver {
 
 impl Drop for Shelver {
     fn drop(&mut self) {
+        self.tell_all();
         if !self.thread.end(PATIENCE_AT_THE_END) {
             tracing::error!(
                 "the query database does not close and is left to itself; the journal has everything, and the next start reads it"

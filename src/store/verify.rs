@@ -15,6 +15,7 @@ use crate::domain::AllocId;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// What both copies say, and whether they agree (`ledger verify -o json`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,7 +151,7 @@ pub fn verify(state_dir: &Path) -> Result<Verification, StoreError> {
     if !journal_dir.exists() {
         return Err(StoreError::NoJournal { path: state_dir.to_owned() });
     }
-    let before = sizes(&journal_dir);
+    let before = stamps(&journal_dir);
     let scratch = tempfile::tempdir().map_err(StoreError::io("create", &std::env::temp_dir()))?;
     let database_dir = database_dir(state_dir);
     let had_database = database_dir.exists();
@@ -158,7 +159,7 @@ pub fn verify(state_dir: &Path) -> Result<Verification, StoreError> {
     let mut check = Check::new(state_dir, Journal::read(state_dir)?, peek_confirmed(state_dir));
     match opened {
         Some(Ok((shelf, image))) => {
-            let then = Journal::fold(Fold::read_upto(&journal_dir, image.applied)?)?;
+            let then = Journal::fold(Fold::read_upto(state_dir, image.applied)?)?;
             check.database(&image, true);
             check.live(&then.live, &image, image.applied);
             let counted = shelf.reader().check_history(|record| check.released(record));
@@ -173,16 +174,16 @@ pub fn verify(state_dir: &Path) -> Result<Verification, StoreError> {
             check.live(&LivePayloads::new(), &Image::default(), 0);
         }
     }
-    if sizes(&journal_dir) != before {
+    if stamps(&journal_dir) != before {
         return Err(StoreError::InUse { path: state_dir.to_owned() });
     }
     Ok(check.done())
 }
 
-/// The journal's files, to see whether somebody writes there.
-fn sizes(dir: &Path) -> Vec<(PathBuf, Option<u64>)> {
-    let segments = journal::segments(dir).unwrap_or_default();
-    segments.into_iter().map(|(_, path)| (path.clone(), fs::metadata(path).ok().map(|file| file.len()))).collect()
+/// The journal's files, to see whether somebody writes there. The size alone does not tell: there is room in them.
+fn stamps(dir: &Path) -> Vec<(PathBuf, Option<(u64, SystemTime)>)> {
+    let stamp = |path: &Path| fs::metadata(path).and_then(|file| Ok((file.len(), file.modified()?))).ok();
+    journal::segments(dir).unwrap_or_default().into_iter().map(|(_, path)| (path.clone(), stamp(&path))).collect()
 }
 
 /// What the journal says.
@@ -195,7 +196,7 @@ struct Journal {
 
 impl Journal {
     fn read(state_dir: &Path) -> Result<Self, StoreError> {
-        Journal::fold(Fold::read_beside_a_writer(&journal_dir(state_dir))?)
+        Journal::fold(Fold::read_beside_a_writer(state_dir)?)
     }
 
     fn fold(fold: Fold) -> Result<Self, StoreError> {

@@ -8,11 +8,12 @@ use super::super::exit::{FAILURE, Failed};
 use super::super::{Global, eprintln, show};
 use super::caller::{Caller, Kubelet};
 use super::floor::DiskFloor;
-use super::instance::{self, Instance};
+use super::instance::Instance;
 use super::report::{Measured, Report};
 use crate::app::App;
 use crate::domain::Durability;
 use crate::host;
+use crate::store::journal_bytes;
 use clap::{Args, ValueEnum};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -102,9 +103,9 @@ fn failed(why: impl std::fmt::Display) -> Failed {
 
 async fn measure(caller: &Caller, state_dir: &std::path::Path, options: &Options) -> Result<Measured, Failed> {
     let mut measured = Measured::new()?;
-    let before = instance::journal_bytes(state_dir)?;
+    let before = journal_bytes(state_dir)?;
     caller.allocate(options.warm_up, options.concurrency, options.devices, |_| {}).await?;
-    let record_bytes = (instance::journal_bytes(state_dir)? - before) / options.warm_up;
+    let record_bytes = (journal_bytes(state_dir)? - before) / options.warm_up;
     let mut disk = DiskFloor::create(state_dir, record_bytes)?;
 
     // One after the other, so that each finds the processors and the disk as idle as the others do: a sync that comes right

@@ -5,7 +5,6 @@ use crate::app::Settings;
 use crate::config::{self, Roots};
 use crate::domain::Durability;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -68,9 +67,4 @@ impl Instance {
     pub(super) fn settings(&self) -> Result<Settings, Failed> {
         Ok(Settings { roots: self.roots(), config: config::load(Some(&self.config_file()))? })
     }
-}
-
-/// Bytes of the ledger's journal.
-pub(super) fn journal_bytes(state_dir: &Path) -> io::Result<u64> {
-    fs::read_dir(state_dir.join("journal"))?.map(|entry| Ok(entry?.metadata()?.len())).sum()
 }
