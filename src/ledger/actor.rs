@@ -132,15 +132,11 @@ impl LedgerActor {
         };
         metrics::journal_synced(clock.elapsed());
         self.note_kept(kept, appended.as_ref().err(), context);
+        let mut changes = Vec::new();
         match &result {
             Ok(()) => {
-                let mut named = false;
-                for entry in &entries {
-                    let change = self.ledger.evolve(entry);
-                    named |= change == Change::Named;
-                    report::tell(&change, entry);
-                }
-                if named {
+                changes.extend(entries.iter().map(|entry| self.ledger.evolve(entry)));
+                if changes.contains(&Change::Named) {
                     // Before the answer: the scan after it must find them.
                     self.publish_names();
                 }
@@ -152,6 +148,10 @@ impl LedgerActor {
         for (_, answer) in batch {
             // A caller that no longer waits finds its grant when it asks again.
             drop(answer.send(result.clone()));
+        }
+        // No caller waits for the log.
+        for (change, entry) in changes.iter().zip(&entries) {
+            report::tell(change, entry);
         }
         if result.is_ok() && self.config.process_crash {
             self.sync_behind(context);
