@@ -40,8 +40,9 @@ pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> CharDevi
     for spec in specs {
         let devices = found.by_resource.entry(spec.name.clone()).or_default();
         for path in &spec.paths {
-            // Two links to one node are one device.
-            let nodes: BTreeSet<String> = root.glob(&path.host).iter().filter_map(|node| root.canonical_node(node)).collect();
+            // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
+            let nodes = root.glob(&path.host).into_iter().filter_map(|node| root.canonical_node(&node));
+            let nodes: BTreeSet<String> = nodes.filter(|node| node.starts_with("/dev/")).collect();
             if nodes.is_empty() {
                 found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
             }
@@ -158,6 +159,8 @@ mod tests {
         symlink("../../ttyACM0", dir.path().join("dev/serial/by-id/usb-a")).unwrap();
         symlink("/dev/ttyACM0", dir.path().join("dev/serial/by-id/usb-b")).unwrap();
         symlink("../../absent", dir.path().join("dev/serial/by-id/usb-c")).unwrap();
+        write(dir.path(), "sys/class/tty/ttyACM0/dev", "166:0");
+        symlink("../../../sys/class/tty/ttyACM0/dev", dir.path().join("dev/serial/by-id/usb-d")).unwrap();
         let specs = [
             char_spec("example.com/first", &["/dev/serial/by-id/*", "/dev/tty*"]),
             char_spec("example.com/second", &["/dev/ttyACM0", "/dev/none*"]),

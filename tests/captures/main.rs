@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod archive;
+mod damage;
 mod placement;
 mod rewrite;
 
