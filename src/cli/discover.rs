@@ -8,6 +8,7 @@ use crate::hardware::{self, Discovery, node_health};
 use crate::host::HostRoot;
 use crate::store;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Looks at the host and prints what is there, with the resources of the configuration, else the usual ones.
@@ -41,7 +42,7 @@ const SCHEMA: u32 = 1;
 pub struct Document {
     /// The version of this format.
     pub schema: u32,
-    /// The devices: PCI functions in the order of their addresses, then nodes of `/dev`.
+    /// The devices: PCI functions in the order of their addresses, each followed by its parts, then nodes of `/dev`.
     pub devices: Vec<Row>,
 }
 
@@ -88,6 +89,8 @@ pub struct Row {
     pub health: Option<&'static str>,
     /// Why it is unhealthy.
     pub reason: Option<&'static str>,
+    /// Identity and description by name ([`Device::attributes`]).
+    pub attributes: BTreeMap<String, String>,
 }
 
 /// Builds the document. Without `all` it holds the devices of known classes and what a resource offers; with it, every
@@ -130,6 +133,7 @@ fn row(device: &Device, resource: Option<String>, health: Option<Health>) -> Row
         resource,
         health: health.map(Health::as_str),
         reason: health.and_then(Health::reason).map(|reason| reason.as_str()),
+        attributes: device.attributes.clone(),
     }
 }
 
@@ -140,7 +144,8 @@ pub fn table(document: &Document) -> Table {
     let mut table = Table::new(&["address", "class", "driver", "numa", "names", "resource", "health", "id"]);
     for row in &document.devices {
         let address = row.pci_address.map(|address| address.to_string()).or_else(|| row.nodes.first().cloned());
-        let class = if row.is_vf { format!("{} vf", row.class) } else { row.class.to_string() };
+        let kind = row.attributes.get("part").map(String::as_str).or_else(|| row.is_vf.then_some("vf"));
+        let class = kind.map_or_else(|| row.class.to_string(), |kind| format!("{} {kind}", row.class));
         let health = row.health.map(|health| row.reason.unwrap_or(health).to_owned());
         let names = [&row.rdma, &row.nvme, &row.net].into_iter().find(|names| !names.is_empty()).map(|names| short_list(names));
         // An id that is the address says nothing new.
@@ -169,8 +174,6 @@ mod tests {
     use super::*;
     use crate::hardware::{defaults, discover_in, scan};
     use crate::sim::hardware::{GPUS, SimNode};
-    use std::collections::BTreeMap;
-    use std::sync::Arc;
 
     fn simulated(all: bool, breakage: impl Fn(&SimNode)) -> Document {
         let dir = tempfile::tempdir().unwrap();
@@ -193,7 +196,8 @@ mod tests {
             r#""is_vf":false,"pf":null,"vfs":[],"iommu_group":null,"net":[],"rdma":[],"nvme":[],"#,
             r#""nodes":["/dev/nvidia0","/dev/nvidiactl","/dev/nvidia-uvm","/dev/nvidia-uvm-tools"],"#,
             r#""bridges":["0000:15:01.0","0000:16:00.0","0000:17:00.0"],"resource":"nvidia.com/gpu","#,
-            r#""health":"Healthy","reason":null},"#,
+            r#""health":"Healthy","reason":null,"attributes":{"index":"0","minor":"0","model":"NVIDIA H100 80GB HBM3","#,
+            r#""uuid":"GPU-5ca1ab1e-0000-4000-8000-000000000000"}},"#,
         );
         assert!(json.starts_with(start), "{json}");
         let broken = &document.devices[1];

@@ -80,6 +80,14 @@ pub(super) enum Contract {
     Nvidia,
 }
 
+/// What a network function is connected to.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum LinkType {
+    Ether,
+    Infiniband,
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Select {
@@ -89,6 +97,15 @@ pub(super) struct Select {
     pub(super) address: Vec<String>,
     pub(super) vf: Option<bool>,
     pub(super) id: Vec<String>,
+    /// An interface or an address, and numbers of virtual functions: `ens1f0#0-3,7`.
+    pub(super) pf: Vec<String>,
+    pub(super) link_type: Vec<LinkType>,
+    pub(super) model: Vec<String>,
+    pub(super) uuid: Vec<String>,
+    pub(super) numa_node: Vec<u32>,
+    pub(super) iommu_group: Vec<u32>,
+    pub(super) mdev_type: Vec<String>,
+    pub(super) part: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]

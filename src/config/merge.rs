@@ -108,6 +108,7 @@ mod tests {
     #[test]
     fn every_mistake_is_one_sentence_with_its_place() {
         let resource = |rest: &str| format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\n{rest}");
+        let select = |rest: &str| format!("[[resource]]\nname = \"a.b/c\"\nclass = \"nic\"\nselect = {{ {rest} }}");
         for (text, expected) in [
             ("[ledgr]\n".to_owned(), "line 1: unknown key `ledgr`; did you mean `ledger`?"),
             (resource("replica = 3"), "line 4: unknown key `replica`; did you mean `replicas`?"),
@@ -144,6 +145,11 @@ mod tests {
             ("[[resource]]\nname = \"gpu\"\nclass = \"gpu\"".to_owned(), "`gpu` is not a resource name"),
             ("[[resource]]\nname = \"a.b/c\"\nclass = \"gppu\"".to_owned(), "did you mean `gpu`?"),
             ("[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\nselect = { vendor = [\"xyz\"] }".to_owned(), "`xyz`"),
+            (select("pf = [\"ens1f0#3-1\"]"), "resource `a.b/c`: `ens1f0#3-1` must be the interface or the PCI address"),
+            (select("link_type = [\"ethernet\"]"), "unknown value `ethernet`; did you mean `ether`?"),
+            (select("model = [\"H100[\"]"), "the model `H100[` is not a valid glob"),
+            (select("numa_nodes = [0]"), "unknown key `numa_nodes`; did you mean `numa_node`?"),
+            (select("iommu_group = [-1]"), "line 4"),
             (
                 "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"".to_owned(),
                 "two resources are named `a.b/c`",

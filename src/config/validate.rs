@@ -1,9 +1,9 @@
 //! From what the files say to what the daemon runs on.
 
-use super::fragments::{self, Class, Contract, Fragment};
+use super::fragments::{self, Class, Contract, Fragment, LinkType};
 use super::{Config, ConfigError};
 use crate::domain::{
-    CharPath, ContractKind, DeviceClass, DeviceId, MountSpec, PciAddress, Policy, ResourceName, ResourceSpec, Retention, Select,
+    CharPath, ContractKind, DeviceClass, DeviceId, MountSpec, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention, Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -140,6 +140,15 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
         }
     };
     let address = |text: &String| text.to_ascii_lowercase().parse::<PciAddress>().map_err(|error| error.to_string());
+    let pf = |text: &String| text.parse::<PfSelect>().map_err(|error| error.to_string());
+    let link_type = |kind: &LinkType| match kind {
+        LinkType::Ether => "ether".to_owned(),
+        LinkType::Infiniband => "infiniband".to_owned(),
+    };
+    let model = |text: &String| match glob::Pattern::new(text) {
+        Ok(_) => Ok(text.clone()),
+        Err(error) => Err(format!("the model `{text}` is not a valid glob: {error}")),
+    };
     Ok(Select {
         vendor: fragment.vendor.iter().map(hex("vendor")).collect::<Result<_, _>>()?,
         device: fragment.device.iter().map(hex("device")).collect::<Result<_, _>>()?,
@@ -147,6 +156,14 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
         address: fragment.address.iter().map(address).collect::<Result<_, _>>()?,
         vf: fragment.vf,
         id: fragment.id.iter().map(DeviceId::new).collect(),
+        pf: fragment.pf.iter().map(pf).collect::<Result<_, _>>()?,
+        link_type: fragment.link_type.iter().map(link_type).collect(),
+        model: fragment.model.iter().map(model).collect::<Result<_, _>>()?,
+        uuid: fragment.uuid.clone(),
+        numa_node: fragment.numa_node.clone(),
+        iommu_group: fragment.iommu_group.clone(),
+        mdev_type: fragment.mdev_type.clone(),
+        part: fragment.part,
     })
 }
 

@@ -1,5 +1,6 @@
 //! A device: one thing that can be offered to a container.
 
+use super::health::Reason;
 use super::pci::PciFunction;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -122,7 +123,7 @@ pub struct Device {
     /// The stable id.
     pub id: DeviceId,
     /// Names the physical thing while it stays where it is, so that a remembered id finds it again:
-    /// `pci:0000:18:00.0/10de:2330` or `dev:/dev/fuse`.
+    /// `pci:0000:18:00.0/10de:2330`, `pci:0000:18:00.0/10de:2330/gi1-ci0` for a part of it, or `dev:/dev/fuse`.
     pub key: String,
     /// What it is.
     pub class: DeviceClass,
@@ -132,6 +133,48 @@ pub struct Device {
     pub numa_nodes: Vec<u32>,
     /// Nodes that a container needs, in the order in which it gets them.
     pub nodes: Vec<DeviceNode>,
-    /// Identity and description by name: `uuid`, `serial`, `model`, `node_guid`, `link_layer`, `minor`.
+    /// Identity and description by name. What is not known has no entry.
+    ///
+    /// | name | of | value |
+    /// | --- | --- | --- |
+    /// | `uuid` | NVIDIA | of the GPU; of a MIG instance as drivers before 470 spell it, `MIG-<GPU>/<gi>/<ci>` |
+    /// | `minor`, `index` | NVIDIA GPU | number of `/dev/nvidiaN`; place among the driver's GPUs by address |
+    /// | `gi`, `ci`, `gi_cap`, `ci_cap` | MIG instance | ids of GPU and compute instance; numbers of their `/dev/nvidia-caps/nvidia-capN` |
+    /// | `vgpu_type` | NVIDIA virtual function | number of the vGPU type that it is set to |
+    /// | `mdev_uuid`, `mdev_type`, `mdev_type_name`, `mdev_driver` | mediated device | as sysfs has them: `nvidia-754`, `NVIDIA A2-4Q` |
+    /// | `unique_id`, `compute_partition`, `memory_partition` | AMD | of the GPU: identity, `cpx`, `nps4` |
+    /// | `partition`, `render_minor`, `kfd_node`, `xcp` | AMD partition | its number on the GPU; of its render node; in KFD's topology; its platform device |
+    /// | `afu_id`, `interface_id`, `fme_node` | Intel FPGA port | accelerator function; interface of its region; management node |
+    /// | `mgmt` | Alveo user function | address of the card's management function |
+    /// | `node_guid`, `sys_image_guid`, `link_layer` | RDMA | GUIDs; `InfiniBand` or `Ethernet` |
+    /// | `link_type` | network, RDMA | `ether` or `infiniband` |
+    /// | `serial`, `model`, `firmware`, `state` | NVMe, and what of it others know | as the device tells |
+    /// | `subsystem_nqn`, `nsid`, `wwid`, `in_use` | NVMe | of the controller; of its only namespace, or of this one; by what the host uses the disk |
+    /// | `vdpa`, `vdpa_driver` | network function | `vdpa0`; `vhost_vdpa` or `virtio_vdpa` |
+    /// | `iommu_group`, `group_members`, `group_blocked_by` | for guests | group; all functions in it; who keeps it from guests |
+    /// | `kernel_name` | node of `/dev` | `subsystem:name` |
+    /// | `part`, `parent` | part of a function | `mig`, `mdev`, `partition`, `port` or `namespace`; id of the whole |
+    /// | `parts` | function that is cut into parts | what they are: then the whole is not offered |
     pub attributes: BTreeMap<String, String>,
+}
+
+impl Device {
+    /// An attribute by its name.
+    #[must_use]
+    pub fn attribute(&self, name: &str) -> Option<&str> {
+        self.attributes.get(name).map(String::as_str)
+    }
+
+    /// What is wrong with it by its own record, whether its nodes are there or not.
+    #[must_use]
+    pub fn fault(&self) -> Option<Reason> {
+        self.attribute("group_blocked_by").map(|_| Reason::GroupNotViable)
+    }
+
+    /// The IOMMU group that a guest gets with it: its own, else that of its function.
+    #[must_use]
+    pub fn iommu_group(&self) -> Option<u32> {
+        let own = self.attribute("iommu_group").and_then(|group| group.parse().ok());
+        own.or_else(|| self.pci.as_ref()?.iommu_group)
+    }
 }

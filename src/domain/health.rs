@@ -17,6 +17,8 @@ pub enum Reason {
     Deselected,
     /// The same node is held under another id, which it had before udev gave it a better name.
     HeldAsOther,
+    /// Another function of its IOMMU group is bound to a driver of the host, so that no guest can have the group.
+    GroupNotViable,
 }
 
 impl Reason {
@@ -29,6 +31,7 @@ impl Reason {
             Reason::DriverLost => "driver_lost",
             Reason::Deselected => "deselected",
             Reason::HeldAsOther => "held_as_other",
+            Reason::GroupNotViable => "iommu_group_not_viable",
         }
     }
 }

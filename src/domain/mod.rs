@@ -18,6 +18,7 @@ mod refusal;
 mod resource;
 mod retention;
 mod safeguard;
+mod select;
 mod time;
 pub mod topology;
 
@@ -35,4 +36,5 @@ pub use refusal::Refusal;
 pub use resource::{CharPath, ContractKind, InvalidResourceName, MountSpec, ResourceName, ResourceSpec, Select};
 pub use retention::Retention;
 pub use safeguard::Safeguard;
+pub use select::{ParsePfError, Pf, PfSelect};
 pub use time::{Moment, Timestamp};

@@ -92,6 +92,8 @@ pub struct PciFunction {
     pub physfn: Option<PciAddress>,
     /// Links `virtfn0`, `virtfn1`, …, in the order of their numbers.
     pub virtfns: Vec<PciAddress>,
+    /// Its number among the virtual functions of its physical function: that of the link `virtfnN`.
+    pub vf_index: Option<u32>,
     /// File `sriov_totalvfs`.
     pub sriov_totalvfs: Option<u32>,
     /// File `sriov_numvfs`.
@@ -108,6 +110,14 @@ pub struct PciFunction {
     pub nvme: Vec<String>,
     /// DRM nodes below it (`drm/`: `card0`, `renderD128`), sorted; connectors left out.
     pub drm: Vec<String>,
+    /// Mediated devices below it, by their UUIDs, sorted.
+    pub mdevs: Vec<String>,
+    /// vDPA devices below it (`vdpa0`), sorted.
+    pub vdpa: Vec<String>,
+    /// Nodes of userspace I/O below it (`uio/uio0`), sorted.
+    pub uio: Vec<String>,
+    /// Its own VFIO node (`vfio-dev/vfio0`), for kernels with iommufd.
+    pub vfio_dev: Option<String>,
 }
 
 impl PciFunction {
@@ -125,6 +135,7 @@ impl PciFunction {
             numa_node: None,
             physfn: None,
             virtfns: Vec::new(),
+            vf_index: None,
             sriov_totalvfs: None,
             sriov_numvfs: None,
             iommu_group: None,
@@ -133,6 +144,10 @@ impl PciFunction {
             rdma: Vec::new(),
             nvme: Vec::new(),
             drm: Vec::new(),
+            mdevs: Vec::new(),
+            vdpa: Vec::new(),
+            uio: Vec::new(),
+            vfio_dev: None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::device::{DeviceClass, DeviceId};
 use super::pci::PciAddress;
+use super::select::PfSelect;
 use super::topology::Placement;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -124,6 +125,22 @@ pub struct Select {
     pub vf: Option<bool>,
     /// Device ids.
     pub id: Vec<DeviceId>,
+    /// Virtual functions, by the physical one and their numbers.
+    pub pf: Vec<PfSelect>,
+    /// `ether` or `infiniband`.
+    pub link_type: Vec<String>,
+    /// Globs over the models.
+    pub model: Vec<String>,
+    /// UUIDs of GPUs, MIG instances and mediated devices.
+    pub uuid: Vec<String>,
+    /// NUMA nodes.
+    pub numa_node: Vec<u32>,
+    /// IOMMU groups.
+    pub iommu_group: Vec<u32>,
+    /// Types of mediated devices, or the names of these types.
+    pub mdev_type: Vec<String>,
+    /// Parts of functions only (`true`): MIG instances, partitions, ports, namespaces; or whole functions only (`false`).
+    pub part: Option<bool>,
 }
 
 /// One path of a `char` resource.

@@ -1,61 +1,104 @@
-//! From the record of a PCI function to a device: its class decides which file knows the rest.
+//! From the record of a PCI function to its devices: its class decides which file knows the rest.
 
-use super::facts::{Facts, required};
+use super::facts::{Facts, Part, required};
+use super::kfd::Kfd;
 use super::numa::NumaNodes;
 use super::rdma::RdmaNodes;
-use super::{classify, drm, fpga, nvidia, nvme, rdma};
-use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, PciFunction};
+use super::{Scan, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
+use crate::domain::{Device, DeviceClass, DeviceId, PciAddress, PciFunction};
 use crate::host::HostRoot;
 
 /// What one look at the host serves for every device of a pass.
 pub(super) struct Describer<'a> {
     root: &'a HostRoot,
+    scan: &'a Scan,
     rdma: RdmaNodes,
     numa: NumaNodes,
+    kfd: Kfd,
+    uses: nvme::Uses,
+    groups: vfio::Groups,
+    /// The GPUs of NVIDIA's driver, which counts them in the order of their addresses.
+    nvidia: Vec<PciAddress>,
 }
 
 impl<'a> Describer<'a> {
-    pub(super) fn new(root: &'a HostRoot) -> Self {
-        Describer { root, rdma: RdmaNodes::read(root), numa: NumaNodes::read(root) }
+    pub(super) fn new(root: &'a HostRoot, scan: &'a Scan) -> Self {
+        let gpus = scan.functions.values().filter(|function| nvidia::is_gpu(function)).map(|function| function.address);
+        Describer {
+            root,
+            scan,
+            rdma: RdmaNodes::read(root),
+            numa: NumaNodes::read(root),
+            kfd: Kfd::read(root),
+            uses: nvme::Uses::read(root),
+            groups: vfio::Groups::of(scan),
+            nvidia: gpus.collect(),
+        }
     }
 
-    pub(super) fn device(&self, function: &PciFunction) -> Device {
+    /// The function as one device, and its parts, where it is cut into some.
+    pub(super) fn devices(&self, function: &PciFunction) -> Vec<Device> {
         let class = classify::classify(self.root, function);
         let mut facts = self.facts(class, function);
-        if function.driver.as_deref() == Some("vfio-pci") {
-            facts.nodes = vfio_nodes(function);
+        if vfio::is_bound(function) {
+            self.groups.hand_over(self.root, function, &mut facts);
+        } else if !function.mdevs.is_empty() {
+            facts.cut("mdev", mdev::parts(self.root, function));
         }
-        let root = self.root;
-        let id = |number: Option<u16>| number.map_or_else(|| "????".to_owned(), |number| format!("{number:04x}"));
-        Device {
-            id: DeviceId::new(facts.identity.unwrap_or_else(|| function.address.to_string())),
-            key: format!("pci:{}/{}:{}", function.address, id(function.vendor), id(function.device)),
+        facts.note("parts", facts.parts_are);
+        let parts = std::mem::take(&mut facts.parts);
+        let numa_nodes = if class == DeviceClass::Other { Vec::new() } else { self.numa.near(self.root, function) };
+        let device = |id: String, part: Option<&str>, facts: Facts| Device {
+            id: DeviceId::new(id),
+            key: key_of(function, part),
             class,
             pci: Some(function.clone()),
-            numa_nodes: if class == DeviceClass::Other { Vec::new() } else { self.numa.near(root, function) },
+            numa_nodes: numa_nodes.clone(),
             // A node that may be missing is offered where it is there: what allocates a device does not look.
-            nodes: facts.nodes.into_iter().filter(|node| node.required || root.node_exists(&node.host)).collect(),
+            nodes: facts.nodes.into_iter().filter(|node| node.required || self.root.node_exists(&node.host)).collect(),
             attributes: facts.attributes,
+        };
+        let whole = facts.identity.clone().unwrap_or_else(|| function.address.to_string());
+        let parts_are = facts.parts_are;
+        let mut devices = vec![device(whole.clone(), None, facts)];
+        for Part { name, mut facts } in parts {
+            facts.note("part", parts_are);
+            facts.note("parent", Some(&whole));
+            let id = facts.identity.clone().unwrap_or_else(|| format!("{whole}-{name}"));
+            devices.push(device(id, Some(&name), facts));
         }
+        devices
     }
 
     fn facts(&self, class: DeviceClass, function: &PciFunction) -> Facts {
-        match class {
-            DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => nvidia::facts(self.root, function),
-            DeviceClass::Gpu => drm::facts(self.root, function),
+        let mut facts = match class {
+            DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => {
+                let mut facts = nvidia::facts(self.root, function);
+                facts.note("index", self.nvidia.iter().position(|address| *address == function.address));
+                facts
+            }
+            DeviceClass::Gpu => drm::facts(self.root, function, &self.kfd),
             DeviceClass::Rdma => rdma::facts(self.root, function, &self.rdma),
-            DeviceClass::Nvme => nvme::facts(self.root, function),
-            DeviceClass::Fpga => fpga::facts(self.root, function),
-            DeviceClass::Nic | DeviceClass::Accelerator | DeviceClass::Char | DeviceClass::Other => Facts::default(),
-        }
+            DeviceClass::Nvme => nvme::facts(self.root, function, &self.uses),
+            DeviceClass::Fpga => {
+                let mut facts = fpga::facts(self.root, function);
+                facts.note("mgmt", fpga::management_of(self.scan, function));
+                facts
+            }
+            DeviceClass::Nic => net::facts(self.root, function),
+            DeviceClass::Accelerator | DeviceClass::Char | DeviceClass::Other => Facts::default(),
+        };
+        net::add_vdpa(self.root, function, &mut facts);
+        facts.nodes.extend(function.uio.iter().map(|name| required(format!("/dev/{name}"))));
+        facts
     }
 }
 
-/// The nodes of a function that is handed to a guest: VFIO's own and that of its group, which exists while a member is
-/// bound (Linux `Documentation/driver-api/vfio.rst`).
-fn vfio_nodes(function: &PciFunction) -> Vec<DeviceNode> {
-    let group = function.iommu_group.map(|group| required(format!("/dev/vfio/{group}")));
-    std::iter::once(required("/dev/vfio/vfio")).chain(group).collect()
+/// Names the function in its place, and a part of it.
+fn key_of(function: &PciFunction, part: Option<&str>) -> String {
+    let id = |number: Option<u16>| number.map_or_else(|| "????".to_owned(), |number| format!("{number:04x}"));
+    let part = part.map(|part| format!("/{part}")).unwrap_or_default();
+    format!("pci:{}/{}:{}{part}", function.address, id(function.vendor), id(function.device))
 }
 
 #[cfg(test)]
@@ -63,8 +106,9 @@ mod tests {
     use super::super::testing::{function, write};
     use super::*;
 
-    fn describe(dir: &tempfile::TempDir, function: &PciFunction) -> Device {
-        Describer::new(&HostRoot::new(dir.path())).device(function)
+    fn describe(dir: &tempfile::TempDir, function: &PciFunction) -> Vec<Device> {
+        let scan = Scan { functions: [(function.address, function.clone())].into() };
+        Describer::new(&HostRoot::new(dir.path()), &scan).devices(function)
     }
 
     #[test]
@@ -77,7 +121,7 @@ mod tests {
             iommu_group: Some(38),
             ..function("0000:08:00.0")
         };
-        let device = describe(&dir, &gpu);
+        let device = describe(&dir, &gpu).remove(0);
         let nodes: Vec<_> = device.nodes.iter().map(|node| node.host.as_str()).collect();
         assert_eq!((device.class, nodes), (DeviceClass::Gpu, vec!["/dev/vfio/vfio", "/dev/vfio/38"]));
         assert_eq!(device.key, "pci:0000:08:00.0/10de:????");
@@ -88,7 +132,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let info = "Device Minor: \t 2\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0000:08:00.0/information", info);
-        write(dir.path(), "proc/driver/nvidia/capabilities/gpu2/mig/gi3/access", "DeviceFileMinor: 30\n");
         write(dir.path(), "dev/nvidia-uvm", "");
         let gpu = PciFunction {
             vendor: Some(nvidia::VENDOR),
@@ -96,9 +139,32 @@ mod tests {
             driver: Some(nvidia::DRIVER.into()),
             ..function("0000:08:00.0")
         };
-        let device = describe(&dir, &gpu);
+        let device = describe(&dir, &gpu).remove(0);
         let nodes: Vec<_> = device.nodes.iter().map(|node| node.host.as_str()).collect();
         assert_eq!(nodes, ["/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm"]);
-        assert_eq!(device.attributes["mig"], "enabled", "cut into instances: no resource offers the whole");
+        assert_eq!((device.attribute("index"), device.attribute("parts")), (Some("0"), None));
+    }
+
+    #[test]
+    fn parts_are_devices_beside_the_whole_and_are_named_by_it() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "proc/driver/nvidia/gpus/0000:08:00.0/information", "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n");
+        let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
+        write(dir.path(), &format!("{mig}/gi3/access"), "DeviceFileMinor: 30\n");
+        write(dir.path(), &format!("{mig}/gi3/ci0/access"), "DeviceFileMinor: 31\n");
+        let gpu = PciFunction {
+            vendor: Some(nvidia::VENDOR),
+            device: Some(0x2330),
+            class: Some(0x03_0200),
+            driver: Some(nvidia::DRIVER.into()),
+            ..function("0000:08:00.0")
+        };
+        let devices = describe(&dir, &gpu);
+        let names: Vec<_> = devices.iter().map(|device| (device.id.as_str(), device.key.as_str())).collect();
+        let place = "pci:0000:08:00.0/10de:2330";
+        assert_eq!(names, [("GPU-1", place), ("GPU-1-gi3-ci0", &format!("{place}/gi3-ci0"))]);
+        assert_eq!((devices[0].attribute("parts"), devices[0].attribute("part")), (Some("mig"), None));
+        assert_eq!((devices[1].attribute("part"), devices[1].attribute("parent")), (Some("mig"), Some("GPU-1")));
+        assert_eq!(devices[1].class, DeviceClass::Gpu);
     }
 }

@@ -2,6 +2,7 @@
 //! (Linux `drivers/gpu/drm/amd/amdgpu`, attribute `unique_id`; `drivers/gpu/drm/i915`, `xe`).
 
 use super::facts::{Facts, optional, required};
+use super::kfd::{self, Kfd};
 use super::pci::{folder, is_numbered};
 use crate::domain::PciFunction;
 use crate::host::HostRoot;
@@ -11,7 +12,7 @@ pub(super) const VENDOR_AMD: u16 = 0x1002;
 /// PCI vendor id of Intel.
 pub(super) const VENDOR_INTEL: u16 = 0x8086;
 
-pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
+pub(super) fn facts(root: &HostRoot, function: &PciFunction, kfd: &Kfd) -> Facts {
     let mut facts = Facts::default();
     if function.driver.is_none() {
         return facts;
@@ -32,6 +33,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
         let unique = unique.filter(|id| id.bytes().any(|byte| byte != b'0') && id.bytes().all(|byte| byte.is_ascii_hexdigit()));
         facts.note("unique_id", unique.clone());
         facts.identity = unique.filter(|_| !function.is_vf());
+        kfd::cut(root, function, kfd, &mut facts);
     }
     facts
 }
@@ -51,10 +53,29 @@ mod tests {
             drm: vec!["card1".into(), "controlD64".into(), "renderD129".into()],
             ..function("0000:0a:00.0")
         };
-        let facts = facts(&HostRoot::new(dir.path()), &gpu);
+        let facts = facts(&HostRoot::new(dir.path()), &gpu, &Kfd::default());
         let nodes: Vec<_> = facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
         assert_eq!(nodes, [("/dev/kfd", true), ("/dev/dri/card1", false), ("/dev/dri/renderD129", true)]);
         assert_eq!(facts.identity.as_deref(), Some("5a1f2c3d4e5f6071"));
+    }
+
+    #[test]
+    fn a_display_function_is_of_use_once_a_driver_has_it() {
+        let root = HostRoot::new("/nonexistent");
+        let nodes = |driver: Option<&str>, drm: &[&str]| -> Vec<String> {
+            let vf = PciFunction {
+                vendor: Some(VENDOR_INTEL),
+                driver: driver.map(str::to_owned),
+                physfn: "0000:03:00.0".parse().ok(),
+                drm: drm.iter().map(|name| (*name).to_owned()).collect(),
+                ..function("0000:03:00.1")
+            };
+            facts(&root, &vf, &Kfd::default()).nodes.into_iter().map(|node| node.host).collect()
+        };
+        assert_eq!(nodes(None, &[]), Vec::<String>::new(), "a virtual function before the host binds it");
+        for driver in ["xe", "i915"] {
+            assert_eq!(nodes(Some(driver), &["card2", "renderD130"]), ["/dev/dri/card2", "/dev/dri/renderD130"]);
+        }
     }
 
     #[test]
@@ -62,6 +83,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/unique_id", "0000000000000000\n");
         let gpu = PciFunction { vendor: Some(VENDOR_AMD), driver: Some("amdgpu".into()), ..function("0000:0a:00.0") };
-        assert_eq!(facts(&HostRoot::new(dir.path()), &gpu).identity, None);
+        assert_eq!(facts(&HostRoot::new(dir.path()), &gpu, &Kfd::default()).identity, None);
     }
 }

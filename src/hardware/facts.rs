@@ -10,16 +10,35 @@ pub(super) struct Facts {
     pub(super) identity: Option<String>,
     /// Nodes that a container needs, in order.
     pub(super) nodes: Vec<DeviceNode>,
-    /// Description by name.
+    /// Description by name, as `Device::attributes` lists it.
     pub(super) attributes: BTreeMap<String, String>,
+    /// What it is cut into: each part is a device of its own, and the whole is not offered then.
+    pub(super) parts: Vec<Part>,
+    /// What the parts are; `None` where there are none, and never will be while it is as it is.
+    pub(super) parts_are: Option<&'static str>,
+}
+
+/// One part of a function that is offered on its own: a MIG instance, a mediated device, a partition, a port, a namespace.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// Tells it from the other parts of its function, for as long as it is there: `gi1-ci0`.
+    pub(super) name: String,
+    /// What is known of it.
+    pub(super) facts: Facts,
 }
 
 impl Facts {
     /// Notes an attribute where it is known.
-    pub(super) fn note(&mut self, name: &str, value: Option<String>) {
+    pub(super) fn note(&mut self, name: &str, value: Option<impl ToString>) {
         if let Some(value) = value {
-            self.attributes.insert(name.to_owned(), value);
+            self.attributes.insert(name.to_owned(), value.to_string());
         }
+    }
+
+    /// Cuts it into parts.
+    pub(super) fn cut(&mut self, what: &'static str, parts: Vec<Part>) {
+        self.parts_are = Some(what);
+        self.parts = parts;
     }
 }
 

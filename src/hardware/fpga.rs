@@ -3,10 +3,12 @@
 //! What a workload gets is the port, the user's half of the card. The management half, `/dev/dfl-fme.N`, can reprogram
 //! the card and is never handed out.
 
-use super::facts::{Facts, required};
-use super::pci::folder;
-use crate::domain::PciFunction;
+use super::Scan;
+use super::facts::{Facts, Part, required};
+use super::pci::{folder, is_numbered};
+use crate::domain::{PciAddress, PciFunction};
 use crate::host::HostRoot;
+use std::collections::BTreeSet;
 
 /// Vendor and device ids of the cards, physical and virtual functions (`drivers/fpga/dfl-pci.c`).
 const CARDS: [(u16, u16); 11] = [
@@ -27,6 +29,8 @@ const CARDS: [(u16, u16); 11] = [
 const SILICOM: u16 = 0x1c2c;
 /// AMD's (Xilinx') Alveo cards: a management function and a user function, which has the render node.
 const XILINX: u16 = 0x10ee;
+/// The driver of the management function.
+const XILINX_MANAGEMENT: &str = "xclmgmt";
 
 /// Whether a function is (part of) an FPGA card: by its driver, by a region below it, or by its ids.
 pub(super) fn is_fpga(root: &HostRoot, function: &PciFunction) -> bool {
@@ -42,21 +46,70 @@ pub(super) fn is_fpga(root: &HostRoot, function: &PciFunction) -> bool {
 
 pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     let mut facts = Facts::default();
-    let dir = folder(function.address);
-    // A region nested below the management half serves partial reconfiguration and has no port.
-    for (class, prefix) in [("fpga_region", "dfl-port."), ("fpga", "intel-fpga-port.")] {
-        for region in root.entries(&format!("{dir}/{class}")) {
-            for port in root.entries(&format!("{dir}/{class}/{region}")).into_iter().filter(|entry| entry.starts_with(prefix)) {
-                facts.note("afu_id", root.read(&format!("{dir}/{class}/{region}/{port}/afu_id")));
-                facts.nodes.push(required(format!("/dev/{port}")));
-            }
-        }
+    let mut ports = ports(root, function);
+    if ports.len() == 1 {
+        let Part { facts: port, .. } = ports.remove(0);
+        facts = port;
+    } else if !ports.is_empty() {
+        facts.cut("port", ports);
     }
-    if function.vendor == Some(XILINX) {
-        let render = function.drm.iter().filter(|name| name.starts_with("renderD"));
+    // The management function of an Alveo card is in the same slot, and has no render node.
+    if function.vendor == Some(XILINX) && function.driver.as_deref() != Some(XILINX_MANAGEMENT) {
+        let render = function.drm.iter().filter(|name| is_numbered(name, "renderD"));
         facts.nodes.extend(render.map(|name| required(format!("/dev/dri/{name}"))));
     }
     facts
+}
+
+/// The ports of a card, each with its accelerator function and the interface that this was built for.
+fn ports(root: &HostRoot, function: &PciFunction) -> Vec<Part> {
+    let mut ports = Vec::new();
+    let dir = folder(function.address);
+    // A region nested below the management half serves partial reconfiguration and has no port.
+    for (class, port, management) in [("fpga_region", "dfl-port.", "dfl-fme."), ("fpga", "intel-fpga-port.", "intel-fpga-fme.")] {
+        for region in root.entries(&format!("{dir}/{class}")) {
+            let region = format!("{dir}/{class}/{region}");
+            let entries = root.entries(&region);
+            let manager = entries.iter().find(|entry| is_numbered(entry, management));
+            for (at, name) in entries.iter().filter(|entry| is_numbered(entry, port)).enumerate() {
+                let mut facts = Facts::default();
+                facts.nodes.push(required(format!("/dev/{name}")));
+                facts.note("afu_id", root.read(&format!("{region}/{name}/afu_id")).filter(|id| is_id(id)));
+                facts.note("interface_id", manager.and_then(|manager| interface_id(root, &format!("{region}/{manager}"))));
+                facts.note("fme_node", manager.map(|manager| format!("/dev/{manager}")));
+                // Its number on the card; that of its node counts the ports of all cards.
+                let number = root.read(&format!("{region}/{name}/id")).and_then(|id| id.parse().ok()).unwrap_or(at);
+                ports.push(Part { name: format!("port{number}"), facts });
+            }
+        }
+    }
+    // Two ports that give the same number are told apart by nothing that stays.
+    let mut seen = BTreeSet::new();
+    ports.retain(|part| seen.insert(part.name.clone()));
+    ports
+}
+
+/// What a bitstream must have been built for: of the region that the management half reconfigures.
+fn interface_id(root: &HostRoot, manager: &str) -> Option<String> {
+    let regions = root.entries(manager).into_iter().filter(|entry| is_numbered(entry, "dfl-fme-region."));
+    let nested = regions.flat_map(|entry| {
+        let folder = format!("{manager}/{entry}/fpga_region");
+        root.entries(&folder).into_iter().map(move |region| format!("{folder}/{region}/compat_id"))
+    });
+    nested.chain([format!("{manager}/pr/interface_id")]).find_map(|file| root.read(&file).filter(|id| is_id(id)))
+}
+
+/// 32 hex digits.
+fn is_id(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The management functions of Alveo cards, which are of no use to a container: user functions name theirs.
+pub(super) fn management_of(scan: &Scan, function: &PciFunction) -> Option<PciAddress> {
+    let is_user = function.vendor == Some(XILINX) && function.driver.as_deref() != Some(XILINX_MANAGEMENT);
+    let same_slot = |address: &PciAddress| PciAddress { function: 0, ..*address } == PciAddress { function: 0, ..function.address };
+    let managers = scan.functions.values().filter(|other| other.driver.as_deref() == Some(XILINX_MANAGEMENT));
+    managers.map(|manager| manager.address).filter(|_| is_user).find(same_slot)
 }
 
 #[cfg(test)]
@@ -74,7 +127,63 @@ mod tests {
         let card = function("0000:b1:00.0");
         assert!(is_fpga(&root, &card));
         assert!(!is_fpga(&root, &function("0000:b1:00.1")));
-        assert_eq!(facts(&root, &card).nodes, [required("/dev/dfl-port.0")]);
+        let facts = facts(&root, &card);
+        assert_eq!(facts.nodes, [required("/dev/dfl-port.0")]);
+        assert_eq!(facts.attributes["afu_id"], "d8424dc4a4a3c413f89e433683f9040b");
+        assert_eq!(facts.attributes["fme_node"], "/dev/dfl-fme.0", "named, and not among the nodes");
+        assert_eq!(facts.parts_are, None);
+    }
+
+    #[test]
+    fn each_of_several_ports_is_a_device_with_the_interface_of_its_region() {
+        let dir = tempfile::tempdir().unwrap();
+        let region = "sys/bus/pci/devices/0000:b1:00.0/fpga_region/region4";
+        write(dir.path(), &format!("{region}/dfl-port.8/id"), "1\n");
+        write(dir.path(), &format!("{region}/dfl-port.8/afu_id"), "00000000000000000000000000000002\n");
+        write(dir.path(), &format!("{region}/dfl-port.9/id"), "0\n");
+        write(dir.path(), &format!("{region}/dfl-port.9/afu_id"), "no id\n");
+        let nested = format!("{region}/dfl-fme.3/dfl-fme-region.5/fpga_region/region6/compat_id");
+        write(dir.path(), &nested, "9346116da52d5ca8b06aa9a389ef7c8d\n");
+        let facts = facts(&HostRoot::new(dir.path()), &function("0000:b1:00.0"));
+        assert_eq!((facts.parts_are, facts.nodes.len()), (Some("port"), 0));
+        let parts: Vec<_> = facts.parts.iter().map(|part| (part.name.as_str(), part.facts.nodes[0].host.as_str())).collect();
+        assert_eq!(parts, [("port1", "/dev/dfl-port.8"), ("port0", "/dev/dfl-port.9")]);
+        let attributes = &facts.parts[0].facts.attributes;
+        assert_eq!(attributes["interface_id"], "9346116da52d5ca8b06aa9a389ef7c8d");
+        assert!(!facts.parts[1].facts.attributes.contains_key("afu_id"));
+    }
+
+    #[test]
+    fn the_older_framework_has_ports_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let card = "sys/bus/pci/devices/0000:5e:00.0/fpga/intel-fpga-dev.0";
+        write(dir.path(), &format!("{card}/intel-fpga-port.0/afu_id"), "d8424dc4a4a3c413f89e433683f9040b\n");
+        write(dir.path(), &format!("{card}/intel-fpga-fme.0/pr/interface_id"), "ce48969398f05f33946d560708be108a\n");
+        let root = HostRoot::new(dir.path());
+        assert!(is_fpga(&root, &function("0000:5e:00.0")));
+        let facts = facts(&root, &function("0000:5e:00.0"));
+        assert_eq!(facts.nodes, [required("/dev/intel-fpga-port.0")]);
+        assert_eq!(facts.attributes["interface_id"], "ce48969398f05f33946d560708be108a");
+    }
+
+    #[test]
+    fn an_alveos_user_function_is_offered_and_names_the_one_that_manages_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::new(dir.path());
+        let of = |address: &str, driver: &str, drm: &[&str]| PciFunction {
+            vendor: Some(XILINX),
+            class: Some(0x12_0000),
+            driver: Some(driver.into()),
+            drm: drm.iter().map(|name| (*name).to_owned()).collect(),
+            ..function(address)
+        };
+        let (manager, user) = (of("0000:65:00.0", "xclmgmt", &[]), of("0000:65:00.1", "xocl", &["card2", "renderD130"]));
+        let scan = Scan { functions: [&manager, &user].map(|function| (function.address, function.clone())).into() };
+        assert!(is_fpga(&root, &manager) && is_fpga(&root, &user));
+        assert_eq!(facts(&root, &manager).nodes, []);
+        assert_eq!(facts(&root, &user).nodes, [required("/dev/dri/renderD130")]);
+        assert_eq!(management_of(&scan, &user), Some(manager.address));
+        assert_eq!(management_of(&scan, &manager), None);
     }
 
     #[test]

@@ -3,9 +3,13 @@
 use crate::domain::{Device, DeviceId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The id that a device has by its place alone: a PCI address, or the path of a node. No two devices share it.
+/// The id that a device has by its place alone: a PCI address, with the name of a part, or the path of a node. No two
+/// devices share it.
 pub(super) fn place_of(device: &Device) -> DeviceId {
-    device.pci.as_ref().map_or_else(|| DeviceId::new(device.key.clone()), |function| DeviceId::new(function.address.to_string()))
+    let Some(function) = &device.pci else { return DeviceId::new(device.key.clone()) };
+    // `pci:<address>/<ids>/<part>`
+    let part = device.key.splitn(3, '/').nth(2).map(|part| format!("-{part}")).unwrap_or_default();
+    DeviceId::new(format!("{}{part}", function.address))
 }
 
 /// Gives every device of a clash the id of its place: an identity that two things show names neither of them.
@@ -83,6 +87,23 @@ mod tests {
         let mut devices = [device("0000:01:00.0", "same"), device("0000:02:00.0", "same"), device("0000:03:00.0", "other")];
         make_unique(&mut devices);
         assert_eq!(ids(&devices), ["0000:01:00.0", "0000:02:00.0", "other"]);
+    }
+
+    #[test]
+    fn parts_have_places_of_their_own_and_keep_their_names_when_the_whole_gets_a_better_one() {
+        let part = |id: &str, part: &str| {
+            let device = device("0000:01:00.0", id);
+            Device { key: format!("{}/{part}", device.key), ..device }
+        };
+        let mut devices = [device("0000:01:00.0", "same"), part("same", "gi1-ci0"), part("same", "gi2-ci0")];
+        make_unique(&mut devices);
+        assert_eq!(ids(&devices), ["0000:01:00.0", "0000:01:00.0-gi1-ci0", "0000:01:00.0-gi2-ci0"]);
+
+        let mut first = [part("0000:01:00.0-gi1-ci0", "gi1-ci0")];
+        let remembered = remember(&mut first, &BTreeMap::new()).into_iter().collect();
+        let mut later = [part("GPU-1-gi1-ci0", "gi1-ci0")];
+        assert!(remember(&mut later, &remembered).is_empty());
+        assert_eq!(ids(&later), ["0000:01:00.0-gi1-ci0"]);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Hardware: sysfs records become devices, one file for each subject.
 //!
 //! ```text
-//!  sys/bus/pci ─ pci ─▶ Scan ─ describe (classify; nvidia, drm, rdma, nvme, fpga, numa) ─┐
-//!  dev ─ chardev ────────────────────────────────────────────────────────────────────────┴▶ devices
+//!  sys/bus/pci ─ pci ─▶ Scan ─ describe (classify; nvidia, drm, kfd, rdma, net, nvme, fpga, mdev, vfio, numa) ─┐
+//!  dev ─ chardev ──────────────────────────────────────────────────────────────────────────────────────────────┴▶ devices
 //!  devices ─ identity (unique, remembered ids) ─ select (resources) ─▶ Discovery
 //! ```
 //!
@@ -17,6 +17,9 @@ mod drm;
 mod facts;
 mod fpga;
 mod identity;
+mod kfd;
+mod mdev;
+mod net;
 mod numa;
 mod nvidia;
 mod nvme;
@@ -25,6 +28,7 @@ mod rdma;
 mod select;
 #[cfg(test)]
 pub(crate) mod testing;
+mod vfio;
 
 pub use identity::remember;
 pub use pci::{Scan, scan};
@@ -40,8 +44,8 @@ use std::sync::Arc;
 pub struct Discovery {
     /// The PCI functions as sysfs shows them.
     pub scan: Scan,
-    /// A device for every PCI function, of the class `other` too, in the order of their addresses; then the nodes of
-    /// the `char` resources.
+    /// A device for every PCI function, of the class `other` too, in the order of their addresses, each followed by its
+    /// parts; then the nodes of the `char` resources.
     pub devices: Vec<Arc<Device>>,
     /// Which resource offers which of them.
     pub selection: Selection,
@@ -64,8 +68,8 @@ pub fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], remembered: &BTree
 /// [`discover`] with the PCI functions of a scan that was made already, as [`defaults::specs`] needs one first.
 #[must_use]
 pub fn discover_in(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], remembered: &BTreeMap<String, DeviceId>) -> Discovery {
-    let describer = describe::Describer::new(root);
-    let mut devices: Vec<Device> = scan.functions.values().map(|function| describer.device(function)).collect();
+    let describer = describe::Describer::new(root, &scan);
+    let mut devices: Vec<Device> = scan.functions.values().flat_map(|function| describer.devices(function)).collect();
     let found = chardev::discover(root, specs);
     let mut chars: BTreeMap<String, ResourceName> = BTreeMap::new();
     for (resource, nodes) in found.by_resource {
@@ -85,13 +89,17 @@ pub fn discover_in(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], rem
     Discovery { devices, selection, named, scan }
 }
 
-/// What the nodes of a device say of its health: a required one that is missing makes it useless. `None` where the
-/// tree holds no `/dev` at all, as most captures do: then nothing can be said.
+/// What a device's record and its nodes say of its health: a required node that is missing makes it useless. `None` where
+/// the tree holds no `/dev` at all, as most captures do: then nothing can be said.
 #[must_use]
 pub fn node_health(root: &HostRoot, device: &Device) -> Option<Health> {
     if !root.is_dir("dev") {
         return None;
     }
     let missing = device.nodes.iter().any(|node| node.required && !root.node_exists(&node.host));
-    Some(if missing { Health::Unhealthy(Reason::NodeMissing) } else { Health::Healthy })
+    Some(match device.fault() {
+        Some(reason) => Health::Unhealthy(reason),
+        None if missing => Health::Unhealthy(Reason::NodeMissing),
+        None => Health::Healthy,
+    })
 }

@@ -1,7 +1,12 @@
 //! NVIDIA GPUs. The driver makes no class device in sysfs: identity and minor number are in
 //! `/proc/driver/nvidia/gpus/<address>/information` (text of the driver's `nv-procfs.c`).
+//!
+//! MIG instances are not in sysfs either: each has a folder below `/proc/driver/nvidia/capabilities/gpu<minor>/mig`, and
+//! a container needs the nodes of both of its capabilities beside the GPU's own (NVIDIA's MIG user guide, "Device nodes
+//! and capabilities"). Their profiles and their UUIDs since driver 470 are told by NVML only.
 
-use super::facts::{Facts, optional, required};
+use super::facts::{Facts, Part, optional, required};
+use super::pci::{folder, is_numbered};
 use crate::domain::PciFunction;
 use crate::host::HostRoot;
 
@@ -9,6 +14,12 @@ use crate::host::HostRoot;
 pub(super) const VENDOR: u16 = 0x10de;
 /// The kernel driver whose GPUs CUDA can use.
 pub(super) const DRIVER: &str = "nvidia";
+
+/// Whether the driver runs it as a GPU of its own.
+pub(super) fn is_gpu(function: &PciFunction) -> bool {
+    let is_display = function.class16().is_some_and(|class| class >> 8 == 0x03);
+    function.vendor == Some(VENDOR) && function.driver.as_deref() == Some(DRIVER) && is_display && !function.is_vf()
+}
 
 pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     let mut facts = Facts::default();
@@ -19,20 +30,60 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     let minor = field(&information, "Device Minor").filter(|minor| minor.parse::<u32>().is_ok());
     // Until a GPU was initialised once, its UUID is shown with question marks.
     let uuid = field(&information, "GPU UUID").filter(|uuid| !uuid.contains('?'));
-    if let Some(minor) = &minor {
-        facts.nodes.push(required(format!("/dev/nvidia{minor}")));
-        if root.entries(&format!("proc/driver/nvidia/capabilities/gpu{minor}/mig")).iter().any(|entry| entry.starts_with("gi")) {
-            facts.note("mig", Some("enabled".to_owned()));
-        }
-    }
+    facts.nodes.extend(minor.as_ref().map(|minor| required(format!("/dev/nvidia{minor}"))));
     facts.nodes.push(required("/dev/nvidiactl"));
     // Made on first use (nvidia-modprobe), or never when the module is not loaded: their absence is no fault.
     facts.nodes.extend(["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"].map(optional));
-    facts.note("minor", minor);
     facts.note("model", field(&information, "Model"));
+    if let Some(minor) = &minor {
+        cut_into_instances(root, &mut facts, minor, uuid.as_deref());
+    }
+    facts.note("minor", minor);
     facts.note("uuid", uuid.clone());
-    facts.identity = uuid.filter(|_| !function.is_vf());
+    if function.is_vf() {
+        // Since driver 550 a virtual function is set to a type, without a mediated device; 0 is none.
+        let kind = root.read(&format!("{}/nvidia/current_vgpu_type", folder(function.address)));
+        facts.note("vgpu_type", kind.filter(|kind| kind != "0"));
+    } else {
+        facts.identity = uuid;
+    }
     facts
+}
+
+/// A GPU that has GPU instances is used by its compute instances only.
+fn cut_into_instances(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Option<&str>) {
+    let dir = format!("proc/driver/nvidia/capabilities/gpu{minor}/mig");
+    let numbered = |dir: &str, prefix: &str| -> Vec<String> {
+        root.entries(dir).iter().filter(|entry| is_numbered(entry, prefix)).map(|entry| entry[prefix.len()..].to_owned()).collect()
+    };
+    let instances = numbered(&dir, "gi");
+    if instances.is_empty() {
+        return;
+    }
+    let minors = root.read("proc/driver/nvidia-caps/mig-minors").unwrap_or_default();
+    let mut parts = Vec::new();
+    for gi in instances {
+        let capability = |path: &str| {
+            let access = root.read(&format!("{dir}/{path}/access")).and_then(|text| field(&text, "DeviceFileMinor"));
+            // The same numbers are in one list, `gpu0/gi1/ci0/access 13`.
+            let listed = || minors.lines().find_map(|line| line.strip_prefix(&format!("gpu{minor}/{path}/access "))).map(str::to_owned);
+            access.or_else(listed).filter(|minor| minor.parse::<u32>().is_ok())
+        };
+        let gi_cap = capability(&format!("gi{gi}"));
+        for ci in numbered(&format!("{dir}/gi{gi}"), "ci") {
+            // Without both capabilities a container can do nothing with it.
+            let Some((gi_cap, ci_cap)) = gi_cap.clone().zip(capability(&format!("gi{gi}/ci{ci}"))) else { continue };
+            let mut instance = Facts { nodes: facts.nodes.clone(), ..Facts::default() };
+            instance.nodes.extend([&gi_cap, &ci_cap].map(|minor| required(format!("/dev/nvidia-caps/nvidia-cap{minor}"))));
+            instance.note("uuid", uuid.map(|uuid| format!("MIG-{uuid}/{gi}/{ci}")));
+            instance.note("model", facts.attributes.get("model").cloned());
+            for (name, value) in [("gi", &gi), ("ci", &ci), ("gi_cap", &gi_cap), ("ci_cap", &ci_cap)] {
+                instance.note(name, Some(value));
+            }
+            parts.push(Part { name: format!("gi{gi}-ci{ci}"), facts: instance });
+        }
+    }
+    facts.cut("mig", parts);
 }
 
 /// The value of a line such as `GPU UUID: \t GPU-0473…`.
@@ -69,6 +120,34 @@ mod tests {
         let facts = facts(&HostRoot::new(dir.path()), &gpu());
         assert_eq!(facts.identity, None);
         assert!(!facts.attributes.contains_key("uuid"));
+    }
+
+    #[test]
+    fn a_gpu_that_is_cut_is_offered_instance_by_instance() {
+        let dir = tempfile::tempdir().unwrap();
+        let information = "Model: \t H100\nGPU UUID: \t GPU-1\nDevice Minor: \t 2\n";
+        write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", information);
+        let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
+        write(dir.path(), &format!("{mig}/gi1/access"), "DeviceFileMinor: 300\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
+        write(dir.path(), &format!("{mig}/gi1/ci0/access"), "DeviceFileMinor: 301\n");
+        // Only the list knows this one.
+        write(dir.path(), &format!("{mig}/gi11/ci1/access"), "");
+        write(dir.path(), "proc/driver/nvidia-caps/mig-minors", "config 1\ngpu2/gi11/access 390\ngpu2/gi11/ci1/access 391\n");
+        // Nobody knows the capabilities of this one.
+        write(dir.path(), &format!("{mig}/gi9/ci0/access"), "DeviceFileMinor: none\n");
+        let facts = facts(&HostRoot::new(dir.path()), &gpu());
+        assert_eq!(facts.parts_are, Some("mig"));
+        let parts: Vec<_> = facts.parts.iter().map(|part| part.name.as_str()).collect();
+        assert_eq!(parts, ["gi1-ci0", "gi11-ci1"]);
+        let nodes = |part: usize| -> Vec<&str> {
+            let required = facts.parts[part].facts.nodes.iter().filter(|node| node.required);
+            required.map(|node| node.host.as_str()).collect()
+        };
+        assert_eq!(nodes(0), ["/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap300", "/dev/nvidia-caps/nvidia-cap301"]);
+        assert_eq!(nodes(1)[2..], ["/dev/nvidia-caps/nvidia-cap390", "/dev/nvidia-caps/nvidia-cap391"]);
+        let attributes = &facts.parts[0].facts.attributes;
+        assert_eq!((attributes["uuid"].as_str(), attributes["gi"].as_str(), attributes["ci"].as_str()), ("MIG-GPU-1/1/0", "1", "0"));
+        assert!(!attributes.contains_key("minor"), "that would name the whole GPU");
     }
 
     #[test]

@@ -1,12 +1,44 @@
 //! NVMe controllers and their namespaces (Linux `drivers/nvme/host/sysfs.c`, `multipath.c`).
+//!
+//! A controller with one namespace is one device; each of several namespaces is one. A disk that the host itself uses is
+//! told, so that no resource offers it.
 
-use super::facts::{Facts, required};
+use super::facts::{Facts, Part, required};
 use super::pci::{folder, is_numbered};
 use crate::domain::PciFunction;
 use crate::host::HostRoot;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
+/// What the host has mounted or swaps to: one look for a whole scan.
+#[derive(Debug, Default)]
+pub(super) struct Uses(Vec<(String, String)>);
+
+impl Uses {
+    pub(super) fn read(root: &HostRoot) -> Self {
+        // The mounts of the host's first process: those of the reader may be a container's.
+        let mounts = root.read("proc/1/mounts").unwrap_or_default();
+        let mounted = mounts.lines().filter_map(|line| {
+            let (disk, rest) = line.strip_prefix("/dev/")?.split_once(' ')?;
+            Some((disk.to_owned(), format!("mounted at {}", rest.split(' ').next()?)))
+        });
+        let swaps = root.read("proc/swaps").unwrap_or_default();
+        let swapped =
+            swaps.lines().filter_map(|line| Some((line.strip_prefix("/dev/")?.split_whitespace().next()?.to_owned(), "swap".to_owned())));
+        Uses(mounted.chain(swapped).collect())
+    }
+
+    /// By what a disk or one of its partitions is in use.
+    fn of(&self, root: &HostRoot, disk: &str) -> Option<String> {
+        let is_part = |name: &str| name.strip_prefix(disk).is_some_and(|rest| rest.is_empty() || is_numbered(rest, "p"));
+        let held = |name: &str| root.entries(&format!("sys/class/block/{name}/holders")).into_iter().next();
+        let partitions = root.entries(&format!("sys/class/block/{disk}")).into_iter().filter(|entry| is_part(entry));
+        let holder = std::iter::once(disk.to_owned()).chain(partitions).find_map(|name| held(&name));
+        let used = self.0.iter().find(|(name, _)| is_part(name)).map(|(_, by)| by.clone());
+        used.or_else(|| holder.map(|holder| format!("part of {holder}")))
+    }
+}
+
+pub(super) fn facts(root: &HostRoot, function: &PciFunction, uses: &Uses) -> Facts {
     let mut facts = Facts::default();
     let Some(controller) = function.nvme.first() else {
         return facts;
@@ -15,8 +47,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     let dir = if root.is_dir(&below) { below } else { format!("sys/class/nvme/{controller}") };
     let text = |file: &str| root.read(&format!("{dir}/{file}"));
     // The administration node `/dev/nvmeN` is not among them: it can format the disk and replace its firmware.
-    let disks: BTreeSet<String> = root.entries(&dir).iter().filter_map(|entry| disk_of(entry)).collect();
-    facts.nodes.extend(disks.iter().map(|disk| required(format!("/dev/{disk}"))));
+    let disks: BTreeMap<String, String> = root.entries(&dir).into_iter().filter_map(|entry| Some((disk_of(&entry)?, entry))).collect();
     let (serial, model) = (text("serial"), text("model"));
     // Both or none: a name that grows when the model can be read would be another name.
     facts.identity = model.as_ref().zip(serial.as_ref()).filter(|_| !function.is_vf()).map(|(model, serial)| name_of(model, serial));
@@ -25,6 +56,29 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     facts.note("firmware", text("firmware_rev"));
     facts.note("subsystem_nqn", text("subsysnqn"));
     facts.note("state", text("state"));
+    let describe = |disk: &str, entry: &str, facts: &mut Facts| {
+        // What a disk is is told by its own folder; with multipath that is the subsystem's, not the path's.
+        let of_disk =
+            |file: &str| root.read(&format!("{dir}/{entry}/{file}")).or_else(|| root.read(&format!("sys/class/block/{disk}/{file}")));
+        facts.nodes.push(required(format!("/dev/{disk}")));
+        facts.note("nsid", of_disk("nsid"));
+        facts.note("wwid", of_disk("wwid"));
+        facts.note("in_use", uses.of(root, disk));
+    };
+    if let (1, Some((disk, entry))) = (disks.len(), disks.first_key_value()) {
+        describe(disk, entry, &mut facts);
+    } else if !disks.is_empty() {
+        let parts = disks.iter().map(|(disk, entry)| {
+            let mut part = Facts { attributes: facts.attributes.clone(), ..Facts::default() };
+            describe(disk, entry, &mut part);
+            // Not the number in its name, which counts as they are found.
+            let number = part.attributes.get("nsid").map_or_else(|| disk.clone(), |nsid| format!("ns{nsid}"));
+            part.identity = part.attributes.get("wwid").map(|wwid| format!("nvme-{}", plain(wwid)));
+            Part { name: plain(&number), facts: part }
+        });
+        let parts = parts.collect();
+        facts.cut("namespace", parts);
+    }
     facts
 }
 
@@ -41,7 +95,11 @@ fn disk_of(entry: &str) -> Option<String> {
 
 /// `nvme-<model>_<serial>`, as udev names the links in `/dev/disk/by-id`.
 fn name_of(model: &str, serial: &str) -> String {
-    format!("nvme-{model}_{serial}").chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
+    plain(&format!("nvme-{model}_{serial}"))
+}
+
+fn plain(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
 }
 
 #[cfg(test)]
@@ -66,8 +124,40 @@ mod tests {
         write(dir.path(), &format!("{controller}/model"), "Samsung SSD 970 EVO          \n");
         write(dir.path(), &format!("{controller}/nvme1c4n1/hidden"), "1\n");
         let disk = PciFunction { nvme: vec!["nvme4".into()], ..function("0000:05:00.0") };
-        let facts = facts(&HostRoot::new(dir.path()), &disk);
+        let facts = facts(&HostRoot::new(dir.path()), &disk, &Uses::default());
         assert_eq!(facts.identity.as_deref(), Some("nvme-Samsung_SSD_970_EVO_S6S2NS0TA17548X"));
         assert_eq!(facts.nodes, [required("/dev/nvme1n1")]);
+        assert_eq!(facts.parts_are, None);
+    }
+
+    #[test]
+    fn each_of_several_namespaces_is_a_device() {
+        let dir = tempfile::tempdir().unwrap();
+        let controller = "sys/bus/pci/devices/0000:05:00.0/nvme/nvme4";
+        write(dir.path(), &format!("{controller}/serial"), "S1\n");
+        write(dir.path(), &format!("{controller}/nvme4n1/wwid"), "eui.0025385591b03a1f\n");
+        write(dir.path(), &format!("{controller}/nvme4n1/nsid"), "7\n");
+        write(dir.path(), &format!("{controller}/nvme4n2/hidden"), "0\n");
+        let disk = PciFunction { nvme: vec!["nvme4".into()], ..function("0000:05:00.0") };
+        let facts = facts(&HostRoot::new(dir.path()), &disk, &Uses::default());
+        assert_eq!((facts.parts_are, facts.nodes.len()), (Some("namespace"), 0));
+        let parts: Vec<_> = facts.parts.iter().map(|part| (part.name.as_str(), part.facts.nodes[0].host.as_str())).collect();
+        assert_eq!(parts, [("ns7", "/dev/nvme4n1"), ("nvme4n2", "/dev/nvme4n2")]);
+        assert_eq!(facts.parts[0].facts.identity.as_deref(), Some("nvme-eui.0025385591b03a1f"));
+        assert_eq!(facts.parts[0].facts.attributes["serial"], "S1");
+    }
+
+    #[test]
+    fn what_the_host_uses_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "proc/1/mounts", "proc /proc proc rw 0 0\n/dev/nvme1n1p2 / ext4 rw 0 0\n/dev/nvme10n1 /var ext4 rw 0 0\n");
+        write(dir.path(), "proc/swaps", "Filename Type\n/dev/nvme2n1 partition 1 0 -2\n");
+        write(dir.path(), "sys/class/block/nvme3n1/nvme3n1p1/dev", "259:1\n");
+        write(dir.path(), "sys/class/block/nvme3n1p1/holders/dm-0/dev", "253:0\n");
+        let root = HostRoot::new(dir.path());
+        let uses = Uses::read(&root);
+        let used = ["nvme1n1", "nvme10n1", "nvme2n1", "nvme3n1", "nvme4n1", "nvme1n10"].map(|disk| uses.of(&root, disk));
+        let expected = [Some("mounted at /"), Some("mounted at /var"), Some("swap"), Some("part of dm-0"), None, None];
+        assert_eq!(used, expected.map(|by| by.map(str::to_owned)));
     }
 }

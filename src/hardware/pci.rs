@@ -33,28 +33,36 @@ pub(super) fn folder(address: PciAddress) -> String {
 #[must_use]
 pub fn scan(root: &HostRoot) -> Scan {
     let children = ClassChildren::read(root);
-    let mut functions: BTreeMap<PciAddress, PciFunction> = root
-        .entries(DEVICES)
-        .iter()
-        .filter_map(|name| name.parse().ok())
-        .filter_map(|address| Some((address, read_whole(root, address, &children)?)))
-        .collect();
-    complete_physfns(&mut functions);
+    let mut functions: BTreeMap<PciAddress, PciFunction> = BTreeMap::new();
+    let mut claims = Vec::new();
+    for address in root.entries(DEVICES).iter().filter_map(|name| name.parse().ok()) {
+        if let Some((mut function, numbered)) = read_whole(root, address, &children) {
+            function.virtfns = numbered.iter().map(|(_, vf)| *vf).collect();
+            claims.extend(numbered.into_iter().map(|(index, vf)| (address, index, vf)));
+            functions.insert(address, function);
+        }
+    }
+    number_vfs(&mut functions, claims);
     Scan { functions }
 }
 
-/// While VFs are made, a physical function names them a moment before they name it: its word is enough.
-fn complete_physfns(functions: &mut BTreeMap<PciAddress, PciFunction>) {
-    let claims: Vec<_> = functions.values().flat_map(|pf| pf.virtfns.iter().map(|vf| (*vf, pf.address))).collect();
-    for (vf, pf) in claims {
-        if let Some(function) = functions.get_mut(&vf).filter(|function| function.physfn.is_none()) {
+/// A physical function says which number a virtual one has. While they are made, it names them a moment before they
+/// name it: its word is enough.
+fn number_vfs(functions: &mut BTreeMap<PciAddress, PciFunction>, claims: Vec<(PciAddress, u32, PciAddress)>) {
+    for (pf, index, vf) in claims {
+        let function = functions.get_mut(&vf).filter(|function| vf != pf && function.physfn.is_none_or(|known| known == pf));
+        if let Some(function) = function {
             function.physfn = Some(pf);
+            function.vf_index = Some(index);
         }
     }
 }
 
+/// The virtual functions that a physical one names, with their numbers.
+type Numbered = Vec<(u32, PciAddress)>;
+
 /// Reads a function, and once more if its folder went away under the reader; never half of it.
-fn read_whole(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> Option<PciFunction> {
+fn read_whole(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> Option<(PciFunction, Numbered)> {
     for _ in 0..2 {
         let present = root.is_dir(&folder(address));
         let function = read(root, address, children);
@@ -66,7 +74,7 @@ fn read_whole(root: &HostRoot, address: PciAddress, children: &ClassChildren) ->
     None
 }
 
-fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> PciFunction {
+fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> (PciFunction, Numbered) {
     let dir = folder(address);
     let entries = root.entries(&dir);
     let has = |name: &str| entries.binary_search_by(|entry| entry.as_str().cmp(name)).is_ok();
@@ -82,7 +90,13 @@ fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> PciFu
     let (vendor, device) = id_pair(uevent("PCI_ID"));
     let (subsystem_vendor, subsystem_device) = id_pair(uevent("PCI_SUBSYS_ID"));
 
-    PciFunction {
+    let numbered = virtfns(&entries, &link);
+    let below = |prefix: &str| entries.iter().filter(|entry| is_numbered(entry, prefix)).cloned().collect();
+    let inside = |folder: &str, prefix: &str| -> Vec<String> {
+        let names = if has(folder) { root.entries(&format!("{dir}/{folder}")) } else { Vec::new() };
+        names.into_iter().filter(|name| is_numbered(name, prefix)).collect()
+    };
+    let function = PciFunction {
         address,
         vendor: ids[0].or(vendor),
         device: ids[1].or(device),
@@ -93,7 +107,8 @@ fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> PciFu
         // Parsing as unsigned drops -1, by which the firmware says that it told nothing.
         numa_node: text("numa_node").and_then(|node| node.parse().ok()),
         physfn: link("physfn").and_then(|name| name.parse().ok()),
-        virtfns: virtfns(&entries, &link),
+        virtfns: Vec::new(),
+        vf_index: None,
         sriov_totalvfs: text("sriov_totalvfs").and_then(|count| count.parse().ok()),
         sriov_numvfs: text("sriov_numvfs").and_then(|count| count.parse().ok()),
         iommu_group: link("iommu_group").and_then(|group| group.parse().ok()),
@@ -102,15 +117,20 @@ fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> PciFu
         rdma: children.of(root, address, &entries, "infiniband"),
         nvme: children.of(root, address, &entries, "nvme"),
         drm: children.of(root, address, &entries, "drm"),
-    }
+        mdevs: entries.iter().filter(|entry| is_uuid(entry)).cloned().collect(),
+        vdpa: below("vdpa"),
+        uio: inside("uio", "uio"),
+        vfio_dev: inside("vfio-dev", "vfio").into_iter().next(),
+    };
+    (function, numbered)
 }
 
 /// The links `virtfn0`, `virtfn1`, … in the order of their numbers, which is not the order of their names.
-fn virtfns(entries: &[String], link: &dyn Fn(&str) -> Option<String>) -> Vec<PciAddress> {
-    let mut numbered: Vec<(u32, PciAddress)> =
+fn virtfns(entries: &[String], link: &dyn Fn(&str) -> Option<String>) -> Numbered {
+    let mut numbered: Numbered =
         entries.iter().filter_map(|entry| Some((entry.strip_prefix("virtfn")?.parse().ok()?, link(entry)?.parse().ok()?))).collect();
     numbered.sort_unstable();
-    numbered.into_iter().map(|(_, address)| address).collect()
+    numbered
 }
 
 /// The addresses in the path of a function's folder, from the root port down: textual, since the folders between may
@@ -191,6 +211,12 @@ pub(super) fn is_numbered(name: &str, prefix: &str) -> bool {
     name.strip_prefix(prefix).is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
+/// Whether `name` is spelled like `f715f63c-0d00-4007-9c5a-b07b0c6c05de`: the folder of a mediated device.
+fn is_uuid(name: &str) -> bool {
+    let parts: Vec<&str> = name.split('-').collect();
+    parts.iter().map(|part| part.len()).eq([8, 4, 4, 4, 12]) && parts.iter().all(|part| part.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::write;
@@ -244,6 +270,8 @@ mod tests {
         assert!(scan.has_vfs(pf));
         // The link back is missing of all but one: they are virtual functions none the less.
         assert!(expected.iter().all(|vf| scan.functions[vf].physfn == Some(pf)));
+        let numbers: Vec<_> = expected.iter().map(|vf| scan.functions[vf].vf_index.unwrap()).collect();
+        assert_eq!(numbers, (0..12).collect::<Vec<_>>());
         assert!(!scan.functions[&pf].is_vf());
     }
 

@@ -7,6 +7,12 @@ use crate::domain::PciFunction;
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Where the nodes are; the last one is of kernels before 5.8.
+const CLASSES: [&str; 3] = ["infiniband_verbs", "infiniband_mad", "infiniband_cm"];
+
+/// More ports than any adapter has.
+const PORTS_MAX: u32 = 4;
+
 /// The nodes of every RDMA device, by its name: one look at the two classes for a whole scan.
 #[derive(Debug, Default)]
 pub(super) struct RdmaNodes(BTreeMap<String, BTreeSet<String>>);
@@ -14,7 +20,7 @@ pub(super) struct RdmaNodes(BTreeMap<String, BTreeSet<String>>);
 impl RdmaNodes {
     pub(super) fn read(root: &HostRoot) -> Self {
         let mut nodes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for class in ["infiniband_verbs", "infiniband_mad"] {
+        for class in CLASSES {
             for name in root.entries(&format!("sys/class/{class}")) {
                 if let Some(device) = root.read(&format!("sys/class/{class}/{name}/ibdev")) {
                     nodes.entry(device).or_default().insert(name);
@@ -29,7 +35,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) ->
     let mut facts = Facts::default();
     let dir = folder(function.address);
     let mut names: BTreeSet<String> = function.rdma.iter().filter_map(|device| all.0.get(device)).flatten().cloned().collect();
-    for class in ["infiniband_verbs", "infiniband_mad"] {
+    for class in CLASSES {
         names.extend(root.entries(&format!("{dir}/{class}")).into_iter().filter(|name| is_node(name)));
     }
     let node = |name: &String| format!("/dev/infiniband/{name}");
@@ -49,15 +55,27 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) ->
         "sys_image_guid",
         function.rdma.iter().filter_map(|device| below(device, "sys_image_guid")).filter(|guid| is_guid(guid)).min(),
     );
-    facts.note("link_layer", function.rdma.iter().find_map(|device| below(device, "ports/1/link_layer")));
+    // A port of an adapter with two may be of either kind; the first one speaks for it.
+    let layer = function.rdma.iter().find_map(|device| (1..=PORTS_MAX).find_map(|port| below(device, &format!("ports/{port}/link_layer"))));
+    facts.note("link_type", layer.as_deref().and_then(link_type));
+    facts.note("link_layer", layer);
     facts.note("firmware", function.rdma.iter().find_map(|device| below(device, "fw_ver")));
     // The GUID of a virtual function is zero until the operator sets it, and may be set anew for every pod.
     facts.identity = guid.filter(|_| !function.is_vf());
     facts
 }
 
+/// What a link layer is called in a configuration.
+fn link_type(layer: &str) -> Option<&'static str> {
+    match layer {
+        "Ethernet" => Some("ether"),
+        "InfiniBand" => Some("infiniband"),
+        _ => None,
+    }
+}
+
 fn is_node(name: &str) -> bool {
-    ["uverbs", "umad", "issm"].iter().any(|prefix| name.starts_with(prefix))
+    ["uverbs", "umad", "issm", "ucm"].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Whether the text is a GUID (`0c42:a103:006f:1954`) that names something: adapters without one (EFA) show zeros.
@@ -82,11 +100,15 @@ mod tests {
         write(dir.path(), "sys/class/infiniband_verbs/uverbs7/ibdev", "mlx5_0\n");
         write(dir.path(), "sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_1\n");
         write(dir.path(), "sys/class/infiniband_mad/umad3/ibdev", "mlx5_0\n");
+        write(dir.path(), "sys/class/infiniband_mad/issm3/ibdev", "mlx5_0\n");
         write(dir.path(), "sys/class/infiniband/mlx5_0/node_guid", "506b:4b03:003c:eee8\n");
+        write(dir.path(), "sys/class/infiniband/mlx5_0/ports/2/link_layer", "InfiniBand\n");
         let root = HostRoot::new(dir.path());
         let facts = facts(&root, &adapter(), &RdmaNodes::read(&root));
         let nodes: Vec<_> = facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
-        assert_eq!(nodes, [("/dev/infiniband/uverbs7", true), ("/dev/infiniband/umad3", false), ("/dev/infiniband/rdma_cm", true)]);
+        let management = [("/dev/infiniband/issm3", false), ("/dev/infiniband/umad3", false)];
+        assert_eq!(nodes, [&[("/dev/infiniband/uverbs7", true)], &management[..], &[("/dev/infiniband/rdma_cm", true)]].concat());
+        assert_eq!((facts.attributes["link_layer"].as_str(), facts.attributes["link_type"].as_str()), ("InfiniBand", "infiniband"));
         assert_eq!(facts.identity.as_deref(), Some("506b:4b03:003c:eee8"));
     }
 

@@ -1,6 +1,6 @@
 //! Which device is offered by which resource.
 
-use crate::domain::{Device, DeviceClass, ResourceName, ResourceSpec, Select};
+use crate::domain::{Device, DeviceClass, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -27,13 +27,24 @@ impl Selection {
 #[must_use]
 pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, specs: &[Arc<ResourceSpec>]) -> Selection {
     let mut selection = Selection::default();
-    let mut chosen: BTreeMap<&str, &ResourceSpec> = BTreeMap::new();
+    let mut chosen: Chosen<'_> = BTreeMap::new();
+    let host = Host::of(devices);
     for device in devices {
-        if let Some(spec) = specs.iter().find(|spec| offers(spec, device, chars)) {
+        if let Some(spec) = specs.iter().find(|spec| host.offers(spec, device, chars)) {
             chosen.insert(&device.key, spec);
         }
     }
+    withhold_used(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
+    withhold_second_ways(devices, &mut chosen, &mut selection.warnings);
+    for (device, spec) in devices.iter().filter_map(|device| Some((device, chosen.get(device.key.as_str())?))) {
+        let blocked = device.attribute("group_blocked_by").zip(device.iommu_group());
+        selection.warnings.extend(
+            blocked.map(|(by, group)| {
+                format!("{}: {} is unhealthy, because {by} keeps IOMMU group {group} from guests", spec.name, device.id)
+            }),
+        );
+    }
     for spec in specs {
         let mine = devices.iter().filter(|device| chosen.get(device.key.as_str()).is_some_and(|of| of.name == spec.name));
         let mut mine: Vec<Arc<Device>> = mine.cloned().collect();
@@ -47,9 +58,48 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
     selection
 }
 
+/// The resource of each device that is selected, by the device's key.
+type Chosen<'a> = BTreeMap<&'a str, &'a ResourceSpec>;
+
+/// A disk that the host itself uses is nobody's: to offer it would be to give away the host's files.
+fn withhold_used(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+    for device in devices {
+        if let Some(by) = device.attribute("in_use")
+            && let Some(spec) = chosen.remove(device.key.as_str())
+        {
+            warnings.push(format!("{}: {} is not offered, because the host uses it: {by}", spec.name, device.id));
+        }
+    }
+}
+
+/// What two devices lead to is offered once: an IOMMU group, which a guest gets whole, and a disk that several controllers
+/// reach.
+fn withhold_second_ways(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+    let mut firsts: BTreeMap<String, &Device> = BTreeMap::new();
+    for device in devices {
+        let Some(thing) = leads_to(device).filter(|_| chosen.contains_key(device.key.as_str())) else { continue };
+        if let Some(first) = firsts.get(&thing) {
+            if let Some(spec) = chosen.remove(device.key.as_str()) {
+                warnings.push(format!("{}: {} is not offered on its own, because {thing} comes with {}", spec.name, device.id, first.id));
+            }
+        } else {
+            firsts.insert(thing, device);
+        }
+    }
+}
+
+/// The one thing that is given away with a device, and may be with others.
+fn leads_to(device: &Device) -> Option<String> {
+    if device.nodes.iter().any(|node| node.host.starts_with("/dev/vfio/")) {
+        return device.iommu_group().map(|group| format!("IOMMU group {group}"));
+    }
+    let disk = device.nodes.first().filter(|_| device.class == DeviceClass::Nvme)?;
+    Some(disk.host.clone())
+}
+
 /// A physical function is shared by its virtual functions: offered beside them, it would hand out the same hardware
 /// twice. It is left out, unless its resource names it by address or id.
-fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut BTreeMap<&str, &ResourceSpec>, warnings: &mut Vec<String>) {
+fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     let vfs = devices.iter().filter(|device| chosen.contains_key(device.key.as_str()));
     let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).collect();
     for device in devices {
@@ -64,43 +114,94 @@ fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut BTreeMap<&str, 
     }
 }
 
-/// Whether a resource offers a device, were it the only resource.
-fn offers(spec: &ResourceSpec, device: &Device, chars: &BTreeMap<String, ResourceName>) -> bool {
-    let of_class = match spec.class {
-        DeviceClass::Char => chars.get(&device.key) == Some(&spec.name),
-        class => device.class == class && is_usable(device),
-    };
-    of_class && matches(&spec.select, device) && !spec.exclude.as_ref().is_some_and(|exclude| matches(exclude, device))
-}
-
-/// What no configuration can offer: the functions of an FPGA card that have no port, and a GPU that is cut into MIG
-/// instances, whose whole can not be used any more.
+/// What no configuration can offer: a whole that is cut into parts, and what has no node although its class is used through
+/// one: the functions of an FPGA card without a port, a controller without a disk, a GPU without any driver.
 fn is_usable(device: &Device) -> bool {
-    let without_port = device.class == DeviceClass::Fpga && device.nodes.is_empty();
-    !without_port && !device.attributes.contains_key("mig")
+    let has_driver = device.pci.as_ref().is_some_and(|function| function.driver.is_some());
+    let by_nodes = match device.class {
+        DeviceClass::Fpga | DeviceClass::Nvme => true,
+        class => class == DeviceClass::Gpu && !has_driver,
+    };
+    device.attribute("parts").is_none() && !(by_nodes && device.nodes.is_empty())
 }
 
-/// Every list that is not empty holds one match. What is unknown of a device matches no list.
-fn matches(select: &Select, device: &Device) -> bool {
-    fn holds<T: PartialEq>(list: &[T], value: Option<&T>) -> bool {
-        list.is_empty() || value.is_some_and(|value| list.contains(value))
+/// A mediated device is a guest's: a resource that does not name its kind did not mean it.
+fn means_it(select: &Select, device: &Device) -> bool {
+    let is_named = !select.mdev_type.is_empty() || !select.uuid.is_empty() || select.id.contains(&device.id);
+    device.attribute("part") != Some("mdev") || is_named
+}
+
+/// The machine as far as one device may be selected by what another one is.
+struct Host<'a>(BTreeMap<PciAddress, &'a Device>);
+
+impl<'a> Host<'a> {
+    fn of(devices: &'a [Arc<Device>]) -> Self {
+        let whole = devices.iter().filter(|device| device.attribute("part").is_none());
+        Host(whole.filter_map(|device| Some((device.pci.as_ref()?.address, &**device))).collect())
     }
-    let function = device.pci.as_ref();
-    holds(&select.vendor, function.and_then(|function| function.vendor.as_ref()))
-        && holds(&select.device, function.and_then(|function| function.device.as_ref()))
-        && holds(&select.driver, function.and_then(|function| function.driver.as_ref()))
-        && holds(&select.address, function.map(|function| &function.address))
-        && holds(&select.id, Some(&device.id))
-        && select.vf.is_none_or(|vf| function.is_some_and(|function| function.is_vf() == vf))
+
+    /// Whether a resource offers a device, were it the only resource.
+    fn offers(&self, spec: &ResourceSpec, device: &Device, chars: &BTreeMap<String, ResourceName>) -> bool {
+        let of_class = match spec.class {
+            DeviceClass::Char => chars.get(&device.key) == Some(&spec.name),
+            class => device.class == class && is_usable(device) && means_it(&spec.select, device),
+        };
+        of_class && self.matches(&spec.select, device) && !spec.exclude.as_ref().is_some_and(|exclude| self.matches(exclude, device))
+    }
+
+    /// Every list that is not empty holds one match. What is unknown of a device matches no list.
+    fn matches(&self, select: &Select, device: &Device) -> bool {
+        fn holds<T: PartialEq>(list: &[T], value: Option<&T>) -> bool {
+            list.is_empty() || value.is_some_and(|value| list.contains(value))
+        }
+        let has_text = |list: &[String], names: &[&str], is: &dyn Fn(&str, &str) -> bool| {
+            let mut values = names.iter().filter_map(|name| device.attribute(name));
+            list.is_empty() || values.any(|value| list.iter().any(|wanted| is(wanted, value)))
+        };
+        let function = device.pci.as_ref();
+        holds(&select.vendor, function.and_then(|function| function.vendor.as_ref()))
+            && holds(&select.device, function.and_then(|function| function.device.as_ref()))
+            && holds(&select.driver, function.and_then(|function| function.driver.as_ref()))
+            && holds(&select.address, function.map(|function| &function.address))
+            && holds(&select.id, Some(&device.id))
+            && select.vf.is_none_or(|vf| function.is_some_and(|function| function.is_vf() == vf))
+            && select.part.is_none_or(|part| device.attribute("part").is_some() == part)
+            && (select.pf.is_empty() || function.is_some_and(|function| self.is_vf_of(select, function)))
+            && holds(&select.link_type, self.link_type(device).as_ref())
+            && has_text(&select.model, &["model"], &|glob, model| glob::Pattern::new(glob).is_ok_and(|glob| glob.matches(model)))
+            && has_text(&select.uuid, &["uuid", "mdev_uuid"], &str::eq_ignore_ascii_case)
+            && has_text(&select.mdev_type, &["mdev_type", "mdev_type_name"], &|wanted, kind| wanted == kind)
+            && (select.numa_node.is_empty() || device.numa_nodes.iter().any(|node| select.numa_node.contains(node)))
+            && holds(&select.iommu_group, device.iommu_group().as_ref())
+    }
+
+    /// Whether it is one of the virtual functions that are asked for.
+    fn is_vf_of(&self, select: &Select, function: &PciFunction) -> bool {
+        let Some(address) = function.physfn else { return false };
+        let interfaces = self.0.get(&address).and_then(|pf| pf.pci.as_ref()).map(|pf| pf.net.as_slice()).unwrap_or_default();
+        let is_meant = |pf: &Pf| match pf {
+            Pf::Interface(name) => interfaces.contains(name),
+            Pf::Address(named) => *named == address,
+        };
+        select.pf.iter().any(|wanted| is_meant(&wanted.pf) && wanted.has(function.vf_index))
+    }
+
+    /// Of the device itself, else of its physical function: the interface of a virtual one may be in a pod.
+    fn link_type(&self, device: &Device) -> Option<String> {
+        let of_pf = || self.0.get(&device.pci.as_ref()?.physfn?)?.attribute("link_type");
+        device.attribute("link_type").or_else(of_pf).map(str::to_owned)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::testing::{char_spec, device, spec};
     use super::*;
+    use crate::domain::DeviceNode;
 
     fn gpu(address: &str, vendor: u16, physfn: Option<&str>) -> Arc<Device> {
         let mut gpu = device(address, address);
+        gpu.nodes.push(DeviceNode::at("/dev/dri/renderD128"));
         let function = gpu.pci.as_mut().unwrap();
         function.vendor = Some(vendor);
         function.physfn = physfn.map(|pf| pf.parse().unwrap());
@@ -138,6 +239,147 @@ mod tests {
         let address = devices.iter().map(|device| device.pci.as_ref().unwrap().address).collect();
         let named = spec("a.com/gpu", DeviceClass::Gpu, Select { address, ..Select::default() });
         assert_eq!(select(&devices, &BTreeMap::new(), &[named]).resources.values().next().unwrap().len(), 2);
+    }
+
+    /// Two adapters with three virtual functions each.
+    fn adapters() -> Vec<Arc<Device>> {
+        let mut devices = Vec::new();
+        for (bus, interface, link) in [("3b", "ens1f0", "ether"), ("af", "ib0", "infiniband")] {
+            let pf: PciAddress = format!("0000:{bus}:00.0").parse().unwrap();
+            for index in 0..4 {
+                let address = PciAddress { function: index, ..pf };
+                let mut card = device(&address.to_string(), &address.to_string());
+                card.class = DeviceClass::Nic;
+                let function = card.pci.as_mut().unwrap();
+                if index == 0 {
+                    function.net = vec![interface.into()];
+                    card.attributes.insert("link_type".into(), link.into());
+                } else {
+                    function.physfn = Some(pf);
+                    function.vf_index = Some(u32::from(index) - 1);
+                }
+                devices.push(Arc::new(card));
+            }
+        }
+        devices
+    }
+
+    fn ids_of(devices: &[Arc<Device>], class: DeviceClass, wanted: Select) -> Vec<String> {
+        let selection = select(devices, &BTreeMap::new(), &[spec("a.com/x", class, wanted)]);
+        chosen(&selection).remove(0).1
+    }
+
+    #[test]
+    fn virtual_functions_are_selected_by_their_physical_one_and_their_numbers() {
+        let devices = adapters();
+        let of = |pf: &[&str]| {
+            let pf = pf.iter().map(|text| text.parse().unwrap()).collect();
+            ids_of(&devices, DeviceClass::Nic, Select { pf, ..Select::default() })
+        };
+        assert_eq!(of(&["ens1f0#0,2"]), ["0000:3b:00.1", "0000:3b:00.3"]);
+        assert_eq!(of(&["0000:af:00.0", "ens1f0#1-1"]), ["0000:3b:00.2", "0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]);
+        assert_eq!(of(&["ens9"]), Vec::<String>::new());
+        let excluding = Select { pf: vec!["ens1f0#0-1".parse().unwrap()], ..Select::default() };
+        let mut rest = (*spec("a.com/x", DeviceClass::Nic, Select { vf: Some(true), ..Select::default() })).clone();
+        rest.exclude = Some(excluding);
+        let selection = select(&devices, &BTreeMap::new(), &[Arc::new(rest)]);
+        assert_eq!(chosen(&selection)[0].1, ["0000:3b:00.3", "0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]);
+    }
+
+    #[test]
+    fn a_virtual_function_has_the_link_of_its_physical_one_where_its_own_is_not_seen() {
+        let wanted = Select { link_type: vec!["infiniband".into()], vf: Some(true), ..Select::default() };
+        assert_eq!(ids_of(&adapters(), DeviceClass::Nic, wanted), ["0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]);
+    }
+
+    #[test]
+    fn models_uuids_numa_nodes_and_groups_select() {
+        let with = |address: &str, model: &str, uuid: &str, numa: u32, group: u32| {
+            let mut gpu = (*gpu(address, 0x10de, None)).clone();
+            gpu.attributes = BTreeMap::from([("model".into(), model.into()), ("uuid".into(), uuid.into())]);
+            gpu.numa_nodes = vec![numa];
+            gpu.pci.as_mut().unwrap().iommu_group = Some(group);
+            Arc::new(gpu)
+        };
+        let devices = [with("0000:01:00.0", "NVIDIA H100 80GB HBM3", "GPU-a", 0, 5), with("0000:02:00.0", "NVIDIA A2", "GPU-b", 1, 6)];
+        let text = |text: &str| vec![text.to_owned()];
+        let second = ["0000:02:00.0"];
+        for wanted in [
+            Select { model: text("NVIDIA A*"), ..Select::default() },
+            Select { uuid: text("gpu-B"), ..Select::default() },
+            Select { numa_node: vec![1, 7], ..Select::default() },
+            Select { iommu_group: vec![6], ..Select::default() },
+        ] {
+            assert_eq!(ids_of(&devices, DeviceClass::Gpu, wanted), second);
+        }
+    }
+
+    #[test]
+    fn the_whole_is_not_offered_beside_its_parts_and_a_mediated_device_only_by_its_kind() {
+        let part = |kind: &str, name: &str, more: &[(&str, &str)]| {
+            let mut part = (*gpu("0000:01:00.0", 0x10de, None)).clone();
+            part.key = format!("{}/{name}", part.key);
+            part.id = crate::domain::DeviceId::new(name);
+            part.attributes = more.iter().chain(&[("part", kind)]).map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            Arc::new(part)
+        };
+        let mut whole = (*gpu("0000:01:00.0", 0x10de, None)).clone();
+        whole.attributes.insert("parts".into(), "mig".into());
+        let devices = [
+            Arc::new(whole),
+            part("mig", "gi1-ci0", &[]),
+            part("mdev", "vgpu", &[("mdev_type", "nvidia-754"), ("mdev_type_name", "NVIDIA A2-4Q")]),
+            gpu("0000:02:00.0", 0x10de, None),
+        ];
+        let of = |wanted: Select| ids_of(&devices, DeviceClass::Gpu, wanted);
+        assert_eq!(of(Select::default()), ["0000:02:00.0", "gi1-ci0"]);
+        assert_eq!(of(Select { part: Some(true), ..Select::default() }), ["gi1-ci0"]);
+        assert_eq!(of(Select { part: Some(false), ..Select::default() }), ["0000:02:00.0"]);
+        for kind in ["nvidia-754", "NVIDIA A2-4Q"] {
+            assert_eq!(of(Select { mdev_type: vec![kind.into()], ..Select::default() }), ["vgpu"]);
+        }
+    }
+
+    #[test]
+    fn a_group_goes_to_one_guest_and_who_blocks_it_is_named() {
+        let guest = |address: &str| {
+            let mut gpu = (*gpu(address, 0x10de, None)).clone();
+            gpu.nodes = ["/dev/vfio/vfio", "/dev/vfio/33"].map(DeviceNode::at).into();
+            gpu.attributes.insert("group_blocked_by".into(), "0000:01:00.2 (xhci_hcd)".into());
+            gpu.pci.as_mut().unwrap().iommu_group = Some(33);
+            Arc::new(gpu)
+        };
+        let devices = [guest("0000:01:00.0"), guest("0000:01:00.1")];
+        let selection = select(&devices, &BTreeMap::new(), &[spec("a.com/gpu", DeviceClass::Gpu, Select::default())]);
+        assert_eq!(chosen(&selection)[0].1, ["0000:01:00.0"]);
+        let warnings = [
+            "a.com/gpu: 0000:01:00.1 is not offered on its own, because IOMMU group 33 comes with 0000:01:00.0",
+            "a.com/gpu: 0000:01:00.0 is unhealthy, because 0000:01:00.2 (xhci_hcd) keeps IOMMU group 33 from guests",
+        ];
+        assert_eq!(selection.warnings, warnings);
+    }
+
+    #[test]
+    fn a_disk_is_offered_once_and_never_while_the_host_uses_it() {
+        let disk = |address: &str, node: &str, in_use: Option<&str>| {
+            let mut disk = device(address, address);
+            disk.class = DeviceClass::Nvme;
+            disk.nodes = vec![DeviceNode::at(node)];
+            disk.attributes.extend(in_use.map(|by| ("in_use".to_owned(), by.to_owned())));
+            Arc::new(disk)
+        };
+        let devices = [
+            disk("0000:01:00.0", "/dev/nvme0n1", Some("mounted at /")),
+            disk("0000:02:00.0", "/dev/nvme1n1", None),
+            disk("0000:03:00.0", "/dev/nvme1n1", None),
+        ];
+        let selection = select(&devices, &BTreeMap::new(), &[spec("a.com/disk", DeviceClass::Nvme, Select::default())]);
+        assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0"]);
+        let warnings = [
+            "a.com/disk: 0000:01:00.0 is not offered, because the host uses it: mounted at /",
+            "a.com/disk: 0000:03:00.0 is not offered on its own, because /dev/nvme1n1 comes with 0000:02:00.0",
+        ];
+        assert_eq!(selection.warnings, warnings);
     }
 
     #[test]

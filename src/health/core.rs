@@ -134,8 +134,7 @@ impl Judge {
         for device in devices {
             let health = match self.broken.get(&device.id) {
                 Some((reason, _)) => Health::Unhealthy(*reason),
-                None if !evidence.has_nodes(device) => Health::Unhealthy(Reason::NodeMissing),
-                None => Health::Healthy,
+                None => health_of(device, evidence),
             };
             let one = Offered { device: Arc::clone(device), health };
             if spec.is_exclusive() {
@@ -173,11 +172,21 @@ fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held: bool, evi
     if !spec.select.driver.is_empty() && driver.is_none_or(|driver| !spec.select.driver.contains(driver)) {
         return Health::Unhealthy(Reason::DriverLost);
     }
-    if !evidence.has_nodes(found) {
-        return Health::Unhealthy(Reason::NodeMissing);
+    let health = health_of(found, evidence);
+    if !health.is_healthy() {
+        return health;
     }
     // A holder keeps what it has with the health that the device deserves; nobody new gets it.
     if is_held { Health::Healthy } else { Health::Unhealthy(Reason::Deselected) }
+}
+
+/// The health of a device that is there.
+fn health_of(device: &Device, evidence: &Evidence) -> Health {
+    match device.fault() {
+        Some(reason) => Health::Unhealthy(reason),
+        None if !evidence.has_nodes(device) => Health::Unhealthy(Reason::NodeMissing),
+        None => Health::Healthy,
+    }
 }
 
 /// The nodes that no two containers share unless their device is shared. Nodes that belong to a driver as a whole

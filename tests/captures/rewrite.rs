@@ -2,31 +2,52 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Component, Path};
+use std::path::Path;
 
 /// What discovery reads; the rest of a tree is not copied.
 const CLASSES: [&str; 7] = ["net", "infiniband", "infiniband_verbs", "infiniband_mad", "nvme", "drm", "fpga_region"];
 /// Files below a function's own folder that are read, by name; folders are copied with what they hold.
 const FILE_BYTES_MAX: u64 = 4096;
 
-/// How names change.
-pub(crate) struct Mapping {
-    elsewhere: bool,
+/// Folders below a function that are copied.
+const DEPTH: u32 = 7;
+/// What tells a thing from others of its kind, by the file that has it.
+const IDENTITIES: [&str; 6] = ["unique_id", "serial", "model", "node_guid", "wwid", "GPU UUID"];
+
+/// How a copy differs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mapping {
+    /// Other domains, buses, NUMA nodes, and names of network and RDMA devices.
+    Elsewhere,
+    /// The same machine after a boot in which its drivers were quicker or slower: numbers change hands in pairs.
+    Renumbered,
+    /// The same machine while nothing that identifies a thing can be read yet.
+    Anonymous,
 }
 
 impl Mapping {
-    /// Other domains, buses, NUMA nodes, and names of network and RDMA devices.
-    pub(crate) fn elsewhere() -> Self {
-        Mapping { elsewhere: true }
-    }
-
-    /// The same machine after a boot in which its drivers were quicker or slower: numbers change hands in pairs.
-    pub(crate) fn renumbered() -> Self {
-        Mapping { elsewhere: false }
-    }
-
     pub(crate) fn numa(&self, node: u64) -> u64 {
-        if self.elsewhere { node + 3 } else { node }
+        if *self == Mapping::Elsewhere { node + 3 } else { node }
+    }
+
+    /// What a file of this name says; `None` where it is not there.
+    fn file(&self, name: &str, text: &str) -> Option<String> {
+        match self {
+            Mapping::Anonymous if IDENTITIES.contains(&name) => None,
+            Mapping::Anonymous if name == "information" => {
+                let lines = text.lines().filter(|line| !IDENTITIES.iter().any(|identity| line.starts_with(identity)));
+                Some(lines.map(|line| format!("{line}\n")).collect())
+            }
+            // The one number that stands alone in a text.
+            Mapping::Renumbered if name == "information" => {
+                let swap = |line: &str| match line.rsplit_once(' ').and_then(|(name, minor)| Some((name, minor.parse::<u32>().ok()?))) {
+                    Some((name, minor)) if name.starts_with("Device Minor") => format!("{name} {}\n", minor ^ 1),
+                    _ => format!("{line}\n"),
+                };
+                Some(text.lines().map(swap).collect())
+            }
+            _ => Some(self.text(text)),
+        }
     }
 
     /// Every word of a text: a path, a link's target, a file's content, an id.
@@ -44,7 +65,11 @@ impl Mapping {
     }
 
     fn word(&self, word: &str) -> String {
-        if self.elsewhere { elsewhere(word) } else { renumbered(word) }
+        match self {
+            Mapping::Elsewhere => elsewhere(word),
+            Mapping::Renumbered => renumbered(word),
+            Mapping::Anonymous => word.to_owned(),
+        }
     }
 }
 
@@ -73,7 +98,8 @@ fn is_interface(word: &str) -> bool {
 }
 
 fn renumbered(word: &str) -> String {
-    for prefix in ["mlx4_", "mlx5_", "nvme", "renderD", "card", "eth", "eno", "ib", "hsi"] {
+    for prefix in ["mlx4_", "mlx5_", "nvme", "renderD", "card", "eth", "eno", "ib", "hsi", "uverbs", "umad", "issm", "nvidia", "dfl-port."]
+    {
         if let Some(rest) = word.strip_prefix(prefix) {
             let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
             if let Ok(number) = rest[..digits].parse::<u32>() {
@@ -88,16 +114,16 @@ fn renumbered(word: &str) -> String {
 pub(crate) fn copy(root: &Path, mapping: &Mapping) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
     let walk = |rel: &str, depth| walk(root, copy.path(), Path::new(rel), mapping, depth);
-    walk("sys/bus/pci/devices", 4);
+    walk("sys/bus/pci/devices", DEPTH);
     walk("proc/driver/nvidia", 4);
-    walk("dev", 1);
+    walk("dev", 2);
     for class in CLASSES {
         walk(&format!("sys/class/{class}"), 2);
     }
     for host_bridge in fs::read_dir(root.join("sys/devices")).into_iter().flatten() {
         let name = host_bridge.unwrap().file_name().into_string().unwrap();
         if name.starts_with("pci") {
-            walk(&format!("sys/devices/{name}"), 4);
+            walk(&format!("sys/devices/{name}"), DEPTH);
         }
     }
     copy
@@ -116,7 +142,7 @@ fn walk(from: &Path, to: &Path, rel: &Path, mapping: &Mapping, depth: u32) {
             let name = entry.unwrap().file_name();
             let child = rel.join(&name);
             let is_place = name.to_str().unwrap().contains(':');
-            let below = if is_place { 4 } else { depth.saturating_sub(1) };
+            let below = if is_place { DEPTH } else { depth.saturating_sub(1) };
             if below > 0 || !from.join(&child).is_dir() || from.join(&child).is_symlink() {
                 walk(from, to, &child, mapping, below);
             }
@@ -124,8 +150,11 @@ fn walk(from: &Path, to: &Path, rel: &Path, mapping: &Mapping, depth: u32) {
     } else if metadata.len() <= FILE_BYTES_MAX
         && let Ok(text) = fs::read_to_string(&source)
     {
-        let is_numa = rel.components().next_back() == Some(Component::Normal("numa_node".as_ref()));
-        let node = text.trim().parse::<u64>().ok().filter(|_| is_numa);
-        fs::write(target, node.map_or_else(|| mapping.text(&text), |node| mapping.numa(node).to_string())).unwrap();
+        let name = rel.file_name().unwrap().to_str().unwrap();
+        let node = text.trim().parse::<u64>().ok().filter(|_| name == "numa_node");
+        let text = node.map_or_else(|| mapping.file(name, &text), |node| Some(mapping.numa(node).to_string()));
+        if let Some(text) = text {
+            fs::write(target, text).unwrap();
+        }
     }
 }

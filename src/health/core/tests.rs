@@ -236,3 +236,19 @@ fn an_older_scan_does_not_overrule_a_newer_one() {
     judge.discovered(evidence(9, &["a"], &["a"], &[]));
     assert_eq!(list(judge.judge(&Held::new(), at(11))), ["a=node_missing"]);
 }
+
+#[test]
+fn a_group_that_no_guest_can_have_is_unhealthy_until_its_sibling_is_let_go() {
+    let mut judge = judge(1);
+    let look = |secs: u64, blocked: bool| {
+        let mut device = (*device("gpu")).clone();
+        device.attributes.extend(blocked.then(|| ("group_blocked_by".to_owned(), "0000:01:00.1 (snd_hda_intel)".to_owned())));
+        let mut evidence = (*evidence(secs, &[], &["gpu"], &[])).clone();
+        evidence.devices.insert(device.id.clone(), Arc::new(device));
+        Arc::new(evidence)
+    };
+    judge.discovered(look(1, true));
+    assert_eq!(list(judge.judge(&holding(&["gpu"]), at(1))), ["gpu=iommu_group_not_viable"]);
+    judge.discovered(look(2, false));
+    assert_eq!(list(judge.judge(&Held::new(), at(2))), ["gpu=ok"]);
+}

@@ -1,0 +1,151 @@
+//! AMD's compute topology (Linux `drivers/gpu/drm/amd/amdkfd/kfd_topology.c`): which partitions a GPU is cut into.
+//!
+//! A node is a processor, a GPU, or one partition of a GPU. It is found by the number of its render node; its
+//! `location_id` names no PCI function, since it counts partitions too. The nodes of one GPU share its `unique_id`.
+
+use super::facts::{Facts, Part, optional, required};
+use super::pci::{folder, is_numbered};
+use crate::domain::PciFunction;
+use crate::host::HostRoot;
+use std::collections::BTreeMap;
+
+const NODES: &str = "sys/class/kfd/kfd/topology/nodes";
+const PLATFORM: &str = "sys/devices/platform";
+
+/// The GPU nodes of the topology: one look for a whole scan.
+#[derive(Debug, Default)]
+pub(super) struct Kfd(Vec<Node>);
+
+#[derive(Debug, Clone)]
+struct Node {
+    number: u32,
+    render_minor: u32,
+    unique_id: u64,
+    location_id: u32,
+}
+
+impl Kfd {
+    pub(super) fn read(root: &HostRoot) -> Self {
+        let mut nodes: Vec<Node> = root.entries(NODES).iter().filter_map(|name| node(root, name)).collect();
+        nodes.sort_by_key(|node| node.number);
+        Kfd(nodes)
+    }
+
+    /// The partitions of a GPU by their numbers; none for a GPU that is one whole.
+    fn partitions(&self, function: &PciFunction) -> Vec<(u32, &Node)> {
+        let own = |node: &&Node| function.drm.contains(&format!("renderD{}", node.render_minor));
+        let Some(first) = self.0.iter().find(own).filter(|node| node.unique_id != 0) else { return Vec::new() };
+        let nodes: Vec<&Node> = self.0.iter().filter(|node| node.unique_id == first.unique_id).collect();
+        if nodes.len() < 2 {
+            return Vec::new();
+        }
+        // The partition is in the upper bits, or for older drivers in those of the function.
+        let numbers = [|node: &Node| node.location_id >> 28, |node: &Node| node.location_id & 7];
+        let distinct = numbers
+            .into_iter()
+            .find(|number| nodes.iter().map(|node| number(node)).collect::<std::collections::BTreeSet<_>>().len() == nodes.len());
+        let in_order = nodes.iter().zip(0..);
+        let mut numbered: Vec<_> = in_order.map(|(node, at)| (distinct.map_or(at, |number| number(node)), *node)).collect();
+        numbered.sort_by_key(|(number, _)| *number);
+        numbered
+    }
+}
+
+fn node(root: &HostRoot, name: &str) -> Option<Node> {
+    let number = name.parse().ok()?;
+    let text = root.read(&format!("{NODES}/{name}/properties"))?;
+    let properties: BTreeMap<&str, &str> = text.lines().filter_map(|line| line.trim().split_once(' ')).collect();
+    let of = |key: &str| properties.get(key).and_then(|value| value.trim().parse::<u64>().ok());
+    // A node without vector units is a processor.
+    of("simd_count").filter(|count| *count > 0)?;
+    let narrow = |key: &str| of(key).and_then(|value| u32::try_from(value).ok());
+    let render_minor = narrow("drm_render_minor").filter(|minor| *minor > 0)?;
+    Some(Node { number, render_minor, unique_id: of("unique_id").unwrap_or(0), location_id: narrow("location_id").unwrap_or(0) })
+}
+
+/// Cuts a GPU into its partitions. The first uses the nodes of the GPU's own function; the others hang off devices of the
+/// platform, `amdgpu_xcp_N`, that sysfs does not tie to it.
+pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mut Facts) {
+    let mode = |file: &str| root.read(&format!("{}/{file}", folder(function.address))).map(|mode| mode.to_ascii_lowercase());
+    let partitions = kfd.partitions(function);
+    if partitions.is_empty() {
+        return;
+    }
+    facts.note("compute_partition", mode("current_compute_partition"));
+    facts.note("memory_partition", mode("current_memory_partition"));
+    let xcps: Vec<(String, Vec<String>)> = root
+        .entries(PLATFORM)
+        .into_iter()
+        .filter(|name| is_numbered(name, "amdgpu_xcp_"))
+        .map(|name| (name.clone(), root.entries(&format!("{PLATFORM}/{name}/drm"))))
+        .collect();
+    let part = |(number, node): (u32, &Node)| {
+        let render = format!("renderD{}", node.render_minor);
+        let xcp = xcps.iter().find(|(_, names)| names.contains(&render));
+        let siblings = if function.drm.contains(&render) { &function.drm } else { xcp.map_or(&function.drm, |(_, names)| names) };
+        let is_own = siblings.contains(&render);
+        let cards = siblings.iter().filter(|name| is_own && is_numbered(name, "card"));
+        let mut part = Facts { attributes: facts.attributes.clone(), ..Facts::default() };
+        part.nodes.push(required("/dev/kfd"));
+        part.nodes.extend(cards.map(|card| optional(format!("/dev/dri/{card}"))));
+        part.nodes.push(required(format!("/dev/dri/{render}")));
+        part.note("partition", Some(number));
+        part.note("render_minor", Some(node.render_minor));
+        part.note("kfd_node", Some(node.number));
+        part.note("xcp", xcp.map(|(name, _)| name));
+        Part { name: format!("partition{number}"), facts: part }
+    };
+    let parts = partitions.into_iter().map(part).collect();
+    facts.cut("partition", parts);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{function, write};
+    use super::*;
+
+    /// A topology of nodes: simd count, render minor, unique id, location.
+    fn topology(dir: &tempfile::TempDir, nodes: &[(u32, u32, u64, u32)]) {
+        for (number, (simds, minor, unique, location)) in nodes.iter().enumerate() {
+            let text = format!("simd_count {simds}\ndrm_render_minor {minor}\nunique_id {unique}\nlocation_id {location}\n");
+            write(dir.path(), &format!("{NODES}/{number}/properties"), &text);
+        }
+    }
+
+    fn cut_gpu(dir: &tempfile::TempDir) -> Facts {
+        let gpu = PciFunction { drm: vec!["card1".into(), "renderD128".into()], ..function("0000:0a:00.0") };
+        let root = HostRoot::new(dir.path());
+        let mut facts = Facts::default();
+        cut(&root, &gpu, &Kfd::read(&root), &mut facts);
+        facts
+    }
+
+    #[test]
+    fn the_nodes_of_one_unique_id_are_the_partitions_of_one_gpu() {
+        for locations in [[0xa00, 0xa01, 0xb00], [0xa00, 0x1000_0a00, 0xb00]] {
+            let dir = tempfile::tempdir().unwrap();
+            topology(&dir, &[(0, 0, 0, 0), (80, 130, 7, locations[1]), (80, 128, 7, locations[0]), (80, 129, 8, locations[2])]);
+            write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/current_compute_partition", "CPX\n");
+            for name in ["card3", "renderD130"] {
+                std::fs::create_dir_all(dir.path().join(PLATFORM).join("amdgpu_xcp_4/drm").join(name)).unwrap();
+            }
+            let facts = cut_gpu(&dir);
+            assert_eq!(facts.parts_are, Some("partition"));
+            let nodes = |at: usize| facts.parts[at].facts.nodes.iter().map(|node| node.host.as_str()).collect::<Vec<_>>();
+            assert_eq!(facts.parts.iter().map(|part| part.name.as_str()).collect::<Vec<_>>(), ["partition0", "partition1"]);
+            assert_eq!(nodes(0), ["/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128"]);
+            assert_eq!(nodes(1), ["/dev/kfd", "/dev/dri/card3", "/dev/dri/renderD130"], "whatever the order of the nodes");
+            let second = &facts.parts[1].facts.attributes;
+            assert_eq!((second["compute_partition"].as_str(), second["xcp"].as_str()), ("cpx", "amdgpu_xcp_4"));
+        }
+    }
+
+    #[test]
+    fn a_whole_gpu_has_no_parts_and_ids_of_zero_tie_nothing_together() {
+        let dir = tempfile::tempdir().unwrap();
+        topology(&dir, &[(80, 128, 7, 0xa00), (80, 129, 8, 0xb00)]);
+        assert_eq!(cut_gpu(&dir).parts_are, None);
+        topology(&dir, &[(80, 128, 0, 0xa00), (80, 129, 0, 0xb00)]);
+        assert_eq!(cut_gpu(&dir).parts_are, None);
+    }
+}

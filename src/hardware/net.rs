@@ -1,0 +1,69 @@
+//! Network functions: the kind of their link, and their vDPA devices (Linux `Documentation/ABI/testing/sysfs-class-net`,
+//! `sysfs-bus-vdpa`). An interface itself is no node: a CNI plugin moves it.
+
+use super::facts::{Facts, required};
+use super::pci::{folder, is_numbered};
+use crate::domain::PciFunction;
+use crate::host::HostRoot;
+
+pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
+    let mut facts = Facts::default();
+    let dir = folder(function.address);
+    let kind = function.net.iter().find_map(|interface| {
+        let below = root.read(&format!("{dir}/net/{interface}/type"));
+        below.or_else(|| root.read(&format!("sys/class/net/{interface}/type")))
+    });
+    facts.note("link_type", kind.as_deref().and_then(link_type));
+    facts
+}
+
+/// The link by the numbers of `if_arp.h`.
+fn link_type(number: &str) -> Option<&'static str> {
+    match number {
+        "1" => Some("ether"),
+        "32" => Some("infiniband"),
+        _ => None,
+    }
+}
+
+/// Adds what a vDPA device of any function brings: a node of its own where it is bound to `vhost_vdpa`.
+pub(super) fn add_vdpa(root: &HostRoot, function: &PciFunction, facts: &mut Facts) {
+    let Some(device) = function.vdpa.first() else { return };
+    let dir = format!("{}/{device}", folder(function.address));
+    let nodes = root.entries(&dir).into_iter().filter(|entry| is_numbered(entry, "vhost-vdpa-"));
+    facts.nodes.extend(nodes.map(|node| required(format!("/dev/{node}"))));
+    facts.note("vdpa", Some(device));
+    facts.note("vdpa_driver", root.link_name(&format!("{dir}/driver")));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{function, write};
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn the_interface_tells_the_kind_of_the_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = "sys/bus/pci/devices/0000:3b:00.0/net";
+        for (number, expected) in [("1\n", Some("ether")), ("32\n", Some("infiniband")), ("772\n", None)] {
+            write(dir.path(), &format!("{folder}/ens1/type"), number);
+            let card = PciFunction { net: vec!["ens0".into(), "ens1".into()], ..function("0000:3b:00.0") };
+            let facts = facts(&HostRoot::new(dir.path()), &card);
+            assert_eq!(facts.attributes.get("link_type").map(String::as_str), expected);
+        }
+    }
+
+    #[test]
+    fn a_vdpa_device_for_user_space_has_a_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let vdpa = dir.path().join("sys/bus/pci/devices/0000:3b:00.2/vdpa3");
+        write(&vdpa, "vhost-vdpa-1/dev", "511:1\n");
+        symlink("../../../../../bus/vdpa/drivers/vhost_vdpa", vdpa.join("driver")).unwrap();
+        let vf = PciFunction { vdpa: vec!["vdpa3".into()], ..function("0000:3b:00.2") };
+        let mut facts = Facts::default();
+        add_vdpa(&HostRoot::new(dir.path()), &vf, &mut facts);
+        assert_eq!(facts.nodes, [required("/dev/vhost-vdpa-1")]);
+        assert_eq!((facts.attributes["vdpa"].as_str(), facts.attributes["vdpa_driver"].as_str()), ("vdpa3", "vhost_vdpa"));
+    }
+}
