@@ -45,6 +45,40 @@ fn discover(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| hardware::discover(&root, &specs, &BTreeMap::new()));
 }
 
+/// The same of a large server with 560 functions, as the largest captured ones have.
+#[divan::bench]
+fn discover_560(bencher: Bencher<'_, '_>) {
+    let dir = tempfile::tempdir().unwrap();
+    let node = SimNode::create(dir.path()).unwrap();
+    let root = HostRoot::new(node.root());
+    let specs: Vec<_> = hardware::defaults::specs(&hardware::scan(&root)).into_iter().map(Arc::new).collect();
+    // The rest of such a server are uncore devices, bridges and ports without a driver.
+    for number in hardware::scan(&root).functions.len()..560 {
+        let address = format!("0000:{:02x}:{:02x}.{}", 0xc0 + number / 256, number / 8 % 32, number % 8);
+        let folder = dir.path().join(format!("sys/devices/pci0000:c0/{address}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let files = [
+            ("vendor", "0x8086"),
+            ("device", "0x09a2"),
+            ("subsystem_vendor", "0x8086"),
+            ("subsystem_device", "0x0000"),
+            ("class", "0x088000"),
+            ("numa_node", "0"),
+            ("local_cpulist", "0-55,112-167"),
+            ("uevent", "PCI_CLASS=88000\nPCI_ID=8086:09A2\n"),
+            ("resource", ""),
+            ("config", ""),
+            ("enable", "0"),
+            ("irq", "0"),
+        ];
+        files.iter().for_each(|(file, text)| std::fs::write(folder.join(file), text).unwrap());
+        std::os::unix::fs::symlink(format!("../../../devices/pci0000:c0/{address}"), dir.path().join("sys/bus/pci/devices").join(&address))
+            .unwrap();
+    }
+    assert_eq!(hardware::scan(&root).functions.len(), 560);
+    bencher.bench_local(|| hardware::discover(&root, &specs, &BTreeMap::new()));
+}
+
 /// One ListAndWatch message of 8 or 512 ids, from the inventory to the bytes on the wire.
 #[divan::bench(args = [8, 512])]
 fn encode_list(bencher: Bencher<'_, '_>, ids: u32) {

@@ -171,6 +171,17 @@ impl Device {
         self.attribute("group_blocked_by").map(|_| Reason::GroupNotViable)
     }
 
+    /// The nodes that no two containers have, unless the device is shared. Others belong to a driver as a whole
+    /// (`/dev/nvidiactl`), or lead to nothing without one of these.
+    pub fn own_nodes(&self) -> impl Iterator<Item = &str> {
+        let is_group = |node: &str| node.strip_prefix("/dev/vfio/").is_some_and(|rest| rest.ends_with(|c: char| c.is_ascii_digit()));
+        let is_own = move |node: &&str| match self.class {
+            _ if self.pci.is_none() || is_group(node) => true,
+            class => class == DeviceClass::Nvme && node.starts_with("/dev/nvme"),
+        };
+        self.nodes.iter().filter(|node| node.required).map(|node| node.host.as_str()).filter(is_own)
+    }
+
     /// The IOMMU group that a guest gets with it: its own, else that of its function.
     #[must_use]
     pub fn iommu_group(&self) -> Option<u32> {

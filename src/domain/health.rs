@@ -15,7 +15,7 @@ pub enum Reason {
     DriverLost,
     /// The configuration does not select it any more; a container still holds it.
     Deselected,
-    /// The same node is held under another id, which it had before udev gave it a better name.
+    /// The same node is held under another id: which it had before udev gave it a better name, or of another way to it.
     HeldAsOther,
     /// Another function of its IOMMU group is bound to a driver of the host, so that no guest can have the group.
     GroupNotViable,

@@ -93,8 +93,8 @@ fn leads_to(device: &Device) -> Option<String> {
     if device.nodes.iter().any(|node| node.host.starts_with("/dev/vfio/")) {
         return device.iommu_group().map(|group| format!("IOMMU group {group}"));
     }
-    let disk = device.nodes.first().filter(|_| device.class == DeviceClass::Nvme)?;
-    Some(disk.host.clone())
+    // A `/dev` node was found once for all resources already.
+    device.own_nodes().next().filter(|_| device.pci.is_some()).map(str::to_owned)
 }
 
 /// A physical function is shared by its virtual functions: offered beside them, it would hand out the same hardware

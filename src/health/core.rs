@@ -104,17 +104,18 @@ impl Judge {
                     let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
                     let device = found.cloned().unwrap_or(remembered);
                     if is_held {
-                        held_nodes.extend(required_nodes(&device).map(str::to_owned));
+                        held_nodes.extend(device.own_nodes().map(str::to_owned));
                     }
                     // The wait begins when the last holder has gone.
                     leaving.extend((!is_held).then_some((key, since)));
                     devices.insert(id, Offered { device, health });
                 }
             }
-            // A node that got a better name while somebody holds it: one container at a time, by whatever id.
+            // A node that got a better name while somebody holds it, or to which another way is left: one container at a time, by
+            // whatever id.
             for (id, offered) in devices.iter_mut().filter(|(id, _)| !held.contains_key(*id)) {
                 let is_listed = evidence.selected.get(&spec.name).is_some_and(|ids| ids.contains(id));
-                if is_listed && spec.is_exclusive() && required_nodes(&offered.device).any(|node| held_nodes.contains(node)) {
+                if is_listed && spec.is_exclusive() && offered.device.own_nodes().any(|node| held_nodes.contains(node)) {
                     offered.health = Health::Unhealthy(Reason::HeldAsOther);
                 }
             }
@@ -187,13 +188,6 @@ fn health_of(device: &Device, evidence: &Evidence) -> Health {
         None if !evidence.has_nodes(device) => Health::Unhealthy(Reason::NodeMissing),
         None => Health::Healthy,
     }
-}
-
-/// The nodes that no two containers share unless their device is shared. Nodes that belong to a driver as a whole
-/// (`/dev/nvidiactl`) come with a PCI device, whose id does not depend on udev.
-fn required_nodes(device: &Device) -> impl Iterator<Item = &str> {
-    let own = device.pci.is_none();
-    device.nodes.iter().filter(move |node| own && node.required).map(|node| node.host.as_str())
 }
 
 /// A device of which only the ledger tells.

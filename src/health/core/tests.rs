@@ -238,6 +238,26 @@ fn an_older_scan_does_not_overrule_a_newer_one() {
 }
 
 #[test]
+fn a_disk_that_somebody_holds_is_not_given_to_another_by_its_second_path() {
+    let disk = |id: &str| {
+        let function = crate::domain::PciFunction::at("0000:01:00.0".parse().unwrap());
+        let nodes = vec![DeviceNode::at("/dev/nvme1n1")];
+        Arc::new(Device { class: DeviceClass::Nvme, pci: Some(function), nodes, ..(*device(id)).clone() })
+    };
+    let look = |secs: u64, id: &str| {
+        let mut evidence = (*evidence(secs, &[], &[id], &[])).clone();
+        evidence.devices.insert(DeviceId::new(id), disk(id));
+        Arc::new(evidence)
+    };
+    let mut judge = judge(1);
+    judge.discovered(look(1, "first"));
+    assert_eq!(list(judge.judge(&holding(&["first"]), at(1))), ["first=ok"]);
+    judge.discovered(look(2, "second"));
+    assert_eq!(list(judge.judge(&holding(&["first"]), at(2))), ["first=device_gone", "second=held_as_other"]);
+    assert_eq!(list(judge.judge(&Held::new(), at(3))), ["first=device_gone", "second=ok"]);
+}
+
+#[test]
 fn a_group_that_no_guest_can_have_is_unhealthy_until_its_sibling_is_let_go() {
     let mut judge = judge(1);
     let look = |secs: u64, blocked: bool| {
