@@ -1,5 +1,6 @@
 //! Copies of a captured tree in which the same hardware sits elsewhere or was found in another order.
 
+use holdfast::domain::PciAddress;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -11,8 +12,13 @@ const FILE_BYTES_MAX: u64 = 4096;
 
 /// Folders below a function that are copied.
 const DEPTH: u32 = 7;
+/// Which of them are read: most of a tree is not.
+const FOLDERS: [&str; 10] = ["net", "infiniband", "nvme", "drm", "fpga", "virtio", "nvidia", "mdev", "vdpa", "iommu_group"];
 /// What tells a thing from others of its kind, by the file that has it.
 const IDENTITIES: [&str; 6] = ["unique_id", "serial", "model", "node_guid", "wwid", "GPU UUID"];
+
+/// The folder of a mediated device.
+const UUID_LENGTH: usize = 36;
 
 /// How a copy differs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -138,10 +144,17 @@ fn walk(from: &Path, to: &Path, rel: &Path, mapping: &Mapping, depth: u32) {
         symlink(mapping.text(fs::read_link(&source).unwrap().to_str().unwrap()), target).unwrap();
     } else if metadata.is_dir() {
         fs::create_dir_all(&target).unwrap();
+        let is_function = rel.file_name().is_some_and(|name| name.to_str().unwrap().parse::<PciAddress>().is_ok());
         for entry in fs::read_dir(&source).unwrap() {
-            let name = entry.unwrap().file_name();
+            let entry = entry.unwrap();
+            let name = entry.file_name();
             let child = rel.join(&name);
-            let is_place = name.to_str().unwrap().contains(':');
+            let name = name.to_str().unwrap();
+            let is_place = name.contains(':');
+            let is_read = is_place || name.len() == UUID_LENGTH || FOLDERS.iter().any(|folder| name.starts_with(folder));
+            if is_function && !is_read && entry.file_type().unwrap().is_dir() {
+                continue;
+            }
             let below = if is_place { DEPTH } else { depth.saturating_sub(1) };
             if below > 0 || !from.join(&child).is_dir() || from.join(&child).is_symlink() {
                 walk(from, to, &child, mapping, below);
