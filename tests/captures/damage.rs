@@ -34,7 +34,7 @@ const VARIANTS: u64 = 300;
 const SCAN_DEADLINE: Duration = Duration::from_secs(120);
 const DEVICES: &str = "sys/bus/pci/devices";
 
-/// Entries that discovery reads on purpose: half of the damage is done to these.
+/// Entries that discovery reads on purpose: much of the damage is done to these.
 const READ: [&str; 29] = [
     "vendor",
     "device",
@@ -75,6 +75,8 @@ struct Tree {
     entries: Vec<PathBuf>,
     /// The indices of those that discovery reads on purpose.
     read: Vec<usize>,
+    /// The indices of the functions' own entries, by which they are there or not.
+    places: Vec<usize>,
     /// The indices of those that are one function's affair.
     inside: Vec<usize>,
     addresses: BTreeSet<PciAddress>,
@@ -97,20 +99,22 @@ impl Tree {
         };
         let indices = |chosen: &dyn Fn(&Path) -> bool| (0..entries.len()).filter(|index| chosen(&entries[*index])).collect::<Vec<_>>();
         let (read, inside) = (indices(&is_read), indices(&|path| function_of(path).is_some()));
+        let places = indices(&|path| path.parent() == Some(Path::new(DEVICES)));
         let whole = look(&root, &BTreeMap::new());
         let remembered = whole.devices.iter().map(|device| (device.key.clone(), device.id.clone())).collect();
         let addresses = addresses(&root);
-        Tree { name: name.to_owned(), root, entries, read, inside, addresses, whole: Arc::new(whole), remembered, _dir: dir }
+        Tree { name: name.to_owned(), root, entries, read, places, inside, addresses, whole: Arc::new(whole), remembered, _dir: dir }
     }
 
     /// One of the entries; `confined` to folders of functions, where there are any.
     fn entry(&self, random: &mut Random, confined: bool) -> &Path {
-        let chosen = if confined { &self.inside } else { &self.read };
-        let index = if !chosen.is_empty() && (confined || random.chance(0.5)) {
-            chosen[random.below(chosen.len())]
-        } else {
-            random.below(self.entries.len())
+        let chosen = match random.below(4) {
+            _ if confined => &self.inside,
+            0 => &self.places,
+            1 => &self.read,
+            _ => return &self.entries[random.below(self.entries.len())],
         };
+        let index = if chosen.is_empty() { random.below(self.entries.len()) } else { chosen[random.below(chosen.len())] };
         &self.entries[index]
     }
 }
