@@ -81,11 +81,8 @@ fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> (PciF
     let text = |name: &str| if has(name) { root.read(&format!("{dir}/{name}")) } else { None };
     let link = |name: &str| if has(name) { root.link_name(&format!("{dir}/{name}")) } else { None };
     let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
-    let ids = [hex16("vendor"), hex16("device"), hex16("subsystem_vendor"), hex16("subsystem_device")];
-    let (class, driver) = (text("class"), link("driver"));
-    // The uevent repeats all of this; it is read only for what its own file or link does not say.
-    let complete = driver.is_some() && class.is_some() && ids.iter().all(Option::is_some);
-    let uevent = if complete { None } else { text("uevent") }.unwrap_or_default();
+    // One file says most of it. The others are read for what it does not say: a scan is mostly the opening of files.
+    let uevent = text("uevent").unwrap_or_default();
     let uevent = |key: &str| uevent_value(&uevent, key);
     let (vendor, device) = id_pair(uevent("PCI_ID"));
     let (subsystem_vendor, subsystem_device) = id_pair(uevent("PCI_SUBSYS_ID"));
@@ -98,12 +95,12 @@ fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> (PciF
     };
     let function = PciFunction {
         address,
-        vendor: ids[0].or(vendor),
-        device: ids[1].or(device),
-        subsystem_vendor: ids[2].or(subsystem_vendor),
-        subsystem_device: ids[3].or(subsystem_device),
-        class: class.or_else(|| uevent("PCI_CLASS")).and_then(|class| parse_hex(&class)),
-        driver: driver.or_else(|| uevent("DRIVER")),
+        vendor: vendor.or_else(|| hex16("vendor")),
+        device: device.or_else(|| hex16("device")),
+        subsystem_vendor: subsystem_vendor.or_else(|| hex16("subsystem_vendor")),
+        subsystem_device: subsystem_device.or_else(|| hex16("subsystem_device")),
+        class: uevent("PCI_CLASS").and_then(|class| parse_hex(&class)).or_else(|| parse_hex(&text("class")?)),
+        driver: uevent("DRIVER").or_else(|| link("driver")),
         // Parsing as unsigned drops -1, by which the firmware says that it told nothing.
         numa_node: text("numa_node").and_then(|node| node.parse().ok()),
         physfn: link("physfn").and_then(|name| name.parse().ok()),
@@ -276,9 +273,9 @@ mod tests {
     }
 
     #[test]
-    fn the_uevent_tells_what_files_and_links_do_not() {
+    fn files_and_links_tell_what_the_uevent_does_not() {
         let dir = tempfile::tempdir().unwrap();
-        let uevent = "DRIVER=dfl-pci\nPCI_CLASS=30200\nPCI_ID=8086:BCCE\nPCI_SUBSYS_ID=8086:1771\n";
+        let uevent = "DRIVER=dfl-pci\nPCI_CLASS=30200\nPCI_ID=8086:none\nPCI_SUBSYS_ID=8086:1771\n";
         place(dir.path(), "pci0000:b0/0000:b1:00.0", &[("uevent", uevent), ("device", "0xbccf")]);
         let function = scanned(&dir, "0000:b1:00.0");
         assert_eq!((function.vendor, function.device, function.class), (Some(0x8086), Some(0xbccf), Some(0x03_0200)));
