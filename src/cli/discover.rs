@@ -91,6 +91,8 @@ pub struct Row {
     pub reason: Option<&'static str>,
     /// Identity and description by name ([`Device::attributes`]).
     pub attributes: BTreeMap<String, String>,
+    /// The number of a virtual function among those of its physical one.
+    pub vf_index: Option<u32>,
 }
 
 /// Builds the document. Without `all` it holds the devices of known classes and what a resource offers; with it, every
@@ -134,6 +136,7 @@ fn row(device: &Device, resource: Option<String>, health: Option<Health>) -> Row
         health: health.map(Health::as_str),
         reason: health.and_then(Health::reason).map(|reason| reason.as_str()),
         attributes: device.attributes.clone(),
+        vf_index: pci.and_then(|pci| pci.vf_index),
     }
 }
 
@@ -197,7 +200,7 @@ mod tests {
             r#""nodes":["/dev/nvidia0","/dev/nvidiactl","/dev/nvidia-uvm","/dev/nvidia-uvm-tools"],"#,
             r#""bridges":["0000:15:01.0","0000:16:00.0","0000:17:00.0"],"resource":"nvidia.com/gpu","#,
             r#""health":"Healthy","reason":null,"attributes":{"index":"0","minor":"0","model":"NVIDIA H100 80GB HBM3","#,
-            r#""uuid":"GPU-5ca1ab1e-0000-4000-8000-000000000000"}},"#,
+            r#""uuid":"GPU-5ca1ab1e-0000-4000-8000-000000000000"},"vf_index":null},"#,
         );
         assert!(json.starts_with(start), "{json}");
         let broken = &document.devices[1];

@@ -5,7 +5,7 @@ use super::kfd::Kfd;
 use super::numa::NumaNodes;
 use super::rdma::RdmaNodes;
 use super::{Scan, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
-use crate::domain::{Device, DeviceClass, DeviceId, PciAddress, PciFunction};
+use crate::domain::{Device, DeviceClass, DeviceId, PciFunction};
 use crate::host::HostRoot;
 
 /// What one look at the host serves for every device of a pass.
@@ -17,13 +17,10 @@ pub(super) struct Describer<'a> {
     kfd: Kfd,
     uses: nvme::Uses,
     groups: vfio::Groups,
-    /// The GPUs of NVIDIA's driver, which counts them in the order of their addresses.
-    nvidia: Vec<PciAddress>,
 }
 
 impl<'a> Describer<'a> {
     pub(super) fn new(root: &'a HostRoot, scan: &'a Scan) -> Self {
-        let gpus = scan.functions.values().filter(|function| nvidia::is_gpu(function)).map(|function| function.address);
         Describer {
             root,
             scan,
@@ -32,7 +29,6 @@ impl<'a> Describer<'a> {
             kfd: Kfd::read(root),
             uses: nvme::Uses::read(root),
             groups: vfio::Groups::of(scan),
-            nvidia: gpus.collect(),
         }
     }
 
@@ -72,11 +68,7 @@ impl<'a> Describer<'a> {
 
     fn facts(&self, class: DeviceClass, function: &PciFunction) -> Facts {
         let mut facts = match class {
-            DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => {
-                let mut facts = nvidia::facts(self.root, function);
-                facts.note("index", self.nvidia.iter().position(|address| *address == function.address));
-                facts
-            }
+            DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => nvidia::facts(self.root, function),
             DeviceClass::Gpu => drm::facts(self.root, function, &self.kfd),
             DeviceClass::Rdma => rdma::facts(self.root, function, &self.rdma),
             DeviceClass::Nvme => nvme::facts(self.root, function, &self.uses),

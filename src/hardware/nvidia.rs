@@ -7,19 +7,13 @@
 
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::PciFunction;
+use crate::domain::{PciAddress, PciFunction};
 use crate::host::HostRoot;
 
 /// PCI vendor id of NVIDIA.
 pub(super) const VENDOR: u16 = 0x10de;
 /// The kernel driver whose GPUs CUDA can use.
 pub(super) const DRIVER: &str = "nvidia";
-
-/// Whether the driver runs it as a GPU of its own.
-pub(super) fn is_gpu(function: &PciFunction) -> bool {
-    let is_display = function.class16().is_some_and(|class| class >> 8 == 0x03);
-    function.vendor == Some(VENDOR) && function.driver.as_deref() == Some(DRIVER) && is_display && !function.is_vf()
-}
 
 pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     let mut facts = Facts::default();
@@ -39,6 +33,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
         cut_into_instances(root, &mut facts, minor, uuid.as_deref());
     }
     facts.note("minor", minor);
+    facts.note("index", index(root, function));
     facts.note("uuid", uuid.clone());
     if function.is_vf() {
         // Since driver 550 a virtual function is set to a type, without a mediated device; 0 is none.
@@ -86,6 +81,13 @@ fn cut_into_instances(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Opt
     facts.cut("mig", parts);
 }
 
+/// Its number among the GPUs of the driver, in the order of their addresses, as NVIDIA's tools count.
+fn index(root: &HostRoot, function: &PciFunction) -> Option<usize> {
+    let mut gpus: Vec<PciAddress> = root.entries("proc/driver/nvidia/gpus").iter().filter_map(|name| name.parse().ok()).collect();
+    gpus.sort_unstable();
+    gpus.binary_search(&function.address).ok()
+}
+
 /// The value of a line such as `GPU UUID: \t GPU-0473…`.
 fn field(information: &str, name: &str) -> Option<String> {
     let value = information.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'))?.trim();
@@ -106,9 +108,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text = "Model: \t\t Tesla V100\nIRQ:   \t\t 33\nGPU UUID: \t GPU-04732404-7fc3\nDevice Minor: \t 3\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", text);
+        write(dir.path(), "proc/driver/nvidia/gpus/0004:03:00.0/information", "Device Minor: \t 0\n");
         let facts = facts(&HostRoot::new(dir.path()), &gpu());
         assert_eq!(facts.identity.as_deref(), Some("GPU-04732404-7fc3"));
         assert_eq!(facts.nodes[0].host, "/dev/nvidia3");
+        assert_eq!(facts.attributes["index"], "1", "the minor number is not the number of NVIDIA's tools");
         assert_eq!(facts.attributes["model"], "Tesla V100");
     }
 
