@@ -65,7 +65,7 @@ fn discover_560(bencher: Bencher<'_, '_>) {
             ("class", "0x088000"),
             ("numa_node", "0"),
             ("local_cpulist", "0-55,112-167"),
-            ("uevent", "PCI_CLASS=88000\nPCI_ID=8086:09A2\n"),
+            ("uevent", "PCI_CLASS=88000\nPCI_ID=8086:09A2\nPCI_SUBSYS_ID=8086:0000\n"),
             ("resource", ""),
             ("config", ""),
             ("enable", "0"),
