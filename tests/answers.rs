@@ -64,6 +64,113 @@ fn an_allocate_that_cannot_be_granted_names_the_id_and_writes_nothing() {
 }
 
 #[test]
+fn every_container_of_a_pool_gets_all_its_devices() {
+    run(async {
+        let node = Node::with(&[("gpu", 3)]);
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}pool = 2\n", resource("gpu")));
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 2).await;
+        let pods = ["first", "second"].map(|pod| PodSpec::new("default", pod).app("main", &gpu(), 1));
+        let mut uids = Vec::new();
+        for pod in pods {
+            uids.push(admit(&kubelet, pod).await);
+        }
+        let nodes = |uid: &String| {
+            let main = kubelet.view(|view| view.pod(uid).unwrap().containers["main"].clone());
+            main.edits.devices.iter().map(|node| node.host.clone()).collect::<Vec<_>>()
+        };
+        for uid in &uids {
+            assert_eq!(nodes(uid), ["/dev/gpu0", "/dev/gpu1", "/dev/gpu2"]);
+        }
+        let held: BTreeSet<_> = node.grants().iter().flat_map(ids).map(|id| id.to_string()).collect();
+        assert_eq!(held.into_iter().collect::<Vec<_>>(), ["0", "1"]);
+
+        // What is held stays in the list of the next process, also when the pool is gone.
+        for index in 0..3 {
+            node.remove_device("gpu", index);
+        }
+        listed(&kubelet, &gpu(), (0, 2)).await;
+        let is_list = |kind: &EventKind| matches!(kind, EventKind::Listed { healthy: 0, unhealthy: 2, .. });
+        let lists = count(&kubelet, is_list);
+        daemon.kill();
+        let _next = node.start_daemon();
+        kubelet.wait_for(|view| view.events().iter().filter(|event| is_list(&event.kind)).count() > lists, HANG).await.unwrap();
+        // And one of the devices is enough for everybody.
+        node.create_device("gpu", 1);
+        listed(&kubelet, &gpu(), (2, 0)).await;
+    });
+}
+
+#[test]
+fn cdi_names_stand_for_nodes_and_their_files_are_there_before_the_answer_and_after_a_boot() {
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        let directory = node.path("run/cdi");
+        let config = |directory: &std::path::Path| {
+            let cdi = format!("cdi = [\"cri\", \"annotations\"]\n[cdi]\ndirectory = \"{}\"\n", directory.display());
+            node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{cdi}", resource("gpu")));
+        };
+        config(&directory);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 2).await;
+        let uid = admit(&kubelet, PodSpec::new("default", "holder").app("main", &gpu(), 2)).await;
+        let edits = kubelet.view(|view| view.pod(&uid).unwrap().containers["main"].edits.clone());
+        assert_eq!(
+            (edits.devices.len(), &*edits.cdi_devices),
+            (0, ["holdfast.dev/char=dev:gpu0", "holdfast.dev/char=dev:gpu1"].map(String::from).as_slice())
+        );
+        assert!(edits.annotations.values().any(|names| *names == edits.cdi_devices.join(",")), "{edits:?}");
+        let nodes = || {
+            let read = |(path, bytes): (std::path::PathBuf, Vec<u8>)| {
+                assert!(path.file_name().unwrap().to_str().unwrap().starts_with("holdfast-"), "{}", path.display());
+                let spec: Value = serde_json::from_slice(&bytes).unwrap();
+                spec["devices"][0]["containerEdits"]["deviceNodes"][0]["path"].as_str().unwrap().to_owned()
+            };
+            files_below(&directory).into_iter().map(read).collect::<BTreeSet<_>>()
+        };
+        let both = BTreeSet::from(["/dev/gpu0", "/dev/gpu1"].map(str::to_owned));
+        assert_eq!(nodes(), both);
+
+        daemon.kill();
+        std::fs::remove_dir_all(&directory).unwrap();
+        let mut daemon = node.start_daemon();
+        daemon.logged("registered with the kubelet").await;
+        assert_eq!(nodes(), both);
+
+        // Where the files cannot be written no container gets names that mean nothing to its runtime.
+        daemon.kill();
+        std::fs::write(node.path("run/file"), "").unwrap();
+        config(&node.path("run/file/cdi"));
+        let daemon = node.start_daemon();
+        daemon.logged("registered with the kubelet").await;
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        let error = allocate(&mut api, &["dev:gpu0"]).await.unwrap_err();
+        assert!(error.code() == Code::Unavailable && error.message().contains("which cannot be written"), "{error}");
+    });
+}
+
+#[test]
+fn a_container_that_asks_for_more_shares_than_it_may_have_is_refused_in_words() {
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}replicas = 2\nper_container = \"distinct\"\n", resource("gpu")));
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 4).await;
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        let error = allocate(&mut api, &["dev:gpu0::0", "dev:gpu0::1"]).await.unwrap_err();
+        assert_eq!(error.code(), Code::FailedPrecondition);
+        assert!(error.message().contains("`dev:gpu0::0` and `dev:gpu0::1` are of one"), "{error}");
+        // The kubelet is led to different devices, as long as there are any.
+        let uid = admit(&kubelet, PodSpec::new("default", "both").app("main", &gpu(), 2)).await;
+        let devices = kubelet.view(|view| view.pod(&uid).unwrap().containers["main"].edits.devices.len());
+        assert_eq!(devices, 2);
+    });
+}
+
+#[test]
 fn a_device_that_vanishes_right_before_its_allocate_is_refused_and_unhealthy_at_once() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);

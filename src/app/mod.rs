@@ -5,6 +5,7 @@
 
 mod control;
 mod error;
+mod files;
 mod processors;
 mod rebuild;
 mod status;
@@ -27,7 +28,7 @@ use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::Ledger;
 use crate::ledger::{LedgerActor, LedgerConfig};
 use crate::registration::{Registration, RegistrationConfig, ResourceStatus};
-use crate::serving::{Serving, ServingConfig, Sockets};
+use crate::serving::{Serving, ServingConfig, Sockets, SpecFiles};
 use crate::store::Store;
 use crate::telemetry;
 use actix::Arbiter;
@@ -227,10 +228,12 @@ impl App {
         };
         discovery.start(discovery_arbiter.handle(), supervision.clone(), move |life| DiscoveryActor::new(config.clone(), life));
 
+        let files = SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
         let config = ServingConfig {
             inventory: inventory_view.clone(),
             sockets: Arc::clone(&sockets),
             host_root: host_root.clone(),
+            files: files.clone(),
             boot_id: boot_of_grants.clone(),
             kubelet: kubelet_view.clone(),
             record: actors.ledger.mailbox(),
@@ -266,6 +269,9 @@ impl App {
             Some(actor) = escalated.recv() => return Err(StartError::Escalated(actor)),
         }
 
+        // Before the kubelet hears of us: it may start containers at once.
+        let keeper =
+            files::Keeper { files, host_root: host_root.clone(), inventory: inventory_view.clone(), grants: grants_view.clone() }.begin();
         let config = RegistrationConfig {
             kubelet_socket: watcher::kubelet_socket(&settings.device_plugins()),
             device_plugins: settings.device_plugins(),
@@ -292,6 +298,7 @@ impl App {
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
         tasks.push(tokio::spawn(telemetry::metrics::upkeep()));
+        tasks.extend(keeper.map(|keeper| tokio::spawn(keeper.run())));
         if let Some(address) = settings.config.listen {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(ready_view)).await);
         }

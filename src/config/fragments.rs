@@ -1,7 +1,10 @@
 //! What one file may say: every key optional, every unknown key an error.
 
 use crate::domain::topology::Placement;
-use crate::domain::{Durability, Refuse, WhenNotDurable};
+use crate::domain::{
+    CdiAnswer, ContractKind, Durability, IntelFpgaOptions, IntelGpuOptions, NvidiaOptions, PerContainer, Refuse, SriovOptions,
+    WhenNotDurable, XilinxOptions,
+};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
 use std::collections::BTreeMap;
@@ -13,6 +16,8 @@ pub(super) struct Fragment {
     pub(super) ledger: Ledger,
     pub(super) telemetry: Telemetry,
     pub(super) kubelet: Kubelet,
+    pub(super) cdi: Folder,
+    pub(super) device_info: Folder,
     pub(super) resource: Vec<Resource>,
 }
 
@@ -41,18 +46,36 @@ pub(super) struct Kubelet {
     pub(super) pod_resources_socket: Option<PathBuf>,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Folder {
+    pub(super) directory: Option<PathBuf>,
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Resource {
     pub(super) name: String,
     pub(super) class: Class,
-    pub(super) contract: Option<Contract>,
+    pub(super) contract: Option<ContractKind>,
+    // Options of contracts: a table that is named as the contract.
+    pub(super) nvidia: Option<NvidiaOptions>,
+    #[serde(rename = "intel-gpu")]
+    pub(super) intel_gpu: Option<IntelGpuOptions>,
+    #[serde(rename = "intel-fpga")]
+    pub(super) intel_fpga: Option<IntelFpgaOptions>,
+    pub(super) xilinx: Option<XilinxOptions>,
+    pub(super) sriov: Option<SriovOptions>,
+    #[serde(default)]
+    pub(super) cdi: Vec<CdiAnswer>,
     #[serde(default)]
     pub(super) select: Select,
     pub(super) exclude: Option<Select>,
     #[serde(default)]
     pub(super) paths: Vec<Path>,
     pub(super) replicas: Option<u32>,
+    pub(super) pool: Option<u32>,
+    pub(super) per_container: Option<PerContainer>,
     pub(super) placement: Option<Placement>,
     #[serde(default)]
     pub(super) env: BTreeMap<String, String>,
@@ -71,13 +94,6 @@ pub(super) enum Class {
     Nvme,
     Accelerator,
     Char,
-}
-
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Contract {
-    Generic,
-    Nvidia,
 }
 
 /// What a network function is connected to.

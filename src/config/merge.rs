@@ -33,7 +33,7 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
 }
 
 fn lay_over(merged: &mut Fragment, fragment: Fragment) {
-    let Fragment { ledger, telemetry, kubelet, resource } = fragment;
+    let Fragment { ledger, telemetry, kubelet, cdi, device_info, resource } = fragment;
     merged.ledger.durability = ledger.durability.or(merged.ledger.durability);
     merged.ledger.history_age = ledger.history_age.or(merged.ledger.history_age.take());
     merged.ledger.history_size = ledger.history_size.or(merged.ledger.history_size);
@@ -41,6 +41,8 @@ fn lay_over(merged: &mut Fragment, fragment: Fragment) {
     merged.ledger.when_not_durable = ledger.when_not_durable.or(merged.ledger.when_not_durable);
     merged.telemetry.listen = telemetry.listen.or(merged.telemetry.listen.take());
     merged.kubelet.pod_resources_socket = kubelet.pod_resources_socket.or(merged.kubelet.pod_resources_socket.take());
+    merged.cdi.directory = cdi.directory.or(merged.cdi.directory.take());
+    merged.device_info.directory = device_info.directory.or(merged.device_info.directory.take());
     merged.resource.extend(resource);
 }
 

@@ -2,11 +2,14 @@
 //!
 //! Three stages, three files: `fragments` is what one file may say, every key optional; `merge` lays `config.toml` and
 //! the drop-ins of `config.d/` (by name) over each other — a later key wins, resources add up; `validate` turns the
-//! result into a [`Config`] or into one sentence that says what is wrong where.
+//! result into a [`Config`] or into one sentence that says what is wrong where (`contract` does so for the options of a
+//! contract, `sharing` for how many containers have a device).
 
+mod contract;
 mod error;
 mod fragments;
 mod merge;
+mod sharing;
 mod validate;
 
 pub use error::ConfigError;
@@ -46,6 +49,10 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// The pod-resources socket, where it is not the kubelet directory's own.
     pub pod_resources_socket: Option<PathBuf>,
+    /// Where CDI files are written, if a resource asks for them.
+    pub cdi_directory: PathBuf,
+    /// Where device-info files are written, for resources with the contract `sriov`.
+    pub device_info_directory: PathBuf,
     /// The resources in the order of the files: the first that selects a device gets it. Empty means that known
     /// hardware is offered under its usual names.
     pub resources: Vec<Arc<ResourceSpec>>,

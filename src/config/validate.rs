@@ -1,9 +1,11 @@
 //! From what the files say to what the daemon runs on.
 
-use super::fragments::{self, Class, Contract, Fragment, LinkType};
+use super::contract::contract;
+use super::fragments::{self, Class, Fragment, LinkType};
+use super::sharing::sharing;
 use super::{Config, ConfigError};
 use crate::domain::{
-    CharPath, ContractKind, DeviceClass, DeviceId, MountSpec, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention, Select,
+    CharPath, DeviceClass, DeviceId, MountSpec, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention, Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -14,8 +16,11 @@ use std::time::Duration;
 /// Where telemetry listens when nothing is said.
 const DEFAULT_LISTEN: &str = "127.0.0.1:9477";
 
-/// A list of more ids than this may grow beyond the 4 MiB that the kubelet takes in one message.
-const REPLICAS_MAX: u32 = 10_000;
+/// Where runtimes look for CDI files that do not outlive the boot.
+const CDI_DIRECTORY: &str = "/var/run/cdi";
+
+/// Where Multus looks for the device-info files of device plugins; it knows no other place.
+const DEVICE_INFO_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/dp";
 
 /// What was given back a day ago may still be in the kubelet's checkpoint, or live in a copy of the ledger that lags behind:
 /// the history is what tells that it is not held.
@@ -37,6 +42,12 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
     if pod_resources_socket.as_ref().is_some_and(|path| !path.is_absolute()) {
         return Err(ConfigError::new("`kubelet.pod_resources_socket` must be an absolute path"));
     }
+    let directory = |key: &str, directory: &Option<PathBuf>, usual: &str| {
+        let directory = directory.clone().unwrap_or_else(|| PathBuf::from(usual));
+        let problem =
+            || ConfigError::new(format!("`{key}.directory` must be an absolute path, one that others read; the usual one is {usual}"));
+        directory.is_absolute().then_some(directory).ok_or_else(problem)
+    };
     Ok(Config {
         durability: fragment.ledger.durability.unwrap_or_default(),
         retention: retention(&fragment.ledger)?,
@@ -46,6 +57,8 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         },
         listen: listen(fragment.telemetry.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?,
         pod_resources_socket,
+        cdi_directory: directory("cdi", &fragment.cdi.directory, CDI_DIRECTORY)?,
+        device_info_directory: directory("device_info", &fragment.device_info.directory, DEVICE_INFO_DIRECTORY)?,
         resources,
         files,
     })
@@ -75,10 +88,6 @@ fn listen(text: &str) -> Result<Option<SocketAddr>, ConfigError> {
 fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     let name: ResourceName = resource.name.parse().map_err(|error: crate::domain::InvalidResourceName| error.to_string())?;
     let class = class(resource.class);
-    let replicas = resource.replicas.unwrap_or(1);
-    if !(1..=REPLICAS_MAX).contains(&replicas) {
-        return Err(format!("`replicas` is {replicas}, but must be between 1 and {REPLICAS_MAX}"));
-    }
     let is_char = class == DeviceClass::Char;
     if is_char && resource.paths.is_empty() {
         return Err("the class `char` needs `paths`, such as paths = [\"/dev/fuse\"]".into());
@@ -98,12 +107,8 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     if let Some(key) = resource.env.keys().find(|key| !env_is_valid(key)) {
         return Err(format!("`{key}` cannot be the name of an environment variable"));
     }
-    let contract = match resource.contract {
-        Some(Contract::Generic) => ContractKind::Generic,
-        Some(Contract::Nvidia) => ContractKind::Nvidia,
-        None if class == DeviceClass::Gpu && select.vendor == [0x10de] => ContractKind::Nvidia,
-        None => ContractKind::Generic,
-    };
+    let contract = contract(resource, class, &select)?;
+    let (sharing, per_container) = sharing(resource, &contract)?;
     Ok(ResourceSpec {
         name,
         class,
@@ -111,7 +116,9 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
         select,
         exclude: resource.exclude.as_ref().map(self::select).transpose()?,
         paths,
-        replicas,
+        cdi: resource.cdi.clone(),
+        sharing,
+        per_container,
         placement: resource.placement.unwrap_or_default(),
         env: resource.env.clone(),
         mounts: resource.mounts.iter().map(mount).collect::<Result<_, _>>()?,

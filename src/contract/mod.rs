@@ -1,27 +1,63 @@
 //! What a container gets for its devices: one file for each contract, all of them pure.
 //!
 //! A contract's output is an ABI: the kubelet keeps the response and replays it at every start of the container, for
-//! as long as the pod lives and across versions of Holdfast (I6).
+//! as long as the pod lives and across versions of Holdfast (I6). And most of them answer as another device plugin does,
+//! whose pods then run on unchanged; `docs/contracts.md` has the table, and says where they differ on purpose.
+//!
+//! What a contract has to know of a device beyond its PCI function and its nodes, it reads from these attributes:
+//!
+//! | attribute | of | read by |
+//! | --- | --- | --- |
+//! | `uuid`, `index`, `minor` | an NVIDIA GPU or MIG instance: its UUID, its number in the order of the PCI addresses (`0`; `0:1`), and that of its node | `nvidia` |
+//! | `fme_node` | an Intel FPGA: its management node, `/dev/dfl-fme.0` | `intel-fpga` |
+//! | `vdpa` | a function with a vDPA device: its name, `vdpa0` | `sriov` |
+//! | `mdev_uuid` | a mediated device: its UUID | `kubevirt` |
 
+mod amd;
+pub mod cdi;
+pub mod device_info;
 mod generic;
+mod intel_fpga;
+mod intel_gpu;
+mod kubevirt;
+mod nodes;
 mod nvidia;
+mod rdma_shared;
+mod sriov;
+#[cfg(test)]
+mod testing;
+mod xilinx;
 
-use crate::domain::{ContainerEdits, ContractKind, Device, EditDevice, EditMount, ResourceSpec};
+use crate::domain::{AllocId, ContainerEdits, Contract, Device, EditMount, ResourceSpec};
 
-/// What one container gets for `devices` (in the order of its request) of the resource `spec`.
+/// What a contract looks at.
+#[derive(Clone, Copy)]
+#[expect(missing_debug_implementations, reason = "a function shows nothing")]
+pub struct Request<'a> {
+    /// The resource.
+    pub spec: &'a ResourceSpec,
+    /// The devices behind the ids that are asked for, in their order.
+    pub devices: &'a [&'a Device],
+    /// Names this answer and no other.
+    pub alloc_id: &'a AllocId,
+    /// Whether a node is there on the host.
+    pub node_exists: &'a dyn Fn(&str) -> bool,
+}
+
+/// What one container gets.
 #[must_use]
-pub fn edits(spec: &ResourceSpec, devices: &[&Device]) -> ContainerEdits {
+pub fn edits(request: &Request<'_>) -> ContainerEdits {
     // Several shares of one device are one device to the container.
     let mut distinct: Vec<&Device> = Vec::new();
-    for device in devices {
+    for device in request.devices {
         if !distinct.iter().any(|known| known.id == device.id) {
             distinct.push(device);
         }
     }
-    let mut edits = match spec.contract {
-        ContractKind::Generic => generic::edits(&distinct),
-        ContractKind::Nvidia => nvidia::edits(&distinct),
-    };
+    let request = &Request { devices: &distinct, ..*request };
+    let spec = request.spec;
+    let mut edits = by_contract(request);
+    cdi::tell(request, &mut edits);
     // What the configuration says explicitly wins over the contract.
     edits.envs.extend(spec.env.clone());
     for mount in &spec.mounts {
@@ -31,75 +67,27 @@ pub fn edits(spec: &ResourceSpec, devices: &[&Device]) -> ContainerEdits {
     edits
 }
 
-/// The nodes of `devices`, each container path once: shared nodes (`/dev/kfd`, `rdma_cm`) come with every device.
-fn nodes(devices: &[&Device]) -> Vec<EditDevice> {
-    let mut nodes: Vec<EditDevice> = Vec::new();
-    for node in devices.iter().flat_map(|device| &device.nodes) {
-        if !nodes.iter().any(|known| known.container == node.container) {
-            nodes.push(EditDevice { host: node.host.clone(), container: node.container.clone(), permissions: node.permissions.clone() });
-        }
+/// What the contract says of devices of which none comes twice.
+fn by_contract(request: &Request<'_>) -> ContainerEdits {
+    match &request.spec.contract {
+        Contract::Generic => generic::edits(request),
+        Contract::Nvidia(options) => nvidia::edits(request, options),
+        Contract::Amd => amd::edits(request),
+        Contract::IntelGpu(options) => intel_gpu::edits(request, options),
+        Contract::IntelFpga(options) => intel_fpga::edits(request, options),
+        Contract::Xilinx(options) => xilinx::edits(request, options),
+        Contract::Sriov(options) => sriov::edits(request, options),
+        Contract::RdmaShared => rdma_shared::edits(request),
+        Contract::Kubevirt => kubevirt::edits(request),
     }
-    nodes
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::domain::topology::Placement;
-    use crate::domain::{DeviceClass, DeviceId, DeviceNode, MountSpec, Select};
-    use std::collections::BTreeMap;
+/// What is known of a device by this name.
+fn attribute<'a>(device: &'a Device, name: &str) -> Option<&'a str> {
+    device.attributes.get(name).map(String::as_str)
+}
 
-    fn spec(contract: ContractKind) -> ResourceSpec {
-        ResourceSpec {
-            name: "example.com/device".parse().unwrap(),
-            class: DeviceClass::Char,
-            contract,
-            select: Select::default(),
-            exclude: None,
-            paths: Vec::new(),
-            replicas: 2,
-            placement: Placement::default(),
-            env: BTreeMap::from([("EXAMPLE".into(), "1".into())]),
-            mounts: vec![MountSpec { host: "/etc/calibration".into(), container: "/etc/calibration".into(), read_only: true }],
-        }
-    }
-
-    fn device(id: &str, nodes: &[&str], attributes: &[(&str, &str)]) -> Device {
-        Device {
-            id: DeviceId::new(id),
-            key: format!("dev:{id}"),
-            class: DeviceClass::Char,
-            pci: None,
-            numa_nodes: Vec::new(),
-            nodes: nodes.iter().map(|path| DeviceNode::at(*path)).collect(),
-            attributes: attributes.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
-        }
-    }
-
-    /// The golden form of a response: what is printed here is the ABI.
-    fn golden(edits: &ContainerEdits) -> String {
-        serde_json::to_string_pretty(edits).unwrap()
-    }
-
-    #[test]
-    fn generic_gives_each_node_once_and_the_configured_environment_and_mounts() {
-        let (a, b) = (device("a", &["/dev/a", "/dev/shared"], &[]), device("b", &["/dev/b", "/dev/shared"], &[]));
-        let edits = edits(&spec(ContractKind::Generic), &[&b, &a, &b]);
-        assert_eq!(golden(&edits), include_str!("golden/generic.json").trim_end());
-    }
-
-    #[test]
-    fn nvidia_names_the_gpus_in_the_order_of_the_request() {
-        let first = device("GPU-1", &["/dev/nvidia0"], &[("uuid", "GPU-1"), ("minor", "0")]);
-        let second = device("GPU-2", &["/dev/nvidia1"], &[("uuid", "GPU-2"), ("minor", "1")]);
-        let edits = edits(&spec(ContractKind::Nvidia), &[&second, &first, &second]);
-        assert_eq!(golden(&edits), include_str!("golden/nvidia.json").trim_end());
-    }
-
-    #[test]
-    fn a_gpu_without_a_known_uuid_is_named_by_its_minor_number() {
-        let gpu = device("0000:18:00.0", &["/dev/nvidia3"], &[("minor", "3")]);
-        let edits = edits(&spec(ContractKind::Nvidia), &[&gpu]);
-        assert_eq!(edits.envs["NVIDIA_VISIBLE_DEVICES"], "3");
-    }
+/// The address of a device, as other plugins name it; its id where it has none.
+fn address(device: &Device) -> String {
+    device.pci.as_ref().map_or_else(|| device.id.to_string(), |function| function.address.to_string())
 }

@@ -1,18 +1,181 @@
-//! `nvidia`: what NVIDIA's own plugin answers with its default strategy, `envvar` — the ids in
-//! `NVIDIA_VISIBLE_DEVICES`, from which the NVIDIA container runtime adds nodes and libraries.
+//! `nvidia`: what NVIDIA's k8s-device-plugin answers. The GPUs are named, and NVIDIA's container toolkit adds nodes and
+//! libraries: by a variable, by mounts that stand for names, or by CDI names out of the file that `nvidia-ctk cdi
+//! generate` writes.
 
-use crate::domain::{ContainerEdits, Device};
-use std::collections::BTreeMap;
+use super::{Request, attribute, nodes};
+use crate::domain::{ContainerEdits, Device, DeviceIdStrategy, DeviceListStrategy, EditMount, NvidiaOptions};
 
-pub(super) fn edits(devices: &[&Device]) -> ContainerEdits {
-    let visible: Vec<&str> = devices.iter().map(|device| name(device)).collect();
-    let envs = BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".to_owned(), visible.join(","))]);
-    ContainerEdits { envs, ..ContainerEdits::default() }
+const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// The toolkit takes the names of the files in this folder of the container for ids.
+const DEVICES_FOLDER: &str = "/var/run/nvidia-container-devices";
+/// Nodes of the driver as a whole, in the order in which they are given; those that are there come with every GPU.
+const SHARED_NODES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
+
+pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> ContainerEdits {
+    let ids: Vec<&str> = request.devices.iter().map(|device| name(device, options.device_id_strategy)).collect();
+    let channels: Vec<String> = options.imex_channels.iter().map(u32::to_string).collect();
+    let tells_by = |strategy| options.device_list_strategy.contains(&strategy);
+    let extras = [("GDRCOPY", options.gdrcopy), ("GDS", options.gds), ("MOFED", options.mofed)];
+    let extras = || extras.iter().filter(|(_, is_on)| *is_on).map(|(extra, _)| *extra);
+
+    let mut edits = ContainerEdits::default();
+    let cdi = cdi_names(&options.cdi_vendor, &ids, &channels, extras());
+    if tells_by(DeviceListStrategy::CdiAnnotations) {
+        let key = format!("{}nvidia-device-plugin_{}", options.cdi_annotation_prefix, request.alloc_id);
+        edits.annotations.insert(key, cdi.join(","));
+    }
+    if tells_by(DeviceListStrategy::CdiCri) {
+        edits.cdi_devices = cdi;
+    }
+    if let Some(root) = &options.mps_root {
+        let pipe = format!("/mps/{}/pipe", request.spec.name);
+        let host = format!("{}/{}/pipe", root.trim_end_matches('/'), request.spec.name);
+        edits.mounts.push(EditMount { host, container: pipe.clone(), read_only: false });
+        let host = format!("{}/shm", root.trim_end_matches('/'));
+        edits.mounts.push(EditMount { host, container: "/dev/shm".into(), read_only: false });
+        edits.envs.insert("CUDA_MPS_PIPE_DIRECTORY".into(), pipe);
+    }
+    edits.envs.extend(extras().map(|extra| (format!("NVIDIA_{extra}"), "enabled".to_owned())));
+    if options.device_list_strategy.iter().all(|strategy| strategy.is_cdi()) {
+        return edits;
+    }
+
+    if tells_by(DeviceListStrategy::EnvVar) {
+        edits.envs.insert(VISIBLE_DEVICES.into(), ids.join(","));
+        if !channels.is_empty() {
+            edits.envs.insert("NVIDIA_IMEX_CHANNELS".into(), channels.join(","));
+        }
+    }
+    if tells_by(DeviceListStrategy::VolumeMounts) {
+        edits.envs.insert(VISIBLE_DEVICES.into(), DEVICES_FOLDER.into());
+        let name = |name: String| EditMount { host: "/dev/null".into(), container: format!("{DEVICES_FOLDER}/{name}"), read_only: false };
+        edits.mounts.extend(ids.iter().map(|id| name((*id).to_owned())));
+        edits.mounts.extend(channels.iter().map(|channel| name(format!("imex/{channel}"))));
+    }
+    if options.pass_device_specs {
+        let (mut shared, own): (Vec<_>, Vec<_>) =
+            nodes::with(request.devices, "rw").into_iter().partition(|node| SHARED_NODES.contains(&node.container.as_str()));
+        shared.sort_by_key(|node| SHARED_NODES.iter().position(|path| *path == node.container));
+        edits.devices = shared.into_iter().chain(own).collect();
+        edits.devices.extend(channels.iter().map(|channel| nodes::at(format!("/dev/nvidia-caps-imex-channels/channel{channel}"), "rw")));
+    }
+    edits
 }
 
-/// How the NVIDIA runtime knows the GPU: its UUID, else its number. The driver shows no UUID before a GPU's first
-/// use, and a GPU that is never offered would never be used.
-fn name(device: &Device) -> &str {
-    let attribute = |name: &str| device.attributes.get(name).map(String::as_str);
-    attribute("uuid").or_else(|| attribute("minor")).unwrap_or(device.id.as_str())
+/// How the NVIDIA runtime knows the GPU. The driver shows no UUID before a GPU's first use, and a GPU that is never
+/// offered would never be used: until then its number is its name.
+fn name(device: &Device, strategy: DeviceIdStrategy) -> &str {
+    let order = match strategy {
+        DeviceIdStrategy::Uuid => ["uuid", "index", "minor"],
+        DeviceIdStrategy::Index => ["index", "uuid", "minor"],
+    };
+    order.iter().find_map(|name| attribute(device, name)).unwrap_or(device.id.as_str())
+}
+
+fn cdi_names<'a>(vendor: &str, ids: &[&str], channels: &[String], extras: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let gpus = ids.iter().map(|id| format!("{vendor}/gpu={id}"));
+    let channels = channels.iter().map(|channel| format!("{vendor}/imex-channel={channel}"));
+    let extras = extras.map(|extra| format!("{vendor}/{}=all", extra.to_ascii_lowercase()));
+    gpus.chain(channels).chain(extras).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{ALLOC_ID, device, edits_of, golden, paths, spec, with_extras};
+    use super::*;
+    use crate::domain::{Contract, ContractKind, ResourceSpec};
+
+    fn gpus() -> [Device; 2] {
+        let gpu = |uuid: &str, minor: &str, index: &str| {
+            let nodes = [&format!("/dev/nvidia{minor}"), "/dev/nvidiactl", "/dev/nvidia-uvm"];
+            device(uuid, &nodes, &[("uuid", uuid), ("minor", minor), ("index", index)])
+        };
+        // The driver numbers its nodes as it found the cards, the tools by PCI address.
+        [gpu("GPU-1", "1", "0"), gpu("GPU-2", "0", "1")]
+    }
+
+    fn nvidia(options: NvidiaOptions) -> ResourceSpec {
+        spec("nvidia.com/gpu", Contract::Nvidia(options))
+    }
+
+    #[test]
+    fn the_gpus_are_named_in_the_order_of_the_request() {
+        let [first, second] = gpus();
+        let edits = edits_of(&with_extras(spec("nvidia.com/gpu", ContractKind::Nvidia)), &[&second, &first, &second]);
+        assert_eq!(golden(&edits), include_str!("golden/nvidia.json").trim_end());
+    }
+
+    #[test]
+    fn mounts_of_nothing_stand_for_names() {
+        let [first, second] = gpus();
+        let options = NvidiaOptions {
+            device_list_strategy: vec![DeviceListStrategy::VolumeMounts],
+            pass_device_specs: true,
+            imex_channels: vec![0],
+            ..NvidiaOptions::default()
+        };
+        let edits = edits_of(&nvidia(options), &[&second, &first]);
+        assert_eq!(golden(&edits), include_str!("golden/nvidia-volume-mounts.json").trim_end());
+    }
+
+    #[test]
+    fn cdi_alone_leaves_the_rest_to_the_runtime() {
+        let [first, second] = gpus();
+        let options = NvidiaOptions {
+            device_list_strategy: vec![DeviceListStrategy::CdiAnnotations, DeviceListStrategy::CdiCri],
+            device_id_strategy: DeviceIdStrategy::Index,
+            pass_device_specs: true,
+            gdrcopy: true,
+            mofed: true,
+            imex_channels: vec![0, 3],
+            ..NvidiaOptions::default()
+        };
+        let edits = edits_of(&nvidia(options), &[&second, &first]);
+        assert_eq!(golden(&edits), include_str!("golden/nvidia-cdi.json").trim_end());
+        assert!(edits.annotations.keys().all(|key| key.ends_with(ALLOC_ID)));
+    }
+
+    #[test]
+    fn mps_brings_its_pipes() {
+        let [first, _] = gpus();
+        let options = NvidiaOptions { mps_root: Some("/run/nvidia/mps".into()), gds: true, ..NvidiaOptions::default() };
+        assert_eq!(golden(&edits_of(&nvidia(options), &[&first])), include_str!("golden/nvidia-mps.json").trim_end());
+    }
+
+    #[test]
+    fn two_ways_at_once_are_both_there() {
+        let [first, _] = gpus();
+        let options = NvidiaOptions {
+            device_list_strategy: vec![DeviceListStrategy::EnvVar, DeviceListStrategy::CdiCri],
+            pass_device_specs: true,
+            ..NvidiaOptions::default()
+        };
+        let edits = edits_of(&nvidia(options), &[&first]);
+        assert_eq!((edits.envs[VISIBLE_DEVICES].as_str(), &*edits.cdi_devices[0]), ("GPU-1", "nvidia.com/gpu=GPU-1"));
+        assert_eq!(paths(&edits), ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1"]);
+    }
+
+    #[test]
+    fn instances_of_one_gpu_share_its_node() {
+        let instance = |n: u32| {
+            let caps = [format!("/dev/nvidia-caps/nvidia-cap{n}"), format!("/dev/nvidia-caps/nvidia-cap{}", n + 1)];
+            device(&format!("MIG-{n}"), &["/dev/nvidia0", &caps[0], &caps[1], "/dev/nvidiactl"], &[("uuid", &format!("MIG-{n}"))])
+        };
+        let edits =
+            edits_of(&nvidia(NvidiaOptions { pass_device_specs: true, ..NvidiaOptions::default() }), &[&instance(12), &instance(21)]);
+        let caps = [12, 13, 21, 22].map(|n| format!("/dev/nvidia-caps/nvidia-cap{n}"));
+        assert_eq!(paths(&edits), ["/dev/nvidiactl", "/dev/nvidia0", &caps[0], &caps[1], &caps[2], &caps[3]]);
+        assert_eq!(edits.envs[VISIBLE_DEVICES], "MIG-12,MIG-21");
+    }
+
+    #[test]
+    fn a_gpu_without_a_known_uuid_is_named_by_its_number() {
+        let visible = |attributes: &[(&str, &str)]| {
+            let gpu = device("0000:18:00.0", &["/dev/nvidia3"], attributes);
+            edits_of(&spec("nvidia.com/gpu", ContractKind::Nvidia), &[&gpu]).envs[VISIBLE_DEVICES].clone()
+        };
+        assert_eq!(visible(&[("minor", "3"), ("index", "1")]), "1");
+        assert_eq!(visible(&[("minor", "3")]), "3");
+        assert_eq!(visible(&[]), "0000:18:00.0");
+    }
 }

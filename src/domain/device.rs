@@ -32,6 +32,12 @@ impl DeviceId {
         n.parse::<u32>().is_ok().then(|| DeviceId(device.to_owned()))
     }
 
+    /// Whether this may be the id of a pool, a plain number.
+    #[must_use]
+    pub fn is_number(&self) -> bool {
+        self.0.parse::<u32>().is_ok()
+    }
+
     /// The id of the `n`-th share of this device, `id::n`, as NVIDIA's plugin names its replicas.
     #[must_use]
     pub fn share(&self, n: u32) -> Self {

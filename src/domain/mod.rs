@@ -4,6 +4,7 @@
 //! [`Inventory`] is what the kubelet is told; a [`Grant`] is what a container holds, and an [`Entry`] is one durable
 //! fact about it. Ordered maps only: what leaves Holdfast is the same bytes every time.
 
+mod contract;
 mod device;
 mod durability;
 mod edits;
@@ -19,9 +20,14 @@ mod resource;
 mod retention;
 mod safeguard;
 mod select;
+mod sharing;
 mod time;
 pub mod topology;
 
+pub use contract::{
+    ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode, IntelFpgaOptions, IntelGpuOptions,
+    NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
+};
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
 pub use durability::{Durability, Kept};
 pub use edits::{ContainerEdits, EditDevice, EditMount, Wire};
@@ -33,8 +39,9 @@ pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, Liste
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use policy::{Policy, Refuse, WhenNotDurable};
 pub use refusal::Refusal;
-pub use resource::{CharPath, ContractKind, InvalidResourceName, MountSpec, ResourceName, ResourceSpec, Select};
+pub use resource::{CharPath, InvalidResourceName, MountSpec, ResourceName, ResourceSpec, Select};
 pub use retention::Retention;
 pub use safeguard::Safeguard;
 pub use select::{ParsePfError, Pf, PfSelect};
+pub use sharing::{PerContainer, Sharing};
 pub use time::{Moment, Timestamp};

@@ -47,12 +47,43 @@ pub enum Refusal {
         /// The container.
         container: String,
     },
+    /// More is asked for than one container may have.
+    #[error("a container may have 1 of {resource}, but {asked} are asked for: more shares are no more of the device; set the limit to 1")]
+    TooMany {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// How many ids.
+        asked: usize,
+    },
+    /// Two shares of one device, where each must be of another.
+    #[error(
+        "a container gets shares of different devices of {resource}, but `{first}` and `{second}` are of one: fewer devices have a free \
+         share than are asked for"
+    )]
+    SameDevice {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// One id of the device.
+        first: DeviceId,
+        /// Another one.
+        second: DeviceId,
+    },
     /// The request names no device.
     #[error("the request for {0} names no device")]
     Empty(ResourceName),
     /// The resource is not configured (any more).
     #[error("{0} is not offered by this node's configuration")]
     NotOffered(ResourceName),
+    /// A file that tells the container runtime, or a CNI plugin, of the devices is not there.
+    #[error("{resource} needs the file `{file}` for its containers, which cannot be written: {why}")]
+    FileNotWritten {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// Its path.
+        file: String,
+        /// What the system says.
+        why: String,
+    },
     /// The kubelet's version of the API cannot tell what the container needs.
     #[error("{resource} reaches its containers by CDI names, which the kubelet's device-plugin API {api} cannot tell")]
     NoRoomForCdi {

@@ -1,8 +1,10 @@
-//! Resources: their names, which devices they offer, and what a container gets.
+//! Resources: their names, which devices they offer, and to how many containers.
 
+use super::contract::{CdiAnswer, Contract};
 use super::device::{DeviceClass, DeviceId};
 use super::pci::PciAddress;
 use super::select::PfSelect;
+use super::sharing::{PerContainer, Sharing};
 use super::topology::Placement;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -29,6 +31,12 @@ impl ResourceName {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The domain before the slash.
+    #[must_use]
+    pub fn prefix(&self) -> &str {
+        self.0.split('/').next().unwrap_or_default()
     }
 
     /// The name as a file name: `nvidia.com/gpu` becomes `nvidia.com_gpu`.
@@ -86,27 +94,6 @@ impl FromStr for ResourceName {
 impl<'de> Deserialize<'de> for ResourceName {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-/// What a container gets for the devices of a resource.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ContractKind {
-    /// The device's nodes, and the environment and mounts of the configuration.
-    Generic,
-    /// `NVIDIA_VISIBLE_DEVICES`, for the NVIDIA container runtime.
-    Nvidia,
-}
-
-impl ContractKind {
-    /// The word of the configuration file.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            ContractKind::Generic => "generic",
-            ContractKind::Nvidia => "nvidia",
-        }
     }
 }
 
@@ -173,15 +160,19 @@ pub struct ResourceSpec {
     /// The class of its devices.
     pub class: DeviceClass,
     /// What a container gets.
-    pub contract: ContractKind,
+    pub contract: Contract,
+    /// How CDI names are told that stand for its nodes; empty gives the nodes themselves.
+    pub cdi: Vec<CdiAnswer>,
     /// Which devices it offers.
     pub select: Select,
     /// Which of these it leaves out; `None` leaves out nothing.
     pub exclude: Option<Select>,
     /// Paths, for the class `char`.
     pub paths: Vec<CharPath>,
-    /// How often each device is offered; 1 is exclusive.
-    pub replicas: u32,
+    /// To how many containers a device goes.
+    pub sharing: Sharing,
+    /// How much of it one container may have.
+    pub per_container: PerContainer,
     /// Which of several devices that would do are preferred.
     pub placement: Placement,
     /// Environment of every container.
@@ -191,28 +182,37 @@ pub struct ResourceSpec {
 }
 
 impl ResourceSpec {
-    /// A resource that is not configured (any more) and offers nothing of its own.
+    /// A resource that offers every device of a class, each to one container, which gets its nodes.
     #[must_use]
-    pub fn orphan(name: ResourceName) -> Self {
+    pub fn new(name: ResourceName, class: DeviceClass) -> Self {
         ResourceSpec {
             name,
-            class: DeviceClass::Other,
-            contract: ContractKind::Generic,
-            // Matches no device: an id is never empty.
-            select: Select { id: vec![DeviceId::new("")], ..Select::default() },
+            class,
+            contract: Contract::Generic,
+            cdi: Vec::new(),
+            select: Select::default(),
             exclude: None,
             paths: Vec::new(),
-            replicas: 1,
+            sharing: Sharing::Exclusive,
+            per_container: PerContainer::Any,
             placement: Placement::default(),
             env: BTreeMap::new(),
             mounts: Vec::new(),
         }
     }
 
+    /// A resource that is not configured (any more) and offers nothing of its own.
+    #[must_use]
+    pub fn orphan(name: ResourceName) -> Self {
+        // Matches no device: an id is never empty.
+        let nothing = Select { id: vec![DeviceId::new("")], ..Select::default() };
+        ResourceSpec { select: nothing, ..ResourceSpec::new(name, DeviceClass::Other) }
+    }
+
     /// Whether at most one container holds a device at a time.
     #[must_use]
     pub fn is_exclusive(&self) -> bool {
-        self.replicas == 1
+        self.sharing == Sharing::Exclusive
     }
 }
 

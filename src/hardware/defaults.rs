@@ -1,16 +1,14 @@
 //! What is offered when there is no configuration: known hardware under its vendor's usual name.
 
 use super::{Scan, drm, nvidia};
-use crate::domain::topology::Placement;
 use crate::domain::{ContractKind, DeviceClass, PciAddress, PciFunction, ResourceName, ResourceSpec, Select};
-use std::collections::BTreeMap;
 
-/// Name, contract, vendor, driver, and whether only physical functions count.
-const KNOWN: [(&str, ContractKind, u16, &str, Option<bool>); 4] = [
-    ("nvidia.com/gpu", ContractKind::Nvidia, nvidia::VENDOR, nvidia::DRIVER, Some(false)),
-    ("amd.com/gpu", ContractKind::Generic, drm::VENDOR_AMD, "amdgpu", None),
-    ("gpu.intel.com/i915", ContractKind::Generic, drm::VENDOR_INTEL, "i915", None),
-    ("gpu.intel.com/xe", ContractKind::Generic, drm::VENDOR_INTEL, "xe", None),
+/// Name, vendor, driver, and whether only physical functions count.
+const KNOWN: [(&str, u16, &str, Option<bool>); 4] = [
+    ("nvidia.com/gpu", nvidia::VENDOR, nvidia::DRIVER, Some(false)),
+    ("amd.com/gpu", drm::VENDOR_AMD, "amdgpu", None),
+    ("gpu.intel.com/i915", drm::VENDOR_INTEL, "i915", None),
+    ("gpu.intel.com/xe", drm::VENDOR_INTEL, "xe", None),
 ];
 
 /// The resources for the hardware that is there; none for a machine without.
@@ -20,7 +18,7 @@ const KNOWN: [(&str, ContractKind, u16, &str, Option<bool>); 4] = [
 #[must_use]
 pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
     let mut specs = Vec::new();
-    for (name, _, vendor, driver, vf) in KNOWN {
+    for (name, vendor, driver, vf) in KNOWN {
         let mine = |function: &&PciFunction| {
             function.vendor == Some(vendor)
                 && function.driver.as_deref().is_none_or(|bound| bound == driver)
@@ -46,19 +44,10 @@ pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
 /// The usual resource of this name, whether its hardware is there or not.
 #[must_use]
 pub fn named(name: &ResourceName) -> Option<ResourceSpec> {
-    let (_, contract, vendor, driver, vf) = KNOWN.into_iter().find(|(known, ..)| *known == name.as_str())?;
-    Some(ResourceSpec {
-        name: name.clone(),
-        class: DeviceClass::Gpu,
-        contract,
-        select: Select { vendor: vec![vendor], driver: vec![driver.to_owned()], vf, ..Select::default() },
-        exclude: None,
-        paths: Vec::new(),
-        replicas: 1,
-        placement: Placement::default(),
-        env: BTreeMap::new(),
-        mounts: Vec::new(),
-    })
+    let (_, vendor, driver, vf) = KNOWN.into_iter().find(|(known, ..)| *known == name.as_str())?;
+    let select = Select { vendor: vec![vendor], driver: vec![driver.to_owned()], vf, ..Select::default() };
+    let contract = ContractKind::usual(DeviceClass::Gpu, &select.vendor, &select.driver).into();
+    Some(ResourceSpec { contract, select, ..ResourceSpec::new(name.clone(), DeviceClass::Gpu) })
 }
 
 /// Intel's graphics in the processor always sit at 00:02, on the root bus.

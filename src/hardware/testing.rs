@@ -1,7 +1,6 @@
 //! Small values and trees for the tests of this layer.
 
-use crate::domain::topology::Placement;
-use crate::domain::{CharPath, ContractKind, Device, DeviceClass, DeviceId, PciFunction, ResourceSpec, Select};
+use crate::domain::{CharPath, Device, DeviceClass, DeviceId, PciFunction, ResourceSpec, Select};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,18 +25,7 @@ pub(crate) fn device(address: &str, id: &str) -> Device {
 
 /// A resource that selects by class and list.
 pub(crate) fn spec(name: &str, class: DeviceClass, select: Select) -> Arc<ResourceSpec> {
-    Arc::new(ResourceSpec {
-        name: name.parse().unwrap(),
-        class,
-        contract: ContractKind::Generic,
-        select,
-        exclude: None,
-        paths: Vec::new(),
-        replicas: 1,
-        placement: Placement::default(),
-        env: BTreeMap::new(),
-        mounts: Vec::new(),
-    })
+    Arc::new(ResourceSpec { select, ..ResourceSpec::new(name.parse().unwrap(), class) })
 }
 
 /// A `char` resource with globs.

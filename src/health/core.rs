@@ -2,7 +2,7 @@
 
 use crate::domain::{
     Device, DeviceClass, DeviceId, Evidence, Grant, GrantedDevice, Health, Inventory, Listed, Offered, Offering, Reason, ResourceName,
-    ResourceSpec, Safeguard,
+    ResourceSpec, Safeguard, Sharing,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -90,6 +90,8 @@ impl Judge {
         let mut complete = true;
         for spec in self.specs.iter() {
             let mut devices = self.offered(spec, &evidence);
+            // A pool that has become smaller is still there.
+            let pool = devices.values().next().filter(|_| matches!(spec.sharing, Sharing::Pool(_))).map(|any| Arc::clone(&any.device));
             let empty = BTreeMap::new();
             let held = held.get(&spec.name).unwrap_or(&empty);
             let mut held_nodes = BTreeSet::new();
@@ -97,6 +99,7 @@ impl Judge {
                 complete = false;
                 // A share is found by its device. Never by its place: another card may sit there.
                 let found = evidence.devices.get(&id).or_else(|| evidence.devices.get(&id.shared()?));
+                let found = found.or_else(|| pool.as_ref().filter(|_| id.is_number()));
                 let key = (spec.name.clone(), id.clone());
                 let is_held = held.contains_key(&id);
                 let since = self.leaving.get(&key).copied().unwrap_or(now);
@@ -131,20 +134,26 @@ impl Judge {
     fn offered(&self, spec: &ResourceSpec, evidence: &Evidence) -> BTreeMap<DeviceId, Offered> {
         let selected = evidence.selected.get(&spec.name).into_iter().flatten();
         let devices = selected.filter_map(|id| evidence.devices.get(id));
-        let mut offered = BTreeMap::new();
-        for device in devices {
-            let health = match self.broken.get(&device.id) {
-                Some((reason, _)) => Health::Unhealthy(*reason),
-                None => health_of(device, evidence),
-            };
-            let one = Offered { device: Arc::clone(device), health };
-            if spec.is_exclusive() {
-                offered.insert(device.id.clone(), one);
-            } else {
-                offered.extend((0..spec.replicas).map(|n| (device.id.share(n), one.clone())));
-            }
+        let mut offered: Vec<Offered> =
+            devices.map(|device| Offered { device: Arc::clone(device), health: self.health(device, evidence) }).collect();
+        if let Sharing::Pool(_) = spec.sharing {
+            offered = pool::pool(spec, &offered).into_iter().collect();
+            // An Allocate may have found it broken as a whole.
+            offered.iter_mut().filter(|pool| pool.health.is_healthy()).for_each(|pool| pool.health = self.health(&pool.device, evidence));
         }
-        offered
+        let shares = |one: &Offered| {
+            let one = one.clone();
+            spec.sharing.ids(&one.device.id).map(|id| (id, one.clone())).collect::<Vec<_>>()
+        };
+        offered.iter().flat_map(shares).collect()
+    }
+
+    /// What is said of a device that is found.
+    fn health(&self, device: &Device, evidence: &Evidence) -> Health {
+        match self.broken.get(&device.id) {
+            Some((reason, _)) => Health::Unhealthy(*reason),
+            None => health_of(device, evidence),
+        }
     }
 
     /// Ids that were offered or are held, and that the resource does not select now.
@@ -169,8 +178,8 @@ impl Judge {
 /// The health of an id that its resource does not select now; `found` is its device, where it is there.
 fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held: bool, evidence: &Evidence) -> Health {
     let Some(found) = found else { return Health::Unhealthy(Reason::DeviceGone) };
-    let driver = found.pci.as_ref().and_then(|pci| pci.driver.as_ref());
-    if !spec.select.driver.is_empty() && driver.is_none_or(|driver| !spec.select.driver.contains(driver)) {
+    let has_driver = |driver: Option<&String>| driver.is_some_and(|driver| spec.select.driver.contains(driver));
+    if !spec.select.driver.is_empty() && found.pci.as_ref().is_some_and(|pci| !has_driver(pci.driver.as_ref())) {
         return Health::Unhealthy(Reason::DriverLost);
     }
     let health = health_of(found, evidence);
@@ -203,5 +212,6 @@ fn ghost(class: DeviceClass, known: &GrantedDevice) -> Device {
     }
 }
 
+mod pool;
 #[cfg(test)]
 mod tests;

@@ -4,11 +4,13 @@ mod clock;
 mod filesystem;
 pub mod pods;
 mod root;
+mod spec_folder;
 mod uevent;
 mod watch;
 
 pub use clock::{LateTimers, boot_id, now, step_back};
 pub use filesystem::{is_tmpfs, room};
 pub use root::HostRoot;
+pub use spec_folder::SpecFolder;
 pub use uevent::{Uevent, UeventSocket};
 pub use watch::{Change, DirWatch};

@@ -1,6 +1,7 @@
 //! The shell: makes sockets, and answers Allocate in one order — decide, look, record, answer.
 
 use super::core;
+use super::files::SpecFiles;
 use super::plugin::{Plugin, Shared};
 use super::sockets::Sockets;
 use crate::contract;
@@ -28,6 +29,8 @@ pub struct ServingConfig {
     pub sockets: Arc<Sockets>,
     /// Where device nodes are looked for.
     pub host_root: HostRoot,
+    /// The files that others read to know what a container has.
+    pub files: SpecFiles,
     /// This boot's identity.
     pub boot_id: String,
     /// The kubelet's socket as last seen by the host watch.
@@ -75,8 +78,11 @@ impl Serving {
             }
         }
         let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
-        let mut edits = contract::edits(&offering.spec, &devices);
+        let node_exists = |path: &str| self.config.host_root.node_exists(path);
+        let mut edits =
+            contract::edits(&contract::Request { spec: &offering.spec, devices: &devices, alloc_id, node_exists: &node_exists });
         core::fits(resource, &edits, *wire)?;
+        self.config.files.ensure(&offering.spec, ids.iter().zip(devices.iter().copied()), &node_exists)?;
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
         let granted = |(id, device): (&crate::domain::DeviceId, &&Device)| GrantedDevice {
             id: id.clone(),

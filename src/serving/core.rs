@@ -1,6 +1,6 @@
 //! Which ids an Allocate may be given, and whether its answer can say what they bring: pure.
 
-use crate::domain::{ContainerEdits, DeviceId, Health, Offered, Offering, Refusal, ResourceName, Wire};
+use crate::domain::{ContainerEdits, DeviceId, Health, Offered, Offering, PerContainer, Refusal, ResourceName, Wire};
 
 /// Decides on one container's request. The answer holds the devices in the order of the request.
 ///
@@ -8,7 +8,8 @@ use crate::domain::{ContainerEdits, DeviceId, Health, Offered, Offering, Refusal
 /// container hands its devices on to the next container of its pod.
 ///
 /// # Errors
-/// When an id is unknown, asked for twice or unhealthy, or when none is asked for. The error names the id.
+/// When an id is unknown, asked for twice or unhealthy, when none is asked for, or more than a container may have. The error
+/// names the id.
 pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec<&'a Offered>, Refusal> {
     let resource = || offering.spec.name.clone();
     if ids.is_empty() {
@@ -24,6 +25,16 @@ pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec
             return Err(Refusal::Unhealthy { resource: resource(), id: id.clone(), reason });
         }
         granted.push(offered);
+    }
+    match offering.spec.per_container {
+        PerContainer::One if ids.len() > 1 => return Err(Refusal::TooMany { resource: resource(), asked: ids.len() }),
+        PerContainer::Distinct => {
+            let of = |index: usize| &granted[index].device.id;
+            if let Some((first, second)) = (1..ids.len()).find_map(|b| Some(((0..b).find(|a| of(*a) == of(b))?, b))) {
+                return Err(Refusal::SameDevice { resource: resource(), first: ids[first].clone(), second: ids[second].clone() });
+            }
+        }
+        PerContainer::One | PerContainer::Any => {}
     }
     Ok(granted)
 }
@@ -42,25 +53,13 @@ pub(super) fn fits(resource: &ResourceName, edits: &ContainerEdits, wire: Wire) 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::domain::topology::Placement;
-    use crate::domain::{ContractKind, Device, DeviceClass, Reason, ResourceSpec, Select};
+    use crate::domain::{Device, DeviceClass, Reason, ResourceSpec};
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
     /// A resource with the given (id, device behind it, NUMA node).
     pub(in crate::serving) fn offering(ids: &[(&str, &str, Option<u32>)]) -> Offering {
-        let spec = ResourceSpec {
-            name: "example.com/device".parse().unwrap(),
-            class: DeviceClass::Gpu,
-            contract: ContractKind::Generic,
-            select: Select::default(),
-            exclude: None,
-            paths: Vec::new(),
-            replicas: 1,
-            placement: Placement::default(),
-            env: BTreeMap::new(),
-            mounts: Vec::new(),
-        };
+        let spec = ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Gpu);
         let offered = |device: &str, numa: Option<u32>| Offered {
             device: Arc::new(Device {
                 id: DeviceId::new(device),
@@ -96,6 +95,24 @@ pub(super) mod tests {
         {
             let error = decide(&offering, &ids(&request)).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn one_container_has_no_more_than_it_may() {
+        let shares = [("a::0", "a", None), ("a::1", "a", None), ("b::0", "b", None)];
+        for (per_container, request, refused) in [
+            (PerContainer::Any, vec!["a::0", "a::1"], None),
+            (PerContainer::One, vec!["a::1"], None),
+            (PerContainer::One, vec!["a::0", "b::0"], Some("may have 1 of example.com/device, but 2 are asked for")),
+            (PerContainer::Distinct, vec!["a::1", "b::0"], None),
+            (PerContainer::Distinct, vec!["a::0", "b::0", "a::1"], Some("`a::0` and `a::1` are of one")),
+        ] {
+            let mut offering = offering(&shares);
+            offering.spec = Arc::new(ResourceSpec { per_container, ..(*offering.spec).clone() });
+            let error = decide(&offering, &ids(&request)).err().map(|refusal| refusal.to_string());
+            let said = error.as_ref().zip(refused).is_some_and(|(error, refused)| error.contains(refused) && !error.contains("  "));
+            assert!(said || error.is_none() && refused.is_none(), "{per_container:?} {request:?}: {error:?}");
         }
     }
 

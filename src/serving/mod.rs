@@ -11,9 +11,11 @@
 
 mod actor;
 pub(crate) mod core;
+mod files;
 pub mod placement;
 mod plugin;
 mod sockets;
 
 pub use actor::{Serving, ServingConfig};
+pub use files::SpecFiles;
 pub use sockets::Sockets;

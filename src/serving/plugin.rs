@@ -97,11 +97,11 @@ fn status(error: &AllocateError) -> Status {
     let text = error.to_string();
     match error {
         AllocateError::Refused(Refusal::Unknown { .. } | Refusal::NotOffered(_)) => Status::not_found(text),
-        AllocateError::Refused(Refusal::Duplicate { .. } | Refusal::Empty(_)) => Status::invalid_argument(text),
-        AllocateError::Refused(Refusal::Unhealthy { .. } | Refusal::InUse { .. } | Refusal::NoRoomForCdi { .. }) => {
-            Status::failed_precondition(text)
-        }
-        AllocateError::NotRecorded { .. } => Status::unavailable(text),
+        AllocateError::Refused(Refusal::Duplicate { .. } | Refusal::Empty(_) | Refusal::TooMany { .. }) => Status::invalid_argument(text),
+        AllocateError::Refused(
+            Refusal::Unhealthy { .. } | Refusal::InUse { .. } | Refusal::SameDevice { .. } | Refusal::NoRoomForCdi { .. },
+        ) => Status::failed_precondition(text),
+        AllocateError::Refused(Refusal::FileNotWritten { .. }) | AllocateError::NotRecorded { .. } => Status::unavailable(text),
     }
 }
 

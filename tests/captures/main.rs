@@ -14,7 +14,6 @@ mod rewrite;
 
 use archive::{Capture, captures};
 use holdfast::cli::discover::document;
-use holdfast::domain::topology::Placement;
 use holdfast::domain::{DeviceClass, ResourceSpec};
 use holdfast::hardware::{defaults, discover, discover_in, scan};
 use holdfast::host::HostRoot;
@@ -169,18 +168,7 @@ fn what_is_offered_without_configuration_is_the_hardware_and_nothing_else() {
 #[test]
 fn a_port_of_an_fpga_card_is_offered_once_and_only_where_it_is() {
     let Some(captures) = captures() else { return };
-    let spec = ResourceSpec {
-        name: "example.com/fpga".parse().unwrap(),
-        class: DeviceClass::Fpga,
-        contract: holdfast::domain::ContractKind::Generic,
-        select: holdfast::domain::Select::default(),
-        exclude: None,
-        paths: Vec::new(),
-        replicas: 1,
-        placement: Placement::default(),
-        env: BTreeMap::new(),
-        mounts: Vec::new(),
-    };
+    let spec = ResourceSpec::new("example.com/fpga".parse().unwrap(), DeviceClass::Fpga);
     for capture in captures.iter().filter(|capture| capture.name.starts_with("fpga-")) {
         let root = HostRoot::new(&capture.root);
         let found = discover(&root, &[Arc::new(spec.clone())], &BTreeMap::new());

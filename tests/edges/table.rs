@@ -130,8 +130,8 @@ const EDGES: [(u8, &str, Verdict); 44] = [
         "a container starts with the answer of an earlier version",
         Held(&[
             "edge_21_a_container_starts_with_the_answer_of_an_earlier_daemon",
-            "src/contract/mod.rs::generic_gives_each_node_once_and_the_configured_environment_and_mounts",
-            "src/contract/mod.rs::nvidia_names_the_gpus_in_the_order_of_the_request",
+            "src/contract/generic.rs::each_node_comes_once_with_the_configured_environment_and_mounts",
+            "src/contract/nvidia.rs::the_gpus_are_named_in_the_order_of_the_request",
         ]),
     ),
     (

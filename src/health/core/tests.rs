@@ -1,26 +1,18 @@
 //! The judge's rules as sentences.
 
 use super::*;
-use crate::domain::topology::Placement;
-use crate::domain::{AllocId, ContainerEdits, ContractKind, DeviceNode, GrantState, GrantedDevice, Moment, Select, Timestamp};
+use crate::domain::{AllocId, ContainerEdits, DeviceNode, GrantState, GrantedDevice, Moment, Timestamp};
 
 fn at(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
 fn spec(replicas: u32) -> Arc<ResourceSpec> {
-    Arc::new(ResourceSpec {
-        name: "example.com/device".parse().unwrap(),
-        class: DeviceClass::Char,
-        contract: ContractKind::Generic,
-        select: Select::default(),
-        exclude: None,
-        paths: Vec::new(),
-        replicas,
-        placement: Placement::default(),
-        env: BTreeMap::new(),
-        mounts: Vec::new(),
-    })
+    shared(Sharing::replicas(replicas))
+}
+
+fn shared(sharing: Sharing) -> Arc<ResourceSpec> {
+    Arc::new(ResourceSpec { sharing, ..ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Char) })
 }
 
 fn device(id: &str) -> Arc<Device> {
@@ -271,4 +263,51 @@ fn a_group_that_no_guest_can_have_is_unhealthy_until_its_sibling_is_let_go() {
     assert_eq!(list(judge.judge(&holding(&["gpu"]), at(1))), ["gpu=iommu_group_not_viable"]);
     judge.discovered(look(2, false));
     assert_eq!(list(judge.judge(&Held::new(), at(2))), ["gpu=ok"]);
+}
+
+/// A judge of a pool for this many containers.
+fn pool_of(containers: u32) -> Judge {
+    Judge::new(Arc::from([shared(Sharing::Pool(containers))]), Arc::default(), &Listed::new())
+}
+
+/// What a container of the pool gets.
+fn pool_nodes(judge: &Judge) -> Vec<String> {
+    let offering = &judge.inventory.resources[&spec(1).name];
+    offering.devices[&DeviceId::new("0")].device.nodes.iter().map(|node| node.host.clone()).collect()
+}
+
+#[test]
+fn a_pool_is_all_devices_that_can_be_used_under_ids_that_mean_nothing() {
+    let mut judge = pool_of(2);
+    judge.discovered(evidence(1, &["a", "b"], &["a", "b"], &[]));
+    assert_eq!(list(judge.judge(&Held::new(), at(1))), ["0=ok", "1=ok"]);
+    assert_eq!(pool_nodes(&judge), ["/dev/a", "/dev/optional", "/dev/b"]);
+    judge.discovered(evidence(2, &["a", "b"], &["a", "b"], &["/dev/a"]));
+    assert_eq!(list(judge.judge(&Held::new(), at(2))), ["0=ok", "1=ok"]);
+    assert_eq!(pool_nodes(&judge), ["/dev/b", "/dev/optional"]);
+    judge.discovered(evidence(3, &["a", "b"], &["a", "b"], &["/dev/a", "/dev/b"]));
+    assert_eq!(list(judge.judge(&Held::new(), at(3))), ["0=node_missing", "1=node_missing"]);
+}
+
+#[test]
+fn a_pool_that_an_allocate_found_broken_is_so_until_the_next_evidence() {
+    let mut judge = pool_of(1);
+    judge.discovered(evidence(1, &["a"], &["a"], &[]));
+    judge.judge(&Held::new(), at(1));
+    judge.broken(&spec(1).name, &DeviceId::new("0"), Reason::NodeMissing, at(2));
+    assert_eq!(list(judge.judge(&Held::new(), at(2))), ["0=node_missing"]);
+    judge.discovered(evidence(3, &["a"], &["a"], &[]));
+    assert_eq!(list(judge.judge(&Held::new(), at(3))), ["0=ok"]);
+}
+
+#[test]
+fn a_held_id_of_a_pool_stays_when_the_pool_becomes_smaller_or_is_gone() {
+    let mut judge = pool_of(1);
+    let held = holding(&["7"]);
+    judge.discovered(evidence(1, &["a"], &["a"], &[]));
+    assert_eq!(list(judge.judge(&held, at(1))), ["0=ok", "7=ok"]);
+    judge.discovered(evidence(2, &[], &[], &[]));
+    assert_eq!(list(judge.judge(&held, at(2))), ["0=device_gone", "7=device_gone"]);
+    judge.judge(&Held::new(), at(3));
+    assert_eq!(list(judge.judge(&Held::new(), at(3 + 60))), Vec::<String>::new());
 }

@@ -1,8 +1,7 @@
 //! Every dialect over one plugin, on one socket: the same answers in different bytes.
 
 use super::*;
-use crate::domain::topology::Placement;
-use crate::domain::{ContractKind, Device, DeviceClass, Health, Offered, Reason, ResourceSpec, Select};
+use crate::domain::{Device, DeviceClass, Health, Offered, Reason, ResourceSpec};
 use crate::kubelet::proto::{v1alpha as alpha, v1beta1 as beta};
 use crate::kubelet::uds;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,18 +17,7 @@ pub(super) fn hex(message: &impl Message) -> String {
 
 /// A resource with these ids, some of them not healthy.
 pub(super) fn offering(ids: &[&str], sick: &[&str]) -> Offering {
-    let spec = ResourceSpec {
-        name: "example.com/gpu".parse().unwrap(),
-        class: DeviceClass::Gpu,
-        contract: ContractKind::Generic,
-        select: Select::default(),
-        exclude: None,
-        paths: Vec::new(),
-        replicas: 1,
-        placement: Placement::default(),
-        env: BTreeMap::new(),
-        mounts: Vec::new(),
-    };
+    let spec = ResourceSpec::new("example.com/gpu".parse().unwrap(), DeviceClass::Gpu);
     let offered = |id: &&str| {
         let device = Device {
             id: DeviceId::new(*id),

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::domain::topology::nearness;
-use crate::domain::{Device, Health, Offered};
+use crate::domain::{Device, Health, Offered, Sharing};
 use crate::hardware::testing;
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -21,16 +21,12 @@ fn device((name, numa, bridges): Where<'_>, number: u8) -> Arc<Device> {
 fn offering(placement: Placement, devices: &[Where<'_>], shares: u32) -> Offering {
     let mut offering = super::super::core::tests::offering(&[]);
     let mut spec = (*offering.spec).clone();
-    (spec.placement, spec.replicas) = (placement, shares);
+    (spec.placement, spec.sharing) = (placement, Sharing::replicas(shares));
     offering.spec = Arc::new(spec);
     for (number, place) in devices.iter().enumerate() {
         let device = device(*place, u8::try_from(number).unwrap());
         let offered = || Offered { device: Arc::clone(&device), health: Health::Healthy };
-        if shares == 1 {
-            offering.devices.insert(device.id.clone(), offered());
-        } else {
-            offering.devices.extend((0..shares).map(|n| (device.id.share(n), offered())));
-        }
+        offering.devices.extend(offering.spec.sharing.ids(&device.id).map(|id| (id, offered())));
     }
     offering
 }

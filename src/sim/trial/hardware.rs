@@ -1,6 +1,6 @@
 //! The devices of the node, and the resources that offer them.
 
-use crate::domain::{Device, DeviceClass, DeviceId, Evidence, ResourceName, ResourceSpec, Select};
+use crate::domain::{Device, DeviceClass, DeviceId, Evidence, ResourceName, ResourceSpec, Sharing};
 use crate::sim::memory::Node;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Hardware {
         let gpus = (0..GPUS).map(|n| (gpu(), DeviceId::new(format!("GPU-{n}"))));
         let nics = (0..NICS).filter(|_| has_nics).map(|n| (nic(), DeviceId::new(format!("NIC-{n}"))));
         let spec =
-            |class, name, replicas| Arc::new(ResourceSpec { class, select: Select::default(), replicas, ..ResourceSpec::orphan(name) });
+            |class, name, containers| Arc::new(ResourceSpec { sharing: Sharing::replicas(containers), ..ResourceSpec::new(name, class) });
         let mut specs = vec![spec(DeviceClass::Gpu, gpu(), 1)];
         specs.extend(has_nics.then(|| spec(DeviceClass::Nic, nic(), 2)));
         let all: Arc<[_]> = gpus.chain(nics).collect();

@@ -1,0 +1,292 @@
+//! Keeps the files that others read as the inventory and the grants want them. The runtime reads CDI's at every start of a
+//! container: there is one for every device that is offered by CDI names, and for every one that somebody still holds. A
+//! device-info file is there while somebody holds the device. Both folders are empty after a boot.
+
+use crate::contract::{cdi, device_info};
+use crate::domain::{Grant, Inventory, Offering};
+use crate::host::{HostRoot, SpecFolder};
+use crate::serving::SpecFiles;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// Keeps the files.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    pub(super) files: SpecFiles,
+    pub(super) host_root: HostRoot,
+    pub(super) inventory: watch::Receiver<Arc<Inventory>>,
+    pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+}
+
+impl Keeper {
+    /// Looks once. Where there is nothing to keep no folder is touched, and nobody has to run.
+    pub(super) fn begin(mut self) -> Option<Self> {
+        let is_used = |offering: &Offering| cdi::is_used(&offering.spec) || device_info::is_used(&offering.spec);
+        let is_needed = self.inventory.borrow().resources.values().any(is_used) || !self.files.cdi.own().is_empty();
+        is_needed.then(|| {
+            self.look();
+            self
+        })
+    }
+
+    /// Keeps them until the daemon ends.
+    pub(super) async fn run(mut self) {
+        loop {
+            let held = self.look();
+            let is_given_back = |grants: &Arc<Vec<Arc<Grant>>>| !held.is_subset(&held_files(grants));
+            tokio::select! {
+                changed = self.inventory.changed() => if changed.is_err() { return },
+                changed = self.grants.wait_for(is_given_back) => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// Writes what is missing and removes what nobody needs. The files of what is held.
+    fn look(&mut self) -> BTreeSet<String> {
+        let inventory = Arc::clone(&self.inventory.borrow_and_update());
+        let held = held_files(&self.grants.borrow_and_update());
+        let mut kept = held.clone();
+        for offering in inventory.resources.values() {
+            if cdi::is_used(&offering.spec) {
+                kept.extend(offering.devices.values().flat_map(|offered| cdi::file_names_of(&offering.spec, &offered.device)));
+                self.write_cdi(offering);
+            }
+            if device_info::is_used(&offering.spec) {
+                self.keep_device_info(offering, &held);
+            }
+        }
+        for file in self.files.cdi.own().into_iter().filter(|file| !kept.contains(file)) {
+            remove(&self.files.cdi, &file);
+        }
+        held
+    }
+
+    fn write_cdi(&self, offering: &Offering) {
+        // Of a device that is gone nothing is known any more: its file stays as it was.
+        let whole = offering.devices.values().filter(|offered| offered.health.is_healthy()).map(|offered| offered.device.as_ref());
+        for file in cdi::files(&offering.spec, whole, &|path| self.host_root.node_exists(path)) {
+            write(&self.files.cdi, &file);
+        }
+    }
+
+    fn keep_device_info(&self, offering: &Offering, held: &BTreeSet<String>) {
+        for (id, offered) in &offering.devices {
+            let name = device_info::file_name(&offering.spec.name, id);
+            if !held.contains(&name) {
+                remove(&self.files.device_info, &name);
+            } else if let Some(file) = device_info::file(&offering.spec, id, &offered.device).filter(|_| offered.device.pci.is_some()) {
+                write(&self.files.device_info, &file);
+            }
+        }
+    }
+}
+
+fn write(folder: &SpecFolder, file: &cdi::SpecFile) {
+    if let Err(error) = folder.ensure(&file.name, &file.text) {
+        tracing::error!(file = %folder.file(&file.name).display(), %error, "a file that containers need cannot be written");
+    }
+}
+
+fn remove(folder: &SpecFolder, file: &str) {
+    if let Err(error) = folder.remove(file) {
+        tracing::warn!(file = %folder.file(file).display(), %error, "a file that nobody needs cannot be removed");
+    }
+}
+
+/// The files that stand behind what live grants hold.
+fn held_files(grants: &[Arc<Grant>]) -> BTreeSet<String> {
+    let files = |grant: &Arc<Grant>| {
+        let infos = grant.devices.iter().map(|device| device_info::file_name(&grant.resource, &device.id));
+        cdi::names(&grant.edits).map(cdi::file_name).chain(infos).collect::<Vec<_>>()
+    };
+    grants.iter().filter(|grant| grant.is_live()).flat_map(files).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{
+        AllocId, CdiAnswer, ContainerEdits, ContractKind, Device, DeviceClass, DeviceId, DeviceNode, GrantState, GrantedDevice, Health,
+        Offered, PciFunction, Reason, ResourceSpec, Timestamp,
+    };
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    /// An inventory in which these devices are healthy or not; with CDI names or without.
+    fn inventory(devices: &[(&str, bool)], cdi: bool) -> Arc<Inventory> {
+        let cdi = cdi.then_some(CdiAnswer::Cri).into_iter().collect();
+        let spec = ResourceSpec { cdi, ..ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Char) };
+        let offered = |(id, is_healthy): &(&str, bool)| {
+            // Of what is gone only the ledger tells, which knows no nodes.
+            let nodes = if *is_healthy { vec![DeviceNode::at(format!("/dev/{id}"))] } else { Vec::new() };
+            let id = DeviceId::new(*id);
+            let device = Device {
+                id: id.clone(),
+                key: format!("dev:/dev/{id}"),
+                class: DeviceClass::Char,
+                pci: None,
+                numa_nodes: Vec::new(),
+                nodes,
+                attributes: BTreeMap::new(),
+            };
+            let health = if *is_healthy { Health::Healthy } else { Health::Unhealthy(Reason::DeviceGone) };
+            (id, Offered { device: Arc::new(device), health })
+        };
+        let offering = Offering { devices: devices.iter().map(offered).collect(), spec: Arc::new(spec) };
+        Arc::new(Inventory { resources: BTreeMap::from([(offering.spec.name.clone(), offering)]) })
+    }
+
+    fn holding(ids: &[&str]) -> Arc<Vec<Arc<Grant>>> {
+        let grant = |id: &&str| {
+            Arc::new(Grant {
+                alloc_id: AllocId::new(*id),
+                resource: "example.com/device".parse().unwrap(),
+                devices: Vec::new(),
+                edits: ContainerEdits { cdi_devices: vec![format!("holdfast.dev/char={id}")], ..ContainerEdits::default() },
+                boot_id: "boot".into(),
+                kubelet: None,
+                granted_at: Timestamp(0),
+                version: "0.1.0".into(),
+                state: GrantState::Granted,
+            })
+        };
+        Arc::new(ids.iter().map(grant).collect())
+    }
+
+    fn file(id: &str) -> String {
+        format!("holdfast-holdfast.dev+char@{id}.json")
+    }
+
+    struct Stage {
+        dir: tempfile::TempDir,
+        inventory: watch::Sender<Arc<Inventory>>,
+        grants: watch::Sender<Arc<Vec<Arc<Grant>>>>,
+    }
+
+    impl Stage {
+        fn new(devices: &[(&str, bool)], cdi: bool) -> Self {
+            let inventory = watch::Sender::new(inventory(devices, cdi));
+            Stage { dir: tempfile::tempdir().unwrap(), inventory, grants: watch::Sender::new(Arc::default()) }
+        }
+
+        fn keeper(&self) -> Keeper {
+            Keeper {
+                files: SpecFiles::new(&self.dir.path().join("cdi"), &self.dir.path().join("info")),
+                host_root: HostRoot::new(self.dir.path().join("host")),
+                inventory: self.inventory.subscribe(),
+                grants: self.grants.subscribe(),
+            }
+        }
+
+        fn files(&self) -> Vec<String> {
+            let mut files = self.keeper().files.cdi.own();
+            files.sort();
+            files
+        }
+    }
+
+    #[test]
+    fn what_is_held_keeps_its_file_and_what_nobody_needs_loses_it() {
+        let stage = Stage::new(&[("a", true), ("b", true), ("c", true)], true);
+        let mut keeper = stage.keeper().begin().unwrap();
+        assert_eq!(stage.files(), [file("a"), file("b"), file("c")]);
+        let text = || std::fs::read_to_string(stage.dir.path().join("cdi").join(file("a"))).unwrap();
+        let before = text();
+        // One is gone while it is held, one is held and no longer in the list, one is free and no longer there.
+        stage.grants.send_replace(holding(&["a", "b"]));
+        stage.inventory.send_replace(inventory(&[("a", false)], true));
+        keeper.look();
+        assert_eq!(stage.files(), [file("a"), file("b")]);
+        assert_eq!(text(), before, "nothing is known of it any more that would be better");
+        stage.grants.send_replace(holding(&["a"]));
+        keeper.look();
+        assert_eq!(stage.files(), [file("a")]);
+    }
+
+    #[test]
+    fn after_a_boot_the_files_are_there_again() {
+        let stage = Stage::new(&[("a", true)], true);
+        drop(stage.keeper().begin());
+        std::fs::remove_dir_all(stage.dir.path().join("cdi")).unwrap();
+        drop(stage.keeper().begin());
+        assert_eq!(stage.files(), [file("a")]);
+    }
+
+    #[test]
+    fn without_a_resource_that_asks_for_it_the_directory_is_not_made() {
+        let stage = Stage::new(&[("a", true)], false);
+        assert!(stage.keeper().begin().is_none());
+        assert!(!stage.dir.path().join("cdi").exists());
+        // What an earlier configuration has left is kept as long as somebody holds it.
+        std::fs::create_dir(stage.dir.path().join("cdi")).unwrap();
+        for id in ["a", "b"] {
+            std::fs::write(stage.dir.path().join("cdi").join(file(id)), "{}").unwrap();
+        }
+        stage.grants.send_replace(holding(&["b"]));
+        assert!(stage.keeper().begin().is_some());
+        assert_eq!(stage.files(), [file("b")]);
+    }
+
+    #[tokio::test]
+    async fn a_file_goes_when_its_last_holder_has_given_it_back() {
+        let stage = Stage::new(&[("a", true)], true);
+        stage.grants.send_replace(holding(&["b", "c"]));
+        let keeper = stage.keeper();
+        for id in ["b", "c"] {
+            keeper.files.cdi.ensure(&file(id), "{}").unwrap();
+        }
+        let keeping = tokio::spawn(keeper.begin().unwrap().run());
+        stage.grants.send_replace(holding(&["c"]));
+        let gone = async {
+            while stage.files() != [file("a"), file("c")] {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), gone).await.expect("the file is removed");
+        keeping.abort();
+    }
+
+    #[test]
+    fn a_device_info_file_is_there_while_somebody_has_the_function() {
+        let stage = Stage::new(&[], false);
+        let addresses = ["0000:3b:00.2", "0000:3b:00.3"];
+        let mut inventory = (**stage.inventory.borrow()).clone();
+        let offering = inventory.resources.values_mut().next().unwrap();
+        offering.spec = Arc::new(ResourceSpec { contract: ContractKind::Sriov.into(), ..(*offering.spec).clone() });
+        for address in addresses {
+            let device = Device {
+                id: DeviceId::new(address),
+                key: format!("pci:{address}"),
+                class: DeviceClass::Nic,
+                pci: Some(PciFunction::at(address.parse().unwrap())),
+                numa_nodes: Vec::new(),
+                nodes: Vec::new(),
+                attributes: BTreeMap::new(),
+            };
+            offering.devices.insert(device.id.clone(), Offered { device: Arc::new(device), health: Health::Healthy });
+        }
+        stage.inventory.send_replace(Arc::new(inventory));
+        let hold = |addresses: &[&str]| {
+            let device = |address: &&str| GrantedDevice { id: DeviceId::new(*address), key: String::new(), numa_nodes: Vec::new() };
+            let mut grant = (*holding(&["x"])[0]).clone();
+            grant.devices = addresses.iter().map(device).collect();
+            stage.grants.send_replace(Arc::new(vec![Arc::new(grant)]));
+        };
+        let infos = || {
+            let entries = std::fs::read_dir(stage.dir.path().join("info")).into_iter().flatten().flatten();
+            entries.map(|entry| entry.file_name().into_string().unwrap()).collect::<BTreeSet<_>>()
+        };
+        let named = |addresses: &[&str]| addresses.iter().map(|address| format!("example.com-device-{address}-device.json")).collect();
+
+        let mut keeper = stage.keeper().begin().unwrap();
+        assert_eq!(infos(), BTreeSet::new(), "nobody has one");
+        // As after a boot: what is held is told again.
+        hold(&addresses);
+        keeper.look();
+        assert_eq!(infos(), named(&addresses));
+        hold(&addresses[..1]);
+        keeper.look();
+        assert_eq!(infos(), named(&addresses[..1]));
+    }
+}

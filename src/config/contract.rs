@@ -1,0 +1,193 @@
+//! The contract of a resource and its options: a table that is named as the contract.
+
+use super::fragments::Resource;
+use crate::domain::{Contract, ContractKind, DeviceClass, NvidiaOptions, PciAddress, Select, SriovOptions, VdpaType};
+
+/// The contract that the resource names, else the usual one, with its options.
+pub(super) fn contract(resource: &Resource, class: DeviceClass, select: &Select) -> Result<Contract, String> {
+    let kind = resource.contract.unwrap_or_else(|| ContractKind::usual(class, &select.vendor, &select.driver));
+    let tables = [
+        (ContractKind::Nvidia, resource.nvidia.is_some()),
+        (ContractKind::IntelGpu, resource.intel_gpu.is_some()),
+        (ContractKind::IntelFpga, resource.intel_fpga.is_some()),
+        (ContractKind::Xilinx, resource.xilinx.is_some()),
+        (ContractKind::Sriov, resource.sriov.is_some()),
+    ];
+    if let Some((table, _)) = tables.into_iter().find(|(table, is_there)| *is_there && *table != kind) {
+        return Err(format!("the table `{table}` is for contract = \"{table}\", but the contract is `{kind}`"));
+    }
+    if kind == ContractKind::Nvidia && !resource.cdi.is_empty() {
+        return Err("the CDI names of NVIDIA's GPUs are those of its toolkit: nvidia = { device_list_strategy = [\"cdi-cri\"] }".into());
+    }
+    Ok(match kind {
+        ContractKind::Nvidia => Contract::Nvidia(nvidia(resource.nvidia.clone().unwrap_or_default())?),
+        ContractKind::IntelGpu => Contract::IntelGpu(resource.intel_gpu.clone().unwrap_or_default()),
+        ContractKind::IntelFpga => Contract::IntelFpga(resource.intel_fpga.clone().unwrap_or_default()),
+        ContractKind::Xilinx => Contract::Xilinx(resource.xilinx.clone().unwrap_or_default()),
+        ContractKind::Sriov => Contract::Sriov(sriov(resource.sriov.clone().unwrap_or_default())?),
+        plain @ (ContractKind::Generic | ContractKind::Amd | ContractKind::RdmaShared | ContractKind::Kubevirt) => plain.into(),
+    })
+}
+
+fn nvidia(options: NvidiaOptions) -> Result<NvidiaOptions, String> {
+    if options.device_list_strategy.is_empty() {
+        return Err(
+            "`nvidia.device_list_strategy` is empty, and no container would learn what it has; the usual one is [\"envvar\"]".into()
+        );
+    }
+    if let Some(root) = options.mps_root.as_ref().filter(|root| !root.starts_with('/')) {
+        return Err(format!("`nvidia.mps_root` is `{root}`, but must be an absolute path such as /run/nvidia/mps"));
+    }
+    let vendor = &options.cdi_vendor;
+    let is_name = vendor.starts_with(|c: char| c.is_ascii_alphabetic())
+        && vendor.ends_with(|c: char| c.is_ascii_alphanumeric())
+        && vendor.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
+    if !is_name {
+        return Err(format!("`nvidia.cdi_vendor` is `{vendor}`, but must be a name such as nvidia.com"));
+    }
+    let prefix = &options.cdi_annotation_prefix;
+    if prefix.strip_suffix('/').is_none_or(|domain| domain.is_empty() || domain.contains('/')) {
+        return Err(format!("`nvidia.cdi_annotation_prefix` is `{prefix}`, but must be a domain and a slash, as in cdi.k8s.io/"));
+    }
+    Ok(options)
+}
+
+fn sriov(options: SriovOptions) -> Result<SriovOptions, String> {
+    if options.rdma == Some(true) && options.vdpa.is_some() {
+        return Err("`sriov.rdma` and `sriov.vdpa` exclude each other: a function is used as one of them".into());
+    }
+    if options.vhost_net && options.vdpa == Some(VdpaType::Vhost) {
+        return Err("`sriov.vhost_net` is for interfaces, and `sriov.vdpa` = \"vhost\" has a node of its own; say one of them".into());
+    }
+    let mut additional_info = std::collections::BTreeMap::new();
+    for (of, table) in options.additional_info {
+        // The addresses are looked up as they are printed.
+        let address = of.to_ascii_lowercase().parse::<PciAddress>();
+        let key = if of == "*" { Ok(of) } else { address.map(|address| address.to_string()) };
+        let key = key.map_err(|error| format!("`sriov.additional_info` is by PCI address, or by `*` for all: {error}"))?;
+        additional_info.insert(key, table);
+    }
+    Ok(SriovOptions { additional_info, ..options })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::load;
+    use crate::domain::{
+        ByPath, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode, IntelFpgaOptions, IntelGpuOptions, NvidiaOptions,
+        SriovOptions, VdpaType, XilinxOptions,
+    };
+    use std::collections::BTreeMap;
+
+    /// The contract of a resource that says this, or the sentence.
+    fn contract(class: &str, rest: &str) -> Result<Contract, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"{class}\"\n{rest}\n")).unwrap();
+        load(Some(&file)).map(|config| config.resources[0].contract.clone()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_usual_contract_is_that_of_the_vendors_own_plugin() {
+        for (class, select, expected) in [
+            ("gpu", r#"vendor = ["10de"]"#, ContractKind::Nvidia),
+            ("gpu", r#"vendor = ["1002"]"#, ContractKind::Amd),
+            ("gpu", r#"vendor = ["8086"], driver = ["i915", "xe"]"#, ContractKind::IntelGpu),
+            ("fpga", r#"vendor = ["8086"]"#, ContractKind::IntelFpga),
+            ("fpga", r#"vendor = ["10ee"]"#, ContractKind::Xilinx),
+            ("gpu", "", ContractKind::Generic),
+            ("gpu", r#"vendor = ["10de", "1002"]"#, ContractKind::Generic),
+            ("gpu", r#"vendor = ["10de"], driver = ["vfio-pci"]"#, ContractKind::Generic),
+            ("nic", r#"vendor = ["8086"]"#, ContractKind::Generic),
+            ("rdma", r#"vendor = ["15b3"]"#, ContractKind::Generic),
+        ] {
+            assert_eq!(contract(class, &format!("select = {{ {select} }}")), Ok(expected.into()), "{class} {select}");
+        }
+    }
+
+    #[test]
+    fn every_contract_has_its_word() {
+        for kind in ["generic", "nvidia", "amd", "intel-gpu", "intel-fpga", "xilinx", "sriov", "kubevirt"] {
+            let found = contract("nic", &format!("contract = \"{kind}\"")).unwrap();
+            assert_eq!(found, serde_json::from_value::<ContractKind>(kind.into()).unwrap().into());
+        }
+    }
+
+    #[test]
+    fn every_option_arrives() {
+        let nvidia = r#"
+            contract = "nvidia"
+            nvidia = { device_list_strategy = ["volume-mounts", "cdi-annotations", "cdi-cri", "envvar"], device_id_strategy = "index", pass_device_specs = true, cdi_vendor = "k8s.device-plugin.nvidia.com", cdi_annotation_prefix = "example.com/", gdrcopy = true, gds = true, mofed = true, imex_channels = [0, 5], mps_root = "/run/mps" }"#;
+        let expected = NvidiaOptions {
+            device_list_strategy: vec![
+                DeviceListStrategy::VolumeMounts,
+                DeviceListStrategy::CdiAnnotations,
+                DeviceListStrategy::CdiCri,
+                DeviceListStrategy::EnvVar,
+            ],
+            device_id_strategy: DeviceIdStrategy::Index,
+            pass_device_specs: true,
+            cdi_vendor: "k8s.device-plugin.nvidia.com".into(),
+            cdi_annotation_prefix: "example.com/".into(),
+            gdrcopy: true,
+            gds: true,
+            mofed: true,
+            imex_channels: vec![0, 5],
+            mps_root: Some("/run/mps".into()),
+        };
+        assert_eq!(contract("gpu", nvidia), Ok(Contract::Nvidia(expected)));
+        let by_path = Contract::IntelGpu(IntelGpuOptions { by_path: ByPath::All });
+        assert_eq!(contract("gpu", "select = { vendor = [\"8086\"] }\nintel-gpu.by_path = \"all\""), Ok(by_path));
+        let mode = Contract::IntelFpga(IntelFpgaOptions { mode: FpgaMode::RegionDevel });
+        assert_eq!(contract("fpga", "contract = \"intel-fpga\"\n[resource.intel-fpga]\nmode = \"regiondevel\""), Ok(mode));
+        let xilinx = Contract::Xilinx(XilinxOptions { management_node: false });
+        assert_eq!(contract("fpga", "contract = \"xilinx\"\nxilinx = { management_node = false }"), Ok(xilinx));
+        let sriov = r#"
+            contract = "sriov"
+            sriov = { rdma = false, vhost_net = true, vdpa = "virtio", additional_info = { "*" = { zone = "a" }, "0000:3B:00.2" = { rack = "r1" } } }"#;
+        let table = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
+        let expected = SriovOptions {
+            rdma: Some(false),
+            vhost_net: true,
+            vdpa: Some(VdpaType::Virtio),
+            additional_info: BTreeMap::from([("*".to_owned(), table("zone", "a")), ("0000:3b:00.2".to_owned(), table("rack", "r1"))]),
+        };
+        assert_eq!(contract("nic", sriov), Ok(Contract::Sriov(expected)));
+    }
+
+    #[test]
+    fn every_mistake_is_one_sentence() {
+        for (class, text, expected) in [
+            ("gpu", "contract = \"nvida\"", "unknown value `nvida`; did you mean `nvidia`?"),
+            ("gpu", "contract = \"amd\"\nnvidia = {}", "the table `nvidia` is for contract = \"nvidia\", but the contract is `amd`"),
+            ("nic", "sriov = { vhost_net = true }", "the table `sriov` is for contract = \"sriov\", but the contract is `generic`"),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { device_list = [] }",
+                "unknown key `device_list`; did you mean `device_list_strategy`?",
+            ),
+            (
+                "gpu",
+                "contract = \"nvidia\"\nnvidia = { device_list_strategy = [\"cdi\"] }",
+                "unknown value `cdi`; known are `envvar`, `volume-mounts`, `cdi-annotations`, `cdi-cri`",
+            ),
+            ("gpu", "contract = \"nvidia\"\nnvidia = { device_list_strategy = [] }", "no container would learn what it has"),
+            ("gpu", "contract = \"nvidia\"\nnvidia = { mps_root = \"mps\" }", "must be an absolute path"),
+            ("gpu", "contract = \"nvidia\"\nnvidia = { cdi_vendor = \"nvidia.com/gpu\" }", "must be a name such as nvidia.com"),
+            ("gpu", "contract = \"nvidia\"\nnvidia = { cdi_annotation_prefix = \"cdi\" }", "must be a domain and a slash"),
+            ("gpu", "contract = \"intel-gpu\"\nintel-gpu = { bypath = \"all\" }", "unknown key `bypath`; did you mean `by_path`?"),
+            ("fpga", "contract = \"intel-fpga\"\nintel-fpga = { mode = \"afu\" }", "unknown value `afu`; did you mean `af`?"),
+            ("nic", "contract = \"sriov\"\nsriov = { rdma = true, vdpa = \"vhost\" }", "exclude each other"),
+            ("nic", "contract = \"sriov\"\nsriov = { vhost_net = true, vdpa = \"vhost\" }", "say one of them"),
+            ("gpu", "contract = \"nvidia\"\ncdi = [\"cri\"]", "device_list_strategy = [\"cdi-cri\"]"),
+            ("nic", "cdi = [\"cr\"]", "unknown value `cr`; did you mean `cri`?"),
+            ("nic", "[cdi]\ndirectory = \"cdi\"", "`cdi.directory` must be an absolute path"),
+            ("nic", "[device_info]\ndirectory = \"dp\"", "`device_info.directory` must be an absolute path"),
+            ("nic", "contract = \"sriov\"\nsriov = { additional_info = { ens1f0 = {} } }", "`ens1f0` is not a PCI address"),
+        ] {
+            let sentence = contract(class, text).unwrap_err();
+            assert!(sentence.contains(expected), "{sentence}\nshould contain: {expected}");
+            assert_eq!(sentence.lines().count(), 1, "{sentence}");
+        }
+    }
+}

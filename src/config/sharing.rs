@@ -1,0 +1,92 @@
+//! How many containers have a device, and how much of it one may have.
+
+use super::fragments::Resource;
+use crate::domain::{Contract, PerContainer, Sharing};
+
+/// A list of more ids than this may grow beyond the 4 MiB that the kubelet takes in one message.
+const SHARES_MAX: u32 = 10_000;
+
+pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Sharing, PerContainer), String> {
+    let sharing = match (resource.replicas, resource.pool) {
+        (Some(_), Some(_)) => {
+            return Err("`replicas` and `pool` exclude each other: every container of a pool has all of its devices".into());
+        }
+        (None, Some(containers)) => Sharing::Pool(among("pool", containers)?),
+        (replicas, None) => Sharing::replicas(among("replicas", replicas.unwrap_or(1))?),
+    };
+    match (sharing, contract) {
+        (Sharing::Pool(_), Contract::Generic | Contract::RdmaShared) => {}
+        (Sharing::Pool(_), other) => {
+            let kind = other.kind();
+            return Err(format!(
+                "the contract `{kind}` tells single devices, but a `pool` has none; it goes with `generic` or `rdma-shared`"
+            ));
+        }
+        (_, Contract::RdmaShared) => {
+            return Err("the contract `rdma-shared` gives all devices to every container; say to how many, as in pool = 100".into());
+        }
+        _ => {}
+    }
+    // A client of MPS has one share, and NVIDIA's plugin leaves no choice there.
+    let usual = || match contract {
+        Contract::Nvidia(options) if options.mps_root.is_some() => PerContainer::One,
+        _ => PerContainer::Any,
+    };
+    let per_container = resource.per_container.unwrap_or_else(usual);
+    if per_container == PerContainer::Distinct && !matches!(sharing, Sharing::Replicas(_)) {
+        return Err("`per_container` = \"distinct\" is about shares of devices; without `replicas` there are none".into());
+    }
+    Ok((sharing, per_container))
+}
+
+fn among(key: &str, containers: u32) -> Result<u32, String> {
+    let is_possible = (1..=SHARES_MAX).contains(&containers);
+    is_possible.then_some(containers).ok_or_else(|| format!("`{key}` is {containers}, but must be between 1 and {SHARES_MAX}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::load;
+    use crate::domain::{PerContainer, Sharing};
+
+    /// What a resource that says this has, or the sentence.
+    fn sharing(text: &str) -> Result<(Sharing, PerContainer), String> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"rdma\"\n{text}\n")).unwrap();
+        let config = load(Some(&file)).map_err(|error| error.to_string())?;
+        Ok((config.resources[0].sharing, config.resources[0].per_container))
+    }
+
+    #[test]
+    fn a_device_has_one_container_or_several_or_goes_with_a_pool() {
+        for (text, expected) in [
+            ("", (Sharing::Exclusive, PerContainer::Any)),
+            ("replicas = 1\nper_container = \"one\"", (Sharing::Exclusive, PerContainer::One)),
+            ("replicas = 4\nper_container = \"distinct\"", (Sharing::Replicas(4), PerContainer::Distinct)),
+            ("pool = 1", (Sharing::Pool(1), PerContainer::Any)),
+            ("pool = 100\ncontract = \"rdma-shared\"\nper_container = \"one\"", (Sharing::Pool(100), PerContainer::One)),
+            ("replicas = 4\ncontract = \"nvidia\"\nnvidia = { mps_root = \"/run/mps\" }", (Sharing::Replicas(4), PerContainer::One)),
+        ] {
+            assert_eq!(sharing(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_mistake_is_one_sentence() {
+        for (text, expected) in [
+            ("replicas = 2\npool = 2", "`replicas` and `pool` exclude each other"),
+            ("pool = 0", "`pool` is 0, but must be between 1 and 10000"),
+            ("replicas = 10001", "`replicas` is 10001, but must be between 1 and 10000"),
+            ("pool = 2\ncontract = \"sriov\"", "the contract `sriov` tells single devices"),
+            ("contract = \"rdma-shared\"", "say to how many, as in pool = 100"),
+            ("per_container = \"distinct\"", "without `replicas` there are none"),
+            ("pool = 9\nper_container = \"distinct\"", "without `replicas` there are none"),
+            ("per_container = \"once\"", "unknown value `once`; did you mean `one`?"),
+        ] {
+            let sentence = sharing(text).unwrap_err();
+            assert!(sentence.contains(expected), "{sentence}\nshould contain: {expected}");
+            assert_eq!(sentence.lines().count(), 1, "{sentence}");
+        }
+    }
+}

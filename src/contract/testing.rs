@@ -1,0 +1,58 @@
+//! Small values for the tests of the contracts.
+
+use super::{Request, edits};
+use crate::domain::{AllocId, ContainerEdits, Contract, Device, DeviceClass, DeviceId, DeviceNode, MountSpec, PciFunction, ResourceSpec};
+use std::collections::BTreeMap;
+
+/// The id of the answer.
+pub(super) const ALLOC_ID: &str = "0199c2ae-7b4c-7f00-8000-000000000001";
+
+/// A resource of this name under this contract.
+pub(super) fn spec(name: &str, contract: impl Into<Contract>) -> ResourceSpec {
+    ResourceSpec { contract: contract.into(), ..ResourceSpec::new(name.parse().unwrap(), DeviceClass::Other) }
+}
+
+/// The same with environment and mounts of the configuration's own.
+pub(super) fn with_extras(spec: ResourceSpec) -> ResourceSpec {
+    let calibration = MountSpec { host: "/etc/calibration".into(), container: "/etc/calibration".into(), read_only: true };
+    ResourceSpec { env: BTreeMap::from([("EXAMPLE".into(), "1".into())]), mounts: vec![calibration], ..spec }
+}
+
+/// A device with these nodes and attributes.
+pub(super) fn device(id: &str, nodes: &[&str], attributes: &[(&str, &str)]) -> Device {
+    Device {
+        id: DeviceId::new(id),
+        key: format!("dev:{id}"),
+        class: DeviceClass::Other,
+        pci: None,
+        numa_nodes: Vec::new(),
+        nodes: nodes.iter().map(|path| DeviceNode::at(*path)).collect(),
+        attributes: attributes.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+    }
+}
+
+/// A PCI function under a driver, with its address for its id.
+pub(super) fn function(address: &str, driver: &str, nodes: &[&str]) -> Device {
+    let pci = PciFunction { driver: Some(driver.to_owned()), ..PciFunction::at(address.parse().unwrap()) };
+    Device { pci: Some(pci), ..device(address, nodes, &[]) }
+}
+
+/// What a container gets where every node is there.
+pub(super) fn edits_of(spec: &ResourceSpec, devices: &[&Device]) -> ContainerEdits {
+    edits_where(spec, devices, |_| true)
+}
+
+/// What a container gets where only these nodes are there.
+pub(super) fn edits_where(spec: &ResourceSpec, devices: &[&Device], node_exists: impl Fn(&str) -> bool) -> ContainerEdits {
+    edits(&Request { spec, devices, alloc_id: &AllocId::new(ALLOC_ID), node_exists: &node_exists })
+}
+
+/// The golden form of a response: what is printed here is the ABI.
+pub(super) fn golden(edits: &ContainerEdits) -> String {
+    serde_json::to_string_pretty(edits).unwrap()
+}
+
+/// The container's paths of the nodes.
+pub(super) fn paths(edits: &ContainerEdits) -> Vec<&str> {
+    edits.devices.iter().map(|node| node.container.as_str()).collect()
+}

@@ -1,0 +1,298 @@
+//! Contracts: what a container gets for the devices of a resource, and what can be chosen about it.
+//!
+//! Each but [`ContractKind::Generic`] is the answer of another device plugin, whose place Holdfast takes. The options
+//! have that plugin's own words, so that they can be carried over.
+
+use super::device::DeviceClass;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The contracts, by the word of the configuration file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContractKind {
+    /// The device's nodes, and the environment and mounts of the configuration.
+    Generic,
+    /// NVIDIA's k8s-device-plugin: `NVIDIA_VISIBLE_DEVICES` or CDI names, for the NVIDIA container toolkit.
+    Nvidia,
+    /// ROCm's k8s-device-plugin.
+    Amd,
+    /// The GPU plugin of Intel's device plugins.
+    IntelGpu,
+    /// The FPGA plugin of Intel's device plugins.
+    IntelFpga,
+    /// Xilinx' FPGA as a service.
+    Xilinx,
+    /// The SR-IOV network device plugin.
+    Sriov,
+    /// Mellanox' shared RDMA device plugin.
+    RdmaShared,
+    /// KubeVirt's handler of host devices, and Harvester's.
+    Kubevirt,
+}
+
+impl ContractKind {
+    /// The word of the configuration file.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ContractKind::Generic => "generic",
+            ContractKind::Nvidia => "nvidia",
+            ContractKind::Amd => "amd",
+            ContractKind::IntelGpu => "intel-gpu",
+            ContractKind::IntelFpga => "intel-fpga",
+            ContractKind::Xilinx => "xilinx",
+            ContractKind::Sriov => "sriov",
+            ContractKind::RdmaShared => "rdma-shared",
+            ContractKind::Kubevirt => "kubevirt",
+        }
+    }
+
+    /// The contract of a resource that names none: that of the vendor's own plugin, where it selects one vendor. What is
+    /// bound to `vfio-pci` is meant for a guest, and the vendor's plugin knows nothing of it.
+    #[must_use]
+    pub fn usual(class: DeviceClass, vendors: &[u16], drivers: &[String]) -> Self {
+        let is_for_guests = drivers == ["vfio-pci"];
+        match (class, vendors) {
+            _ if is_for_guests => ContractKind::Generic,
+            (DeviceClass::Gpu, [0x10de]) => ContractKind::Nvidia,
+            (DeviceClass::Gpu, [0x1002]) => ContractKind::Amd,
+            (DeviceClass::Gpu, [0x8086]) => ContractKind::IntelGpu,
+            (DeviceClass::Fpga, [0x8086]) => ContractKind::IntelFpga,
+            (DeviceClass::Fpga, [0x10ee]) => ContractKind::Xilinx,
+            _ => ContractKind::Generic,
+        }
+    }
+}
+
+impl fmt::Display for ContractKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// A contract with its options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Contract {
+    /// [`ContractKind::Generic`].
+    Generic,
+    /// [`ContractKind::Nvidia`].
+    Nvidia(NvidiaOptions),
+    /// [`ContractKind::Amd`].
+    Amd,
+    /// [`ContractKind::IntelGpu`].
+    IntelGpu(IntelGpuOptions),
+    /// [`ContractKind::IntelFpga`].
+    IntelFpga(IntelFpgaOptions),
+    /// [`ContractKind::Xilinx`].
+    Xilinx(XilinxOptions),
+    /// [`ContractKind::Sriov`].
+    Sriov(SriovOptions),
+    /// [`ContractKind::RdmaShared`].
+    RdmaShared,
+    /// [`ContractKind::Kubevirt`].
+    Kubevirt,
+}
+
+impl Contract {
+    /// Which one it is, whatever its options.
+    #[must_use]
+    pub fn kind(&self) -> ContractKind {
+        match self {
+            Contract::Generic => ContractKind::Generic,
+            Contract::Nvidia(_) => ContractKind::Nvidia,
+            Contract::Amd => ContractKind::Amd,
+            Contract::IntelGpu(_) => ContractKind::IntelGpu,
+            Contract::IntelFpga(_) => ContractKind::IntelFpga,
+            Contract::Xilinx(_) => ContractKind::Xilinx,
+            Contract::Sriov(_) => ContractKind::Sriov,
+            Contract::RdmaShared => ContractKind::RdmaShared,
+            Contract::Kubevirt => ContractKind::Kubevirt,
+        }
+    }
+}
+
+/// With the usual options.
+impl From<ContractKind> for Contract {
+    fn from(kind: ContractKind) -> Self {
+        match kind {
+            ContractKind::Generic => Contract::Generic,
+            ContractKind::Nvidia => Contract::Nvidia(NvidiaOptions::default()),
+            ContractKind::Amd => Contract::Amd,
+            ContractKind::IntelGpu => Contract::IntelGpu(IntelGpuOptions::default()),
+            ContractKind::IntelFpga => Contract::IntelFpga(IntelFpgaOptions::default()),
+            ContractKind::Xilinx => Contract::Xilinx(XilinxOptions::default()),
+            ContractKind::Sriov => Contract::Sriov(SriovOptions::default()),
+            ContractKind::RdmaShared => Contract::RdmaShared,
+            ContractKind::Kubevirt => Contract::Kubevirt,
+        }
+    }
+}
+
+/// How the kubelet is told of CDI names, for the container runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CdiAnswer {
+    /// In the field of the API (kubelet 1.28 and newer).
+    Cri,
+    /// In an annotation of the container.
+    Annotations,
+}
+
+/// How NVIDIA's container toolkit is told which GPUs a container has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceListStrategy {
+    /// In the variable `NVIDIA_VISIBLE_DEVICES`.
+    #[serde(rename = "envvar")]
+    EnvVar,
+    /// As mounts of `/dev/null`, which a pod cannot ask for by itself.
+    VolumeMounts,
+    /// As CDI names in an annotation.
+    CdiAnnotations,
+    /// As CDI names in the field of the API (kubelet 1.28 and newer).
+    CdiCri,
+}
+
+impl DeviceListStrategy {
+    /// Whether it goes by CDI names.
+    #[must_use]
+    pub fn is_cdi(self) -> bool {
+        matches!(self, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri)
+    }
+}
+
+/// What a GPU is called in the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceIdStrategy {
+    /// By its UUID.
+    Uuid,
+    /// By its number, in the order of the PCI addresses.
+    Index,
+}
+
+/// The table `nvidia` of a resource.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NvidiaOptions {
+    /// How the devices are told; several ways at once are possible.
+    pub device_list_strategy: Vec<DeviceListStrategy>,
+    /// What a GPU is called.
+    pub device_id_strategy: DeviceIdStrategy,
+    /// Whether the device nodes are given too: the kubelet's CPU manager would take away what only the runtime added.
+    pub pass_device_specs: bool,
+    /// The vendor of the CDI names: `nvidia.com` in the files that `nvidia-ctk cdi generate` writes.
+    pub cdi_vendor: String,
+    /// What the key of the CDI annotation begins with.
+    pub cdi_annotation_prefix: String,
+    /// `NVIDIA_GDRCOPY=enabled`.
+    pub gdrcopy: bool,
+    /// `NVIDIA_GDS=enabled`.
+    pub gds: bool,
+    /// `NVIDIA_MOFED=enabled`.
+    pub mofed: bool,
+    /// IMEX channels that every container gets.
+    pub imex_channels: Vec<u32>,
+    /// Where NVIDIA's MPS control daemon of this resource has its pipes; `None` is without MPS.
+    pub mps_root: Option<String>,
+}
+
+impl Default for NvidiaOptions {
+    fn default() -> Self {
+        NvidiaOptions {
+            device_list_strategy: vec![DeviceListStrategy::EnvVar],
+            device_id_strategy: DeviceIdStrategy::Uuid,
+            pass_device_specs: false,
+            cdi_vendor: "nvidia.com".into(),
+            cdi_annotation_prefix: "cdi.k8s.io/".into(),
+            gdrcopy: false,
+            gds: false,
+            mofed: false,
+            imex_channels: Vec::new(),
+            mps_root: None,
+        }
+    }
+}
+
+/// Which links of `/dev/dri/by-path` a container gets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ByPath {
+    /// Those of its own devices.
+    #[default]
+    Single,
+    /// The whole folder.
+    All,
+    /// None of them.
+    None,
+}
+
+/// The table `intel-gpu` of a resource.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IntelGpuOptions {
+    /// Which links of `/dev/dri/by-path` a container gets.
+    pub by_path: ByPath,
+}
+
+/// What of an Intel FPGA a container gets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FpgaMode {
+    /// The ports, with the function that is programmed into them.
+    #[default]
+    Af,
+    /// The ports, and Intel's hook programs the function that the container wants.
+    Region,
+    /// The ports and the management node: the container programs the card itself.
+    #[serde(rename = "regiondevel")]
+    RegionDevel,
+}
+
+/// The table `intel-fpga` of a resource.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IntelFpgaOptions {
+    /// What of a card a container gets.
+    pub mode: FpgaMode,
+}
+
+/// The table `xilinx` of a resource.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct XilinxOptions {
+    /// Whether a container gets the card's management node too, where there is one, as with Xilinx' plugin.
+    pub management_node: bool,
+}
+
+impl Default for XilinxOptions {
+    fn default() -> Self {
+        XilinxOptions { management_node: true }
+    }
+}
+
+/// What drives a vDPA device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VdpaType {
+    /// `vhost_vdpa`: the container gets the node.
+    Vhost,
+    /// `virtio_vdpa`: a network interface, which a CNI plugin moves.
+    Virtio,
+}
+
+/// The table `sriov` of a resource.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SriovOptions {
+    /// Whether the container gets the RDMA nodes of its functions; not said, it does in the class `rdma`.
+    pub rdma: Option<bool>,
+    /// Whether it gets `/dev/vhost-net` and `/dev/net/tun`.
+    pub vhost_net: bool,
+    /// The kind of vDPA device that its functions have.
+    pub vdpa: Option<VdpaType>,
+    /// What `PCIDEVICE_…_INFO` tells besides: by PCI address, or `*` for every function.
+    pub additional_info: BTreeMap<String, BTreeMap<String, String>>,
+}

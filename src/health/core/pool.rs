@@ -1,0 +1,31 @@
+//! The devices of a pool as one, which every container gets.
+
+use crate::domain::{Device, DeviceId, DeviceNode, Offered, ResourceSpec};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The pool of a resource: everything of its healthy members, and healthy with at least one. `None` without members.
+///
+/// It has no NUMA node: its members may be on several.
+pub(super) fn pool(spec: &ResourceSpec, members: &[Offered]) -> Option<Offered> {
+    let health = members.iter().map(|member| member.health).min_by_key(|health| !health.is_healthy())?;
+    let mut nodes: Vec<DeviceNode> = Vec::new();
+    // What cannot be used is left out, as long as anything can.
+    let usable = members.iter().filter(|member| member.health.is_healthy() == health.is_healthy());
+    for node in usable.flat_map(|member| &member.device.nodes) {
+        if !nodes.iter().any(|known| known.container == node.container) {
+            nodes.push(node.clone());
+        }
+    }
+    let name = spec.name.as_str();
+    let device = Device {
+        id: DeviceId::new(name),
+        key: format!("pool:{name}"),
+        class: spec.class,
+        pci: None,
+        numa_nodes: Vec::new(),
+        nodes,
+        attributes: BTreeMap::new(),
+    };
+    Some(Offered { device: Arc::new(device), health })
+}

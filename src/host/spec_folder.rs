@@ -1,0 +1,102 @@
+//! A folder in which some files are ours and others are not, such as that of CDI. What is read there is read whole at any
+//! moment: a file appears and changes by a rename.
+
+use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// The folder, and what was written to it: what is still there costs one look.
+#[derive(Debug)]
+pub struct SpecFolder {
+    path: PathBuf,
+    prefix: &'static str,
+    written: Mutex<BTreeMap<String, String>>,
+}
+
+impl SpecFolder {
+    /// The folder at `path`, in which the files are ours whose names begin with `prefix`. Nothing is made yet.
+    #[must_use]
+    pub fn new(path: &Path, prefix: &'static str) -> Self {
+        SpecFolder { path: path.to_owned(), prefix, written: Mutex::default() }
+    }
+
+    /// Sees to it that a file is there with this text.
+    ///
+    /// # Errors
+    /// When the folder cannot be made or written.
+    pub fn ensure(&self, name: &str, text: &str) -> io::Result<()> {
+        let file = self.path.join(name);
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if written.get(name).is_some_and(|known| known == text) && file.exists() {
+            return Ok(());
+        }
+        if std::fs::read_to_string(&file).ok().as_deref() != Some(text) {
+            std::fs::create_dir_all(&self.path)?;
+            // Without the ending by which it would be read.
+            let mut fresh = tempfile::Builder::new().prefix(self.prefix).suffix(".new").tempfile_in(&self.path)?;
+            fresh.write_all(text.as_bytes())?;
+            fresh.as_file().set_permissions(Permissions::from_mode(0o644))?;
+            fresh.persist(&file).map_err(|error| error.error)?;
+        }
+        written.insert(name.to_owned(), text.to_owned());
+        Ok(())
+    }
+
+    /// Where a file lies.
+    #[must_use]
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The files that are ours.
+    #[must_use]
+    pub fn own(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| name.starts_with(self.prefix)).collect()
+    }
+
+    /// Removes one of them.
+    ///
+    /// # Errors
+    /// When it is there and cannot be removed.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.remove(name);
+        match std::fs::remove_file(self.path.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_there_as_it_should_be_whatever_happened_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/cdi");
+        let folder = SpecFolder::new(&path, "own-");
+        assert_eq!(folder.own(), Vec::<String>::new());
+        let text = || std::fs::read_to_string(path.join("own-a.json")).unwrap();
+        folder.ensure("own-a.json", "1").unwrap();
+        assert_eq!(text(), "1");
+        folder.ensure("own-a.json", "2").unwrap();
+        assert_eq!(text(), "2");
+        std::fs::remove_file(path.join("own-a.json")).unwrap();
+        folder.ensure("own-a.json", "2").unwrap();
+        assert_eq!(text(), "2", "somebody has removed it");
+        let mode = std::fs::metadata(path.join("own-a.json")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o644, "the runtime may be another user");
+        std::fs::write(path.join("other.json"), "").unwrap();
+        assert_eq!(folder.own(), ["own-a.json"], "nothing is left over from the writing");
+        folder.remove("own-a.json").unwrap();
+        folder.remove("own-a.json").unwrap();
+        assert_eq!(std::fs::read_dir(&path).unwrap().count(), 1, "what is not ours stays");
+    }
+}

@@ -1,0 +1,45 @@
+//! The files that others read to know what a container has: CDI's for the container runtime, device-info for CNI plugins.
+
+use crate::contract::{cdi, device_info};
+use crate::domain::{Device, DeviceId, Refusal, ResourceSpec};
+use crate::host::SpecFolder;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Both folders; shared by who answers and who cleans up.
+#[derive(Debug, Clone)]
+pub struct SpecFiles {
+    /// CDI's.
+    pub cdi: Arc<SpecFolder>,
+    /// The one that Multus reads.
+    pub device_info: Arc<SpecFolder>,
+}
+
+impl SpecFiles {
+    /// The folders at these paths. Nothing is made yet.
+    #[must_use]
+    pub fn new(cdi: &Path, device_info: &Path) -> Self {
+        let folder = |path, prefix| Arc::new(SpecFolder::new(path, prefix));
+        // Those of device-info have the names that others expect, so none is ours by its name.
+        SpecFiles { cdi: folder(cdi, cdi::FILE_PREFIX), device_info: folder(device_info, "") }
+    }
+
+    /// Sees to it that what is told of these devices is there.
+    pub(super) fn ensure<'a>(
+        &self,
+        spec: &ResourceSpec,
+        devices: impl Iterator<Item = (&'a DeviceId, &'a Device)> + Clone,
+        node_exists: &dyn Fn(&str) -> bool,
+    ) -> Result<(), Refusal> {
+        let cdi = cdi::files(spec, devices.clone().map(|(_, device)| device), node_exists).into_iter().map(|file| (&self.cdi, file));
+        let infos = devices.filter_map(|(id, device)| device_info::file(spec, id, device)).map(|file| (&self.device_info, file));
+        for (folder, file) in cdi.chain(infos) {
+            folder.ensure(&file.name, &file.text).map_err(|error| Refusal::FileNotWritten {
+                resource: spec.name.clone(),
+                file: folder.file(&file.name).display().to_string(),
+                why: error.to_string(),
+            })?;
+        }
+        Ok(())
+    }
+}
