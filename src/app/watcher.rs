@@ -17,8 +17,11 @@ use tokio::time::Instant;
 const POLL: Duration = Duration::from_secs(30);
 /// The same where there is no inotify: then nothing else tells of a new kubelet.
 const POLL_ALONE: Duration = Duration::from_secs(1);
-/// Hardware events come in swarms: one scan answers them all.
-const RESCAN_AFTER: Duration = Duration::from_millis(100);
+/// A hint is looked into this soon, with those that come right behind it.
+const RESCAN_AFTER: Duration = Duration::from_millis(10);
+/// Hardware events come in swarms, and not in the order that one would wish (a virtual function comes before the link to its
+/// physical one): so far apart are two scans, the later of which sees how it ended.
+const RESCAN_EVERY: Duration = Duration::from_millis(50);
 /// The kubelet writes its checkpoint once for each container of a pod.
 const RECONCILE_AFTER: Duration = Duration::from_millis(50);
 
@@ -90,6 +93,7 @@ impl Watcher {
         let mut uevents = if self.host_root.is_live() { UeventSocket::open().ok() } else { None };
         let mut poll_at = Instant::now() + POLL;
         let (mut rescan_at, mut reconcile_at) = (None, Some(Instant::now()));
+        let mut may_rescan = Instant::now();
         // The kubelet may have come between the first look and the watch.
         self.look();
         loop {
@@ -111,11 +115,11 @@ impl Watcher {
                 }
                 Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => self.look(),
                 Event::Change(Ok(Change::Entry { .. })) => {
-                    rescan_at.get_or_insert_with(|| Instant::now() + RESCAN_AFTER);
+                    rescan_at.get_or_insert_with(|| may_rescan.max(Instant::now() + RESCAN_AFTER));
                 }
                 Event::Change(Ok(Change::Anything)) => {
                     self.look();
-                    rescan_at.get_or_insert_with(|| Instant::now() + RESCAN_AFTER);
+                    rescan_at.get_or_insert_with(|| may_rescan.max(Instant::now() + RESCAN_AFTER));
                     reconcile_at.get_or_insert_with(|| Instant::now() + RECONCILE_AFTER);
                 }
                 Event::Change(Err(error)) => {
@@ -125,14 +129,14 @@ impl Watcher {
                 Event::Uevent(Ok(Some(event))) if !event.may_matter() => {}
                 Event::Uevent(Ok(event)) => {
                     tracing::debug!(?event, "uevent");
-                    rescan_at.get_or_insert_with(|| Instant::now() + RESCAN_AFTER);
+                    rescan_at.get_or_insert_with(|| may_rescan.max(Instant::now() + RESCAN_AFTER));
                 }
                 Event::Uevent(Err(error)) => {
                     tracing::warn!(%error, "the uevent socket failed; hardware changes are seen by polling only");
                     uevents = None;
                 }
                 Event::RescanDue => {
-                    rescan_at = None;
+                    (rescan_at, may_rescan) = (None, Instant::now() + RESCAN_EVERY);
                     self.rescan.tell(Rescan { asked_at: crate::host::now().boot });
                 }
                 Event::ReconcileDue => {

@@ -115,6 +115,13 @@ impl Lock {
     }
 }
 
+impl Drop for Lock {
+    /// At once: a process that is just being started by another thread has a copy of the descriptor until its program runs.
+    fn drop(&mut self) {
+        drop(self.file.unlock());
+    }
+}
+
 /// Up to which entry the last writer confirmed, without being one; 0 where that cannot be read.
 pub(super) fn peek_confirmed(state_dir: &Path) -> u64 {
     fs::read_to_string(state_dir.join("lock")).ok().and_then(|text| confirmed(&text)).unwrap_or(0)
@@ -267,4 +274,20 @@ pub(super) fn note(step: &'static str) {
 #[cfg(test)]
 pub(super) fn take_steps() -> Vec<&'static str> {
     STEPS.with_borrow(|steps| std::mem::take(&mut *steps.lock().unwrap()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_let_go_although_a_child_that_is_being_started_has_its_descriptor() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Lock::take(dir.path()).unwrap();
+        assert!(matches!(Lock::take(dir.path()), Err(StoreError::InUse { .. })));
+        let inherited = lock.file.try_clone().unwrap();
+        drop(lock);
+        assert!(Lock::take(dir.path()).is_ok());
+        drop(inherited);
+    }
 }
