@@ -37,11 +37,11 @@ impl Uevent {
 
 impl Uevent {
     /// Whether it can be about hardware that is offered. Every pod's start makes a swarm of events for its virtual
-    /// network devices; they must not make a swarm of scans.
+    /// network devices, every mount of an image a few of a loop device that changes; they must not make a swarm of scans.
     #[must_use]
     pub fn may_matter(&self) -> bool {
         let noise = ["bdi", "queues", "net", "workqueue", "memory", "cpu"];
-        let is_noise = self.subsystem.as_deref().is_some_and(|subsystem| noise.contains(&subsystem));
+        let is_noise = self.action == "change" || self.subsystem.as_deref().is_some_and(|subsystem| noise.contains(&subsystem));
         let is_device = self.devpath.starts_with("/devices/");
         is_device && !(is_noise && self.devpath.starts_with("/devices/virtual/"))
     }
@@ -110,6 +110,10 @@ mod tests {
         assert!(event.may_matter());
         let veth = Uevent { action: "add".into(), devpath: "/devices/virtual/net/veth1".into(), subsystem: Some("net".into()) };
         assert!(!veth.may_matter());
+        let disk = |action: &str, devpath: &str| Uevent { action: action.into(), devpath: devpath.into(), subsystem: Some("block".into()) };
+        let virtual_disk = "/devices/virtual/block/loop0";
+        assert_eq!(["add", "remove", "change"].map(|action| disk(action, virtual_disk).may_matter()), [true, true, false]);
+        assert!(disk("change", "/devices/pci0000:00/0000:00:04.0/nvme/nvme0/nvme0n1").may_matter());
         for other in [&b"libudev\0\xfe\xed\xca\xfe"[..], b"", b"@/x", b"add@x", b"\xff\xfe@/"] {
             assert_eq!(Uevent::parse(other), None);
         }
