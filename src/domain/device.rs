@@ -1,6 +1,6 @@
 //! A device: one thing that can be offered to a container.
 
-use super::health::Reason;
+use super::health::{Health, Reason};
 use super::pci::PciFunction;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -171,10 +171,16 @@ impl Device {
         self.attributes.get(name).map(String::as_str)
     }
 
-    /// What is wrong with it by its own record, whether its nodes are there or not.
+    /// What its record says of its health, and whether its required nodes are there.
     #[must_use]
-    pub fn fault(&self) -> Option<Reason> {
-        self.attribute("group_blocked_by").map(|_| Reason::GroupNotViable)
+    pub fn health(&self, has_nodes: bool) -> Health {
+        if self.attribute("group_blocked_by").is_some() {
+            Health::Unhealthy(Reason::GroupNotViable)
+        } else if has_nodes {
+            Health::Healthy
+        } else {
+            Health::Unhealthy(Reason::NodeMissing)
+        }
     }
 
     /// The nodes that no two containers have, unless the device is shared. Others belong to a driver as a whole

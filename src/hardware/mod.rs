@@ -34,7 +34,7 @@ pub use identity::remember;
 pub use pci::{Scan, scan};
 pub use select::{Selection, select};
 
-use crate::domain::{Device, DeviceId, Health, Reason, ResourceName, ResourceSpec};
+use crate::domain::{Device, DeviceId, Health, ResourceName, ResourceSpec};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -96,10 +96,6 @@ pub fn node_health(root: &HostRoot, device: &Device) -> Option<Health> {
     if !root.is_dir("dev") {
         return None;
     }
-    let missing = device.nodes.iter().any(|node| node.required && !root.node_exists(&node.host));
-    Some(match device.fault() {
-        Some(reason) => Health::Unhealthy(reason),
-        None if missing => Health::Unhealthy(Reason::NodeMissing),
-        None => Health::Healthy,
-    })
+    let has_nodes = device.nodes.iter().all(|node| !node.required || root.node_exists(&node.host));
+    Some(device.health(has_nodes))
 }

@@ -152,7 +152,7 @@ impl Judge {
     fn health(&self, device: &Device, evidence: &Evidence) -> Health {
         match self.broken.get(&device.id) {
             Some((reason, _)) => Health::Unhealthy(*reason),
-            None => health_of(device, evidence),
+            None => device.health(evidence.has_nodes(device)),
         }
     }
 
@@ -182,21 +182,12 @@ fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held: bool, evi
     if !spec.select.driver.is_empty() && found.pci.as_ref().is_some_and(|pci| !has_driver(pci.driver.as_ref())) {
         return Health::Unhealthy(Reason::DriverLost);
     }
-    let health = health_of(found, evidence);
+    let health = found.health(evidence.has_nodes(found));
     if !health.is_healthy() {
         return health;
     }
     // A holder keeps what it has with the health that the device deserves; nobody new gets it.
     if is_held { Health::Healthy } else { Health::Unhealthy(Reason::Deselected) }
-}
-
-/// The health of a device that is there.
-fn health_of(device: &Device, evidence: &Evidence) -> Health {
-    match device.fault() {
-        Some(reason) => Health::Unhealthy(reason),
-        None if !evidence.has_nodes(device) => Health::Unhealthy(Reason::NodeMissing),
-        None => Health::Healthy,
-    }
 }
 
 /// A device of which only the ledger tells.
