@@ -1,7 +1,8 @@
-//! Health, with the reason that an operator reads.
+//! Health, with the reason that an operator reads, and what each reason weighs.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::time::Duration;
 
 /// Why a device is not healthy. A closed list: it is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -19,6 +20,74 @@ pub enum Reason {
     HeldAsOther,
     /// Another function of its IOMMU group is bound to a driver of the host, so that no guest can have the group.
     GroupNotViable,
+    /// Its PCI configuration space reads as ones: it has fallen off the bus.
+    OffTheBus,
+    /// The kernel could not bring it to the power state that it wanted (`power_state` is `error`).
+    PowerError,
+    /// A fatal error of PCI Express, at the device.
+    AerFatal,
+    /// A fatal error of PCI Express, at a bridge above the device.
+    AerFatalAbove,
+    /// Errors of PCI Express that are not corrected and not fatal, one poll after the other.
+    AerNonfatal,
+    /// The kernel recovers it from an error.
+    ErrorRecovery,
+    /// The kernel could not recover it.
+    RecoveryFailed,
+    /// Its driver has given it up.
+    Wedged,
+    /// NVIDIA's driver has reported an error after which the GPU needs a reset.
+    Xid,
+    /// An InfiniBand port has no link, or no subnet manager.
+    PortDown,
+    /// Its RDMA device is gone, and the function is still there: the driver has taken it down.
+    RdmaLost,
+    /// A network interface is up and has no carrier.
+    NoCarrier,
+    /// Its NVMe controller is dead.
+    NvmeDead,
+    /// Its NVMe controller does not get ready.
+    NvmeNotLive,
+    /// The FPGA reports an error.
+    FpgaError,
+    /// The card's management says that it is not ready.
+    NotReady,
+    /// A temperature is critical.
+    TooHot,
+    /// The check of its resource says that it is not well.
+    CheckFailed,
+    /// Looking at it does not end.
+    ProbeStuck,
+    /// It has failed too often; an operator is to decide.
+    Flapping,
+    /// An operator has taken it out.
+    Cordoned,
+}
+
+/// How much it takes to believe a reason, and to forget it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Weight {
+    /// How long the complaint must last until the device is unhealthy. Zero is a hard one, believed at once.
+    pub patience: Duration,
+    /// How long nothing may speak against the device until it is healthy again, the first time.
+    pub hold: Duration,
+    /// Whether it stays although nothing speaks against the device any more, until there is evidence of a reset.
+    pub is_sticky: bool,
+}
+
+/// The hold of what is seen completely: a node or a driver is there or it is not. Long enough for udev's rules.
+const HOLD_OF_PRESENCE: Duration = Duration::from_secs(1);
+/// The hold of everything else.
+const HOLD: Duration = Duration::from_secs(30);
+
+impl Weight {
+    const PRESENCE: Weight = Weight { patience: Duration::ZERO, hold: HOLD_OF_PRESENCE, is_sticky: false };
+    const HARD: Weight = Weight { patience: Duration::ZERO, hold: HOLD, is_sticky: false };
+    const STICKY: Weight = Weight { patience: Duration::ZERO, hold: HOLD, is_sticky: true };
+
+    const fn soft(seconds: u64) -> Weight {
+        Weight { patience: Duration::from_secs(seconds), hold: HOLD, is_sticky: false }
+    }
 }
 
 impl Reason {
@@ -32,6 +101,56 @@ impl Reason {
             Reason::Deselected => "deselected",
             Reason::HeldAsOther => "held_as_other",
             Reason::GroupNotViable => "iommu_group_not_viable",
+            Reason::OffTheBus => "off_the_bus",
+            Reason::PowerError => "power_error",
+            Reason::AerFatal => "aer_fatal",
+            Reason::AerFatalAbove => "aer_fatal_above",
+            Reason::AerNonfatal => "aer_nonfatal",
+            Reason::ErrorRecovery => "error_recovery",
+            Reason::RecoveryFailed => "recovery_failed",
+            Reason::Wedged => "wedged",
+            Reason::Xid => "xid",
+            Reason::PortDown => "port_down",
+            Reason::RdmaLost => "rdma_lost",
+            Reason::NoCarrier => "no_carrier",
+            Reason::NvmeDead => "nvme_dead",
+            Reason::NvmeNotLive => "nvme_not_live",
+            Reason::FpgaError => "fpga_error",
+            Reason::NotReady => "not_ready",
+            Reason::TooHot => "too_hot",
+            Reason::CheckFailed => "check_failed",
+            Reason::ProbeStuck => "probe_stuck",
+            Reason::Flapping => "flapping",
+            Reason::Cordoned => "cordoned",
+        }
+    }
+
+    /// What it takes to believe it, and to forget it. Soft ones are those that a device in order shows for a while too: a port
+    /// that waits for its subnet manager, a controller that is reset.
+    #[must_use]
+    pub fn weight(self) -> Weight {
+        match self {
+            Reason::DeviceGone
+            | Reason::NodeMissing
+            | Reason::DriverLost
+            | Reason::Deselected
+            | Reason::HeldAsOther
+            | Reason::GroupNotViable
+            | Reason::Cordoned
+            | Reason::Flapping => Weight::PRESENCE,
+            // A dead controller comes to life by a reset only.
+            Reason::OffTheBus | Reason::AerFatalAbove | Reason::FpgaError | Reason::CheckFailed | Reason::NvmeDead => Weight::HARD,
+            Reason::AerFatal | Reason::ErrorRecovery | Reason::RecoveryFailed | Reason::Wedged | Reason::Xid => Weight::STICKY,
+            Reason::PowerError
+            | Reason::AerNonfatal
+            | Reason::PortDown
+            | Reason::RdmaLost
+            | Reason::NoCarrier
+            | Reason::NotReady
+            | Reason::TooHot
+            | Reason::ProbeStuck => Weight::soft(30),
+            // A controller may take a minute by its own account.
+            Reason::NvmeNotLive => Weight::soft(60),
         }
     }
 }
