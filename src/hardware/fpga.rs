@@ -28,7 +28,7 @@ const CARDS: [(u16, u16); 11] = [
 /// Silicom, whose cards use the same framework.
 const SILICOM: u16 = 0x1c2c;
 /// AMD's (Xilinx') Alveo cards: a management function and a user function, which has the render node.
-const XILINX: u16 = 0x10ee;
+pub(super) const XILINX: u16 = 0x10ee;
 /// The driver of the management function.
 const XILINX_MANAGEMENT: &str = "xclmgmt";
 

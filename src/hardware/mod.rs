@@ -26,6 +26,7 @@ mod nvme;
 mod pci;
 mod rdma;
 mod select;
+mod signals;
 #[cfg(test)]
 pub(crate) mod testing;
 mod vfio;
@@ -33,6 +34,7 @@ mod vfio;
 pub use identity::remember;
 pub use pci::{Scan, scan};
 pub use select::{Selection, select};
+pub use signals::{missing_sources, signals};
 
 use crate::domain::{Device, DeviceId, Health, ResourceName, ResourceSpec};
 use crate::host::HostRoot;

@@ -7,7 +7,7 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::{major, minor};
 use std::collections::VecDeque;
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -51,17 +51,37 @@ impl HostRoot {
     /// Whatever else has the name is never opened for reading: a FIFO would wait for its writer for ever.
     #[must_use]
     pub fn read(&self, rel: &str) -> Option<String> {
+        self.try_read(rel).ok().filter(|text| !text.is_empty())
+    }
+
+    /// The same text, empty too, or why it cannot be read: a signal that is off for want of a privilege is worth telling.
+    ///
+    /// # Errors
+    /// What the system said; `InvalidInput` for whatever is no regular file.
+    pub fn try_read(&self, rel: &str) -> io::Result<String> {
+        let (file, length) = self.open(rel)?;
+        let bytes = read_bounded(file, length)?;
+        let text = String::from_utf8_lossy(&bytes);
+        Ok(text.trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_owned())
+    }
+
+    /// The first bytes of a regular file, at most `length`; fewer where it has fewer.
+    ///
+    /// # Errors
+    /// What the system said; `InvalidInput` for whatever is no regular file.
+    pub fn first_bytes(&self, rel: &str, length: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.open(rel)?.0.take(length).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// A regular file, with the length that it states.
+    fn open(&self, rel: &str) -> io::Result<(File, u64)> {
         // A pipe without a writer opens at once with O_NONBLOCK; what was opened is then seen to be no file.
         let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
-        let file: File = OpenOptions::new().read(true).custom_flags(flags).open(self.path(rel)).ok()?;
-        let metadata = file.metadata().ok()?;
-        if !metadata.is_file() {
-            return None;
-        }
-        let bytes = read_bounded(file, metadata.len())?;
-        let text = String::from_utf8_lossy(&bytes);
-        let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace());
-        (!text.is_empty()).then(|| text.to_owned())
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(self.path(rel))?;
+        let metadata = file.metadata()?;
+        if metadata.is_file() { Ok((file, metadata.len())) } else { Err(io::ErrorKind::InvalidInput.into()) }
     }
 
     /// The target of a link as it is written, whether or not it exists.
@@ -191,14 +211,14 @@ impl HostRoot {
 
 /// A scan reads thousands of small files, so one call each where that is enough: sysfs gives a whole attribute at once
 /// and states a size; `/proc` states none and gives its text in parts.
-fn read_bounded(mut file: File, stated: u64) -> Option<Vec<u8>> {
+fn read_bounded(mut file: File, stated: u64) -> io::Result<Vec<u8>> {
     let mut page = [0; 4096];
-    let first = file.read(&mut page).ok()?;
+    let first = file.read(&mut page)?;
     let mut bytes = page[..first].to_vec();
     if stated == 0 || first == page.len() {
-        file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+        file.take(FILE_BYTES_MAX).read_to_end(&mut bytes)?;
     }
-    Some(bytes)
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -226,6 +246,11 @@ mod tests {
         assert_eq!(root.read("sys/long").map(|text| text.len()), Some(10_000));
         assert_eq!(root.read("sys/missing"), None);
         assert_eq!(root.read("sys"), None, "a directory has no text");
+        assert_eq!(root.try_read("sys/empty").unwrap(), "");
+        assert_eq!(root.first_bytes("sys/serial", 4).unwrap(), b"S3RI");
+        assert_eq!(root.first_bytes("sys/empty", 4).unwrap(), b"\n");
+        let kinds = ["sys/missing", "sys"].map(|rel| root.first_bytes(rel, 4).unwrap_err().kind());
+        assert_eq!(kinds, [io::ErrorKind::NotFound, io::ErrorKind::InvalidInput]);
     }
 
     #[test]

@@ -1,0 +1,98 @@
+//! Error counters of PCI Express (Linux `Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats`).
+//!
+//! An error is counted by the end of the link that saw it, and that may be the bridge: all bridges up to the root port are
+//! read too. Their `aer_rootport_*` files are not, for they count what any device below has reported.
+//!
+//! A file that does not exist counts nothing. That is no source which is off: the device has no such capability, or the
+//! firmware keeps it for itself, and no privilege would change it. Where no function of the host has one, [`missing_sources`]
+//! says so once.
+
+use super::super::Scan;
+use super::super::pci::folder;
+use super::Look;
+use crate::domain::{PciAddress, Reason, Source};
+use crate::host::HostRoot;
+use std::collections::BTreeSet;
+
+const FATAL: &str = "aer_dev_fatal";
+const NONFATAL: &str = "aer_dev_nonfatal";
+
+pub(super) fn look(look: &mut Look<'_>) {
+    let function = look.function;
+    read(look, function.address, FATAL, Reason::AerFatal);
+    read(look, function.address, NONFATAL, Reason::AerNonfatal);
+    for bridge in &function.bridges {
+        read(look, *bridge, FATAL, Reason::AerFatalAbove);
+        read(look, *bridge, NONFATAL, Reason::AerNonfatal);
+    }
+}
+
+fn read(look: &mut Look<'_>, at: PciAddress, file: &str, reason: Reason) {
+    let text = look.root.try_read(&format!("{}/{file}", folder(at)));
+    let sum = look.allowed(Source::Aer, text).and_then(|text| sum(&text));
+    look.count(reason, at, sum);
+}
+
+/// The sum of the lines but the total. Kernels name them differently (`DLP 0`, `Data Link Protocol 0`); the number is the
+/// last word. None where a line has no number: a sum without it would look like a reset.
+fn sum(text: &str) -> Option<u64> {
+    let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("TOTAL_"));
+    let numbers = lines.map(|line| line.split_whitespace().next_back()?.parse::<u64>().ok()).collect::<Option<Vec<u64>>>()?;
+    (!numbers.is_empty()).then(|| numbers.iter().fold(0, |sum: u64, number| sum.saturating_add(*number)))
+}
+
+/// The sources that this host does not have at all.
+#[must_use]
+pub fn missing_sources(root: &HostRoot, scan: &Scan) -> BTreeSet<Source> {
+    let counts = |address: &PciAddress| root.exists(&format!("{}/{FATAL}", folder(*address)));
+    if scan.functions.keys().any(counts) { BTreeSet::new() } else { [Source::Aer].into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Host;
+    use super::*;
+    use crate::domain::Counter;
+
+    #[test]
+    fn lines_are_summed_whatever_they_are_called_and_totals_are_left_out() {
+        assert_eq!(sum("Undefined 0\nDLP 1\nTLP 2\nTOTAL_ERR_FATAL 3\n"), Some(3));
+        assert_eq!(sum("Data Link Protocol 2\nMalformed TLP 40\nTOTAL_ERR_NONFATAL 42"), Some(42));
+        assert_eq!(sum("Undefined 0\n"), Some(0));
+        assert_eq!(sum(&format!("DLP {}\nTLP 1\n", u64::MAX)), Some(u64::MAX));
+        for unknown in ["", "TOTAL_ERR_FATAL 3", "DLP 1\nTLP", "DLP -1", "DLP 1\n\u{fffd}\u{fffd}"] {
+            assert_eq!(sum(unknown), None, "{unknown}");
+        }
+    }
+
+    #[test]
+    fn the_device_and_every_bridge_above_it_count() {
+        let mut host = Host::new("0000:18:00.0");
+        let [root_port, switch, gone] = ["0000:15:01.0", "0000:16:00.0", "0000:17:00.0"].map(|text| text.parse().unwrap());
+        host.function().bridges = vec![root_port, switch, gone];
+        host.write("aer_dev_fatal", "DLP 1\nTOTAL_ERR_FATAL 1");
+        host.write("aer_dev_nonfatal", "DLP 2\nTOTAL_ERR_NONFATAL 2");
+        host.write_at("sys/bus/pci/devices/0000:15:01.0/aer_dev_fatal", "DLP 3\n");
+        host.write_at("sys/bus/pci/devices/0000:15:01.0/aer_rootport_total_err_fatal", "99\n");
+        host.write_at("sys/bus/pci/devices/0000:16:00.0/aer_dev_nonfatal", "DLP 4\n");
+        let signals = host.signals();
+        let own = "0000:18:00.0".parse().unwrap();
+        let expected = [
+            (Reason::AerFatal, own, 1),
+            (Reason::AerNonfatal, own, 2),
+            (Reason::AerFatalAbove, root_port, 3),
+            (Reason::AerNonfatal, switch, 4),
+        ];
+        assert_eq!(signals.counters, expected.map(|(reason, at, value)| (Counter { reason, at }, value)).into());
+        assert!(signals.complaints.is_empty() && signals.off.is_empty(), "a missing file is no signal that is off");
+    }
+
+    #[test]
+    fn a_host_without_any_counter_says_so() {
+        let host = Host::new("0000:18:00.0");
+        let scan = super::super::super::scan(&host.root);
+        assert_eq!(missing_sources(&host.root, &scan), [Source::Aer].into());
+        host.write("aer_dev_fatal", "DLP 0\n");
+        assert_eq!(missing_sources(&host.root, &scan), BTreeSet::new());
+    }
+}

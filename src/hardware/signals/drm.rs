@@ -1,0 +1,39 @@
+//! GPUs. What sysfs and procfs show of one that has failed is little: its driver tells by uevents (`WEDGED=`) and in the
+//! kernel's log (Xid).
+//!
+//! A file that says much and means nothing is NVIDIA's `information`: it has question marks for a UUID until the GPU was
+//! used for the first time, in order or not.
+
+use super::Look;
+use crate::domain::Reason;
+
+/// There while a card of Intel waits for its firmware to be flashed (Linux `drivers/gpu/drm/xe/xe_survivability_mode.c`).
+const SURVIVABILITY: &str = "survivability_mode";
+
+pub(super) fn look(look: &mut Look<'_>) {
+    if look.root.exists(&format!("{}/{SURVIVABILITY}", look.dir)) {
+        look.complain(Reason::NotReady, format!("{SURVIVABILITY} is there: its firmware is to be flashed"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Host;
+    use super::*;
+
+    #[test]
+    fn a_card_that_waits_for_its_firmware_is_not_ready() {
+        let host = Host::new("0000:03:00.0");
+        assert_eq!(host.complaints(), []);
+        host.write(SURVIVABILITY, "Survivability mode type: Boot\n");
+        assert_eq!(host.complaints(), [(Reason::NotReady, "survivability_mode is there: its firmware is to be flashed".into())]);
+    }
+
+    #[test]
+    fn a_gpu_that_was_never_used_is_in_order() {
+        let host = Host::new("0000:03:00.0");
+        let information = "GPU UUID: \t GPU-????????-????-????-????-????????????\nVideo BIOS: \t ??.??.??.??.??\n";
+        host.write_at("proc/driver/nvidia/gpus/0000:03:00.0/information", information);
+        assert_eq!(host.complaints(), []);
+    }
+}

@@ -1,0 +1,173 @@
+//! What can be seen of a device's health at one look, from the files of its PCI function and of the bridges above it.
+//!
+//! ```text
+//!  Device ─▶ pci (asleep? config space, power, link) ─ aer ─┬─ rdma ─ net ─ nvme ─ fpga ─ drm   by its class
+//!                                                           └─ thermal ─▶ Signals
+//! ```
+//!
+//! Nothing here judges: no clock, no memory, no patience. A look reads and never writes, opens no node of `/dev`, and
+//! wakes no device that sleeps: the kernel resumes it for a read of its configuration space, so that a poll would keep it
+//! awake for ever. What is missing or cannot be parsed is unknown, and speaks against nothing. A read may hang in the
+//! kernel where a device is dying: whoever looks does so on a thread that may be left behind.
+//!
+//! A part of a function (a MIG instance, a mediated device, a port) is looked at by what is its own; all that it has from
+//! its function is the function's, and whoever judges spreads it.
+
+mod aer;
+mod drm;
+mod fpga;
+mod net;
+mod nvme;
+mod pci;
+mod rdma;
+mod thermal;
+
+pub use aer::missing_sources;
+
+use super::pci::{folder, uevent_value};
+use crate::domain::{Complaint, Counter, Device, DeviceClass, PciAddress, PciFunction, Reason, Signals, Source};
+use crate::host::HostRoot;
+use std::io;
+
+/// Looks at a device as discovery found it. What discovery saw and is gone now is a signal too, so it need not be the
+/// newest: an adapter that lost its RDMA device is no adapter to the next scan.
+///
+/// A `/dev` node has no signals, nor has a function whose folder is gone: discovery tells that.
+#[must_use]
+pub fn signals(root: &HostRoot, device: &Device) -> Signals {
+    let Some(function) = device.pci.as_ref().filter(|function| root.is_dir(&folder(function.address))) else {
+        return Signals::default();
+    };
+    let mut look = Look { root, function, dir: folder(function.address), signals: Signals::default() };
+    if device.attribute("part").is_some() {
+        if device.class == DeviceClass::Fpga {
+            fpga::look_at_ports(&mut look, device);
+        }
+        return look.signals;
+    }
+    let is_awake = pci::look(&mut look, device.class);
+    aer::look(&mut look);
+    match device.class {
+        DeviceClass::Rdma => rdma::look(&mut look),
+        DeviceClass::Nic => net::look(&mut look),
+        DeviceClass::Nvme => nvme::look(&mut look),
+        DeviceClass::Fpga if is_awake => fpga::look(&mut look, device),
+        DeviceClass::Gpu => drm::look(&mut look),
+        _ => {}
+    }
+    if is_awake {
+        thermal::look(&mut look);
+    }
+    look.signals
+}
+
+/// A look under way: where, and what it has shown so far.
+struct Look<'a> {
+    root: &'a HostRoot,
+    function: &'a PciFunction,
+    /// The function's folder.
+    dir: String,
+    signals: Signals,
+}
+
+impl Look<'_> {
+    /// A file in the function's folder.
+    fn read(&self, file: &str) -> Option<String> {
+        self.root.read(&format!("{}/{file}", self.dir))
+    }
+
+    fn complain(&mut self, reason: Reason, detail: impl Into<String>) {
+        self.signals.complaints.insert(Complaint { reason, detail: detail.into() });
+    }
+
+    fn remark(&mut self, text: impl Into<String>) {
+        self.signals.remarks.insert(text.into());
+    }
+
+    fn count(&mut self, reason: Reason, at: PciAddress, value: Option<u64>) {
+        if let Some(value) = value {
+            self.signals.counters.insert(Counter { reason, at }, value);
+        }
+    }
+
+    /// The result of a read; one that is refused for want of a privilege switches its source off.
+    fn allowed<T>(&mut self, source: Source, result: io::Result<T>) -> Option<T> {
+        if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
+            self.signals.off.insert(source);
+        }
+        result.ok()
+    }
+
+    /// Whether the driver that discovery saw still has the function: what is missing then is missing against its will.
+    fn keeps_driver(&self) -> bool {
+        let uevent = self.read("uevent").unwrap_or_default();
+        let driver = uevent_value(&uevent, "DRIVER").or_else(|| self.root.link_name(&format!("{}/driver", self.dir)));
+        driver.is_some() && driver == self.function.driver
+    }
+
+    /// The folders of a class below the function, each with its name. `seen` are the names that discovery found: of
+    /// captures that hold nothing but `class/`, and of functions with something between (`virtio0/net/ens3`).
+    fn children(&self, class: &str, seen: &[String]) -> Vec<(String, String)> {
+        let below = format!("{}/{class}", self.dir);
+        let mut children: Vec<(String, String)> =
+            self.root.entries(&below).into_iter().map(|name| (format!("{below}/{name}"), name)).map(|(dir, name)| (name, dir)).collect();
+        for name in seen {
+            let dir = format!("sys/class/{class}/{name}");
+            let target = self.root.link_target(&dir).or_else(|| self.root.link_target(&format!("{dir}/device")));
+            // The nearest function is the last address, as in a scan; the name may be another device's by now.
+            let above = target.as_deref().unwrap_or_default().rsplit('/').find_map(|part| part.parse().ok());
+            if above == Some(self.function.address) && children.iter().all(|(known, _)| known != name) && self.root.is_dir(&dir) {
+                children.push((name.clone(), dir));
+            }
+        }
+        children
+    }
+}
+
+/// The number that a state begins with: `4` of `4: ACTIVE`.
+fn number_of(state: &str) -> Option<u32> {
+    state.split(':').next()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod testing;
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Host;
+    use super::*;
+
+    #[test]
+    fn what_is_refused_is_off_and_what_is_missing_is_not() {
+        let host = Host::new("0000:18:00.0");
+        let mut look = host.look();
+        let refused: io::Result<()> = Err(io::ErrorKind::PermissionDenied.into());
+        assert_eq!(look.allowed(Source::Aer, refused), None);
+        assert_eq!(look.allowed::<()>(Source::ConfigSpace, Err(io::ErrorKind::NotFound.into())), None);
+        assert_eq!(look.allowed(Source::ConfigSpace, Ok(1)), Some(1));
+        assert_eq!(look.signals.off, [Source::Aer].into());
+    }
+
+    #[test]
+    fn a_function_that_is_gone_and_a_node_of_dev_have_no_signals() {
+        let mut host = Host::new("0000:18:00.0");
+        host.device.class = DeviceClass::Nvme;
+        host.function().driver = Some("nvme".into());
+        let mut node = host.device.clone();
+        node.pci = None;
+        assert_eq!(signals(&host.root, &node), Signals::default());
+        std::fs::remove_dir_all(host.path("")).unwrap();
+        assert_eq!(host.signals(), Signals::default());
+    }
+
+    #[test]
+    fn a_part_is_not_blamed_for_its_function() {
+        let mut host = Host::new("0000:18:00.0");
+        host.write("power_state", "error");
+        host.write("config", "\u{0}");
+        host.write("aer_dev_fatal", "DLP 1\n");
+        assert_eq!(host.signals().complaints.len(), 1);
+        host.device.attributes.insert("part".into(), "mig".into());
+        assert_eq!(host.signals(), Signals::default());
+    }
+}

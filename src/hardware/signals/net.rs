@@ -1,0 +1,123 @@
+//! Network interfaces (Linux `Documentation/ABI/testing/sysfs-class-net`).
+//!
+//! An interface that is switched on and has no carrier has lost its link. One that is switched off is so by somebody's
+//! will; the kernel then refuses to say whether there is a carrier. `operstate` is `unknown` for drivers that do not care.
+//! An interface in a pod is not to be seen from here, and neither is anything said of it.
+
+use super::Look;
+use crate::domain::Reason;
+
+/// Of `flags` (Linux `if.h`): somebody has switched the interface on.
+const IFF_UP: u32 = 1;
+
+/// What an interface says of its link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Link {
+    /// It is switched on, and has one.
+    Carrier,
+    /// It is switched on, and has none.
+    NoCarrier,
+    /// It is switched off.
+    Off,
+    /// It says nothing.
+    Unknown,
+}
+
+pub(super) fn look(look: &mut Look<'_>) {
+    for (name, link) in links(look) {
+        if link == Link::NoCarrier {
+            look.complain(Reason::NoCarrier, format!("{name} is up and has no carrier"));
+        }
+    }
+}
+
+/// The function's interfaces. Those that stand for its virtual functions (`pf0vf3`) follow these, and are left out.
+pub(super) fn links(look: &Look<'_>) -> Vec<(String, Link)> {
+    let children = look.children("net", &look.function.net);
+    let own =
+        children.into_iter().filter(|(_, dir)| !look.root.read(&format!("{dir}/phys_port_name")).is_some_and(|port| stands_for(&port)));
+    own.map(|(name, dir)| (name, link(look, &dir))).collect()
+}
+
+fn link(look: &Look<'_>, dir: &str) -> Link {
+    let flags = look.root.read(&format!("{dir}/flags")).and_then(|flags| u32::from_str_radix(flags.trim_start_matches("0x"), 16).ok());
+    match (flags.map(|flags| flags & IFF_UP != 0), look.root.read(&format!("{dir}/carrier")).as_deref()) {
+        (Some(true), Some("1")) => Link::Carrier,
+        (Some(true), Some("0")) => Link::NoCarrier,
+        (Some(false), _) => Link::Off,
+        _ => Link::Unknown,
+    }
+}
+
+/// Whether the name of a switch's port is that of a representor: `pf0vf3`, `c1pf0vf3`, `pf0sf88`, `pf0` of a DPU's host.
+fn stands_for(port: &str) -> bool {
+    port.split_once("pf").is_some_and(|(controller, function)| {
+        (controller.is_empty() || controller.starts_with('c')) && function.starts_with(|c: char| c.is_ascii_digit())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Host;
+    use super::*;
+    use crate::domain::DeviceClass;
+
+    fn card() -> Host {
+        let mut host = Host::new("0000:3b:00.0");
+        host.device.class = DeviceClass::Nic;
+        host.function().net = vec!["ens1".into()];
+        host
+    }
+
+    #[test]
+    fn an_interface_that_is_on_and_has_no_carrier_has_lost_its_link() {
+        let host = card();
+        let (on, off) = ("0x1003\n", "0x1002\n");
+        for (flags, carrier, is_bad) in [
+            (on, "1\n", false),
+            (on, "0\n", true),
+            (on, "", false),
+            (off, "", false),
+            (off, "0\n", false),
+            ("", "0\n", false),
+            ("?", "0", false),
+        ] {
+            host.write("net/ens1/flags", flags);
+            host.write("net/ens1/carrier", carrier);
+            // Says nothing either way.
+            host.write("net/ens1/operstate", "unknown\n");
+            let expected: &[(Reason, String)] = &[(Reason::NoCarrier, "ens1 is up and has no carrier".into())];
+            assert_eq!(host.complaints(), if is_bad { expected } else { &[] }, "{flags} {carrier}");
+        }
+        std::fs::remove_dir_all(host.path("net")).unwrap();
+        assert_eq!(host.complaints(), [], "it is in a pod");
+    }
+
+    #[test]
+    fn what_stands_for_a_virtual_function_is_no_link_of_the_card() {
+        let host = card();
+        for (port, is_bad) in [("pf0vf3", false), ("c1pf0vf3", false), ("pf1sf88", false), ("p0", true), ("", true)] {
+            host.write("net/ens1/flags", "0x1003");
+            host.write("net/ens1/carrier", "0");
+            host.write("net/ens1/phys_port_name", port);
+            assert_eq!(!host.complaints().is_empty(), is_bad, "{port}");
+        }
+    }
+
+    #[test]
+    fn an_interface_that_is_not_right_below_is_found_by_its_class() {
+        let host = card();
+        host.write("virtio0/net/ens1/flags", "0x1003");
+        host.write("virtio0/net/ens1/carrier", "0");
+        host.write_at("sys/class/net/keep", "");
+        let link = host.path("../../../../class/net/ens1");
+        std::os::unix::fs::symlink("../../bus/pci/devices/0000:3b:00.0/virtio0/net/ens1", &link).unwrap();
+        assert_eq!(host.complaints().len(), 1);
+        // Another device has the name by now.
+        std::fs::remove_file(&link).unwrap();
+        host.write_at("sys/bus/pci/devices/0000:99:00.0/net/ens1/flags", "0x1003");
+        host.write_at("sys/bus/pci/devices/0000:99:00.0/net/ens1/carrier", "0");
+        std::os::unix::fs::symlink("../../bus/pci/devices/0000:99:00.0/net/ens1", &link).unwrap();
+        assert_eq!(host.complaints(), []);
+    }
+}

@@ -1,0 +1,82 @@
+//! NVMe controllers (Linux `drivers/nvme/host/sysfs.c`, attribute `state`).
+//!
+//! A controller that is `dead` comes to life by a reset of the function only. After a reset that failed its driver takes it
+//! away altogether, and the function stays: to its user that is the same. Its sensors are not read, since that is a command
+//! to the controller.
+
+use super::super::pci::is_numbered;
+use super::Look;
+use crate::domain::Reason;
+
+const DRIVER: &str = "nvme";
+
+pub(super) fn look(look: &mut Look<'_>) {
+    let mut controllers = look.children("nvme", &look.function.nvme);
+    controllers.retain(|(name, _)| is_numbered(name, "nvme"));
+    for (name, dir) in &controllers {
+        let Some(state) = look.root.read(&format!("{dir}/state")) else { continue };
+        match state.as_str() {
+            "dead" => look.complain(Reason::NvmeDead, format!("{name} is dead")),
+            // `deleting (no IO)` too.
+            "new" | "resetting" | "connecting" => look.complain(Reason::NvmeNotLive, format!("{name} is {state}")),
+            _ if state.starts_with("deleting") => look.complain(Reason::NvmeNotLive, format!("{name} is {state}")),
+            _ => {}
+        }
+    }
+    // Discovery has seen one, or would have: not every capture has the class.
+    let has_seen = !look.function.nvme.is_empty() || look.root.is_dir("sys/class/nvme");
+    if controllers.is_empty() && has_seen && look.function.driver.as_deref() == Some(DRIVER) && look.keeps_driver() {
+        look.complain(Reason::NvmeDead, "its driver has it, and there is no controller");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Host;
+    use super::*;
+    use crate::domain::DeviceClass;
+
+    fn disk() -> Host {
+        let mut host = Host::new("0000:05:00.0");
+        host.device.class = DeviceClass::Nvme;
+        host.function().nvme = vec!["nvme0".into()];
+        host.function().driver = Some("nvme".into());
+        host.write("uevent", "DRIVER=nvme\n");
+        host
+    }
+
+    #[test]
+    fn only_a_live_controller_is_in_order() {
+        let host = disk();
+        let complaint = |reason, text: &str| vec![(reason, text.to_owned())];
+        for (state, expected) in [
+            ("live\n", vec![]),
+            ("", vec![]),
+            ("a new word\n", vec![]),
+            ("resetting\n", complaint(Reason::NvmeNotLive, "nvme0 is resetting")),
+            ("connecting\n", complaint(Reason::NvmeNotLive, "nvme0 is connecting")),
+            ("new\n", complaint(Reason::NvmeNotLive, "nvme0 is new")),
+            ("deleting (no IO)\n", complaint(Reason::NvmeNotLive, "nvme0 is deleting (no IO)")),
+            ("dead\n", complaint(Reason::NvmeDead, "nvme0 is dead")),
+        ] {
+            host.write("nvme/nvme0/state", state);
+            assert_eq!(host.complaints(), expected, "{state}");
+        }
+    }
+
+    #[test]
+    fn a_controller_that_its_driver_took_away_is_dead() {
+        let mut host = disk();
+        let dead = vec![(Reason::NvmeDead, "its driver has it, and there is no controller".to_owned())];
+        assert_eq!(host.complaints(), dead);
+        host.function().nvme.clear();
+        assert_eq!(host.complaints(), [], "a capture without such a class");
+        host.write_at("sys/class/nvme/keep", "");
+        assert_eq!(host.complaints(), dead, "discovery did not see it any more either");
+        host.write("uevent", "PCI_CLASS=10802\n");
+        assert_eq!(host.complaints(), [], "that its driver is gone is another reason");
+        host.write("uevent", "DRIVER=nvme\n");
+        host.write("nvme/nvme3/state", "live");
+        assert_eq!(host.complaints(), [], "it has another number by now");
+    }
+}

@@ -1,0 +1,172 @@
+//! Configuration space, power state and link of a function (Linux `Documentation/ABI/testing/sysfs-bus-pci`).
+//!
+//! What lies: a virtual function's first four bytes are ones by the standard, so its physical one is asked, as the kernel
+//! does (`pci_device_is_present`). `power_state` is `unknown` without a driver, and `D3hot` at idle. `enable` says
+//! nothing, and a link slows down by itself when nothing goes over it.
+
+use super::super::pci::folder;
+use super::Look;
+use crate::domain::{DeviceClass, Reason, Source};
+use crate::host::HostRoot;
+
+/// Vendor and device id: the bus answers with ones where nobody does.
+const NOBODY: [u8; 4] = [0xff; 4];
+
+/// Looks, and tells whether the device is awake.
+pub(super) fn look(look: &mut Look<'_>, class: DeviceClass) -> bool {
+    if look.read("power_state").as_deref() == Some("error") {
+        look.complain(Reason::PowerError, "power_state is error");
+    }
+    let function = look.function;
+    let is_awake = is_awake(look.root, &look.dir);
+    let present = function.physfn.map_or_else(|| look.dir.clone(), folder);
+    if if function.is_vf() { self::is_awake(look.root, &present) } else { is_awake } {
+        // Everybody may read these; a rule of the system's that forbids it is told.
+        let config = look.root.first_bytes(&format!("{present}/config"), NOBODY.len() as u64);
+        if look.allowed(Source::ConfigSpace, config).is_some_and(|bytes| bytes == NOBODY) {
+            let whose = function.physfn.map_or_else(String::new, |pf| format!(" of its physical function {pf}"));
+            look.complain(Reason::OffTheBus, format!("the configuration space{whose} reads ffffffff"));
+        }
+    }
+    if is_awake {
+        link(look, class);
+    }
+    is_awake
+}
+
+/// Whether a read wakes nobody up. What is suspended, or on its way there, would be resumed; what the kernel manages not at
+/// all (`unsupported`) or says nothing of is as it is.
+fn is_awake(root: &HostRoot, dir: &str) -> bool {
+    let runtime = root.read(&format!("{dir}/power/runtime_status"));
+    let sleeps = matches!(runtime.as_deref(), Some("suspended" | "suspending"));
+    // In D3hot the configuration space answers; for D3cold the power would be switched on.
+    !sleeps && root.read(&format!("{dir}/power_state")).as_deref() != Some("D3cold")
+}
+
+/// A link that is narrower than its two ends could make it. A lower speed is worth a line only of what does not slow down
+/// by itself: an idle GPU does.
+fn link(look: &mut Look<'_>, class: DeviceClass) {
+    let Some(port) = look.function.bridges.last().map(|bridge| folder(*bridge)) else { return };
+    // Without a driver it has no work, and no virtual function has a link of its own.
+    if look.function.driver.is_none() || look.function.is_vf() {
+        return;
+    }
+    let now = |file: &str| look.read(&format!("current_link_{file}"));
+    let best = |file: &str| Some((look.read(&format!("max_link_{file}"))?, look.root.read(&format!("{port}/max_link_{file}"))?));
+    let width = now("width").and_then(|text| lanes(&text)).zip(best("width").and_then(|(own, port)| Some(lanes(&own)?.min(lanes(&port)?))));
+    let speed = now("speed").and_then(|text| rate(&text)).zip(best("speed").and_then(|(own, port)| Some(rate(&own)?.min(rate(&port)?))));
+    if let Some((now, best)) = width.filter(|(now, best)| now < best) {
+        look.remark(format!("its link has {now} lanes, and both ends could have {best}"));
+    }
+    if let Some((now, best)) = speed.filter(|(now, best)| now < best && class != DeviceClass::Gpu) {
+        look.remark(format!("its link runs at {now} GT/s, and both ends could do {best}"));
+    }
+}
+
+/// Lanes of a link; 0 and 255 are said where nothing is known.
+fn lanes(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|lanes| (1..=32).contains(lanes))
+}
+
+/// The rate of `8 GT/s` (older kernels), `8.0 GT/s PCIe`; none of `Unknown`.
+fn rate(text: &str) -> Option<f32> {
+    text.split_once(" GT/s")?.0.parse().ok().filter(|rate: &f32| rate.is_finite())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Host;
+    use super::*;
+
+    const ONES: [u8; 64] = [0xff; 64];
+
+    fn lost(host: &Host) -> bool {
+        host.complaints().iter().any(|(reason, _)| *reason == Reason::OffTheBus)
+    }
+
+    #[test]
+    fn a_function_whose_first_bytes_are_ones_has_fallen_off_the_bus() {
+        let host = Host::new("0000:18:00.0");
+        let config = "sys/bus/pci/devices/0000:18:00.0/config";
+        host.write_at(config, b"\xde\x10\x30\x23");
+        assert_eq!(host.complaints(), []);
+        host.write_at(config, ONES);
+        assert_eq!(host.complaints(), [(Reason::OffTheBus, "the configuration space reads ffffffff".into())]);
+        for too_short in [&b""[..], b"\xff\xff\xff"] {
+            host.write_at(config, too_short);
+            assert_eq!(host.complaints(), [], "unknown, as captured of a tree by somebody without the right");
+        }
+    }
+
+    #[test]
+    fn what_sleeps_is_not_woken_up() {
+        let host = Host::new("0000:18:00.0");
+        host.write_at("sys/bus/pci/devices/0000:18:00.0/config", ONES);
+        for (runtime, power, is_read) in [
+            ("active", "D0", true),
+            ("active", "D3hot", true),
+            ("unsupported", "unknown", true),
+            ("", "", true),
+            ("suspended", "D3hot", false),
+            ("suspended", "D3cold", false),
+            ("suspending", "D0", false),
+            ("", "D3cold", false),
+        ] {
+            host.write("power/runtime_status", runtime);
+            host.write("power_state", power);
+            assert_eq!(lost(&host), is_read, "{runtime} {power}");
+        }
+    }
+
+    #[test]
+    fn a_virtual_function_is_there_while_its_physical_one_is() {
+        let mut host = Host::new("0000:18:00.4");
+        host.function().physfn = "0000:18:00.0".parse().ok();
+        let pf = "sys/bus/pci/devices/0000:18:00.0";
+        host.write_at("sys/bus/pci/devices/0000:18:00.4/config", ONES);
+        assert_eq!(host.complaints(), [], "nothing is known of the physical one");
+        host.write_at(&format!("{pf}/config"), b"\xde\x10\xb6\x25");
+        assert_eq!(host.complaints(), []);
+        host.write_at(&format!("{pf}/config"), ONES);
+        let text = "the configuration space of its physical function 0000:18:00.0 reads ffffffff";
+        assert_eq!(host.complaints(), [(Reason::OffTheBus, text.into())]);
+        host.write_at(&format!("{pf}/power/runtime_status"), "suspended\n");
+        assert_eq!(host.complaints(), []);
+    }
+
+    #[test]
+    fn of_the_power_states_only_error_is_one() {
+        let host = Host::new("0000:18:00.0");
+        for state in ["D0", "D1", "D2", "D3hot", "D3cold", "unknown", "0x0", ""] {
+            host.write("power_state", state);
+            assert_eq!(host.complaints(), [], "{state}");
+        }
+        host.write("power_state", "error\n");
+        assert_eq!(host.complaints(), [(Reason::PowerError, "power_state is error".into())]);
+    }
+
+    #[test]
+    fn a_narrow_link_is_remarked_where_both_ends_can_do_more() {
+        let mut host = Host::new("0000:18:00.0");
+        host.function().bridges = vec!["0000:00:01.0".parse().unwrap(), "0000:17:03.0".parse().unwrap()];
+        host.function().driver = Some("nvme".into());
+        host.device.class = DeviceClass::Nvme;
+        let mut link = |own: [&str; 4], port: [&str; 2], class| {
+            let names = ["current_link_width", "current_link_speed", "max_link_width", "max_link_speed"];
+            names.iter().zip(own).for_each(|(name, text)| host.write(name, text));
+            names[2..].iter().zip(port).for_each(|(name, text)| host.write_at(&format!("sys/bus/pci/devices/0000:17:03.0/{name}"), text));
+            host.device.class = class;
+            assert_eq!(host.complaints(), []);
+            host.remarks()
+        };
+        let (disk, gpu) = (DeviceClass::Nvme, DeviceClass::Gpu);
+        let quick = "16.0 GT/s PCIe";
+        assert_eq!(link(["4", quick, "4", quick], ["16", "32.0 GT/s PCIe"], disk), [""; 0]);
+        assert_eq!(link(["4", quick, "16", quick], ["4", quick], disk), [""; 0], "the slot has no more");
+        assert_eq!(link(["4", quick, "16", quick], ["16", quick], gpu), ["its link has 4 lanes, and both ends could have 16"]);
+        assert_eq!(link(["16", "2.5 GT/s PCIe", "16", quick], ["16", "8 GT/s"], gpu), [""; 0], "it is idle");
+        let slow = ["its link runs at 2.5 GT/s, and both ends could do 8"];
+        assert_eq!(link(["16", "2.5 GT/s PCIe", "16", quick], ["16", "8 GT/s"], disk), slow);
+        assert_eq!(link(["0", "Unknown", "255", "Unknown speed"], ["16", quick], disk), [""; 0]);
+    }
+}

@@ -1,0 +1,196 @@
+//! RDMA devices and their ports (Linux `Documentation/ABI/stable/sysfs-class-infiniband`).
+//!
+//! A port in order is `4: ACTIVE` and `5: LinkUp`. What is not, and is no failure all the same:
+//!
+//! - A port of an adapter in Ethernet mode is down while its interface is switched off.
+//! - A virtual function's port may be down until its pod gets it: then its GUID and its link are set.
+//! - Nothing is plugged into the second port of an adapter with two.
+//! - An RDMA device that is gone may be in a pod, where the host keeps them apart (`netns_mode` of `ib_core` is `N`).
+
+use super::super::pci::is_numbered;
+use super::net::{self, Link};
+use super::{Look, number_of};
+use crate::domain::Reason;
+
+const DOWN: u32 = 1;
+const ACTIVE: u32 = 4;
+const LINK_UP: u32 = 5;
+
+/// A port as its files describe it.
+struct Port {
+    /// `port 1`, with the adapter's name where the function has several.
+    name: String,
+    /// `1: DOWN, 2: Polling`.
+    says: String,
+    is_good: bool,
+    is_down: bool,
+    is_ethernet: bool,
+}
+
+pub(super) fn look(look: &mut Look<'_>) {
+    let adapters = look.children("infiniband", &look.function.rdma);
+    if adapters.is_empty() {
+        lost(look);
+        return;
+    }
+    let mut ports: Vec<Port> = Vec::new();
+    for (adapter, dir) in &adapters {
+        let prefix = if adapters.len() == 1 { String::new() } else { format!("{adapter} ") };
+        let numbers = look.root.entries(&format!("{dir}/ports")).into_iter().filter(|entry| is_numbered(entry, ""));
+        ports.extend(numbers.filter_map(|number| port(look, &format!("{dir}/ports/{number}"), format!("{prefix}port {number}"))));
+    }
+    let has_good = ports.iter().any(|port| port.is_good);
+    let links: Vec<Link> = net::links(look).into_iter().map(|(_, link)| link).collect();
+    for port in ports.iter().filter(|port| !port.is_good) {
+        let text = format!("{} is {}", port.name, port.says);
+        let excuse = match port {
+            Port { is_down: false, .. } => None,
+            _ if has_good => Some("another one of the adapter is up"),
+            Port { is_ethernet: true, .. } if !links.is_empty() && links.iter().all(|link| *link == Link::Off) => {
+                Some("its interface is switched off")
+            }
+            // Its interface is in a pod, or its link is not set up before it is given to one.
+            Port { is_ethernet, .. } if look.function.is_vf() && (!is_ethernet || links.is_empty()) => Some("it is a virtual function's"),
+            _ => None,
+        };
+        match excuse {
+            Some(excuse) => look.remark(format!("{text}; {excuse}")),
+            None => look.complain(Reason::PortDown, text),
+        }
+    }
+}
+
+/// A port that says its state; one that does not is unknown.
+fn port(look: &Look<'_>, dir: &str, name: String) -> Option<Port> {
+    let text = look.root.read(&format!("{dir}/state"))?;
+    let state = number_of(&text)?;
+    let physical = look.root.read(&format!("{dir}/phys_state"));
+    let is_linked = physical.as_deref().and_then(number_of).is_none_or(|state| state == LINK_UP);
+    let is_ethernet = look.root.read(&format!("{dir}/link_layer")).as_deref() == Some("Ethernet");
+    let says = physical.map_or(text.clone(), |physical| format!("{text}, {physical}"));
+    Some(Port { name, says, is_good: state == ACTIVE && is_linked, is_down: state == DOWN, is_ethernet })
+}
+
+/// The function is there with its driver, and the RDMA device that discovery saw is not: the driver has taken it down, as
+/// after an error of the firmware.
+fn lost(look: &mut Look<'_>) {
+    let names = look.function.rdma.join(", ");
+    if names.is_empty() || !look.keeps_driver() {
+        return;
+    }
+    if look.root.read("sys/module/ib_core/parameters/netns_mode").as_deref() == Some("N") {
+        look.remark(format!("{names} is not to be seen; it may be in a pod"));
+    } else {
+        look.complain(Reason::RdmaLost, format!("{names} is gone, and its function still has its driver"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Host;
+    use super::*;
+    use crate::domain::DeviceClass;
+
+    fn adapter() -> Host {
+        let mut host = Host::new("0000:1b:00.0");
+        host.device.class = DeviceClass::Rdma;
+        host.function().rdma = vec!["mlx5_0".into()];
+        host.function().driver = Some("mlx5_core".into());
+        host.write("uevent", "DRIVER=mlx5_core\n");
+        host
+    }
+
+    fn port(host: &Host, number: u32, layer: &str, state: &str, physical: &str) {
+        for (file, text) in [("link_layer", layer), ("state", state), ("phys_state", physical)] {
+            host.write(&format!("infiniband/mlx5_0/ports/{number}/{file}"), text);
+        }
+    }
+
+    fn down(text: &str) -> Vec<(Reason, String)> {
+        vec![(Reason::PortDown, text.into())]
+    }
+
+    #[test]
+    fn a_port_is_good_when_it_is_active_and_linked() {
+        let host = adapter();
+        for (state, physical, expected) in [
+            ("4: ACTIVE", "5: LinkUp", vec![]),
+            ("4: ACTIVE", "", vec![]),
+            ("1: DOWN", "2: Polling", down("port 1 is 1: DOWN, 2: Polling")),
+            ("2: INIT", "5: LinkUp", down("port 1 is 2: INIT, 5: LinkUp")),
+            ("4: ACTIVE", "6: LinkErrorRecovery", down("port 1 is 4: ACTIVE, 6: LinkErrorRecovery")),
+            ("5: ACTIVE_DEFER", "", down("port 1 is 5: ACTIVE_DEFER")),
+            ("", "2: Polling", vec![]),
+            ("what?", "2: Polling", vec![]),
+        ] {
+            port(&host, 1, "InfiniBand", state, physical);
+            assert_eq!(host.complaints(), expected, "{state} {physical}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_plugged_into_a_second_port() {
+        let host = adapter();
+        port(&host, 1, "InfiniBand", "4: ACTIVE", "5: LinkUp");
+        port(&host, 2, "InfiniBand", "1: DOWN", "2: Polling");
+        assert_eq!(host.complaints(), []);
+        assert_eq!(host.remarks(), ["port 2 is 1: DOWN, 2: Polling; another one of the adapter is up"]);
+        // There is a link, and it does not come to anything.
+        port(&host, 2, "InfiniBand", "2: INIT", "5: LinkUp");
+        assert_eq!(host.complaints(), down("port 2 is 2: INIT, 5: LinkUp"));
+        port(&host, 1, "InfiniBand", "1: DOWN", "2: Polling");
+        port(&host, 2, "InfiniBand", "1: DOWN", "3: Disabled");
+        assert_eq!(host.complaints().len(), 2);
+    }
+
+    #[test]
+    fn a_port_in_ethernet_mode_follows_its_interface() {
+        let mut host = adapter();
+        host.function().net = vec!["ens1".into()];
+        port(&host, 1, "Ethernet", "1: DOWN", "3: Disabled");
+        assert_eq!(host.complaints().len(), 1, "no interface excuses it");
+        host.write("net/ens1/flags", "0x1002");
+        assert_eq!(host.complaints(), []);
+        assert_eq!(host.remarks(), ["port 1 is 1: DOWN, 3: Disabled; its interface is switched off"]);
+        host.write("net/ens1/flags", "0x1003");
+        host.write("net/ens1/carrier", "0");
+        assert_eq!(host.complaints(), down("port 1 is 1: DOWN, 3: Disabled"));
+    }
+
+    #[test]
+    fn a_virtual_functions_port_is_set_up_for_its_pod() {
+        let mut host = adapter();
+        host.function().physfn = "0000:1b:00.1".parse().ok();
+        for layer in ["InfiniBand", "Ethernet"] {
+            port(&host, 1, layer, "1: DOWN", "2: Polling");
+            assert_eq!(host.complaints(), [], "{layer}");
+        }
+        port(&host, 1, "InfiniBand", "2: INIT", "5: LinkUp");
+        assert_eq!(host.complaints().len(), 1, "its link is up, and nobody manages it");
+        port(&host, 1, "Ethernet", "1: DOWN", "3: Disabled");
+        host.write("net/ens1v0/flags", "0x1003");
+        host.write("net/ens1v0/carrier", "0");
+        assert_eq!(host.complaints().len(), 1, "its interface is here, and up");
+    }
+
+    #[test]
+    fn an_rdma_device_that_its_driver_took_down_is_lost() {
+        let host = adapter();
+        let lost = vec![(Reason::RdmaLost, "mlx5_0 is gone, and its function still has its driver".to_owned())];
+        assert_eq!(host.complaints(), lost);
+        host.write_at("sys/module/ib_core/parameters/netns_mode", "Y\n");
+        assert_eq!(host.complaints(), lost);
+        host.write_at("sys/module/ib_core/parameters/netns_mode", "N\n");
+        assert_eq!(host.complaints(), []);
+        assert_eq!(host.remarks(), ["mlx5_0 is not to be seen; it may be in a pod"]);
+        host.write_at("sys/module/ib_core/parameters/netns_mode", "Y\n");
+        for uevent in ["DRIVER=vfio-pci\n", "PCI_CLASS=20000\n"] {
+            host.write("uevent", uevent);
+            assert_eq!(host.complaints(), [], "that its driver is gone is another reason");
+        }
+        host.write("uevent", "DRIVER=mlx5_core\n");
+        // It came back with another name.
+        host.write("infiniband/mlx5_7/ports/1/state", "4: ACTIVE");
+        assert_eq!(host.complaints(), []);
+    }
+}

@@ -1,0 +1,48 @@
+//! Temperatures (Linux `Documentation/hwmon/sysfs-interface.rst`): the sensors of the function itself.
+//!
+//! Only what a sensor calls critical counts, by its alarm. A limit in a file beside it is not compared: zeros and
+//! placeholders among them are common.
+
+use super::super::pci::is_numbered;
+use super::Look;
+use crate::domain::Reason;
+
+pub(super) fn look(look: &mut Look<'_>) {
+    let sensors = format!("{}/hwmon", look.dir);
+    for chip in look.root.entries(&sensors).into_iter().filter(|name| is_numbered(name, "hwmon")) {
+        let dir = format!("{sensors}/{chip}");
+        for file in look.root.entries(&dir) {
+            let Some(sensor) = file.strip_suffix("_crit_alarm").filter(|sensor| is_numbered(sensor, "temp")) else { continue };
+            if look.root.read(&format!("{dir}/{file}")).as_deref() == Some("1") {
+                let label = look.root.read(&format!("{dir}/{sensor}_label")).map_or_else(String::new, |label| format!(" ({label})"));
+                look.complain(Reason::TooHot, format!("{sensor}{label} is critical"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Host;
+    use super::*;
+
+    #[test]
+    fn a_critical_alarm_of_its_own_sensors_counts() {
+        let host = Host::new("0000:03:00.0");
+        host.write("hwmon/hwmon7/temp1_crit_alarm", "0\n");
+        host.write("hwmon/hwmon7/temp2_crit_alarm", "0\n");
+        host.write("hwmon/hwmon7/temp2_label", "junction\n");
+        // What is no critical temperature.
+        host.write("hwmon/hwmon7/temp1_max_alarm", "1\n");
+        host.write("hwmon/hwmon7/in0_crit_alarm", "1\n");
+        host.write("hwmon/hwmon7/temp1_crit", "0\n");
+        host.write("hwmon/hwmon7/temp1_input", "45000\n");
+        assert_eq!(host.complaints(), []);
+        host.write("hwmon/hwmon7/temp1_crit_alarm", "1\n");
+        host.write("hwmon/hwmon7/temp2_crit_alarm", "1\n");
+        let critical = ["temp1 is critical", "temp2 (junction) is critical"].map(|text| (Reason::TooHot, text.to_owned()));
+        assert_eq!(host.complaints(), critical);
+        host.write("power/runtime_status", "suspended\n");
+        assert_eq!(host.complaints(), [], "a sensor may not answer while the device sleeps");
+    }
+}
