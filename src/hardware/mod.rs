@@ -4,6 +4,7 @@
 //!  sys/bus/pci ─ pci ─▶ Scan ─ describe (classify; nvidia, drm, kfd, rdma, net, nvme, fpga, mdev, vfio, numa) ─┐
 //!  dev ─ chardev ──────────────────────────────────────────────────────────────────────────────────────────────┴▶ devices
 //!  devices ─ identity (unique, remembered ids) ─ select (resources) ─▶ Discovery
+//!  a device ─ signals ─▶ what speaks against it now;  a uevent ─ event, a line of the kernel's log ─ xid ─▶ what happened to it
 //! ```
 //!
 //! Everything here is a function of the host's files, the configuration and the remembered ids; nothing is kept
@@ -14,6 +15,7 @@ mod classify;
 pub mod defaults;
 mod describe;
 mod drm;
+mod event;
 mod facts;
 mod fpga;
 mod identity;
@@ -30,11 +32,14 @@ mod signals;
 #[cfg(test)]
 pub(crate) mod testing;
 mod vfio;
+mod xid;
 
+pub use event::event;
 pub use identity::remember;
 pub use pci::{Scan, scan};
 pub use select::{Selection, select};
 pub use signals::{missing_sources, signals};
+pub use xid::xid;
 
 use crate::domain::{Device, DeviceId, Health, ResourceName, ResourceSpec};
 use crate::host::HostRoot;

@@ -2,6 +2,7 @@
 
 mod clock;
 mod filesystem;
+mod kmsg;
 pub mod pods;
 mod root;
 mod spec_folder;
@@ -10,6 +11,7 @@ mod watch;
 
 pub use clock::{LateTimers, boot_id, now, step_back};
 pub use filesystem::{is_tmpfs, room};
+pub use kmsg::{KernelLog, KernelRecord};
 pub use root::HostRoot;
 pub use spec_folder::SpecFolder;
 pub use uevent::{Uevent, UeventSocket};

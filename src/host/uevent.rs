@@ -4,13 +4,18 @@
 //! user namespace of its own gets none at all (kernel `lib/kobject_uevent.c`), so their absence proves nothing.
 
 use nix::sys::socket::{self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+/// The fields that are kept: what tells of a device's health, and what tells that nothing happened to it. An event has at
+/// most 2 KiB of fields (`UEVENT_BUFFER_SIZE`), so that none of them is long.
+const KEPT: [&str; 6] = ["DEVICE_ONLINE", "DRIVER", "ERROR_EVENT", "PCI_SLOT_NAME", "SYNTH_UUID", "WEDGED"];
+
 /// One kernel event: which device, and what happened to it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Uevent {
     /// `add`, `remove`, `change`, `bind`, `unbind`, `move`, `online` or `offline`.
     pub action: String,
@@ -18,6 +23,10 @@ pub struct Uevent {
     pub devpath: String,
     /// The subsystem, such as `pci` or `drm`.
     pub subsystem: Option<String>,
+    /// Its number among all events since boot: a gap shows that some were lost.
+    pub sequence: Option<u64>,
+    /// Of its other fields those that matter: `DEVICE_ONLINE`, `DRIVER`, `ERROR_EVENT`, `PCI_SLOT_NAME`, `SYNTH_UUID`, `WEDGED`.
+    pub fields: BTreeMap<&'static str, String>,
 }
 
 impl Uevent {
@@ -30,16 +39,34 @@ impl Uevent {
         let mut fields = text.split('\0');
         let (action, devpath) = fields.next()?.split_once('@')?;
         let known = !action.is_empty() && action.bytes().all(|byte| byte.is_ascii_lowercase());
-        let subsystem = fields.find_map(|field| field.strip_prefix("SUBSYSTEM=")).map(str::to_owned);
-        (known && devpath.starts_with('/')).then(|| Uevent { action: action.into(), devpath: devpath.into(), subsystem })
+        if !known || !devpath.starts_with('/') {
+            return None;
+        }
+        let mut event = Uevent { action: action.into(), devpath: devpath.into(), ..Uevent::default() };
+        for (key, value) in fields.filter_map(|field| field.split_once('=')) {
+            match key {
+                "SUBSYSTEM" => event.subsystem = Some(value.to_owned()),
+                "SEQNUM" => event.sequence = value.parse().ok(),
+                _ => event.fields.extend(KEPT.iter().find(|kept| **kept == key).map(|kept| (*kept, value.to_owned()))),
+            }
+        }
+        Some(event)
     }
-}
 
-impl Uevent {
+    /// A field by its name, of those that are kept.
+    #[must_use]
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.fields.get(name).map(String::as_str)
+    }
+
     /// Whether it can be about hardware that is offered. Every pod's start makes a swarm of events for its virtual
     /// network devices, every mount of an image a few of a loop device that changes; they must not make a swarm of scans.
+    /// What tells of an error always matters.
     #[must_use]
     pub fn may_matter(&self) -> bool {
+        if ["ERROR_EVENT", "WEDGED"].iter().any(|name| self.field(name).is_some()) {
+            return true;
+        }
         let noise = ["bdi", "queues", "net", "workqueue", "memory", "cpu"];
         let is_noise = self.action == "change" || self.subsystem.as_deref().is_some_and(|subsystem| noise.contains(&subsystem));
         let is_device = self.devpath.starts_with("/devices/");
@@ -103,19 +130,37 @@ mod tests {
 
     #[test]
     fn the_kernels_format_is_read_and_udevs_is_not() {
-        let datagram = b"unbind@/devices/pci0000:00/0000:00:04.0\0ACTION=unbind\0DEVPATH=/x\0SUBSYSTEM=pci\0SEQNUM=7\0";
+        let datagram = b"unbind@/devices/pci0000:00/0000:00:04.0\0ACTION=unbind\0DEVPATH=/x\0SUBSYSTEM=pci\0SEQNUM=7\0MODALIAS=pci\0";
         let event = Uevent::parse(datagram).unwrap();
         assert_eq!((event.action.as_str(), event.subsystem.as_deref()), ("unbind", Some("pci")));
         assert_eq!(event.devpath, "/devices/pci0000:00/0000:00:04.0");
+        assert_eq!((event.sequence, event.fields.len()), (Some(7), 0), "fields that nobody asks for are not kept");
         assert!(event.may_matter());
-        let veth = Uevent { action: "add".into(), devpath: "/devices/virtual/net/veth1".into(), subsystem: Some("net".into()) };
-        assert!(!veth.may_matter());
-        let disk = |action: &str, devpath: &str| Uevent { action: action.into(), devpath: devpath.into(), subsystem: Some("block".into()) };
+        let of = |subsystem: &str, action: &str, devpath: &str| Uevent {
+            action: action.into(),
+            devpath: devpath.into(),
+            subsystem: Some(subsystem.into()),
+            ..Uevent::default()
+        };
+        assert!(!of("net", "add", "/devices/virtual/net/veth1").may_matter());
+        let disk = |action: &str, devpath: &str| of("block", action, devpath);
         let virtual_disk = "/devices/virtual/block/loop0";
         assert_eq!(["add", "remove", "change"].map(|action| disk(action, virtual_disk).may_matter()), [true, true, false]);
         assert!(disk("change", "/devices/pci0000:00/0000:00:04.0/nvme/nvme0/nvme0n1").may_matter());
         for other in [&b"libudev\0\xfe\xed\xca\xfe"[..], b"", b"@/x", b"add@x", b"\xff\xfe@/"] {
             assert_eq!(Uevent::parse(other), None);
         }
+    }
+
+    #[test]
+    fn an_error_always_matters() {
+        let parse = |fields: &str| {
+            let text = format!("change@/devices/virtual/drm/card0\0ACTION=change\0SUBSYSTEM=drm\0{fields}\0SEQNUM=many\0");
+            Uevent::parse(text.as_bytes()).unwrap()
+        };
+        assert!(!parse("HOTPLUG=1").may_matter());
+        let event = parse("WEDGED=rebind,bus-reset\0PID=7");
+        assert!(event.may_matter() && parse("ERROR_EVENT=FAILED_RECOVERY\0DEVICE_ONLINE=0").may_matter());
+        assert_eq!((event.field("WEDGED"), event.field("PID"), event.sequence), (Some("rebind,bus-reset"), None, None));
     }
 }

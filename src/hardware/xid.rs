@@ -1,0 +1,63 @@
+//! Errors that NVIDIA's driver reports in the kernel's log: `NVRM: Xid (PCI:0000:9b:00): 119, pid=…` (NVIDIA's "XID Errors",
+//! the section on viewing them).
+//!
+//! The address names the slot, without a function. Other writers of such lines are kept out by whoever reads the log: only
+//! what the kernel itself has said may come here.
+
+use crate::domain::{DeviceEvent, EventKind, PciAddress};
+
+/// The error that a line of the kernel's log tells of, and of which GPU.
+///
+/// The line must begin with it: names that users choose get into the kernel's messages, behind its own words.
+#[must_use]
+pub fn xid(line: &str) -> Option<DeviceEvent> {
+    let (place, rest) = line.strip_prefix("NVRM: Xid (")?.split_once("): ")?;
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let code = rest[..digits].parse().ok()?;
+    // Older drivers leave `PCI:` out; for a part of a GPU its instances stand behind the address.
+    let slot = place.strip_prefix("PCI:").unwrap_or(place).split(' ').next()?;
+    let slot = slot.split_once('.').map_or(slot, |(slot, _)| slot);
+    let at: PciAddress = format!("{slot}.0").parse().ok()?;
+    Some(DeviceEvent { at, whole_slot: true, kind: EventKind::Xid(code) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slot_and_the_number_are_read_in_every_form() {
+        for (line, slot, code) in [
+            ("NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting", "0000:9b:00.0", 119),
+            ("NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception", "0000:cb:00.0", 13),
+            ("NVRM: Xid (0000:01:00): 31, Ch 00000010, engmask 00000101", "0000:01:00.0", 31),
+            ("NVRM: Xid (PCI:00000000:3B:00): 79, GPU has fallen off the bus.", "0000:3b:00.0", 79),
+            ("NVRM: Xid (PCI:10000:01:00): 48", "10000:01:00.0", 48),
+            ("NVRM: Xid (PCI:0000:01:00.0): 48, x", "0000:01:00.0", 48),
+            ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=1, Contained: SM", "0000:01:00.0", 94),
+        ] {
+            let event = DeviceEvent { at: slot.parse().unwrap(), whole_slot: true, kind: EventKind::Xid(code) };
+            assert_eq!(xid(line), Some(event), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_only_looks_like_one_is_none() {
+        for line in [
+            "",
+            "NVRM: GPU at PCI:0000:9b:00: GPU-509665ad-b600-ac93-3616-d754b23d636d",
+            "NVRM: Xid",
+            "NVRM: Xid (PCI:0000:9b:00)",
+            "NVRM: Xid (PCI:0000:9b:00): , pid=1",
+            "NVRM: Xid (PCI:0000:9b:00): 4294967296, pid=1",
+            "NVRM: Xid (PCI:0000:9b): 79, x",
+            "NVRM: Xid (PCI:gpu): 79, x",
+            "NVRM: Xid (): 79",
+            "nvidia-nvswitch2: SXid (PCI:0000:85:00.0): 20034, Non-fatal, Link 34",
+            "usb 1-1: Product: NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.",
+            " NVRM: Xid (PCI:0000:9b:00): 79, x",
+        ] {
+            assert_eq!(xid(line), None, "{line}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The kernel's log, record by record (Linux `Documentation/ABI/testing/dev-kmsg`).
+//!
+//! Reading begins at the oldest record that the kernel's ring still has: what happened while no daemon ran is in it, and
+//! what a former one has read already is told by the numbers, which go on until the next boot.
+//!
+//! Any process with the right to write to the device may add lines; the kernel marks these as a user's, and they are passed
+//! over here. What was overwritten before it was read is lost, and the next record is read.
+
+use super::HostRoot;
+use nix::fcntl::OFlag;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// The longest record, with all of its escapes (`CONSOLE_EXT_LOG_MAX`; since 6.4 `PRINTK_MESSAGE_MAX`, a quarter of it).
+const RECORD_BYTES_MAX: usize = 8192;
+/// A record's level is in the lowest bits of its first number; above is who has said it, 0 for the kernel.
+const LEVEL_BITS: u32 = 3;
+
+/// One record of the kernel's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelRecord {
+    /// Its number. Each is greater than the one before, until the next boot.
+    pub sequence: u64,
+    /// When it was written, since boot: by the clock of the log, which stands still while the machine is suspended.
+    pub since_boot: Duration,
+    /// What it says, one line; bytes that cannot be printed are written as `\x0a`.
+    pub text: String,
+}
+
+impl KernelRecord {
+    /// Reads `priority,sequence,microseconds,flags[,…];text`, and leaves out the lines of its dictionary, which begin with a
+    /// space. `None` for a record that not the kernel itself has written, and for what is none.
+    #[must_use]
+    pub fn parse(record: &[u8]) -> Option<Self> {
+        let record = String::from_utf8_lossy(record);
+        let (prefix, text) = record.split_once(';')?;
+        let mut numbers = prefix.split(',').map(|number| number.parse::<u64>().ok());
+        let (priority, sequence, microseconds) = (numbers.next()??, numbers.next()??, numbers.next()??);
+        (priority >> LEVEL_BITS == 0).then(|| KernelRecord {
+            sequence,
+            since_boot: Duration::from_micros(microseconds),
+            text: text.lines().next().unwrap_or_default().to_owned(),
+        })
+    }
+}
+
+/// The kernel's log, open for reading.
+#[derive(Debug)]
+pub struct KernelLog(AsyncFd<File>);
+
+impl KernelLog {
+    /// Opens the log of the host, at its oldest record. Of a tree that is no running machine there is none: what this
+    /// machine's kernel says is nothing to a captured one.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such device, as in a container that was not given it; `PermissionDenied` without
+    /// `CAP_SYSLOG`, where `kernel.dmesg_restrict` is set.
+    pub fn open(root: &HostRoot) -> io::Result<Self> {
+        let path = root.path("dev/kmsg");
+        // A plain file of the name in a captured tree is not opened.
+        if !path.metadata()?.file_type().is_char_device() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is no character device", path.display())));
+        }
+        let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+        #[expect(deprecated, reason = "its replacement is unsafe; an owned descriptor that nobody else closes is what it asks for")]
+        let log = AsyncFd::with_interest(file, Interest::READABLE)?;
+        Ok(KernelLog(log))
+    }
+
+    /// Waits for the next record of the kernel itself. May be given up at any moment: no record is lost by that.
+    ///
+    /// # Errors
+    /// When the log cannot be read for good.
+    pub async fn next(&self) -> io::Result<KernelRecord> {
+        let mut buffer = [0; RECORD_BYTES_MAX];
+        loop {
+            // One read is one record.
+            match self.0.async_io(Interest::READABLE, |mut file| file.read(&mut buffer)).await {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(length) => {
+                    if let Some(record) = buffer.get(..length).and_then(KernelRecord::parse) {
+                        return Ok(record);
+                    }
+                }
+                // Overwritten before it was read: the next read goes on with the oldest that is left.
+                Err(error) if error.raw_os_error() == Some(nix::libc::EPIPE) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_record_has_a_number_a_time_and_a_line() {
+        let record = b"6,3964,206764307,-;nvidia-nvswitch2: open (major=510)\n";
+        let expected = KernelRecord {
+            sequence: 3964,
+            since_boot: Duration::from_micros(206_764_307),
+            text: "nvidia-nvswitch2: open (major=510)".into(),
+        };
+        assert_eq!(KernelRecord::parse(record), Some(expected));
+        let record = b"4,7,140900,-,caller=T1;pci 0000:00:02.0: a; b, c\n SUBSYSTEM=pci\n DEVICE=+pci:0000:00:02.0\n";
+        assert_eq!(KernelRecord::parse(record).unwrap().text, "pci 0000:00:02.0: a; b, c");
+        assert_eq!(KernelRecord::parse(b"0,0,0,-;\n").unwrap().text, "");
+        assert!(KernelRecord::parse(b"6,1,2,c;\xff\xfe\n").is_some());
+    }
+
+    #[test]
+    fn what_the_kernel_has_not_said_is_passed_over() {
+        let line = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.";
+        for (priority, is_kernel) in [(0, true), (6, true), (7, true), (8, false), (12, false), (30, false), (1_u64 << 40, false)] {
+            assert_eq!(KernelRecord::parse(format!("{priority},1,2,-;{line}\n").as_bytes()).is_some(), is_kernel, "{priority}");
+        }
+        for other in ["", ";", "6,1,2,-", "6,1;x", "-1,1,2,-;x", "6,,2,-;x", "6,1,two,-;x", " DEVICE=+pci:0000:00:02.0"] {
+            assert_eq!(KernelRecord::parse(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_file_in_place_of_the_device_is_no_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let kind = |root: &HostRoot| KernelLog::open(root).unwrap_err().kind();
+        let root = HostRoot::new(dir.path());
+        assert_eq!(kind(&root), io::ErrorKind::NotFound);
+        std::fs::create_dir(dir.path().join("dev")).unwrap();
+        nix::unistd::mkfifo(&dir.path().join("dev/kmsg"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(kind(&root), io::ErrorKind::NotFound);
+    }
+
+    /// The log of this machine, with lines that this test adds: as a user's, which a process cannot help.
+    #[test]
+    fn the_log_is_read_from_its_beginning_and_a_forged_line_is_not_in_it() {
+        const LINES: usize = 50;
+        let writer = OpenOptions::new().write(true).open("/dev/kmsg");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _inside = runtime.enter();
+        let (Ok(mut writer), Ok(log), Ok(mut raw)) = (writer, KernelLog::open(&HostRoot::new("/")), raw()) else {
+            let why = "it needs the right to read and to write /dev/kmsg";
+            let _printed = writeln!(io::stderr(), "SKIPPED: the_log_is_read_from_its_beginning_and_a_forged_line_is_not_in_it: {why}");
+            return;
+        };
+        // Level 0 of facility 0 is asked for: the kernel writes it down as a user's all the same.
+        let forged = format!("NVRM: Xid (PCI:ffff:ff:1f): 79, forged by test {}", std::process::id());
+        for _ in 0..LINES {
+            writer.write_all(format!("<0>{forged}").as_bytes()).unwrap();
+        }
+        // What is in the ring, as it is.
+        let mut all = Vec::new();
+        let mut buffer = [0; RECORD_BYTES_MAX];
+        loop {
+            match raw.read(&mut buffer) {
+                Ok(length) => all.push(buffer[..length].to_vec()),
+                Err(error) if error.raw_os_error() == Some(nix::libc::EPIPE) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let is_forged = |record: &&Vec<u8>| String::from_utf8_lossy(record).contains(&forged);
+        // The kernel may hold lines back from a writer that has many.
+        assert!(all.iter().any(|record| is_forged(&record)), "what was written is in the ring");
+        let expected: Vec<KernelRecord> = all.iter().filter_map(|record| KernelRecord::parse(record)).collect();
+        assert!(!expected.is_empty(), "the kernel has said something since it was started");
+        let read = runtime.block_on(async {
+            let mut read = Vec::new();
+            while read.len() < expected.len() {
+                read.push(log.next().await.unwrap());
+            }
+            read
+        });
+        // The ring may have moved on between the two readings.
+        let same = expected.iter().filter(|record| read.contains(record)).count();
+        assert!(same > 0 && read.iter().all(|record| !record.text.contains(&forged)));
+        assert!(read.windows(2).all(|pair| pair[0].sequence < pair[1].sequence));
+    }
+
+    fn raw() -> io::Result<File> {
+        OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open("/dev/kmsg")
+    }
+}
