@@ -14,6 +14,7 @@ use holdfast::sim::hardware::SimNode;
 use holdfast::store::Store;
 use prost::Message;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 fn main() {
@@ -49,14 +50,27 @@ fn discover(bencher: Bencher<'_, '_>) {
 #[divan::bench]
 fn discover_560(bencher: Bencher<'_, '_>) {
     let dir = tempfile::tempdir().unwrap();
-    let node = SimNode::create(dir.path()).unwrap();
-    let root = HostRoot::new(node.root());
+    let root = large_server(dir.path());
     let specs: Vec<_> = hardware::defaults::specs(&hardware::scan(&root)).into_iter().map(Arc::new).collect();
+    bencher.bench_local(|| hardware::discover(&root, &specs, &BTreeMap::new()));
+}
+
+/// One look for the signals of all devices of such a server.
+#[divan::bench]
+fn signals_560(bencher: Bencher<'_, '_>) {
+    let dir = tempfile::tempdir().unwrap();
+    let root = large_server(dir.path());
+    let devices = hardware::discover(&root, &[], &BTreeMap::new()).devices;
+    bencher.bench_local(|| devices.iter().map(|device| hardware::signals(&root, device).counters.len()).sum::<usize>());
+}
+
+fn large_server(dir: &Path) -> HostRoot {
+    let root = HostRoot::new(SimNode::create(dir).unwrap().root());
     // The rest of such a server are uncore devices, bridges and ports without a driver.
     for number in hardware::scan(&root).functions.len()..560 {
         let address = format!("0000:{:02x}:{:02x}.{}", 0xc0 + number / 256, number / 8 % 32, number % 8);
-        let folder = dir.path().join(format!("sys/devices/pci0000:c0/{address}"));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = dir.join(format!("sys/devices/pci0000:c0/{address}"));
+        std::fs::create_dir_all(folder.join("power")).unwrap();
         let files = [
             ("vendor", "0x8086"),
             ("device", "0x09a2"),
@@ -67,16 +81,20 @@ fn discover_560(bencher: Bencher<'_, '_>) {
             ("local_cpulist", "0-55,112-167"),
             ("uevent", "PCI_CLASS=88000\nPCI_ID=8086:09A2\nPCI_SUBSYS_ID=8086:0000\n"),
             ("resource", ""),
-            ("config", ""),
+            ("config", "\u{6}\u{1}\u{2}\u{9}"),
+            ("power_state", "unknown"),
+            ("power/runtime_status", "unsupported"),
+            ("aer_dev_fatal", "Undefined 0\nDLP 0\nSDES 0\nTLP 0\nFCP 0\nTOTAL_ERR_FATAL 0\n"),
+            ("aer_dev_nonfatal", "Undefined 0\nDLP 0\nSDES 0\nTLP 0\nFCP 0\nTOTAL_ERR_NONFATAL 0\n"),
             ("enable", "0"),
             ("irq", "0"),
         ];
         files.iter().for_each(|(file, text)| std::fs::write(folder.join(file), text).unwrap());
-        std::os::unix::fs::symlink(format!("../../../devices/pci0000:c0/{address}"), dir.path().join("sys/bus/pci/devices").join(&address))
+        std::os::unix::fs::symlink(format!("../../../devices/pci0000:c0/{address}"), dir.join("sys/bus/pci/devices").join(&address))
             .unwrap();
     }
     assert_eq!(hardware::scan(&root).functions.len(), 560);
-    bencher.bench_local(|| hardware::discover(&root, &specs, &BTreeMap::new()));
+    root
 }
 
 /// One ListAndWatch message of 8 or 512 ids, from the inventory to the bytes on the wire.

@@ -80,19 +80,23 @@ impl KernelLog {
         let mut buffer = [0; RECORD_BYTES_MAX];
         loop {
             // One read is one record.
-            match self.0.async_io(Interest::READABLE, |mut file| file.read(&mut buffer)).await {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(length) => {
-                    if let Some(record) = buffer.get(..length).and_then(KernelRecord::parse) {
-                        return Ok(record);
-                    }
-                }
-                // Overwritten before it was read: the next read goes on with the oldest that is left.
-                Err(error) if error.raw_os_error() == Some(nix::libc::EPIPE) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            let read = self.0.async_io(Interest::READABLE, |mut file| file.read(&mut buffer)).await;
+            if let Some(answer) = answer(read, &buffer) {
+                return answer;
             }
         }
+    }
+}
+
+/// What one read comes to; `None` where the next one is to be waited for.
+fn answer(read: io::Result<usize>, buffer: &[u8]) -> Option<io::Result<KernelRecord>> {
+    match read {
+        Ok(0) => Some(Err(io::ErrorKind::UnexpectedEof.into())),
+        Ok(length) => buffer.get(..length).and_then(KernelRecord::parse).map(Ok),
+        // Overwritten before it was read: the next read goes on with the oldest that is left.
+        Err(error) if error.raw_os_error() == Some(nix::libc::EPIPE) => None,
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
+        Err(error) => Some(Err(error)),
     }
 }
 
@@ -128,6 +132,15 @@ mod tests {
     }
 
     #[test]
+    fn what_was_overwritten_is_no_end_and_an_error_is_one() {
+        let buffer = *b"6,1,2,-;x\n6,2,3,-;beyond";
+        let errno = |number| answer(Err(io::Error::from_raw_os_error(number)), &buffer);
+        assert!(errno(nix::libc::EPIPE).is_none() && errno(nix::libc::EINTR).is_none());
+        assert!(errno(nix::libc::EIO).unwrap().is_err() && answer(Ok(0), &buffer).unwrap().is_err());
+        assert_eq!(answer(Ok(10), &buffer).unwrap().unwrap().text, "x", "what the buffer had before is not read again");
+    }
+
+    #[test]
     fn a_file_in_place_of_the_device_is_no_log() {
         let dir = tempfile::tempdir().unwrap();
         let kind = |root: &HostRoot| KernelLog::open(root).unwrap_err().kind();
@@ -141,7 +154,6 @@ mod tests {
     /// The log of this machine, with lines that this test adds: as a user's, which a process cannot help.
     #[test]
     fn the_log_is_read_from_its_beginning_and_a_forged_line_is_not_in_it() {
-        const LINES: usize = 50;
         let writer = OpenOptions::new().write(true).open("/dev/kmsg");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let _inside = runtime.enter();
@@ -150,11 +162,9 @@ mod tests {
             let _printed = writeln!(io::stderr(), "SKIPPED: the_log_is_read_from_its_beginning_and_a_forged_line_is_not_in_it: {why}");
             return;
         };
-        // Level 0 of facility 0 is asked for: the kernel writes it down as a user's all the same.
+        // The kernel's own facility is asked for: the line is written down as a user's all the same.
         let forged = format!("NVRM: Xid (PCI:ffff:ff:1f): 79, forged by test {}", std::process::id());
-        for _ in 0..LINES {
-            writer.write_all(format!("<0>{forged}").as_bytes()).unwrap();
-        }
+        writer.write_all(format!("<6>{forged}").as_bytes()).unwrap();
         // What is in the ring, as it is.
         let mut all = Vec::new();
         let mut buffer = [0; RECORD_BYTES_MAX];
@@ -166,9 +176,10 @@ mod tests {
                 Err(error) => panic!("{error}"),
             }
         }
-        let is_forged = |record: &&Vec<u8>| String::from_utf8_lossy(record).contains(&forged);
-        // The kernel may hold lines back from a writer that has many.
-        assert!(all.iter().any(|record| is_forged(&record)), "what was written is in the ring");
+        if !all.iter().any(|record| String::from_utf8_lossy(record).contains(&forged)) {
+            let _printed = writeln!(io::stderr(), "SKIPPED: no forged line could be tried: this kernel lets nobody write (printk.devkmsg)");
+            return;
+        }
         let expected: Vec<KernelRecord> = all.iter().filter_map(|record| KernelRecord::parse(record)).collect();
         assert!(!expected.is_empty(), "the kernel has said something since it was started");
         let read = runtime.block_on(async {

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -16,8 +17,8 @@ pub(crate) struct Capture {
     pub(crate) pairs: Vec<Value>,
 }
 
-/// Every capture with its truth, in the order of their names; `None`, after saying why, when they can not be had.
-pub(crate) fn captures() -> Option<Vec<Capture>> {
+/// The folder of the unpacked trees and that of their truth; `None`, after saying why, when they can not be had.
+fn unpacked() -> Option<&'static (PathBuf, PathBuf)> {
     static UNPACKED: OnceLock<Result<(PathBuf, PathBuf), String>> = OnceLock::new();
     let unpacked = UNPACKED.get_or_init(|| {
         unpack().inspect_err(|why| {
@@ -25,7 +26,17 @@ pub(crate) fn captures() -> Option<Vec<Capture>> {
             let _printed = writeln!(std::io::stderr(), "SKIPPED: the captured machines were not looked at: {why}");
         })
     });
-    let (trees, truth) = unpacked.as_ref().ok()?;
+    unpacked.as_ref().ok()
+}
+
+/// A file of the archive that belongs to no machine.
+pub(crate) fn sample(rel: &str) -> Option<Vec<u8>> {
+    Some(fs::read(unpacked()?.0.join(rel)).unwrap())
+}
+
+/// Every capture with its truth, in the order of their names; `None`, after saying why, when they can not be had.
+pub(crate) fn captures() -> Option<Vec<Capture>> {
+    let (trees, truth) = unpacked()?;
     let mut captures: Vec<Capture> = fs::read_dir(truth)
         .unwrap()
         .filter_map(|entry| {
@@ -41,6 +52,28 @@ pub(crate) fn captures() -> Option<Vec<Capture>> {
     captures.sort_by(|a, b| a.name.cmp(&b.name));
     assert!(!captures.is_empty(), "{} has no truth for any tree of the archive", truth.display());
     Some(captures)
+}
+
+/// A second name for every file: damage never writes to a file, it puts another one in its place.
+pub(crate) fn link_tree(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() {
+            link_tree(&source, &target);
+        } else if kind.is_symlink() {
+            symlink(fs::read_link(&source).unwrap(), &target).unwrap();
+        } else {
+            fs::hard_link(&source, &target).unwrap();
+        }
+    }
+}
+
+/// A folder for a copy, on the same file system.
+pub(crate) fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
 fn unpack() -> Result<(PathBuf, PathBuf), String> {

@@ -6,14 +6,15 @@
 //! - The scan ends, and does not panic.
 //! - No device is invented: each sits at an address that the tree has, and ids and keys are unique.
 //! - What lies in one function's folder is that function's affair: all others are described as before, under their ids.
+//! - A look for the signals of every device ends and does not panic, of those that are found and of those that were there.
 //!
 //! `HOLDFAST_VARIANTS` is the number of damaged trees; `HOLDFAST_SEED` makes others. A failure names its variant, and
 //! `HOLDFAST_VARIANT` looks at that one alone.
 
-use crate::archive::captures;
+use crate::archive::{captures, folder, link_tree};
 use holdfast::cli::discover::document;
 use holdfast::domain::{CharPath, Device, DeviceClass, DeviceId, PciAddress, ResourceSpec, Select};
-use holdfast::hardware::{Discovery, defaults, discover, scan};
+use holdfast::hardware::{Discovery, defaults, discover, scan, signals};
 use holdfast::host::HostRoot;
 use holdfast::sim::hardware::SimNode;
 use holdfast::sim::random::Random;
@@ -35,7 +36,7 @@ const SCAN_DEADLINE: Duration = Duration::from_secs(120);
 const DEVICES: &str = "sys/bus/pci/devices";
 
 /// Entries that discovery reads on purpose: much of the damage is done to these.
-const READ: [&str; 29] = [
+const READ: [&str; 38] = [
     "vendor",
     "device",
     "class",
@@ -65,6 +66,15 @@ const READ: [&str; 29] = [
     "information",
     "fpga_region",
     "dfl-port",
+    "config",
+    "power",
+    "aer_dev_",
+    "link_",
+    "state",
+    "phys_state",
+    "flags",
+    "carrier",
+    "errors",
 ];
 
 /// A tree that may be damaged and is mended again.
@@ -132,27 +142,6 @@ fn walk(root: &Path, rel: &Path, entries: &mut Vec<PathBuf>) {
 
 fn addresses(root: &Path) -> BTreeSet<PciAddress> {
     HostRoot::new(root).entries(DEVICES).iter().filter_map(|name| name.parse().ok()).collect()
-}
-
-/// A second name for every file: damage never writes to a file, it puts another one in its place.
-fn link_tree(from: &Path, to: &Path) {
-    fs::create_dir(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        let kind = entry.file_type().unwrap();
-        if kind.is_dir() {
-            link_tree(&source, &target);
-        } else if kind.is_symlink() {
-            symlink(fs::read_link(&source).unwrap(), &target).unwrap();
-        } else {
-            fs::hard_link(&source, &target).unwrap();
-        }
-    }
-}
-
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
 fn trees() -> Vec<Tree> {
@@ -342,7 +331,7 @@ fn judge(tree: &Tree, damage: &Damage, touched: &[PathBuf], found: &Discovery) -
     wrong
 }
 
-type Order = (PathBuf, Arc<BTreeMap<String, DeviceId>>);
+type Order = (PathBuf, Arc<BTreeMap<String, DeviceId>>, Arc<Discovery>);
 
 /// Looks at trees on a thread of its own, so that a scan that hangs fails the test instead of hanging it.
 struct Looker {
@@ -355,8 +344,13 @@ impl Looker {
         let (orders, inbox) = channel::<Order>();
         let (outbox, answers) = channel();
         std::thread::spawn(move || {
-            for (root, remembered) in inbox {
-                let found = catch_unwind(AssertUnwindSafe(|| look(&root, &remembered)));
+            for (root, remembered, whole) in inbox {
+                let found = catch_unwind(AssertUnwindSafe(|| {
+                    let found = look(&root, &remembered);
+                    let root = HostRoot::new(&root);
+                    found.devices.iter().chain(&whole.devices).for_each(|device| drop(signals(&root, device)));
+                    found
+                }));
                 let said = |panic: Box<dyn std::any::Any + Send>| {
                     let text = panic.downcast_ref::<String>().cloned();
                     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
@@ -369,8 +363,8 @@ impl Looker {
         Looker { orders, answers }
     }
 
-    fn look(&self, root: &Path, remembered: BTreeMap<String, DeviceId>) -> Result<Discovery, String> {
-        self.orders.send((root.to_owned(), Arc::new(remembered))).unwrap();
+    fn look(&self, tree: &Tree, remembered: BTreeMap<String, DeviceId>) -> Result<Discovery, String> {
+        self.orders.send((tree.root.clone(), Arc::new(remembered), Arc::clone(&tree.whole))).unwrap();
         match self.answers.recv_timeout(SCAN_DEADLINE) {
             Ok(answer) => answer.map_err(|panic| format!("the scan panics: {panic}")),
             Err(_) => Err(format!("the scan does not end in {SCAN_DEADLINE:?}")),
@@ -409,7 +403,7 @@ fn no_damage_stops_a_scan_or_invents_a_device() {
             BTreeMap::new()
         };
         confined += usize::from(touched.iter().all(|rel| function_of(rel).is_some()));
-        let wrong = match looker.look(&tree.root, remembered) {
+        let wrong = match looker.look(tree, remembered) {
             Ok(found) => judge(tree, &damage, &touched, &found),
             Err(why) => vec![why],
         };

@@ -11,6 +11,7 @@ mod damage;
 mod names;
 mod placement;
 mod rewrite;
+mod signals;
 
 use archive::{Capture, captures};
 use holdfast::cli::discover::document;

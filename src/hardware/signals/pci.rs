@@ -47,8 +47,8 @@ fn is_awake(root: &HostRoot, dir: &str) -> bool {
 /// by itself: an idle GPU does.
 fn link(look: &mut Look<'_>, class: DeviceClass) {
     let Some(port) = look.function.bridges.last().map(|bridge| folder(*bridge)) else { return };
-    // Without a driver it has no work, and no virtual function has a link of its own.
-    if look.function.driver.is_none() || look.function.is_vf() {
+    // Without a driver it has no work; no virtual function has a link of its own, and that of a bridge may be the one below.
+    if look.function.driver.is_none() || look.function.is_vf() || class == DeviceClass::Other {
         return;
     }
     let now = |file: &str| look.read(&format!("current_link_{file}"));
@@ -168,5 +168,6 @@ mod tests {
         let slow = ["its link runs at 2.5 GT/s, and both ends could do 8"];
         assert_eq!(link(["16", "2.5 GT/s PCIe", "16", quick], ["16", "8 GT/s"], disk), slow);
         assert_eq!(link(["0", "Unknown", "255", "Unknown speed"], ["16", quick], disk), [""; 0]);
+        assert_eq!(link(["4", quick, "16", quick], ["16", quick], DeviceClass::Other), [""; 0], "a bridge");
     }
 }
