@@ -84,7 +84,6 @@ struct Seen {
 }
 
 /// What is done to a file of a function, below its folder, or of the machine, below its root.
-#[derive(Clone)]
 enum Edit<'a> {
     Text(&'a str, &'a [u8]),
     Gone(&'a str),
@@ -202,18 +201,14 @@ fn what_falls_off_the_bus_is_told_of_it_and_of_its_virtual_functions() {
     let of_pf = format!("the configuration space of its physical function {GPU} reads ffffffff");
     let mut expected = vec![(GPU, Reason::OffTheBus, "the configuration space reads ffffffff")];
     expected.extend(vfs.iter().map(|vf| (vf.as_str(), Reason::OffTheBus, of_pf.as_str())));
-    let off = Edit::Text("config", &ONES);
-    machine.complains(GPU, &[off.clone()], &expected);
-    machine.complains(
-        GPU,
-        &[off.clone(), Edit::Text("power_state", b"D3hot\n"), Edit::Text("power/runtime_status", b"active\n")],
-        &expected,
-    );
-    machine.complains(DISK, &[off.clone()], &[(DISK, Reason::OffTheBus, "the configuration space reads ffffffff")]);
+    let off = || Edit::Text("config", &ONES);
+    machine.complains(GPU, &[off()], &expected);
+    machine.complains(GPU, &[off(), Edit::Text("power_state", b"D3hot\n"), Edit::Text("power/runtime_status", b"active\n")], &expected);
+    machine.complains(DISK, &[off()], &[(DISK, Reason::OffTheBus, "the configuration space reads ffffffff")]);
     // It lies: all of a virtual function's; and what sleeps is not looked at.
-    machine.is_silent(VF, &[off.clone()]);
-    machine.is_silent(GPU, &[off.clone(), Edit::Text("power/runtime_status", b"suspended\n")]);
-    machine.is_silent(GPU, &[off, Edit::Text("power_state", b"D3cold\n")]);
+    machine.is_silent(VF, &[off()]);
+    machine.is_silent(GPU, &[off(), Edit::Text("power/runtime_status", b"suspended\n")]);
+    machine.is_silent(GPU, &[off(), Edit::Text("power_state", b"D3cold\n")]);
     machine.is_silent(GPU, &[Edit::Pipe("config")]);
     machine.is_silent(GPU, &[Edit::Text("config", b"")]);
 }
