@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   app, host watch ─ Rescan ──────▶ discovery ─ Discovered ─▶ health ─ Inventory (watch) ─▶ serving, registration
-//!   serving ─ Broken ──────────────▶ health
+//!   serving ─ Broken ──────────────▶ health ◀─ Happened ─ host watch; Instruct ─ app
+//!   health ─ Judged ───────────────▶ ledger
 //!   serving ─ Record ──────────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
 //!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish ─ app
 //!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
@@ -12,7 +13,10 @@
 //! An actor may die and be rebuilt between a message and its answer; then the message is sent again (see
 //! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
 
-use crate::domain::{ContainerEdits, DeviceId, Evidence, Grant, KubeletGeneration, Reason, Refusal, ResourceName, Wire};
+use crate::domain::{
+    ContainerEdits, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, Reason, Refusal, ResourceName, Verdict,
+    Wire,
+};
 use crate::store::StoreError;
 use actix::Message;
 use futures_util::future::BoxFuture;
@@ -98,6 +102,42 @@ pub struct Broken {
     /// What is wrong.
     pub reason: Reason,
 }
+
+/// host watch → health: the kernel has told that something happened to a device.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct Happened {
+    /// What.
+    pub event: DeviceEvent,
+    /// When, as far as the kernel says so; else when it was heard of.
+    pub at: Moment,
+}
+
+/// app → health: do what an operator asks for; answered when it is durable and in the list.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<(), InstructError>")]
+pub struct Instruct {
+    /// Which device, by its own id.
+    pub device: DeviceId,
+    /// What.
+    pub instruction: Instruction,
+}
+
+/// Why an operator's word has no effect.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum InstructError {
+    /// Nothing is known by that id.
+    #[error("no device has the id `{0}`; `holdfast discover` lists the devices of this node")]
+    Unknown(DeviceId),
+    /// It could not be made durable; it counts until the daemon ends.
+    #[error("it counts until the daemon ends, and cannot be recorded: {0}")]
+    NotRecorded(String),
+}
+
+/// health → ledger: remember these verdicts, or (`None`) forget them; answered when that is durable.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<(), Arc<StoreError>>")]
+pub struct Judged(pub Vec<(DeviceId, Option<Verdict>)>);
 
 /// serving → ledger: make this grant durable; answered when it is (I1). Sent twice, it is recorded once.
 #[derive(Debug, Clone, Message)]

@@ -22,7 +22,7 @@ use crate::config::{Config, Roots};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
 use crate::domain::{Durability, Grant, Inventory, Kept, KubeletGeneration, ResourceName, ResourceSpec};
 use crate::hardware;
-use crate::health::{HealthActor, HealthConfig};
+use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::host::{self, HostRoot};
 use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::Ledger;
@@ -93,6 +93,8 @@ pub struct Views {
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// Who holds what.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    /// What is known of the devices' health.
+    pub judgement: watch::Receiver<Judgement>,
     /// Each resource's place in the kubelet.
     pub registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
     /// The kubelet's socket.
@@ -160,11 +162,13 @@ impl App {
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
         let inventory = Arc::new(inventory);
         // Who holds what is known before anything is judged: a held id is in the very first list (I3).
-        let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed);
+        let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.verdicts);
         let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
         let (kept, kept_view) = watch::channel(store.kept());
         let (remembered, names_view) = watch::channel(Arc::new(recovered.names().clone()));
         let listed = Arc::new(recovered.listed().clone());
+        let verdicts = Arc::new(recovered.verdicts().clone());
+        let (judgement, judgement_view) = watch::channel(Judgement { verdicts, ..Judgement::default() });
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
         let (drain, drain_view) = watch::channel(false);
@@ -214,8 +218,20 @@ impl App {
         };
         ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
 
-        let config =
-            HealthConfig { specs: Arc::clone(&specs), listed, grants: grants_view.clone(), inventory, rescan: actors.discovery.mailbox() };
+        let probed_root = host_root.clone();
+        let config = HealthConfig {
+            specs: Arc::clone(&specs),
+            policy: settings.config.health.clone(),
+            boot_id: boot_of_grants.clone(),
+            listed,
+            grants: grants_view.clone(),
+            kubelet: kubelet_view.clone(),
+            inventory,
+            judgement: Arc::new(judgement),
+            look_at: Arc::new(move |device| hardware::signals(&probed_root, device)),
+            rescan: actors.discovery.mailbox(),
+            judged: actors.ledger.mailbox(),
+        };
         health.start(here.clone(), supervision.clone(), move |life| HealthActor::new(config.clone(), life));
 
         let config = DiscoveryConfig {
@@ -290,6 +306,7 @@ impl App {
         let views = Views {
             inventory: inventory_view,
             grants: grants_view,
+            judgement: judgement_view,
             registrations: registrations_view,
             kubelet: kubelet_view,
             kept: kept_view,

@@ -2,12 +2,12 @@
 
 use crate::domain::topology::Placement;
 use crate::domain::{
-    CdiAnswer, ContractKind, Durability, IntelFpgaOptions, IntelGpuOptions, NvidiaOptions, PerContainer, Refuse, SriovOptions,
-    WhenNotDurable, XilinxOptions,
+    AtKubeletStart, CdiAnswer, ContractKind, Durability, IntelFpgaOptions, IntelGpuOptions, NvidiaOptions, PerContainer, Reason, Refuse,
+    SriovOptions, WhenNotDurable, XilinxOptions,
 };
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 #[derive(Debug, Default, Deserialize)]
@@ -18,6 +18,7 @@ pub(super) struct Fragment {
     pub(super) kubelet: Kubelet,
     pub(super) cdi: Folder,
     pub(super) device_info: Folder,
+    pub(super) health: Health,
     pub(super) resource: Vec<Resource>,
 }
 
@@ -44,6 +45,16 @@ pub(super) struct Telemetry {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Kubelet {
     pub(super) pod_resources_socket: Option<PathBuf>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Health {
+    /// A time such as `10s`.
+    pub(super) poll: Option<String>,
+    pub(super) fatal_xids: Option<BTreeSet<u32>>,
+    pub(super) ignore: Option<BTreeSet<Reason>>,
+    pub(super) at_kubelet_start: Option<AtKubeletStart>,
 }
 
 #[derive(Debug, Default, Deserialize)]

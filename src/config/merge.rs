@@ -33,7 +33,7 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
 }
 
 fn lay_over(merged: &mut Fragment, fragment: Fragment) {
-    let Fragment { ledger, telemetry, kubelet, cdi, device_info, resource } = fragment;
+    let Fragment { ledger, telemetry, kubelet, cdi, device_info, health, resource } = fragment;
     merged.ledger.durability = ledger.durability.or(merged.ledger.durability);
     merged.ledger.history_age = ledger.history_age.or(merged.ledger.history_age.take());
     merged.ledger.history_size = ledger.history_size.or(merged.ledger.history_size);
@@ -43,6 +43,10 @@ fn lay_over(merged: &mut Fragment, fragment: Fragment) {
     merged.kubelet.pod_resources_socket = kubelet.pod_resources_socket.or(merged.kubelet.pod_resources_socket.take());
     merged.cdi.directory = cdi.directory.or(merged.cdi.directory.take());
     merged.device_info.directory = device_info.directory.or(merged.device_info.directory.take());
+    merged.health.poll = health.poll.or(merged.health.poll.take());
+    merged.health.fatal_xids = health.fatal_xids.or(merged.health.fatal_xids.take());
+    merged.health.ignore = health.ignore.or(merged.health.ignore.take());
+    merged.health.at_kubelet_start = health.at_kubelet_start.or(merged.health.at_kubelet_start);
     merged.resource.extend(resource);
 }
 
@@ -144,6 +148,10 @@ mod tests {
             ("[ledger]\nwhen_not_durabel = \"serve\"".to_owned(), "unknown key `when_not_durabel`; did you mean `when_not_durable`?"),
             ("[ledger]\nwhen_not_durable = \"server\"".to_owned(), "unknown value `server`; did you mean `serve`?"),
             ("[telemetry]\nlisten = \"9477\"".to_owned(), "`telemetry.listen` is `9477`"),
+            ("[health]\npoll = \"0s\"".to_owned(), "`health.poll` is `0s`, but must be a time from `1s` to `60s`"),
+            ("[health]\nignore = [\"no_carier\"]".to_owned(), "unknown value `no_carier`; did you mean `no_carrier`?"),
+            ("[health]\nignore = [\"device_gone\"]".to_owned(), "`health.ignore` has `device_gone`, but without it no container"),
+            ("[health]\nat_kubelet_start = \"tells\"".to_owned(), "unknown value `tells`; did you mean `tell`?"),
             ("[[resource]]\nname = \"gpu\"\nclass = \"gpu\"".to_owned(), "`gpu` is not a resource name"),
             ("[[resource]]\nname = \"a.b/c\"\nclass = \"gppu\"".to_owned(), "did you mean `gpu`?"),
             ("[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\nselect = { vendor = [\"xyz\"] }".to_owned(), "`xyz`"),

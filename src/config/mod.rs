@@ -3,11 +3,13 @@
 //! Three stages, three files: `fragments` is what one file may say, every key optional; `merge` lays `config.toml` and
 //! the drop-ins of `config.d/` (by name) over each other — a later key wins, resources add up; `validate` turns the
 //! result into a [`Config`] or into one sentence that says what is wrong where (`contract` does so for the options of a
-//! contract, `sharing` for how many containers have a device).
+//! contract, `sharing` for how many containers have a device, `health` for
+//! how it is judged).
 
 mod contract;
 mod error;
 mod fragments;
+mod health;
 mod merge;
 mod sharing;
 mod validate;
@@ -15,7 +17,7 @@ mod validate;
 pub use error::ConfigError;
 pub use merge::load;
 
-use crate::domain::{Durability, Policy, ResourceSpec, Retention};
+use crate::domain::{Durability, HealthPolicy, Policy, ResourceSpec, Retention};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,6 +55,8 @@ pub struct Config {
     pub cdi_directory: PathBuf,
     /// Where device-info files are written, for resources with the contract `sriov`.
     pub device_info_directory: PathBuf,
+    /// How devices are judged.
+    pub health: HealthPolicy,
     /// The resources in the order of the files: the first that selects a device gets it. Empty means that known
     /// hardware is offered under its usual names.
     pub resources: Vec<Arc<ResourceSpec>>,

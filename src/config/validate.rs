@@ -2,6 +2,7 @@
 
 use super::contract::contract;
 use super::fragments::{self, Class, Fragment, LinkType};
+use super::health;
 use super::sharing::sharing;
 use super::{Config, ConfigError};
 use crate::domain::{
@@ -58,6 +59,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         listen: listen(fragment.telemetry.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?,
         pod_resources_socket,
         cdi_directory: directory("cdi", &fragment.cdi.directory, CDI_DIRECTORY)?,
+        health: health::health(&fragment.health)?,
         device_info_directory: directory("device_info", &fragment.device_info.directory, DEVICE_INFO_DIRECTORY)?,
         resources,
         files,

@@ -4,6 +4,7 @@ use super::device::DeviceId;
 use super::edits::ContainerEdits;
 use super::resource::ResourceName;
 use super::time::Timestamp;
+use super::verdict::Verdict;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -225,5 +226,12 @@ pub enum Entry {
         resource: ResourceName,
         /// Every id in the list; none when the resource is no longer offered.
         devices: Vec<GrantedDevice>,
+    },
+    /// What is known of a device's health (I5).
+    Judged {
+        /// The device.
+        device: DeviceId,
+        /// Its verdict; `None` when there is nothing to be remembered any more.
+        verdict: Option<Box<Verdict>>,
     },
 }

@@ -19,6 +19,7 @@ pub enum Reason {
     /// The same node is held under another id: which it had before udev gave it a better name, or of another way to it.
     HeldAsOther,
     /// Another function of its IOMMU group is bound to a driver of the host, so that no guest can have the group.
+    #[serde(rename = "iommu_group_not_viable")]
     GroupNotViable,
     /// Its PCI configuration space reads as ones: it has fallen off the bus.
     OffTheBus,
@@ -84,6 +85,12 @@ impl Weight {
     const PRESENCE: Weight = Weight { patience: Duration::ZERO, hold: HOLD_OF_PRESENCE, is_sticky: false };
     const HARD: Weight = Weight { patience: Duration::ZERO, hold: HOLD, is_sticky: false };
     const STICKY: Weight = Weight { patience: Duration::ZERO, hold: HOLD, is_sticky: true };
+
+    /// Whether it is about being there: what is plugged in and out, bound and unbound.
+    #[must_use]
+    pub fn is_presence(self) -> bool {
+        self == Weight::PRESENCE
+    }
 
     const fn soft(seconds: u64) -> Weight {
         Weight { patience: Duration::from_secs(seconds), hold: HOLD, is_sticky: false }

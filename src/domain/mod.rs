@@ -24,6 +24,7 @@ mod sharing;
 mod signal;
 mod time;
 pub mod topology;
+mod verdict;
 
 pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode, IntelFpgaOptions, IntelGpuOptions,
@@ -38,7 +39,7 @@ pub use health::{Health, Reason, Weight};
 pub use inventory::{Inventory, Offered, Offering};
 pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, ListedContainer, ListedPod, Observation, PodName};
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
-pub use policy::{Policy, Refuse, WhenNotDurable};
+pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use refusal::Refusal;
 pub use resource::{CharPath, InvalidResourceName, MountSpec, ResourceName, ResourceSpec, Select};
 pub use retention::Retention;
@@ -47,3 +48,4 @@ pub use select::{ParsePfError, Pf, PfSelect};
 pub use sharing::{PerContainer, Sharing};
 pub use signal::{Complaint, Counter, DeviceEvent, EventKind, Signals, Source};
 pub use time::{Moment, Timestamp};
+pub use verdict::{Cordon, Incident, Instruction, State, Verdict, Verdicts, note_verdict};

@@ -107,3 +107,17 @@ pub enum EventKind {
     /// NVIDIA's driver reported an error by its number.
     Xid(u32),
 }
+
+impl EventKind {
+    /// What it speaks of, if it speaks against a device.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            EventKind::RecoveryBegan => Some(Reason::ErrorRecovery),
+            EventKind::RecoveryFailed => Some(Reason::RecoveryFailed),
+            EventKind::Wedged(_) => Some(Reason::Wedged),
+            EventKind::Xid(_) => Some(Reason::Xid),
+            EventKind::Recovered | EventKind::WasReset | EventKind::Bound | EventKind::Unbound => None,
+        }
+    }
+}

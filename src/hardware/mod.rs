@@ -106,3 +106,9 @@ pub fn node_health(root: &HostRoot, device: &Device) -> Option<Health> {
     let has_nodes = device.nodes.iter().all(|node| !node.required || root.node_exists(&node.host));
     Some(device.health(has_nodes))
 }
+
+/// What can be seen of a device's health.
+#[must_use]
+pub fn signals(_root: &HostRoot, _device: &Device) -> crate::domain::Signals {
+    crate::domain::Signals::default()
+}

@@ -1,30 +1,68 @@
-//! The shell: hands evidence to the judge, publishes what it says, logs what changed.
+//! The shell: hands evidence to the judge, publishes what it says, has it remembered, logs what changed.
 
-use super::core::{self, Judge};
-use crate::domain::{Grant, Health, Inventory, Listed, ResourceSpec};
+use super::core::{self, Judge, Rules};
+use super::prober::{LOOK_DEADLINE, LookAt, Prober};
+use super::report;
+use crate::domain::{
+    AtKubeletStart, Complaint, DeviceId, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, Reason, ResourceSpec, Signals, Source,
+    Verdicts,
+};
 use crate::host;
-use crate::messages::{Broken, Crash, Discovered, Mailbox, Rescan};
-use crate::telemetry::metrics;
-use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle, StreamHandler};
+use crate::messages::{Broken, Crash, Discovered, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
+use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 
+/// How long the ledger may take to make an operator's word durable.
+const RECORD_DEADLINE: Duration = Duration::from_secs(5);
+/// A kubelet that has started admits its pods within some seconds; so long afterwards it is settled.
+const ADMISSIONS: Duration = Duration::from_secs(60);
+
+/// What is known of the devices' health, for those who show it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Judgement {
+    /// What is remembered of each device that there is something to be said of.
+    pub verdicts: Arc<Verdicts>,
+    /// Signals that are not there, each with the reason.
+    pub off: BTreeMap<Source, String>,
+}
+
 /// What the actor needs; the same for every life.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct HealthConfig {
     /// The configured resources.
     pub specs: Arc<[Arc<ResourceSpec>]>,
+    /// The configured rules.
+    pub policy: HealthPolicy,
+    /// This boot.
+    pub boot_id: String,
     /// What the kubelet was told by an earlier process.
     pub listed: Arc<Listed>,
     /// Who holds what.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    /// The kubelet's socket.
+    pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// Where the inventory is published. Outlives the actor, as does what was published last.
     pub inventory: Arc<watch::Sender<Arc<Inventory>>>,
+    /// Where the verdicts are published; a life begins with those of the last one, the first with the ledger's.
+    pub judgement: Arc<watch::Sender<Judgement>>,
+    /// Looks at one device; may block.
+    pub look_at: LookAt,
     /// Discovery: asked for fresh evidence when a life begins, and when a device was found broken.
     pub rescan: Mailbox<Rescan>,
+    /// The ledger.
+    pub judged: Mailbox<Judged>,
+}
+
+impl fmt::Debug for HealthConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HealthConfig").field("policy", &self.policy).finish_non_exhaustive()
+    }
 }
 
 /// The actor.
@@ -34,37 +72,173 @@ pub struct HealthActor {
     judge: Judge,
     /// The grants that the list is known to have the devices of.
     judged: Arc<Vec<Arc<Grant>>>,
+    prober: Option<Prober>,
+    /// Devices of which a look does not end.
+    stuck: BTreeSet<DeviceId>,
     timer: Option<SpawnHandle>,
+    look_timer: Option<SpawnHandle>,
+    /// The metric's reasons that have been set.
+    measured: report::Measured,
     _life: Box<dyn Any + Send>,
 }
+
+/// Probing has got further.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+struct Seen;
 
 impl HealthActor {
     /// Builds one life of the actor; it begins with what was published last.
     pub fn new(config: HealthConfig, life: impl Any + Send) -> Self {
-        let judge = Judge::new(Arc::clone(&config.specs), config.inventory.borrow().clone(), &config.listed);
-        HealthActor { config, judge, judged: Arc::default(), timer: None, _life: Box::new(life) }
+        let rules = Rules {
+            boot_id: config.boot_id.clone(),
+            has_probes: true,
+            fatal_xids: config.policy.fatal_xids.clone(),
+            ignored: config.policy.ignored.clone(),
+        };
+        let remembered = Arc::clone(&config.judgement.borrow().verdicts);
+        let judge = Judge::new(Arc::clone(&config.specs), config.inventory.borrow().clone(), &config.listed, rules, &remembered);
+        HealthActor {
+            config,
+            judge,
+            judged: Arc::default(),
+            prober: None,
+            stuck: BTreeSet::new(),
+            timer: None,
+            look_timer: None,
+            measured: report::Measured::default(),
+            _life: Box::new(life),
+        }
     }
 
+    fn held(&self) -> core::Held {
+        core::held(self.config.grants.borrow().iter().map(AsRef::as_ref))
+    }
+
+    /// Judges, publishes, and has remembered what has changed.
     fn publish(&mut self, context: &mut Context<Self>) {
+        let verdicts = self.judge_all(context);
+        if !verdicts.is_empty() {
+            // The list waits for nothing: what the ledger learns too late is seen again, or (a reset) found out again.
+            self.config.judged.tell(Judged(verdicts));
+        }
+    }
+
+    /// The same, and leaves it to the caller to have it remembered.
+    fn judge_all(&mut self, context: &mut Context<Self>) -> Vec<(DeviceId, Option<crate::domain::Verdict>)> {
         let grants = self.config.grants.borrow().clone();
         self.judged = Arc::clone(&grants);
         let held = core::held(grants.iter().map(AsRef::as_ref));
         let now = host::now().boot;
-        let Some(inventory) = self.judge.judge(&held, now) else { return };
+        let Some(inventory) = self.judge.judge(&held, now) else { return Vec::new() };
         let before = self.config.inventory.borrow().clone();
         if before != inventory {
-            report(&before, &inventory);
+            report::changes(&before, &inventory, self.judge.verdicts(), &mut self.measured);
             self.config.inventory.send_replace(inventory);
+        }
+        let changed = self.judge.take_changed(|device| core::holders(&grants, device));
+        if !changed.is_empty() {
+            let verdicts = Arc::new(self.judge.verdicts().clone());
+            self.config.judgement.send_modify(|judgement| judgement.verdicts = verdicts);
         }
         if let Some(timer) = self.timer.take() {
             context.cancel_future(timer);
         }
-        if let Some(deadline) = self.judge.next_deadline() {
+        if let Some(deadline) = self.judge.next_deadline(now) {
             self.timer = Some(context.run_later(deadline.saturating_sub(now), |this, context| {
                 this.timer = None;
                 this.publish(context);
             }));
         }
+        if let Some(timer) = self.look_timer.take() {
+            context.cancel_future(timer);
+        }
+        if let Some(wanted) = self.judge.next_look() {
+            self.look_timer = Some(context.run_later(wanted.saturating_sub(now), |this, context| {
+                this.look_timer = None;
+                this.config.rescan.tell(Rescan { asked_at: host::now().boot });
+                this.probe(context);
+            }));
+        }
+        changed
+    }
+
+    /// Probes everything that matters.
+    fn probe(&mut self, context: &mut Context<Self>) {
+        let devices = self.judge.probed_devices(&self.held());
+        let Some(prober) = &self.prober else { return };
+        if devices.is_empty() {
+            return;
+        }
+        prober.begin(devices);
+        context.run_later(LOOK_DEADLINE, Self::check_probes);
+    }
+
+    /// Takes what has been seen, and gives up waiting for what takes too long.
+    fn check_probes(&mut self, context: &mut Context<Self>) {
+        let Some(prober) = &self.prober else { return };
+        let stuck: BTreeSet<DeviceId> = prober.check().into_iter().collect();
+        let is_busy = prober.is_busy();
+        for device in stuck.difference(&self.stuck) {
+            tracing::warn!(%device, deadline = ?LOOK_DEADLINE, "looking at the device does not end; others are looked at");
+        }
+        self.stuck = stuck;
+        if prober.is_exhausted() {
+            tracing::error!(stuck = self.stuck.len(), "so many looks at devices do not end that none is looked at any more");
+        }
+        if is_busy {
+            context.run_later(LOOK_DEADLINE, Self::check_probes);
+        }
+        self.take_probes(context);
+    }
+
+    fn take_probes(&mut self, context: &mut Context<Self>) {
+        let Some(prober) = &self.prober else { return };
+        let probed = prober.take();
+        let now = host::now();
+        let mut off = BTreeSet::new();
+        for probed in &probed {
+            self.stuck.remove(&probed.device.id);
+            self.judge.probed(&probed.device, probed.at, &probed.signals);
+            off.extend(probed.signals.off.iter().copied());
+        }
+        // A look that does not end shows something too.
+        for id in &self.stuck {
+            let detail = "a read of its files in sysfs does not end".to_owned();
+            let signals = Signals { complaints: BTreeSet::from([Complaint { reason: Reason::ProbeStuck, detail }]), ..Signals::default() };
+            self.judge.stuck(id, now, &signals);
+        }
+        if !off.is_empty() {
+            self.config.judgement.send_if_modified(|judgement| {
+                let known = judgement.off.len();
+                off.into_iter().for_each(|source| {
+                    judgement.off.entry(source).or_insert_with(|| "reading it needs a privilege that the daemon does not have".into());
+                });
+                judgement.off.len() != known
+            });
+        }
+        if !probed.is_empty() || !self.stuck.is_empty() {
+            self.publish(context);
+        }
+    }
+
+    /// The poll, at the same moments as everybody's.
+    fn schedule_poll(&self, context: &mut Context<Self>) {
+        context.run_later(host::until_tick(self.config.policy.poll), |this, context| {
+            this.probe(context);
+            this.schedule_poll(context);
+        });
+    }
+
+    /// A kubelet that started just now is not to reject pods for what may be over soon.
+    fn see_kubelet(&mut self, generation: Option<KubeletGeneration>) {
+        if self.config.policy.at_kubelet_start == AtKubeletStart::Tell {
+            return;
+        }
+        let now = host::now();
+        let Some(started) = generation.and_then(|generation| u64::try_from(generation.ctime_ns / 1_000_000).ok()) else { return };
+        let age = Duration::from_millis(now.wall.0.saturating_sub(started));
+        self.judge.withhold_until(now.boot + ADMISSIONS.saturating_sub(age));
     }
 }
 
@@ -78,36 +252,17 @@ fn new_since<'a>(before: &'a [Arc<Grant>], grants: &'a [Arc<Grant>]) -> impl Ite
     grants.iter().filter(is_new).map(AsRef::as_ref)
 }
 
-/// One line for each id whose health changed, and one for each resource that is new; the metrics in any case.
-fn report(before: &Inventory, after: &Inventory) {
-    for (name, offering) in &after.resources {
-        let healthy = offering.devices.values().filter(|offered| offered.health.is_healthy()).count();
-        metrics::devices(name.as_str(), healthy, offering.devices.len() - healthy);
-        let Some(before) = before.resources.get(name) else {
-            tracing::info!(resource = %name, devices = offering.devices.len(), healthy, "offered");
-            continue;
-        };
-        let was: BTreeMap<_, Health> = before.devices.iter().map(|(id, offered)| (id, offered.health)).collect();
-        for (id, offered) in &offering.devices {
-            match (was.get(id), offered.health) {
-                (Some(was), is) if *was == is => {}
-                (_, Health::Unhealthy(reason)) => tracing::warn!(resource = %name, device = %id, %reason, "the device is unhealthy"),
-                (Some(_), Health::Healthy) => tracing::info!(resource = %name, device = %id, "the device is healthy again"),
-                (None, Health::Healthy) => tracing::info!(resource = %name, device = %id, "the device is new"),
-            }
-        }
-        for id in before.devices.keys().filter(|id| !offering.devices.contains_key(*id)) {
-            tracing::info!(resource = %name, device = %id, "the device left the list");
-        }
-    }
-}
-
 impl Actor for HealthActor {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
         // A change of the holders can change the list: what is no longer held may leave it.
         context.add_stream(WatchStream::from_changes(self.config.grants.clone()));
+        context.add_stream(WatchStream::new(self.config.kubelet.clone()));
+        let me = context.address();
+        // A mailbox that is full has one of these.
+        self.prober = Some(Prober::new(Arc::clone(&self.config.look_at), move || drop(me.try_send(Seen))));
+        self.schedule_poll(context);
         // The first life is told of the first scan anyway; a later one has lost the evidence.
         if !self.config.inventory.borrow().resources.is_empty() {
             self.config.rescan.tell(Rescan { asked_at: host::now().boot });
@@ -129,12 +284,34 @@ impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
+impl StreamHandler<Option<KubeletGeneration>> for HealthActor {
+    fn handle(&mut self, generation: Option<KubeletGeneration>, context: &mut Self::Context) {
+        self.see_kubelet(generation);
+        self.publish(context);
+    }
+
+    /// As above.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
 impl Handler<Discovered> for HealthActor {
     type Result = ();
 
     fn handle(&mut self, Discovered(evidence): Discovered, context: &mut Self::Context) {
-        self.judge.discovered(evidence);
+        let is_first = self.judge.discovered(evidence);
         self.publish(context);
+        if is_first {
+            // Whoever recovers, or has failed while no daemon looked, need not wait for the poll.
+            self.probe(context);
+        }
+    }
+}
+
+impl Handler<Seen> for HealthActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Seen, context: &mut Self::Context) {
+        self.take_probes(context);
     }
 }
 
@@ -145,6 +322,41 @@ impl Handler<Broken> for HealthActor {
         self.judge.broken(&broken.resource, &broken.id, broken.reason, host::now().boot);
         self.publish(context);
         self.config.rescan.tell(Rescan { asked_at: host::now().boot });
+    }
+}
+
+impl Handler<Happened> for HealthActor {
+    type Result = ();
+
+    fn handle(&mut self, Happened { event, at }: Happened, context: &mut Self::Context) {
+        let held = self.held();
+        if self.judge.happened(&event, at, &held) {
+            tracing::info!(at = %event.at, what = ?event.kind, "the kernel tells of a device");
+            self.publish(context);
+        }
+    }
+}
+
+impl Handler<Instruct> for HealthActor {
+    type Result = ResponseFuture<Result<(), InstructError>>;
+
+    fn handle(&mut self, Instruct { device, instruction }: Instruct, context: &mut Self::Context) -> Self::Result {
+        if !self.judge.instructed(&device, &instruction, host::now()) {
+            return Box::pin(std::future::ready(Err(InstructError::Unknown(device))));
+        }
+        tracing::info!(%device, ?instruction, "an operator has spoken");
+        let verdicts = self.judge_all(context);
+        let judged = self.config.judged.clone();
+        // Whoever gives the device back wants to see it in use again.
+        self.config.rescan.tell(Rescan { asked_at: host::now().boot });
+        self.probe(context);
+        Box::pin(async move {
+            match judged.call(Judged(verdicts), RECORD_DEADLINE).await {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(error)) => Err(InstructError::NotRecorded(error.to_string())),
+                Err(error) => Err(InstructError::NotRecorded(error.to_string())),
+            }
+        })
     }
 }
 

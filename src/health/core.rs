@@ -1,8 +1,20 @@
 //! The judge: evidence in, inventory out. Pure.
+//!
+//! Each device has a case ([`cases`], [`case`]); what a resource's list says of an id follows from the case of its device, from
+//! those of the devices above it, and from whether the id is offered or only held.
 
+mod case;
+mod cases;
+mod pool;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use self::cases::Rules;
+
+use self::cases::{Cases, Verdicts, parents};
 use crate::domain::{
-    Device, DeviceClass, DeviceId, Evidence, Grant, GrantedDevice, Health, Inventory, Listed, Offered, Offering, Reason, ResourceName,
-    ResourceSpec, Safeguard, Sharing,
+    AllocId, Complaint, Device, DeviceClass, DeviceEvent, DeviceId, Evidence, Grant, GrantedDevice, Health, Instruction, Inventory, Listed,
+    Moment, Offered, Offering, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,6 +24,9 @@ use std::time::Duration;
 /// and our Allocate ends within two seconds: after this long no Allocate for the id can be under way, and a kubelet
 /// of 1.35 or newer cannot stumble over its absence.
 pub(crate) const LEAVE_AFTER: Duration = Duration::from_secs(60);
+
+/// A look that was asked for to end a wait and did not end it is not asked for again at once.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Which ids are held, with what is needed to offer them on.
 pub(crate) type Held = BTreeMap<ResourceName, BTreeMap<DeviceId, GrantedDevice>>;
@@ -26,6 +41,13 @@ pub(crate) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
     held
 }
 
+/// The grants that hold a device, or shares of it.
+pub(crate) fn holders(grants: &[Arc<Grant>], device: &DeviceId) -> Vec<AllocId> {
+    let is_it = |id: &DeviceId| id == device || id.shared().as_ref() == Some(device);
+    let holding = grants.iter().filter(|grant| grant.devices.iter().any(|held| is_it(&held.id)));
+    holding.map(|grant| grant.alloc_id.clone()).collect()
+}
+
 /// The judge's memory.
 #[derive(Debug)]
 pub(crate) struct Judge {
@@ -35,6 +57,11 @@ pub(crate) struct Judge {
     evidence: Option<Arc<Evidence>>,
     /// Devices that an Allocate found broken, until newer evidence speaks.
     broken: BTreeMap<DeviceId, (Reason, Duration)>,
+    cases: Cases,
+    /// The devices of the evidence by their functions; parts of one not among them.
+    by_address: BTreeMap<PciAddress, DeviceId>,
+    /// Until then, what a kubelet that has just started would reject pods for is kept from it.
+    withheld_until: Duration,
     /// Ids that are in the list although they are not offered any more, and since when.
     leaving: BTreeMap<(ResourceName, DeviceId), Duration>,
     inventory: Arc<Inventory>,
@@ -45,18 +72,112 @@ pub(crate) struct Judge {
 impl Judge {
     /// Begins with what was published last, so that a rebuilt actor drops nothing from the list; and where nothing was,
     /// with what an earlier process had in it.
-    pub(crate) fn new(specs: Arc<[Arc<ResourceSpec>]>, published: Arc<Inventory>, earlier: &Listed) -> Self {
+    pub(crate) fn new(
+        specs: Arc<[Arc<ResourceSpec>]>,
+        published: Arc<Inventory>,
+        earlier: &Listed,
+        rules: Rules,
+        remembered: &Verdicts,
+    ) -> Self {
         let earlier = if published.resources.is_empty() { earlier.clone() } else { Listed::new() };
-        Judge { specs, earlier, evidence: None, broken: BTreeMap::new(), leaving: BTreeMap::new(), inventory: published, complete: false }
+        Judge {
+            specs,
+            earlier,
+            evidence: None,
+            broken: BTreeMap::new(),
+            cases: Cases::new(rules, remembered),
+            by_address: BTreeMap::new(),
+            withheld_until: Duration::ZERO,
+            leaving: BTreeMap::new(),
+            inventory: published,
+            complete: false,
+        }
     }
 
     /// Takes the result of a scan. It overrules what was found broken before it began.
-    pub(crate) fn discovered(&mut self, evidence: Arc<Evidence>) {
+    /// True for the first one.
+    pub(crate) fn discovered(&mut self, evidence: Arc<Evidence>) -> bool {
         if self.evidence.as_ref().is_some_and(|known| known.began.boot > evidence.began.boot) {
-            return;
+            return false;
         }
         self.broken.retain(|_, (_, at)| *at >= evidence.began.boot);
-        self.evidence = Some(evidence);
+        let wholes = evidence.devices.values().filter(|device| device.attribute("part").is_none());
+        self.by_address = wholes.filter_map(|device| Some((device.pci.as_ref()?.address, device.id.clone()))).collect();
+        self.evidence.replace(evidence).is_none()
+    }
+
+    /// What is to be probed: everything that is offered or held, and what these depend on.
+    pub(crate) fn probed_devices(&self, held: &Held) -> Vec<Arc<Device>> {
+        let Some(evidence) = &self.evidence else { return Vec::new() };
+        let selected = evidence.selected.values().flatten().cloned();
+        let held = held.values().flat_map(BTreeMap::keys).map(|id| id.shared().unwrap_or_else(|| id.clone()));
+        let mut ids: BTreeSet<DeviceId> = selected.chain(held).collect();
+        let above: Vec<DeviceId> = ids.iter().flat_map(|id| self.parents(id)).collect();
+        ids.extend(above);
+        let devices = ids.iter().filter_map(|id| evidence.devices.get(id));
+        devices.filter(|device| device.pci.is_some()).cloned().collect()
+    }
+
+    /// A probe has ended.
+    pub(crate) fn probed(&mut self, device: &Device, at: Moment, signals: &Signals) {
+        self.cases.probed(&device.id, device.pci.as_ref().map(|pci| pci.address), at, signals);
+    }
+
+    /// A probe does not end.
+    pub(crate) fn stuck(&mut self, id: &DeviceId, at: Moment, signals: &Signals) {
+        self.cases.probed(id, None, at, signals);
+    }
+
+    /// Something has happened to a function, and so to all that is below it. Whether it is one that matters.
+    pub(crate) fn happened(&mut self, event: &DeviceEvent, at: Moment, held: &Held) -> bool {
+        let mut matters = false;
+        for device in self.probed_devices(held) {
+            let Some(pci) = &device.pci else { continue };
+            let is_it =
+                pci.address == event.at || (event.whole_slot && PciAddress { function: event.at.function, ..pci.address } == event.at);
+            if (is_it && device.attribute("part").is_none()) || pci.bridges.contains(&event.at) {
+                self.cases.happened(&device.id, event, at);
+                matters = true;
+            }
+        }
+        matters
+    }
+
+    /// An operator has said something of a device that is known; `false` when it is not.
+    pub(crate) fn instructed(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) -> bool {
+        let is_found = self.evidence.as_ref().is_some_and(|evidence| evidence.devices.contains_key(id));
+        let is_known = is_found || self.cases.verdicts().contains_key(id);
+        if is_known {
+            self.cases.instructed(id, instruction, at);
+        }
+        is_known
+    }
+
+    /// A kubelet has started: it rejects pods of which a container that does not run holds an unhealthy device. Until then it is
+    /// not told of soft failures of held devices.
+    pub(crate) fn withhold_until(&mut self, until: Duration) {
+        self.withheld_until = until;
+    }
+
+    /// The verdicts, for those who show them.
+    pub(crate) fn verdicts(&self) -> &BTreeMap<DeviceId, Verdict> {
+        self.cases.verdicts()
+    }
+
+    /// What is to be made durable: see [`Cases::take_changed`].
+    pub(crate) fn take_changed(&mut self, holders: impl Fn(&DeviceId) -> Vec<AllocId>) -> Vec<(DeviceId, Option<Verdict>)> {
+        self.cases.take_changed(holders)
+    }
+
+    /// When a scan and a probe are wanted: one of them may end a wait.
+    pub(crate) fn next_look(&self) -> Option<Duration> {
+        let soonest = self.evidence.as_ref()?.began.boot + LOOK_AGAIN_AFTER;
+        self.cases.next_look().map(|wanted| wanted.max(soonest))
+    }
+
+    fn parents(&self, id: &DeviceId) -> Vec<DeviceId> {
+        let device = self.evidence.as_ref().and_then(|evidence| evidence.devices.get(id));
+        device.map(|device| parents(device, &self.by_address)).unwrap_or_default()
     }
 
     /// An Allocate found the device behind this id unusable.
@@ -67,9 +188,11 @@ impl Judge {
         }
     }
 
-    /// When the inventory may change without any event: the next id leaves the list.
-    pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        self.leaving.values().min().map(|since| *since + LEAVE_AFTER)
+    /// When the inventory may change without any event: the next id leaves the list, or the kubelet is told what it was not.
+    pub(crate) fn next_deadline(&self, now: Duration) -> Option<Duration> {
+        let leaving = self.leaving.values().min().map(|since| *since + LEAVE_AFTER);
+        let withheld = Some(self.withheld_until).filter(|until| *until > now);
+        [leaving, withheld].into_iter().flatten().min()
     }
 
     /// Whether the list is as it would be judged with these grants. A node that loses no device never has to judge
@@ -85,10 +208,14 @@ impl Judge {
     /// Judges everything. `None` before the first evidence: nothing is known, so nothing is said.
     pub(crate) fn judge(&mut self, held: &Held, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
+        self.cases.begin_looks();
+        self.look_at_selected(&evidence);
+        let withholds = now < self.withheld_until;
         let mut resources = BTreeMap::new();
         let mut leaving = BTreeMap::new();
         let mut complete = true;
-        for spec in self.specs.iter() {
+        let specs = Arc::clone(&self.specs);
+        for spec in specs.iter() {
             let mut devices = self.offered(spec, &evidence);
             // A pool that has become smaller is still there.
             let pool = devices.values().next().filter(|_| matches!(spec.sharing, Sharing::Pool(_))).map(|any| Arc::clone(&any.device));
@@ -105,6 +232,7 @@ impl Judge {
                 let since = self.leaving.get(&key).copied().unwrap_or(now);
                 if Safeguard::HeldIds.is_on() && (is_held || now.saturating_sub(since) < LEAVE_AFTER) {
                     let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
+                    let health = self.look_at_absent(&id, found.map(AsRef::as_ref), health, &evidence);
                     let device = found.cloned().unwrap_or(remembered);
                     if is_held {
                         held_nodes.extend(device.own_nodes().map(str::to_owned));
@@ -112,6 +240,11 @@ impl Judge {
                     // The wait begins when the last holder has gone.
                     leaving.extend((!is_held).then_some((key, since)));
                     devices.insert(id, Offered { device, health });
+                }
+            }
+            for (_, offered) in devices.iter_mut().filter(|(id, _)| withholds && held.contains_key(*id)) {
+                if offered.health.reason().is_some_and(|reason| !reason.weight().patience.is_zero()) {
+                    offered.health = Health::Healthy;
                 }
             }
             // A node that got a better name while somebody holds it, or to which another way is left: one container at a time, by
@@ -135,11 +268,15 @@ impl Judge {
         let selected = evidence.selected.get(&spec.name).into_iter().flatten();
         let devices = selected.filter_map(|id| evidence.devices.get(id));
         let mut offered: Vec<Offered> =
-            devices.map(|device| Offered { device: Arc::clone(device), health: self.health(device, evidence) }).collect();
+            devices.map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) }).collect();
         if let Sharing::Pool(_) = spec.sharing {
             offered = pool::pool(spec, &offered).into_iter().collect();
             // An Allocate may have found it broken as a whole.
-            offered.iter_mut().filter(|pool| pool.health.is_healthy()).for_each(|pool| pool.health = self.health(&pool.device, evidence));
+            for pool in &mut offered {
+                if let (true, Some((reason, _))) = (pool.health.is_healthy(), self.broken.get(&pool.device.id)) {
+                    pool.health = Health::Unhealthy(*reason);
+                }
+            }
         }
         let shares = |one: &Offered| {
             let one = one.clone();
@@ -148,12 +285,44 @@ impl Judge {
         offered.iter().flat_map(shares).collect()
     }
 
-    /// What is said of a device that is found.
-    fn health(&self, device: &Device, evidence: &Evidence) -> Health {
-        match self.broken.get(&device.id) {
-            Some((reason, _)) => Health::Unhealthy(*reason),
-            None => device.health(evidence.has_nodes(device)),
+    /// What the evidence says of the devices that are offered, and of those above them.
+    fn look_at_selected(&mut self, evidence: &Evidence) {
+        let selected: BTreeSet<&DeviceId> = evidence.selected.values().flatten().collect();
+        let above: BTreeSet<DeviceId> = selected.iter().flat_map(|id| self.parents(id)).collect();
+        for id in above.iter().filter(|id| !selected.contains(*id)) {
+            self.cases.scanned(id, true, evidence.began, BTreeSet::new());
         }
+        for device in selected.iter().filter_map(|id| evidence.devices.get(*id)) {
+            let found = device.health(evidence.has_nodes(device)).reason().map(|reason| complaint(reason, Some(device), evidence));
+            let broken =
+                self.broken.get(&device.id).map(|(reason, _)| Complaint { reason: *reason, detail: "found by an Allocate".into() });
+            let at = self.broken.get(&device.id).map_or(evidence.began, |(_, at)| Moment { boot: *at, ..evidence.began });
+            self.cases.scanned(&device.id, device.pci.is_some(), at, found.into_iter().chain(broken).collect());
+        }
+    }
+
+    /// The health of an id that is not offered, from what is said of it as such and from its case.
+    fn look_at_absent(&mut self, id: &DeviceId, found: Option<&Device>, health: Health, evidence: &Evidence) -> Health {
+        let id = found.map_or_else(|| id.shared().unwrap_or_else(|| id.clone()), |device| device.id.clone());
+        let is_pool = id.is_number() || id.as_str().contains('/') && !evidence.devices.contains_key(&id);
+        // Another resource may offer it as it is.
+        let is_offered = evidence.selected.values().any(|ids| ids.contains(&id));
+        if !is_pool && !is_offered {
+            let reason = health.reason().filter(|reason| *reason != Reason::Deselected);
+            let complaints = reason.map(|reason| complaint(reason, found, evidence));
+            self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().collect());
+        }
+        if health.is_healthy() { self.health(&id) } else { health }
+    }
+
+    /// What is said of a device: by itself, and by what it depends on.
+    fn health(&self, id: &DeviceId) -> Health {
+        let own = self.cases.health(id);
+        if !own.is_healthy() {
+            return own;
+        }
+        let above = self.parents(id).iter().map(|parent| self.cases.health(parent)).find(|health| !health.is_healthy());
+        above.unwrap_or(own)
     }
 
     /// Ids that were offered or are held, and that the resource does not select now.
@@ -190,6 +359,23 @@ fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held: bool, evi
     if is_held { Health::Healthy } else { Health::Unhealthy(Reason::Deselected) }
 }
 
+/// What a scan has found wrong, in words.
+fn complaint(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Complaint {
+    let detail = match (reason, device) {
+        (Reason::NodeMissing, Some(device)) => {
+            let missing = device.nodes.iter().find(|node| node.required && evidence.missing_nodes.contains(&node.host));
+            missing.map(|node| node.host.clone())
+        }
+        (Reason::GroupNotViable, Some(device)) => device.attribute("group_blocked_by").map(str::to_owned),
+        (Reason::DriverLost, Some(device)) => {
+            let driver = device.pci.as_ref().and_then(|pci| pci.driver.as_deref());
+            Some(driver.map_or_else(|| "no driver".to_owned(), |driver| format!("the driver is {driver}")))
+        }
+        _ => None,
+    };
+    Complaint { reason, detail: detail.unwrap_or_default() }
+}
+
 /// A device of which only the ledger tells.
 fn ghost(class: DeviceClass, known: &GrantedDevice) -> Device {
     Device {
@@ -202,7 +388,3 @@ fn ghost(class: DeviceClass, known: &GrantedDevice) -> Device {
         attributes: BTreeMap::new(),
     }
 }
-
-mod pool;
-#[cfg(test)]
-mod tests;

@@ -7,5 +7,8 @@
 
 mod actor;
 pub(crate) mod core;
+mod prober;
+mod report;
 
-pub use actor::{HealthActor, HealthConfig};
+pub use actor::{HealthActor, HealthConfig, Judgement};
+pub use prober::LookAt;

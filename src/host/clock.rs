@@ -13,6 +13,15 @@ pub fn now() -> Moment {
     Moment { boot, wall: Timestamp::from_system(SystemTime::now()) }
 }
 
+/// How long it is until the next multiple of `period` on the boot's clock. Whoever polls does so at these moments, so that the
+/// machine is woken up once for all.
+#[must_use]
+pub fn until_tick(period: Duration) -> Duration {
+    let period = period.as_nanos().max(1);
+    let since = now().boot.as_nanos() % period;
+    Duration::from_nanos(u64::try_from(period - since).unwrap_or(u64::MAX))
+}
+
 /// The identity of this boot, `/proc/sys/kernel/random/boot_id` below `host_root`; a grant of another boot has no
 /// living container. `None` for a tree without that file (a captured one).
 #[must_use]

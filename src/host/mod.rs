@@ -9,7 +9,7 @@ mod spec_folder;
 mod uevent;
 mod watch;
 
-pub use clock::{LateTimers, boot_id, now, step_back};
+pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
 pub use filesystem::{is_tmpfs, room};
 pub use kmsg::{KernelLog, KernelRecord};
 pub use root::HostRoot;

@@ -11,7 +11,7 @@ use super::sight::{refusal, unseen};
 use super::upkeep::Upkeep;
 use crate::domain::{AllocId, Entry, Inventory, Observation, ResourceName, WhenNotDurable};
 use crate::host;
-use crate::messages::{Crash, Publish, Reconcile, Record, RecordError, Remember};
+use crate::messages::{Crash, Judged, Publish, Reconcile, Record, RecordError, Remember};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
@@ -81,7 +81,7 @@ impl LedgerActor {
         let recovered = config.recovered.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ledger = recovered.unwrap_or_else(|| {
             let recovered = lock(&config.store).load();
-            Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed)
+            Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.verdicts)
         });
         let upkeep = Upkeep::new(&config);
         // What an earlier life has measured last.
@@ -301,6 +301,20 @@ impl Handler<Remember> for LedgerActor {
     fn handle(&mut self, Remember(names): Remember, context: &mut Self::Context) -> Self::Result {
         let new = names.into_iter().filter(|(key, id)| self.ledger.names().get(key) != Some(id));
         let entries: Vec<Entry> = new.map(|(key, id)| Entry::Named { key, id }).collect();
+        if entries.is_empty() {
+            return Box::pin(std::future::ready(Ok(())));
+        }
+        let answered = self.submit(entries, context);
+        Box::pin(answer(answered))
+    }
+}
+
+impl Handler<Judged> for LedgerActor {
+    type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
+
+    fn handle(&mut self, Judged(verdicts): Judged, context: &mut Self::Context) -> Self::Result {
+        let news = verdicts.into_iter().filter(|(device, verdict)| self.ledger.verdicts().get(device) != verdict.as_ref());
+        let entries: Vec<Entry> = news.map(|(device, verdict)| Entry::Judged { device, verdict: verdict.map(Box::new) }).collect();
         if entries.is_empty() {
             return Box::pin(std::future::ready(Ok(())));
         }

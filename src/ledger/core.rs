@@ -32,7 +32,7 @@ pub use self::rebuild::rebuild;
 pub use self::reconcile::{ABSENCE_MIN, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, Watchlist, reconcile};
 pub use self::refusal::{Doubt, Sight, doubt};
 
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantedDevice, Inventory, Listed, ResourceName, note_list};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantedDevice, Inventory, Listed, ResourceName, Verdicts, note_list, note_verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -44,6 +44,7 @@ pub struct Ledger {
     holders: BTreeMap<ResourceName, BTreeMap<DeviceId, BTreeSet<AllocId>>>,
     names: BTreeMap<String, DeviceId>,
     listed: Listed,
+    verdicts: Verdicts,
 }
 
 /// What an entry changed.
@@ -59,14 +60,21 @@ pub enum Change {
     Named,
     /// A list has other ids.
     Listed,
+    /// Something else is known of a device's health.
+    Judged,
     /// Nothing: it was so already, or the grant is not live.
     Nothing,
 }
 
 impl Ledger {
     /// The ledger that the store has kept.
-    pub fn from_recovered(grants: impl IntoIterator<Item = Grant>, names: BTreeMap<String, DeviceId>, listed: Listed) -> Self {
-        let mut ledger = Ledger { names, listed, ..Ledger::default() };
+    pub fn from_recovered(
+        grants: impl IntoIterator<Item = Grant>,
+        names: BTreeMap<String, DeviceId>,
+        listed: Listed,
+        verdicts: Verdicts,
+    ) -> Self {
+        let mut ledger = Ledger { names, listed, verdicts, ..Ledger::default() };
         grants.into_iter().filter(Grant::is_live).for_each(|grant| ledger.insert(grant));
         ledger
     }
@@ -116,6 +124,13 @@ impl Ledger {
                 note_list(&mut self.listed, resource, devices.clone());
                 Change::Listed
             }
+            Entry::Judged { device, verdict } => {
+                if self.verdicts.get(device) == verdict.as_deref() {
+                    return Change::Nothing;
+                }
+                note_verdict(&mut self.verdicts, device, verdict.as_deref().cloned());
+                Change::Judged
+            }
         }
     }
 
@@ -158,6 +173,12 @@ impl Ledger {
     #[must_use]
     pub fn listed(&self) -> &Listed {
         &self.listed
+    }
+
+    /// What is remembered of devices' health.
+    #[must_use]
+    pub fn verdicts(&self) -> &Verdicts {
+        &self.verdicts
     }
 
     /// What is to be remembered of an inventory: one entry for each resource whose list has other ids than before. An

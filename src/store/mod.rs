@@ -49,7 +49,7 @@ use self::journal::Journal;
 use self::layout::{Lock, journal_dir};
 use self::recovery::{LivePayloads, Notes, decode_grant, encode, open_segment};
 use self::shelver::Shelver;
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Kept, Listed, note_list};
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Kept, Listed, Verdicts, note_list, note_verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -74,6 +74,8 @@ pub struct Recovered {
     pub names: BTreeMap<String, DeviceId>,
     /// What the kubelet was told last, as far as it is known.
     pub listed: Listed,
+    /// What is remembered of devices' health.
+    pub verdicts: Verdicts,
     /// How it was come by.
     pub report: RecoveryReport,
 }
@@ -274,8 +276,8 @@ impl Store {
         let grants = self.live.values().filter_map(|(_, payload)| decode_grant(payload)).collect();
         let mut report = self.report.clone();
         self.shelver.add_findings(&mut report);
-        let Notes { names, listed } = self.notes.clone();
-        Recovered { grants, names, listed, report }
+        let Notes { names, listed, verdicts } = self.notes.clone();
+        Recovered { grants, names, listed, verdicts, report }
     }
 
     /// Whether entries can be confirmed, and whether both copies are being kept: (journal, query database).
@@ -326,6 +328,7 @@ impl Store {
                 self.shelver.name(key, seq, id);
             }
             Entry::Listed { resource, devices } => note_list(&mut self.notes.listed, resource, devices.clone()),
+            Entry::Judged { device, verdict } => note_verdict(&mut self.notes.verdicts, device, verdict.as_deref().cloned()),
         }
     }
 

@@ -8,7 +8,7 @@ use super::codec::{self, Defect, Record};
 use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
 use super::layout::{journal_dir, peek_confirmed};
 use super::{OLD_SEGMENTS_MAX, StoreError};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Listed, note_list};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Listed, Verdicts, note_list, note_verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -26,6 +26,8 @@ pub(super) struct Fold {
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
     /// What the kubelet was told last.
     pub(super) listed: Listed,
+    /// What is remembered of devices' health.
+    pub(super) verdicts: Verdicts,
     /// The latest state of grants whose own entry could not be read.
     pub(super) orphans: BTreeMap<AllocId, (u64, GrantState)>,
     /// First sequence number of the newest complete head; 0 without one.
@@ -280,6 +282,7 @@ impl Fold {
                 self.names.insert(key, (seq, id));
             }
             Entry::Listed { resource, devices } => note_list(&mut self.listed, &resource, devices),
+            Entry::Judged { device, verdict } => note_verdict(&mut self.verdicts, &device, verdict.map(|verdict| *verdict)),
         }
     }
 }

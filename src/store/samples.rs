@@ -1,9 +1,11 @@
 //! Grants for the tests of the store.
 
 use crate::domain::{
-    AllocId, ContainerEdits, DeviceId, EditDevice, EditMount, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, Timestamp,
+    AllocId, ContainerEdits, Cordon, Counter, DeviceId, EditDevice, EditMount, Entry, Grant, GrantState, GrantedDevice, Incident,
+    KubeletGeneration, PciAddress, PodRef, Reason, State, Timestamp, Verdict,
 };
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The `n`-th grant, just made.
 pub(super) fn grant(n: u64) -> Grant {
@@ -70,6 +72,36 @@ pub(super) fn named(n: u64) -> Entry {
 /// The list of one resource: the devices of these grants.
 pub(super) fn listed(of: &[u64]) -> Entry {
     Entry::Listed { resource: grant(0).resource, devices: of.iter().flat_map(|n| grant(*n).devices).collect() }
+}
+
+/// The verdict of a device that has failed and is held, with everything that a verdict may have.
+pub(super) fn judged(n: u64) -> Entry {
+    let incident = Incident {
+        reason: Reason::Xid,
+        detail: "Xid 79".into(),
+        at: Timestamp(1_700_000_001_000 + n),
+        until: None,
+        held_by: vec![grant(n).alloc_id],
+    };
+    let at: PciAddress = "0000:01:00.0".parse().unwrap();
+    let verdict = Verdict {
+        boot_id: "boot".into(),
+        state: State::Unhealthy { reason: Reason::Xid, seen: Duration::from_millis(7_500) },
+        faults: BTreeMap::from([(Reason::Xid, "Xid 79".into())]),
+        reset_at: Duration::from_secs(3),
+        is_away: true,
+        flaps: 2,
+        healthy_since: Duration::from_secs(4),
+        is_latched: true,
+        cordon: Some(Cordon { reason: "to be replaced".into(), at: Timestamp(1_700_000_002_000) }),
+        baselines: BTreeMap::from([(Counter { reason: Reason::AerFatal, at }, 3)]),
+        incidents: vec![incident],
+    };
+    Entry::Judged { device: DeviceId::new(format!("GPU-{n}")), verdict: Some(Box::new(verdict)) }
+}
+
+pub(super) fn forgotten(n: u64) -> Entry {
+    Entry::Judged { device: DeviceId::new(format!("GPU-{n}")), verdict: None }
 }
 
 /// Of version 1.

@@ -1067,7 +1067,7 @@ fn as_a_ledger_writes(steps: Vec<Vec<Entry>>) -> Vec<Vec<Entry>> {
         Entry::Grant(grant) => made.insert(grant.alloc_id.clone()),
         Entry::Moved { alloc_id, state: GrantState::Released { .. } } => made.contains(alloc_id) && gone.insert(alloc_id.clone()),
         Entry::Moved { alloc_id, .. } => made.contains(alloc_id) && !gone.contains(alloc_id),
-        Entry::Named { .. } | Entry::Listed { .. } => true,
+        Entry::Named { .. } | Entry::Listed { .. } | Entry::Judged { .. } => true,
     };
     steps.into_iter().map(|step| step.into_iter().filter(&mut written).collect()).collect()
 }
@@ -1086,7 +1086,7 @@ fn model(entries: &[Entry]) -> BTreeMap<AllocId, Grant> {
                     }
                 }
             }
-            Entry::Named { .. } | Entry::Listed { .. } => {}
+            Entry::Named { .. } | Entry::Listed { .. } | Entry::Judged { .. } => {}
         }
     }
     live

@@ -20,6 +20,7 @@ const LEDGER_KEPT: &str = "holdfast_ledger_kept";
 const NOT_DURABLE: &str = "holdfast_ledger_entries_not_durable";
 const REGISTRATIONS: &str = "holdfast_registrations_total";
 const SCAN_SECONDS: &str = "holdfast_scan_duration_seconds";
+const UNHEALTHY: &str = "holdfast_devices_unhealthy";
 const STREAM_ENDS: &str = "holdfast_stream_ends_total";
 
 /// How often samples are folded into buckets.
@@ -105,6 +106,7 @@ fn describe() {
     metrics::describe_counter!(ALLOCATIONS, "Allocate calls by resource and result (ok or error).");
     metrics::describe_gauge!(BUILD_INFO, "1, with the version as a label.");
     metrics::describe_gauge!(DEVICES, "Device ids offered to the kubelet, by resource and health.");
+    metrics::describe_gauge!(UNHEALTHY, "Unhealthy device ids, by resource and reason.");
     metrics::describe_counter!(
         DISAGREEMENTS,
         "How often the kubelet had a resource otherwise than it was listed, by resource and kind (list, or answer: another plugin gave it)."
@@ -182,6 +184,12 @@ pub fn devices(resource: &str, healthy: usize, unhealthy: usize) {
         let resource = resource.to_owned();
         sample(move || gauge(&metrics::gauge!(DEVICES, "resource" => resource, "health" => health), count));
     }
+}
+
+/// The same, of one reason for which ids are unhealthy.
+pub fn unhealthy(resource: &str, reason: &'static str, count: usize) {
+    let resource = resource.to_owned();
+    sample(move || gauge(&metrics::gauge!(UNHEALTHY, "resource" => resource, "reason" => reason), count));
 }
 
 /// The ledger changed.

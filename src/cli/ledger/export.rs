@@ -134,9 +134,10 @@ impl<W: Write> Page<W> {
 
     fn write(&mut self, told: Told) -> io::Result<()> {
         match told {
-            Told::Notes { names, listed } => {
+            Told::Notes { names, listed, verdicts } => {
                 let (names, listed) = (serde_json::to_string(&names)?, serde_json::to_string(&listed)?);
-                write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n\"grants\":[")
+                let verdicts = serde_json::to_string(&verdicts)?;
+                write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n\"verdicts\":{verdicts},\n\"grants\":[")
             }
             Told::Grant(grant) => {
                 self.grants += 1;
@@ -198,11 +199,11 @@ mod tests {
     #[test]
     fn the_document_is_what_is_promised() {
         let mut page = Page { out: Vec::new(), grants: 0, written: Ok(()) };
-        assert!(page.add(Told::Notes { names: Default::default(), listed: Default::default() }));
+        assert!(page.add(Told::Notes { names: Default::default(), listed: Default::default(), verdicts: Default::default() }));
         assert!(page.add(Told::Grant(Box::new(grants().swap_remove(2)))));
         page.out.extend_from_slice(b"\n]}\n");
         let wanted = concat!(
-            "{\"schema\":2,\n\"names\":{},\n\"listed\":{},\n\"grants\":[\n",
+            "{\"schema\":2,\n\"names\":{},\n\"listed\":{},\n\"verdicts\":{},\n\"grants\":[\n",
             r#"{"alloc_id":"a-1","resource":"nvidia.com/gpu","devices":["GPU-1"],"state":"suspect","#,
             r#""pod":{"uid":"u1","namespace":"ml","name":null},"container":"main","granted_at":"2023-11-14T22:13:20.000Z","#,
             r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":null,"released_by":null,"suspect_at":"2023-11-14T22:13:22.000Z","#,

@@ -4,7 +4,7 @@ use super::export::{Exported, SCHEMA};
 use crate::cli::exit::{FAILURE, Failed};
 use crate::cli::{Global, eprintln, show, when};
 use crate::config::Config;
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Retention, Timestamp};
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Retention, Timestamp, Verdicts};
 use crate::host;
 use crate::store::{Recovered, Store};
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,8 @@ struct Document {
     _schema: u32,
     names: BTreeMap<String, DeviceId>,
     listed: Listed,
+    #[serde(default)]
+    verdicts: Verdicts,
     grants: Vec<Exported>,
 }
 
@@ -35,6 +37,7 @@ struct Document {
 struct Import {
     names: BTreeMap<String, DeviceId>,
     listed: Listed,
+    verdicts: Verdicts,
     grants: BTreeMap<AllocId, Grant>,
 }
 
@@ -50,6 +53,8 @@ struct Done {
     names: usize,
     /// Lists of resources.
     listed: usize,
+    /// Verdicts on devices' health.
+    verdicts: usize,
     /// Grants that the ledger had already, the same.
     already_there: usize,
     /// Grants that were given back longer ago than the ledger remembers.
@@ -98,8 +103,8 @@ fn parse(text: &str) -> Result<Import, String> {
         Ok(Versioned { schema }) => return Err(format!("it is of schema {schema}, and this version knows {SCHEMA}")),
         Err(error) => return Err(format!("it is no export of a ledger: {error}")),
     }
-    let Document { names, listed, grants, .. } = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let mut import = Import { names, listed, grants: BTreeMap::new() };
+    let Document { names, listed, verdicts, grants, .. } = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let mut import = Import { names, listed, verdicts, grants: BTreeMap::new() };
     for exported in grants {
         let id = exported.alloc_id.clone();
         let grant = exported.try_into().map_err(|why| format!("grant {id}: {why}"))?;
@@ -118,7 +123,7 @@ fn plan(
     retention: Retention,
     now: Timestamp,
 ) -> Result<(Vec<Entry>, Done), String> {
-    let Import { names, listed, grants } = import;
+    let Import { names, listed, verdicts, grants } = import;
     let known: BTreeMap<&AllocId, &Grant> = recovered.grants.iter().chain(released).map(|grant| (&grant.alloc_id, grant)).collect();
     let (mut entries, mut conflicts, mut done) = (Vec::new(), Vec::new(), Done { schema: 1, ..Done::default() });
     for (key, id) in names {
@@ -135,6 +140,11 @@ fn plan(
     for (resource, devices) in listed.into_iter().filter(|(resource, _)| !recovered.listed.contains_key(resource)) {
         done.listed += 1;
         entries.push(Entry::Listed { resource, devices });
+    }
+    // So is the health of a device to one that has judged it.
+    for (device, verdict) in verdicts.into_iter().filter(|(device, _)| !recovered.verdicts.contains_key(device)) {
+        done.verdicts += 1;
+        entries.push(Entry::Judged { device, verdict: Some(Box::new(verdict)) });
     }
     let oldest = Timestamp(now.0.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX)));
     for (id, grant) in grants {
@@ -160,8 +170,8 @@ fn plan(
 }
 
 fn text_of(done: &Done) -> String {
-    let Done { live, released, names, listed, already_there, forgotten, .. } = done;
-    let mut text = format!("imported grants: {live} live, {released} released; names: {names}; lists: {listed}\n");
+    let Done { live, released, names, listed, verdicts, already_there, forgotten, .. } = done;
+    let mut text = format!("imported grants: {live} live, {released} released; names: {names}; lists: {listed}; verdicts: {verdicts}\n");
     if *already_there > 0 {
         text += &format!("already there: {already_there}\n");
     }

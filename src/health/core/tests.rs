@@ -60,8 +60,16 @@ fn grant(ids: &[&str]) -> Grant {
     }
 }
 
+fn rules() -> Rules {
+    Rules { boot_id: "boot".into(), has_probes: true, fatal_xids: [79].into(), ..Rules::default() }
+}
+
+fn new_judge(spec: Arc<ResourceSpec>, published: Arc<Inventory>, earlier: &Listed) -> Judge {
+    Judge::new(Arc::from([spec]), published, earlier, rules(), &Verdicts::new())
+}
+
 fn judge(replicas: u32) -> Judge {
-    Judge::new(Arc::from([spec(replicas)]), Arc::default(), &Listed::new())
+    new_judge(spec(replicas), Arc::default(), &Listed::new())
 }
 
 /// The list as `id=health`, in order.
@@ -90,7 +98,11 @@ fn every_replica_follows_its_device() {
     judge.discovered(evidence(0, &["a"], &["a"], &["/dev/a"]));
     assert_eq!(list(judge.judge(&Held::new(), at(0))), ["a::0=node_missing", "a::1=node_missing"]);
     judge.discovered(evidence(1, &["a"], &["a"], &["/dev/optional"]));
-    assert_eq!(list(judge.judge(&Held::new(), at(1))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), at(1))), ["a::0=node_missing", "a::1=node_missing"], "for how long?");
+    assert_eq!(judge.next_look(), Some(at(2)));
+    judge.discovered(evidence(2, &["a"], &["a"], &["/dev/optional"]));
+    assert_eq!(list(judge.judge(&Held::new(), at(2))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(judge.next_look(), None);
 }
 
 #[test]
@@ -104,6 +116,8 @@ fn a_broken_device_stays_unhealthy_until_newer_evidence_clears_it() {
     judge.discovered(evidence(4, &["a"], &["a"], &[]));
     assert_eq!(list(judge.judge(&Held::new(), at(6))), ["a::0=node_missing", "a::1=node_missing"]);
     judge.discovered(evidence(6, &["a"], &["a"], &[]));
+    judge.judge(&Held::new(), at(6));
+    judge.discovered(evidence(7, &["a"], &["a"], &[]));
     assert_eq!(list(judge.judge(&Held::new(), at(7))), ["a::0=ok", "a::1=ok"]);
 }
 
@@ -114,10 +128,10 @@ fn a_free_device_that_vanished_is_unhealthy_for_a_minute_and_then_leaves() {
     judge.judge(&Held::new(), at(0));
     judge.discovered(evidence(10, &["b"], &["b"], &[]));
     assert_eq!(list(judge.judge(&Held::new(), at(10))), ["a=device_gone", "b=ok"]);
-    assert_eq!(judge.next_deadline(), Some(at(70)));
+    assert_eq!(judge.next_deadline(at(10)), Some(at(70)));
     assert_eq!(list(judge.judge(&Held::new(), at(69))), ["a=device_gone", "b=ok"]);
     assert_eq!(list(judge.judge(&Held::new(), at(70))), ["b=ok"]);
-    assert_eq!(judge.next_deadline(), None);
+    assert_eq!(judge.next_deadline(at(0)), None);
 }
 
 #[test]
@@ -128,7 +142,7 @@ fn a_held_device_that_vanished_stays_until_a_minute_after_its_release() {
     judge.discovered(evidence(10, &[], &[], &[]));
     assert_eq!(list(judge.judge(&holding(&["a"]), at(10))), ["a=device_gone"]);
     assert_eq!(list(judge.judge(&holding(&["a"]), at(100_000))), ["a=device_gone"]);
-    assert_eq!(judge.next_deadline(), None);
+    assert_eq!(judge.next_deadline(at(0)), None);
     assert_eq!(list(judge.judge(&Held::new(), at(100_010))), ["a=device_gone"]);
     assert!(list(judge.judge(&Held::new(), at(100_070))).is_empty());
 }
@@ -158,7 +172,7 @@ fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
     let mut first = judge(1);
     first.discovered(evidence(0, &["a"], &["a"], &[]));
     let published = first.judge(&Held::new(), at(0)).unwrap();
-    let mut second = Judge::new(Arc::from([spec(1)]), published, &Listed::new());
+    let mut second = new_judge(spec(1), published, &Listed::new());
     second.discovered(evidence(10, &[], &[], &[]));
     assert_eq!(list(second.judge(&Held::new(), at(10))), ["a=device_gone"]);
 }
@@ -166,10 +180,10 @@ fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
 #[test]
 fn what_an_earlier_process_listed_stays_for_a_minute_after_its_first_absence() {
     let earlier = Listed::from([(spec(1).name.clone(), vec![known("a"), known("b")])]);
-    let mut judge = Judge::new(Arc::from([spec(1)]), Arc::default(), &earlier);
+    let mut judge = new_judge(spec(1), Arc::default(), &earlier);
     judge.discovered(evidence(5, &["b"], &["b"], &[]));
     assert_eq!(list(judge.judge(&Held::new(), at(5))), ["a=device_gone", "b=ok"]);
-    assert_eq!(judge.next_deadline(), Some(at(65)));
+    assert_eq!(judge.next_deadline(at(5)), Some(at(65)));
     assert_eq!(list(judge.judge(&Held::new(), at(64))), ["a=device_gone", "b=ok"]);
     assert_eq!(list(judge.judge(&Held::new(), at(65))), ["b=ok"]);
     assert_eq!(list(judge.judge(&Held::new(), at(66))), ["b=ok"], "it does not come back");
@@ -262,12 +276,14 @@ fn a_group_that_no_guest_can_have_is_unhealthy_until_its_sibling_is_let_go() {
     judge.discovered(look(1, true));
     assert_eq!(list(judge.judge(&holding(&["gpu"]), at(1))), ["gpu=iommu_group_not_viable"]);
     judge.discovered(look(2, false));
-    assert_eq!(list(judge.judge(&Held::new(), at(2))), ["gpu=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), at(2))), ["gpu=iommu_group_not_viable"]);
+    judge.discovered(look(3, false));
+    assert_eq!(list(judge.judge(&Held::new(), at(3))), ["gpu=ok"]);
 }
 
 /// A judge of a pool for this many containers.
 fn pool_of(containers: u32) -> Judge {
-    Judge::new(Arc::from([shared(Sharing::Pool(containers))]), Arc::default(), &Listed::new())
+    new_judge(shared(Sharing::Pool(containers)), Arc::default(), &Listed::new())
 }
 
 /// What a container of the pool gets.
@@ -310,4 +326,124 @@ fn a_held_id_of_a_pool_stays_when_the_pool_becomes_smaller_or_is_gone() {
     assert_eq!(list(judge.judge(&held, at(2))), ["0=device_gone", "7=device_gone"]);
     judge.judge(&Held::new(), at(3));
     assert_eq!(list(judge.judge(&Held::new(), at(3 + 60))), Vec::<String>::new());
+}
+
+/// A function of a card: itself, or the virtual one of `physical`.
+fn function(id: &str, address: &str, physical: Option<&str>) -> Arc<Device> {
+    let mut pci = crate::domain::PciFunction::at(address.parse().unwrap());
+    pci.physfn = physical.map(|address| address.parse().unwrap());
+    pci.bridges = vec!["0000:00:01.0".parse().unwrap()];
+    Arc::new(Device { class: DeviceClass::Gpu, pci: Some(pci), nodes: Vec::new(), ..(*device(id)).clone() })
+}
+
+const CARD: &str = "0000:01:00.0";
+
+/// A card that is not offered, with its virtual function `vf`, and a part of another card, `mig`.
+fn cards(secs: u64) -> Arc<Evidence> {
+    let mut evidence = (*evidence(secs, &[], &["vf", "mig"], &[])).clone();
+    let mut mig = (*function("mig", "0000:02:00.0", None)).clone();
+    mig.attributes = [("part", "mig"), ("parent", "whole")].map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let cards = [function("card", CARD, None), function("vf", "0000:01:00.4", Some(CARD)), function("whole", "0000:02:00.0", None)];
+    evidence.devices.extend(cards.into_iter().chain([Arc::new(mig)]).map(|device| (device.id.clone(), device)));
+    Arc::new(evidence)
+}
+
+fn moment(secs: u64) -> Moment {
+    Moment { boot: at(secs), wall: Timestamp(secs * 1000) }
+}
+
+/// Has everything that matters scanned and probed, with these complaints of `of`.
+fn look(judge: &mut Judge, secs: u64, of: &str, complaints: &[Reason]) -> Vec<String> {
+    let evidence = cards(secs);
+    judge.discovered(Arc::clone(&evidence));
+    for device in judge.probed_devices(&Held::new()) {
+        let complaints: &[Reason] = if device.id.as_str() == of { complaints } else { &[] };
+        let complaints = complaints.iter().map(|reason| Complaint { reason: *reason, detail: String::new() }).collect();
+        judge.probed(&device, moment(secs), &Signals { complaints, ..Signals::default() });
+    }
+    list(judge.judge(&Held::new(), at(secs)))
+}
+
+fn happens(judge: &mut Judge, secs: u64, to: &str, kind: crate::domain::EventKind, whole_slot: bool) -> Vec<String> {
+    let event = DeviceEvent { at: to.parse().unwrap(), whole_slot, kind };
+    judge.happened(&event, moment(secs), &Held::new());
+    list(judge.judge(&Held::new(), at(secs)))
+}
+
+#[test]
+fn everything_below_a_sick_device_follows_it() {
+    use crate::domain::EventKind::{Bound, RecoveryFailed, Xid};
+    let mut judge = judge(1);
+    assert_eq!(look(&mut judge, 1, "", &[]), ["mig=ok", "vf=ok"]);
+    assert_eq!(look(&mut judge, 2, "card", &[Reason::OffTheBus]), ["mig=ok", "vf=off_the_bus"]);
+    assert_eq!(look(&mut judge, 3, "", &[]), ["mig=ok", "vf=off_the_bus"]);
+    assert_eq!(look(&mut judge, 33, "", &[]), ["mig=ok", "vf=ok"]);
+    assert_eq!(happens(&mut judge, 40, "0000:02:00.0", Xid(79), true), ["mig=xid", "vf=ok"]);
+    assert_eq!(happens(&mut judge, 41, "0000:02:00.0", Bound, false), ["mig=xid", "vf=ok"], "nobody has looked since");
+    assert_eq!(look(&mut judge, 42, "", &[]), ["mig=xid", "vf=ok"]);
+    assert_eq!(look(&mut judge, 72, "", &[]), ["mig=ok", "vf=ok"]);
+    assert_eq!(happens(&mut judge, 80, "0000:00:01.0", RecoveryFailed, false), ["mig=recovery_failed", "vf=recovery_failed"]);
+    assert_eq!(happens(&mut judge, 81, "0000:07:00.0", Xid(79), true), ["mig=recovery_failed", "vf=recovery_failed"]);
+}
+
+#[test]
+fn a_function_does_not_recover_before_it_was_probed() {
+    let mut first = judge(1);
+    look(&mut first, 1, "vf", &[Reason::OffTheBus]);
+    let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
+    let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
+    for secs in [100, 200, 300] {
+        second.discovered(cards(secs));
+        assert_eq!(list(second.judge(&Held::new(), at(secs))), ["mig=ok", "vf=off_the_bus"], "only its files were seen");
+    }
+    assert_eq!(look(&mut second, 301, "", &[]), ["mig=ok", "vf=off_the_bus"]);
+    assert_eq!(second.next_look(), Some(at(331)));
+    assert_eq!(look(&mut second, 331, "", &[]), ["mig=ok", "vf=ok"]);
+}
+
+#[test]
+fn what_an_operator_has_taken_out_is_so_in_every_life_until_it_is_given_back() {
+    let mut first = judge(2);
+    let (id, cordon) = (DeviceId::new("a"), Instruction::Cordon { reason: "fan".into() });
+    assert!(!first.instructed(&id, &cordon, moment(0)), "nobody knows it");
+    first.discovered(evidence(1, &["a"], &["a"], &[]));
+    assert!(first.instructed(&id, &cordon, moment(1)));
+    assert_eq!(list(first.judge(&Held::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
+    let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
+    let rules = Rules { boot_id: "next".into(), ..rules() };
+    let mut second = Judge::new(Arc::from([spec(2)]), Arc::default(), &Listed::new(), rules, &remembered);
+    second.discovered(evidence(1, &["a"], &["a"], &[]));
+    assert_eq!(list(second.judge(&Held::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
+    assert!(second.instructed(&id, &Instruction::Uncordon, moment(2)));
+    assert_eq!(list(second.judge(&Held::new(), at(2))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(second.take_changed(|_| Vec::new()), [(id, None)], "nothing is left to be remembered");
+}
+
+#[test]
+fn a_kubelet_that_has_just_started_is_not_told_of_soft_failures_of_held_devices() {
+    let mut judge = judge(1);
+    let held = Held::from([(spec(1).name.clone(), [(DeviceId::new("mig"), known("mig"))].into())]);
+    for secs in [1, 40] {
+        look(&mut judge, secs, "mig", &[Reason::PortDown]);
+    }
+    assert_eq!(list(judge.judge(&held, at(41))), ["mig=port_down", "vf=ok"]);
+    judge.withhold_until(at(100));
+    assert_eq!(list(judge.judge(&held, at(50))), ["mig=ok", "vf=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), at(50))), ["mig=port_down", "vf=ok"], "nobody new gets it");
+    assert_eq!(judge.next_deadline(at(50)), Some(at(100)));
+    assert_eq!(list(judge.judge(&held, at(100))), ["mig=port_down", "vf=ok"]);
+    judge.withhold_until(at(200));
+    look(&mut judge, 110, "mig", &[Reason::OffTheBus]);
+    assert_eq!(list(judge.judge(&held, at(110))), ["mig=off_the_bus", "vf=ok"], "a hard one is told");
+}
+
+#[test]
+fn who_held_a_device_when_it_failed_is_remembered() {
+    let mut judge = judge(2);
+    judge.discovered(evidence(1, &["a"], &["a"], &["/dev/a"]));
+    judge.judge(&Held::new(), at(1));
+    let grants = [Arc::new(grant(&["a::1"])), Arc::new(grant(&["b::0"]))];
+    let noted = judge.take_changed(|id| holders(&grants, id));
+    let incident = &noted[0].1.as_ref().unwrap().incidents[0];
+    assert_eq!((incident.to_string().as_str(), incident.held_by.as_slice()), ("node_missing (/dev/a)", &[AllocId::new("a-1")][..]));
 }

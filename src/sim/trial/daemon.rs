@@ -5,7 +5,7 @@ use super::durable::Disk;
 use super::hardware::Hardware;
 use super::registration::Registration;
 use crate::domain::{AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, Inventory, ResourceName};
-use crate::health::core::{Judge, held};
+use crate::health::core::{Judge, Rules, held};
 use crate::ledger::core::{Agenda, Ledger, Sight, Watchlist, has_dead_holder, next_look, reconcile};
 use crate::ledger::observe::KubeletAge;
 use crate::registration::core::State;
@@ -74,7 +74,8 @@ impl Daemon {
                 ((resource.clone(), registration), (resource.clone(), received))
             })
             .unzip();
-        let judge = Judge::new(Arc::clone(&hardware.specs), Arc::default(), ledger.listed());
+        let rules = Rules { boot_id: node.boot_id(), ..Rules::default() };
+        let judge = Judge::new(Arc::clone(&hardware.specs), Arc::default(), ledger.listed(), rules, ledger.verdicts());
         let cores = Cores { ledger, watchlist: Watchlist::default(), age: KubeletAge::default(), judge };
         let inner = Arc::new(Inner {
             node: node.clone(),
@@ -127,7 +128,8 @@ impl Inner {
             *published = inventory;
             changed
         });
-        cores.judge.next_deadline()
+        let now = self.node.moment().boot;
+        [cores.judge.next_deadline(now), cores.judge.next_look()].into_iter().flatten().min()
     }
 
     async fn watch_hardware(self: Arc<Self>) {
@@ -138,17 +140,22 @@ impl Inner {
             tokio::select! {
                 biased;
                 _ = changes.changed() => self.scan(),
-                () = self.node.handle().sleep(wait) => {}
+                () = self.node.handle().sleep(wait) => self.scan(),
             }
         }
     }
 
-    /// The lists do not wait for the disk.
+    /// The lists do not wait for the disk, nor do the verdicts that they follow from.
     async fn remember_lists(self: Arc<Self>) {
         let mut inventory = self.inventory.subscribe();
         loop {
             let listed = inventory.borrow_and_update().clone();
-            let entries = self.lock().ledger.unlisted(&listed);
+            let entries = {
+                let mut cores = self.lock();
+                let judged = cores.judge.take_changed(|_| Vec::new());
+                let judged = judged.into_iter().map(|(device, verdict)| Entry::Judged { device, verdict: verdict.map(Box::new) });
+                cores.ledger.unlisted(&listed).into_iter().chain(judged).collect::<Vec<_>>()
+            };
             self.commit(entries).await;
             if inventory.changed().await.is_err() {
                 return;

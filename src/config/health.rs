@@ -1,0 +1,31 @@
+//! `[health]`: how devices are judged.
+
+use super::ConfigError;
+use super::fragments;
+use crate::domain::HealthPolicy;
+use std::time::Duration;
+
+/// More often than this is no poll any more; what must be known at once comes by events.
+const POLL_MIN: Duration = Duration::from_secs(1);
+/// Less often than this, and a soft failure would be believed at its first sight.
+const POLL_MAX: Duration = Duration::from_secs(60);
+
+pub(super) fn health(health: &fragments::Health) -> Result<HealthPolicy, ConfigError> {
+    let usual = HealthPolicy::default();
+    let poll = |text: &String| {
+        let problem = || ConfigError::new(format!("`health.poll` is `{text}`, but must be a time from `1s` to `60s`"));
+        humantime::parse_duration(text).ok().filter(|poll| (POLL_MIN..=POLL_MAX).contains(poll)).ok_or_else(problem)
+    };
+    let ignored = health.ignore.clone().unwrap_or_default();
+    if let Some(reason) = ignored.iter().find(|reason| reason.weight().is_presence()) {
+        return Err(ConfigError::new(format!(
+            "`health.ignore` has `{reason}`, but without it no container could use the device; only what a device can be used in spite of can be ignored"
+        )));
+    }
+    Ok(HealthPolicy {
+        poll: health.poll.as_ref().map_or(Ok(usual.poll), poll)?,
+        fatal_xids: health.fatal_xids.clone().unwrap_or(usual.fatal_xids),
+        ignored,
+        at_kubelet_start: health.at_kubelet_start.unwrap_or_default(),
+    })
+}

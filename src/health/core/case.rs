@@ -1,0 +1,208 @@
+//! One device's verdict, moved on by what is seen of it. Pure, and the same for the same events, whenever the daemon was
+//! started between them.
+
+use crate::domain::{Complaint, Counter, EventKind, Incident, Instruction, Moment, PciAddress, Reason, State, Verdict};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A device that keeps failing is believed later each time, but not later than this.
+const HOLD_MAX: Duration = Duration::from_secs(600);
+/// The hold time doubles so many times at most.
+const HOLD_DOUBLINGS_MAX: u32 = 6;
+/// So many failures, each within [`STEADY`] of the last recovery, and an operator has to look.
+const FLAPS_MAX: u32 = 5;
+/// Healthy for so long, and the next failure is the first one again.
+const STEADY: Duration = Duration::from_secs(3600);
+/// Failures that are remembered of a device.
+const INCIDENTS_MAX: usize = 8;
+
+/// What is known of a device from its looks together: what a scan says of its presence, and a probe of its signals.
+#[derive(Debug)]
+pub(super) struct Look<'a> {
+    /// When the newest of them was made.
+    pub(super) at: Moment,
+    /// When the oldest of them was made: only since then nothing speaks against it, if nothing does.
+    pub(super) complete_at: Duration,
+    /// Whether it was not there, or without the driver that it needs.
+    pub(super) is_away: bool,
+    /// What speaks against it.
+    pub(super) complaints: &'a BTreeSet<Complaint>,
+}
+
+/// Which of the numbers of NVIDIA's driver mean that the GPU needs a reset.
+pub(super) type FatalXids = BTreeSet<u32>;
+
+/// The rest of a verdict's story: see [`Verdict`].
+pub(super) trait Case {
+    /// Goes on in this boot: what happened in another one is over, but for what waits for an operator.
+    fn continue_in(&mut self, boot_id: &str);
+    /// Takes the device's counters: what has risen is a complaint at this look, and no more.
+    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Complaint>;
+    /// Takes what looks have shown.
+    fn look(&mut self, look: &Look<'_>);
+    /// Takes what has happened.
+    fn happened(&mut self, kind: &EventKind, at: Moment, fatal: &FatalXids);
+    /// Does what an operator asks for.
+    fn instructed(&mut self, instruction: &Instruction, at: Moment);
+    /// When a look is wanted that may change it.
+    fn wants_look_at(&self) -> Option<Duration>;
+}
+
+impl Case for Verdict {
+    fn continue_in(&mut self, boot_id: &str) {
+        if self.boot_id == boot_id {
+            return;
+        }
+        boot_id.clone_into(&mut self.boot_id);
+        self.faults.clear();
+        self.baselines.clear();
+        (self.reset_at, self.healthy_since, self.is_away) = (Duration::ZERO, Duration::ZERO, false);
+        self.state = match self.state {
+            State::Healthy | State::Suspect { .. } => State::Healthy,
+            // The first look that finds nothing is newer than the failure by a whole boot.
+            State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => {
+                State::Recovering { reason, since: Duration::ZERO, hold: Duration::ZERO }
+            }
+        };
+    }
+
+    fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Complaint> {
+        let mut risen = BTreeSet::new();
+        for (counter, &value) in counters {
+            let known = self.baselines.insert(counter.clone(), value);
+            match known {
+                Some(known) if value > known => {
+                    let detail = format!("{} more at {}", value - known, counter.at);
+                    risen.insert(Complaint { reason: counter.reason, detail });
+                }
+                Some(known) if value < known && counter.at == own => reset(self, at),
+                _ => {}
+            }
+        }
+        risen
+    }
+
+    fn look(&mut self, look: &Look<'_>) {
+        if self.is_away && !look.is_away {
+            reset(self, look.at);
+        }
+        self.is_away = look.is_away;
+        for complaint in look.complaints.iter().filter(|complaint| complaint.reason.weight().is_sticky) {
+            self.faults.entry(complaint.reason).or_insert_with(|| complaint.detail.clone());
+        }
+        let fault = self.faults.iter().next().map(|(reason, detail)| (*reason, detail.clone()));
+        let worst = look.complaints.iter().min_by_key(|complaint| (complaint.reason.weight().patience, complaint.reason));
+        let worst = fault.or_else(|| worst.map(|complaint| (complaint.reason, complaint.detail.clone())));
+        match worst {
+            Some((reason, detail)) if is_believed(&self.state, reason, look.at.boot) => fail(self, reason, detail, look.at),
+            Some((reason, _)) => {
+                let since = if let State::Suspect { since, .. } = self.state { since } else { look.at.boot };
+                self.state = State::Suspect { reason, since };
+            }
+            None => self.state = better(self, look),
+        }
+    }
+
+    fn happened(&mut self, kind: &EventKind, at: Moment, fatal: &FatalXids) {
+        // The kernel's log tells old stories to a daemon that has just been started.
+        if at.boot <= self.reset_at {
+            return;
+        }
+        let fault = match kind {
+            EventKind::Recovered | EventKind::WasReset | EventKind::Bound => {
+                reset(self, at);
+                return is_to_be_seen_after(self, at);
+            }
+            EventKind::RecoveryBegan => return fail(self, Reason::ErrorRecovery, String::new(), at),
+            EventKind::Unbound => return,
+            EventKind::RecoveryFailed => (Reason::RecoveryFailed, String::new()),
+            EventKind::Wedged(ways) => (Reason::Wedged, format!("its driver wants: {ways}")),
+            EventKind::Xid(code) if fatal.contains(code) => (Reason::Xid, format!("Xid {code}")),
+            EventKind::Xid(_) => return,
+        };
+        let (reason, detail) = fault;
+        self.faults.entry(reason).or_insert_with(|| detail.clone());
+        fail(self, reason, detail, at);
+    }
+
+    fn instructed(&mut self, instruction: &Instruction, at: Moment) {
+        match instruction {
+            Instruction::Cordon { reason } => self.cordon = Some(crate::domain::Cordon { reason: reason.clone(), at: at.wall }),
+            Instruction::Uncordon => {
+                (self.cordon, self.is_latched, self.flaps) = (None, false, 0);
+                reset(self, at);
+                is_to_be_seen_after(self, at);
+            }
+        }
+    }
+
+    fn wants_look_at(&self) -> Option<Duration> {
+        match self.state {
+            State::Healthy | State::Unhealthy { .. } => None,
+            State::Suspect { reason, since } => Some(since + reason.weight().patience),
+            State::Recovering { since, hold, .. } => Some(since + hold),
+        }
+    }
+}
+
+/// Whether a complaint counts now: a hard one does, any does while the device is unhealthy, and a soft one that has lasted.
+fn is_believed(state: &State, reason: Reason, now: Duration) -> bool {
+    let patience = reason.weight().patience;
+    match state {
+        State::Healthy => patience.is_zero(),
+        State::Suspect { since, .. } => now.saturating_sub(*since) >= patience,
+        State::Unhealthy { .. } | State::Recovering { .. } => true,
+    }
+}
+
+fn fail(verdict: &mut Verdict, reason: Reason, detail: String, at: Moment) {
+    if matches!(verdict.state, State::Healthy | State::Suspect { .. }) {
+        if at.boot.saturating_sub(verdict.healthy_since) >= STEADY {
+            verdict.flaps = 0;
+        }
+        verdict.flaps += 1;
+        // What is plugged in and out is no riddle.
+        verdict.is_latched |= verdict.flaps >= FLAPS_MAX && !reason.weight().is_presence();
+        if verdict.incidents.len() >= INCIDENTS_MAX {
+            verdict.incidents.remove(0);
+        }
+        verdict.incidents.push(Incident { reason, detail, at: at.wall, until: None, held_by: Vec::new() });
+    }
+    verdict.state = State::Unhealthy { reason, seen: at.boot };
+}
+
+/// Nothing speaks against the device.
+fn better(verdict: &mut Verdict, look: &Look<'_>) -> State {
+    match verdict.state {
+        State::Unhealthy { reason, seen } if look.complete_at > seen => {
+            let doublings = verdict.flaps.saturating_sub(1).min(HOLD_DOUBLINGS_MAX);
+            let hold = (reason.weight().hold * 2_u32.pow(doublings)).min(HOLD_MAX);
+            State::Recovering { reason, since: look.complete_at, hold }
+        }
+        State::Recovering { since, hold, .. } if look.complete_at.saturating_sub(since) >= hold => {
+            verdict.healthy_since = look.complete_at;
+            if let Some(incident) = verdict.incidents.last_mut() {
+                incident.until.get_or_insert(look.at.wall);
+            }
+            State::Healthy
+        }
+        State::Suspect { since, .. } if look.complete_at > since => State::Healthy,
+        state => state,
+    }
+}
+
+/// There is evidence that the device has begun anew.
+fn reset(verdict: &mut Verdict, at: Moment) {
+    verdict.faults.clear();
+    verdict.reset_at = at.boot;
+}
+
+/// It has begun anew, and nobody has looked at it since.
+fn is_to_be_seen_after(verdict: &mut Verdict, at: Moment) {
+    if let State::Unhealthy { seen, .. } = &mut verdict.state {
+        *seen = (*seen).max(at.boot);
+    }
+}
+
+#[cfg(test)]
+mod tests;

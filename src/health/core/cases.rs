@@ -1,0 +1,183 @@
+//! Every device's case: which looks go into it, what is read from it, and what is to be remembered of it.
+
+use super::case::{Case, FatalXids, Look};
+use crate::domain::{
+    AllocId, Complaint, Device, DeviceEvent, DeviceId, Health, Instruction, Moment, PciAddress, Reason, Signals, State, Verdict,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// The verdict of each device that has one.
+pub(crate) type Verdicts = BTreeMap<DeviceId, Verdict>;
+
+/// What the judge goes by.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Rules {
+    /// This boot.
+    pub(crate) boot_id: String,
+    /// Whether somebody probes PCI functions: then none of them recovers before it was probed.
+    pub(crate) has_probes: bool,
+    /// Numbers of NVIDIA's driver after which a GPU needs a reset.
+    pub(crate) fatal_xids: FatalXids,
+    /// What is not held against a device.
+    pub(crate) ignored: BTreeSet<Reason>,
+}
+
+/// What the last probe of a device has shown.
+#[derive(Debug)]
+struct Probe {
+    at: Moment,
+    complaints: BTreeSet<Complaint>,
+}
+
+/// The verdicts, and the newest probes.
+#[derive(Debug)]
+pub(super) struct Cases {
+    rules: Rules,
+    verdicts: Verdicts,
+    probes: BTreeMap<DeviceId, Probe>,
+    changed: BTreeSet<DeviceId>,
+    /// The devices with a verdict that were looked at in the last judgement; others wait for nothing.
+    looked_at: BTreeSet<DeviceId>,
+}
+
+impl Cases {
+    /// Goes on with what an earlier life, process or boot has remembered.
+    pub(super) fn new(rules: Rules, remembered: &Verdicts) -> Self {
+        let mut cases =
+            Cases { rules, verdicts: remembered.clone(), probes: BTreeMap::new(), changed: BTreeSet::new(), looked_at: BTreeSet::new() };
+        for (id, verdict) in &mut cases.verdicts {
+            let before = verdict.clone();
+            verdict.continue_in(&cases.rules.boot_id);
+            if *verdict != before {
+                cases.changed.insert(id.clone());
+            }
+        }
+        cases
+    }
+
+    /// A judgement begins: [`Cases::scanned`] follows for every device that matters.
+    pub(super) fn begin_looks(&mut self) {
+        self.looked_at.clear();
+    }
+
+    /// A scan has shown of a device's presence what it could.
+    pub(super) fn scanned(&mut self, id: &DeviceId, is_probed: bool, at: Moment, complaints: BTreeSet<Complaint>) {
+        let is_away = complaints.iter().any(|complaint| matches!(complaint.reason, Reason::DeviceGone | Reason::DriverLost));
+        // What was probed of a device that is away is no news.
+        let probe = self.probes.get(id).filter(|_| !is_away);
+        let probe_complains = probe.is_some_and(|probe| !probe.complaints.is_empty());
+        if complaints.is_empty() && !probe_complains && !self.verdicts.contains_key(id) {
+            return;
+        }
+        let (mut newest, mut complete_at, mut all) = (at, at.boot, complaints);
+        match probe {
+            Some(probe) => {
+                newest = newest.max(probe.at);
+                complete_at = complete_at.min(probe.at.boot);
+                all.extend(probe.complaints.iter().cloned());
+            }
+            None if is_probed && self.rules.has_probes => complete_at = Duration::ZERO,
+            None => {}
+        }
+        let look = Look { at: newest, complete_at, is_away, complaints: &all };
+        self.change(id, |verdict| verdict.look(&look));
+        self.looked_at.insert(id.clone());
+    }
+
+    /// A probe has ended; what it says counts with the next [`Cases::scanned`].
+    pub(super) fn probed(&mut self, id: &DeviceId, own: Option<PciAddress>, at: Moment, signals: &Signals) {
+        let mut complaints = signals.complaints.clone();
+        if let Some(own) = own.filter(|_| !signals.counters.is_empty()) {
+            self.change(id, |verdict| complaints.extend(verdict.count(&signals.counters, own, at)));
+        }
+        complaints.retain(|complaint| !self.rules.ignored.contains(&complaint.reason));
+        self.probes.insert(id.clone(), Probe { at, complaints });
+    }
+
+    /// Something has happened to a device.
+    pub(super) fn happened(&mut self, id: &DeviceId, event: &DeviceEvent, at: Moment) {
+        if event.kind.reason().is_some_and(|reason| self.rules.ignored.contains(&reason)) {
+            return;
+        }
+        let fatal = std::mem::take(&mut self.rules.fatal_xids);
+        self.change(id, |verdict| verdict.happened(&event.kind, at, &fatal));
+        self.rules.fatal_xids = fatal;
+    }
+
+    /// An operator has said something.
+    pub(super) fn instructed(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) {
+        self.change(id, |verdict| verdict.instructed(instruction, at));
+    }
+
+    /// Whether a device is in order by itself; what is above it is not asked.
+    pub(super) fn health(&self, id: &DeviceId) -> Health {
+        self.verdicts.get(id).map_or(Health::Healthy, Verdict::health)
+    }
+
+    pub(super) fn verdicts(&self) -> &Verdicts {
+        &self.verdicts
+    }
+
+    /// The next time at which a look may change something.
+    pub(super) fn next_look(&self) -> Option<Duration> {
+        self.looked_at.iter().filter_map(|id| self.verdicts.get(id)?.wants_look_at()).min()
+    }
+
+    /// What is to be made durable since the last time: `None` where nothing is worth remembering any more. `holders` tells who
+    /// holds a device now.
+    pub(super) fn take_changed(&mut self, holders: impl Fn(&DeviceId) -> Vec<AllocId>) -> Vec<(DeviceId, Option<Verdict>)> {
+        let changed = std::mem::take(&mut self.changed);
+        let mut notes = Vec::with_capacity(changed.len());
+        for id in changed {
+            let Some(verdict) = self.verdicts.get_mut(&id) else { continue };
+            if let (State::Unhealthy { .. }, Some(incident)) = (verdict.state, verdict.incidents.last_mut())
+                && incident.until.is_none()
+                && incident.held_by.is_empty()
+            {
+                incident.held_by = holders(&id);
+            }
+            if verdict.is_blank() {
+                self.verdicts.remove(&id);
+                notes.push((id, None));
+            } else {
+                notes.push((id, Some(verdict.clone())));
+            }
+        }
+        notes
+    }
+
+    fn change(&mut self, id: &DeviceId, act: impl FnOnce(&mut Verdict)) {
+        let known = self.verdicts.get(id);
+        let mut verdict = known.cloned().unwrap_or_else(|| Verdict { boot_id: self.rules.boot_id.clone(), ..Verdict::default() });
+        act(&mut verdict);
+        let is_news = match known {
+            Some(known) => is_news(known, &verdict),
+            None => !verdict.is_blank(),
+        };
+        if is_news {
+            self.changed.insert(id.clone());
+        }
+        if known.is_some() || is_news {
+            self.verdicts.insert(id.clone(), verdict);
+        }
+    }
+}
+
+/// Whether a change is to be made durable. That the same still speaks against a device is none: a sick one would write at
+/// every look.
+fn is_news(before: &Verdict, after: &Verdict) -> bool {
+    let without_time = |verdict: &Verdict| match verdict.state {
+        State::Unhealthy { reason, .. } => State::Unhealthy { reason, seen: Duration::ZERO },
+        state => state,
+    };
+    without_time(before) != without_time(after)
+        || Verdict { state: State::Healthy, ..before.clone() } != Verdict { state: State::Healthy, ..after.clone() }
+}
+
+/// Which devices a device depends on: the whole of which it is a part, the physical function of a virtual one.
+pub(super) fn parents(device: &Device, by_address: &BTreeMap<PciAddress, DeviceId>) -> Vec<DeviceId> {
+    let whole = device.attribute("parent").map(DeviceId::new);
+    let physical = device.pci.as_ref().and_then(|pci| pci.physfn).and_then(|physical| by_address.get(&physical).cloned());
+    whole.into_iter().chain(physical).collect()
+}

@@ -1,0 +1,274 @@
+//! Looks at devices on threads of their own, since a look may never end: a read of sysfs hangs where the driver hangs.
+//!
+//! A round is a queue of devices and one thread that works it off. A look that takes too long costs that thread: its device is
+//! stuck, and another thread goes on with the queue. A stuck device is not looked at again before its look has ended; so many
+//! threads may hang, and no more.
+
+use crate::domain::{Device, DeviceId, Moment, Signals};
+use crate::host;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a look may take. One that is in order takes microseconds.
+pub(super) const LOOK_DEADLINE: Duration = Duration::from_secs(2);
+/// Threads that may hang. With one more hanging look nothing is probed any more, which is said.
+const STUCK_MAX: usize = 8;
+
+/// Looks at one device. May block.
+pub type LookAt = Arc<dyn Fn(&Device) -> Signals + Send + Sync>;
+
+/// What one look has shown.
+#[derive(Debug)]
+pub(super) struct Probed {
+    pub(super) device: Arc<Device>,
+    /// When it began: what it shows is not older.
+    pub(super) at: Moment,
+    pub(super) signals: Signals,
+}
+
+/// A look that is under way.
+#[derive(Debug)]
+struct Looking {
+    device: Arc<Device>,
+    since: Instant,
+    is_stuck: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Arc<Device>>,
+    /// By the thread's number.
+    looking: BTreeMap<u64, Looking>,
+    /// Threads that work the queue off: one, or none.
+    working: usize,
+    threads: u64,
+    probed: Vec<Probed>,
+}
+
+/// The rounds.
+pub(super) struct Prober {
+    look_at: LookAt,
+    /// Tells that a round has ended, or that a look that was stuck has.
+    tell: Arc<dyn Fn() + Send + Sync>,
+    state: Arc<Mutex<State>>,
+}
+
+impl fmt::Debug for Prober {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prober").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Prober {
+    pub(super) fn new(look_at: LookAt, tell: impl Fn() + Send + Sync + 'static) -> Self {
+        Prober { look_at, tell: Arc::new(tell), state: Arc::default() }
+    }
+
+    /// Has these devices looked at, behind those that wait already.
+    pub(super) fn begin(&self, devices: Vec<Arc<Device>>) {
+        let mut state = lock(&self.state);
+        for device in devices {
+            let is_known =
+                state.queue.iter().chain(state.looking.values().map(|looking| &looking.device)).any(|known| known.id == device.id);
+            if !is_known {
+                state.queue.push_back(device);
+            }
+        }
+        self.go_on(&mut state);
+    }
+
+    /// What has been seen since the last time.
+    pub(super) fn take(&self) -> Vec<Probed> {
+        std::mem::take(&mut lock(&self.state).probed)
+    }
+
+    /// Whether a round is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        lock(&self.state).working > 0
+    }
+
+    /// Gives up waiting for looks that take too long, and goes on without them. The devices that are stuck.
+    pub(super) fn check(&self) -> Vec<DeviceId> {
+        let mut state = lock(&self.state);
+        let late: Vec<u64> = state
+            .looking
+            .iter()
+            .filter(|(_, looking)| !looking.is_stuck && looking.since.elapsed() >= LOOK_DEADLINE)
+            .map(|(thread, _)| *thread)
+            .collect();
+        for thread in late {
+            if let Some(looking) = state.looking.get_mut(&thread) {
+                looking.is_stuck = true;
+                state.working -= 1;
+            }
+        }
+        self.go_on(&mut state);
+        state.looking.values().filter(|looking| looking.is_stuck).map(|looking| looking.device.id.clone()).collect()
+    }
+
+    /// Whether so many looks hang that nobody is looked at any more.
+    pub(super) fn is_exhausted(&self) -> bool {
+        let state = lock(&self.state);
+        state.looking.values().filter(|looking| looking.is_stuck).count() >= STUCK_MAX
+    }
+
+    /// Sees to it that somebody works the queue off.
+    fn go_on(&self, state: &mut State) {
+        let stuck = state.looking.values().filter(|looking| looking.is_stuck).count();
+        if state.working > 0 || state.queue.is_empty() || stuck >= STUCK_MAX {
+            return;
+        }
+        let thread = state.threads;
+        let (look_at, tell, shared) = (Arc::clone(&self.look_at), Arc::clone(&self.tell), Arc::clone(&self.state));
+        let work = move || {
+            host::step_back();
+            while let Some(probed) = look_at_next(thread, &look_at, &shared) {
+                let was_stuck = finish(thread, probed, &shared);
+                if was_stuck {
+                    return tell();
+                }
+            }
+            tell();
+        };
+        match std::thread::Builder::new().name("probe".into()).spawn(work) {
+            Ok(_) => (state.working, state.threads) = (1, thread + 1),
+            Err(error) => {
+                tracing::warn!(%error, "no thread to probe devices with; the next round tries again");
+                state.queue.clear();
+            }
+        }
+    }
+}
+
+/// Looks at the next device of the queue. `None` at its end.
+fn look_at_next(thread: u64, look_at: &LookAt, shared: &Mutex<State>) -> Option<Probed> {
+    let device = {
+        let mut state = lock(shared);
+        let Some(device) = state.queue.pop_front() else {
+            state.working -= 1;
+            return None;
+        };
+        state.looking.insert(thread, Looking { device: Arc::clone(&device), since: Instant::now(), is_stuck: false });
+        device
+    };
+    let at = host::now();
+    Some(Probed { at, signals: look_at(&device), device })
+}
+
+/// Whether another thread has gone on meanwhile.
+fn finish(thread: u64, probed: Probed, shared: &Mutex<State>) -> bool {
+    let mut state = lock(shared);
+    state.probed.push(probed);
+    state.looking.remove(&thread).is_some_and(|looking| looking.is_stuck)
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    // Nothing in here is left half done by a panic.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{DeviceClass, Reason};
+    use std::collections::BTreeMap;
+    use std::sync::mpsc;
+
+    fn device(id: &str) -> Arc<Device> {
+        Arc::new(Device {
+            id: DeviceId::new(id),
+            key: id.into(),
+            class: DeviceClass::Nvme,
+            pci: None,
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            attributes: BTreeMap::new(),
+        })
+    }
+
+    /// A prober whose looks at `stuck` wait until they are let go.
+    fn prober() -> (Prober, mpsc::Receiver<()>, Arc<Mutex<Vec<mpsc::Receiver<()>>>>, impl Fn() -> mpsc::Sender<()>) {
+        let gates: Arc<Mutex<Vec<mpsc::Receiver<()>>>> = Arc::default();
+        let (told, tells) = mpsc::channel();
+        let waits = Arc::clone(&gates);
+        let look_at: LookAt = Arc::new(move |device: &Device| {
+            if device.id.as_str().starts_with("stuck") {
+                let gate = waits.lock().unwrap().pop();
+                if let Some(gate) = gate {
+                    drop(gate.recv());
+                }
+            }
+            Signals::default()
+        });
+        let told = Mutex::new(told);
+        let prober = Prober::new(look_at, move || drop(told.lock().unwrap().send(())));
+        let more = Arc::clone(&gates);
+        let gate = move || {
+            let (open, gate) = mpsc::channel();
+            more.lock().unwrap().push(gate);
+            open
+        };
+        (prober, tells, gates, gate)
+    }
+
+    fn ids(probed: &[Probed]) -> Vec<&str> {
+        probed.iter().map(|probed| probed.device.id.as_str()).collect()
+    }
+
+    /// The check, as if the deadline had passed.
+    fn check_late(prober: &Prober) -> Vec<DeviceId> {
+        // The look has begun when it is among those under way.
+        while lock(&prober.state).looking.values().all(|looking| looking.is_stuck) {
+            std::thread::yield_now();
+        }
+        let long_ago = Instant::now().checked_sub(LOOK_DEADLINE).unwrap();
+        lock(&prober.state).looking.values_mut().for_each(|looking| looking.since = long_ago);
+        prober.check()
+    }
+
+    #[test]
+    fn a_look_that_hangs_keeps_nobody_else_from_being_looked_at() {
+        let (prober, tells, _, gate) = prober();
+        let open = gate();
+        prober.begin(vec![device("a"), device("stuck"), device("b")]);
+        while lock(&prober.state).queue.len() > 1 {
+            std::thread::yield_now();
+        }
+        assert_eq!(check_late(&prober), [DeviceId::new("stuck")]);
+        tells.recv().unwrap();
+        assert_eq!(ids(&prober.take()), ["a", "b"]);
+        assert!(!prober.is_busy());
+        // It is not looked at again while it hangs.
+        prober.begin(vec![device("stuck"), device("a")]);
+        tells.recv().unwrap();
+        assert_eq!(ids(&prober.take()), ["a"]);
+        open.send(()).unwrap();
+        tells.recv().unwrap();
+        assert_eq!(ids(&prober.take()), ["stuck"]);
+        assert!(prober.check().is_empty());
+        assert_ne!(Reason::ProbeStuck.weight().patience, Duration::ZERO);
+    }
+
+    #[test]
+    fn only_so_many_threads_hang() {
+        let (prober, tells, _, gate) = prober();
+        let opens: Vec<_> = (0..=STUCK_MAX).map(|_| gate()).collect();
+        prober.begin((0..=STUCK_MAX).map(|n| device(&format!("stuck{n}"))).collect());
+        for n in 1..=STUCK_MAX {
+            assert_eq!(check_late(&prober).len(), n);
+        }
+        assert!(prober.is_exhausted() && !prober.is_busy());
+        assert_eq!(lock(&prober.state).queue.len(), 1);
+        drop(opens);
+        for _ in 0..STUCK_MAX {
+            tells.recv().unwrap();
+        }
+        assert!(!prober.is_exhausted());
+        // The next check goes on with what waits.
+        prober.check();
+        tells.recv().unwrap();
+        assert_eq!(prober.take().len(), STUCK_MAX + 1);
+    }
+}
