@@ -4,12 +4,13 @@
 
 mod client;
 
-pub use client::{ControlError, get, read_ledger, verify};
+pub use client::{ControlError, get, order, read_ledger, verify};
 
+use super::devices::{self, DeviceReport};
 use super::processors::{self, Processors};
 use super::{Status, Views};
-use crate::domain::Grant;
-use crate::messages::{Mailbox, Publish};
+use crate::domain::{DeviceId, Grant, Instruction};
+use crate::messages::{Instruct, InstructError, Mailbox, Publish};
 use crate::store::{Export, Store, StoreError, Told, Verification};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -36,6 +37,9 @@ use tokio_stream::wrappers::ReceiverStream;
 /// How long the ledger is waited for.
 const PUBLISH_DEADLINE: Duration = Duration::from_secs(1);
 
+/// How long an operator's word may take to be durable: longer than the ledger is given for it.
+const INSTRUCT_DEADLINE: Duration = Duration::from_secs(8);
+
 /// What is told of the ledger at a time: the history is ten times as large as the whole daemon, and goes through it in pieces.
 const CHUNK_BYTES: usize = 64 * 1024;
 /// Pieces that may wait for the reader.
@@ -58,13 +62,20 @@ pub(super) struct Source {
     store: Arc<Mutex<Store>>,
     started: Instant,
     publish: Mailbox<Publish>,
+    instruct: Mailbox<Instruct>,
     processors: processors::Asker,
     readers: Arc<Semaphore>,
 }
 
 impl Source {
-    pub(super) fn new(views: Views, store: Arc<Mutex<Store>>, publish: Mailbox<Publish>, processors: processors::Asker) -> Self {
-        Source { views, store, started: Instant::now(), publish, processors, readers: Arc::new(Semaphore::new(READERS_MAX)) }
+    pub(super) fn new(
+        views: Views,
+        store: Arc<Mutex<Store>>,
+        publish: Mailbox<Publish>,
+        instruct: Mailbox<Instruct>,
+        processors: processors::Asker,
+    ) -> Self {
+        Source { views, store, started: Instant::now(), publish, instruct, processors, readers: Arc::new(Semaphore::new(READERS_MAX)) }
     }
 
     /// The views with everything that has been answered. A ledger that is stuck is not waited for long.
@@ -163,6 +174,29 @@ async fn processors(State(source): State<Source>) -> Json<Option<Vec<Processors>
     Json(source.processors.ask().await)
 }
 
+/// What an operator asks for, of which device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// The device's own id.
+    pub device: DeviceId,
+    /// What.
+    #[serde(flatten)]
+    pub instruction: Instruction,
+}
+
+async fn devices(State(source): State<Source>) -> Json<Vec<DeviceReport>> {
+    Json(devices::reports(&source.views))
+}
+
+async fn instruct(State(source): State<Source>, Json(Order { device, instruction }): Json<Order>) -> Result<Json<()>, Failure> {
+    match source.instruct.call(Instruct { device, instruction }, INSTRUCT_DEADLINE).await {
+        Ok(Ok(())) => Ok(Json(())),
+        Ok(Err(error @ InstructError::Unknown(_))) => Err((StatusCode::BAD_REQUEST, error.to_string())),
+        Ok(Err(error)) => Err(failure(error)),
+        Err(error) => Err(failure(error)),
+    }
+}
+
 async fn status(State(source): State<Source>) -> Json<Status> {
     Json(Status::of(source.views().await, source.started.elapsed()))
 }
@@ -174,6 +208,7 @@ pub(super) fn serve(path: &Path, source: Source) -> Option<tokio::task::JoinHand
         .route("/v1/ledger", route(ledger))
         .route("/v1/verify", route(verify_ledger))
         .route("/v1/processors", route(processors))
+        .route("/v1/devices", route(devices).post(instruct))
         .route("/v1/status", route(status))
         .with_state(source);
     match bind(path) {

@@ -4,6 +4,7 @@
 //! [`App::shut_down`] is the way back, and the streams end last: as long as they are open the kubelet counts on us.
 
 mod control;
+mod devices;
 mod error;
 mod files;
 mod processors;
@@ -12,7 +13,8 @@ mod status;
 pub mod supervisor;
 mod watcher;
 
-pub use control::{ControlError, get as control_get, read_ledger, verify as verify_ledger};
+pub use control::{ControlError, Order, get as control_get, order as control_order, read_ledger, verify as verify_ledger};
+pub use devices::DeviceReport;
 pub use error::StartError;
 pub use processors::Processors;
 pub use status::{ResourceReport, Status};
@@ -321,7 +323,7 @@ impl App {
         }
         let control = control::socket_path(&roots.run);
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };
-        let source = control::Source::new(views.clone(), Arc::clone(&store), actors.ledger.mailbox(), processors);
+        let source = control::Source::new(views.clone(), Arc::clone(&store), actors.ledger.mailbox(), actors.health.mailbox(), processors);
         tasks.extend(control::serve(&control, source));
 
         Ok(App {

@@ -1,8 +1,10 @@
 //! What `status` and readiness say of the daemon.
 
 use super::Views;
-use crate::domain::{Kept, KubeletGeneration};
+use super::devices::{self, DeviceReport};
+use crate::domain::{Kept, KubeletGeneration, Source};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use tokio::sync::watch;
 
 /// The daemon at a glance (`status -o json`).
@@ -25,6 +27,12 @@ pub struct Status {
     pub recovery: Option<String>,
     /// The resources by name.
     pub resources: Vec<ResourceReport>,
+    /// The devices that are unhealthy, and those that may soon be.
+    #[serde(default)]
+    pub ailing: Vec<DeviceReport>,
+    /// Signals of health that are not there, each with the reason.
+    #[serde(default)]
+    pub signals_off: BTreeMap<Source, String>,
 }
 
 /// One resource of [`Status`].
@@ -85,8 +93,14 @@ impl Status {
             ledger: *views.kept.borrow(),
             recovery: views.recovery.as_deref().map(str::to_owned),
             resources: views.inventory.borrow().resources.iter().map(report).collect(),
+            ailing: devices::reports(views).into_iter().filter(is_ailing).collect(),
+            signals_off: views.judgement.borrow().off.clone(),
         }
     }
+}
+
+fn is_ailing(device: &DeviceReport) -> bool {
+    device.health.as_deref() == Some("Unhealthy") || device.state == "suspect" || device.cordoned.is_some()
 }
 
 /// Sets `ready` once every resource is registered or waits for an absent kubelet (I11), and never takes it back.

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod demo;
+pub mod device;
 pub mod discover;
 pub mod document;
 pub mod exit;
@@ -92,6 +93,9 @@ enum Verb {
     Who(who::Options),
     /// Show who held which device, and when
     History(history::Options),
+    /// Show devices' health, take one out, give it back
+    #[command(subcommand)]
+    Device(device::Verb),
     /// Work on the ledger
     #[command(subcommand)]
     Ledger(ledger::Verb),
@@ -133,6 +137,7 @@ pub fn main() -> ExitCode {
         Verb::Status => status::run(&global),
         Verb::Who(options) => who::run(&global, &options),
         Verb::History(options) => history::run(&global, &options),
+        Verb::Device(verb) => device::run(&global, &verb),
         Verb::Ledger(verb) => ledger::run(&global, &verb),
         Verb::Bench(verb) => bench::run(&global, &verb),
     })

@@ -2,8 +2,8 @@
 
 use super::exit::{FAILURE, Failed};
 use super::table::Table;
-use super::{Global, block_on, show};
-use crate::app::{ControlError, ResourceReport, Status, control_get};
+use super::{Global, block_on, device, show};
+use crate::app::{ControlError, DeviceReport, ResourceReport, Status, control_get};
 use crate::domain::Kept;
 use std::time::Duration;
 
@@ -41,6 +41,13 @@ fn text(status: &Status) -> String {
         for problem in problem.iter().chain(disagreement) {
             problems += &format!("\n{name}: {problem}\n");
         }
+    }
+    let ailing: Vec<&DeviceReport> = status.ailing.iter().collect();
+    if !ailing.is_empty() {
+        problems += &format!("\n{}", device::table(&ailing));
+    }
+    for (source, why) in &status.signals_off {
+        problems += &format!("\nthe signal {source} is off: {why}\n");
     }
     if let Some(recovery) = &status.recovery {
         problems += &format!("\nthe ledger was damaged when the daemon started: {recovery}\n");

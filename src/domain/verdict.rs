@@ -170,7 +170,8 @@ pub fn note_verdict(verdicts: &mut Verdicts, device: &DeviceId, verdict: Option<
 }
 
 /// What an operator asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "instruction", rename_all = "snake_case")]
 pub enum Instruction {
     /// Give the device to nobody new, also when it is in order.
     Cordon {

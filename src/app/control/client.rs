@@ -1,8 +1,8 @@
 //! The other side of the control socket: how a verb asks the running daemon.
 
-use super::{Line, socket_path};
+use super::{Line, Order, socket_path};
 use crate::store::{Told, Verification};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -52,6 +52,19 @@ pub async fn get<T: DeserializeOwned>(run_dir: &Path, resource: &str) -> Result<
 /// As [`get`].
 pub async fn verify(run_dir: &Path) -> Result<Verification, ControlError> {
     get_within(run_dir, "/v1/verify", VERIFY_DEADLINE).await
+}
+
+/// Has the daemon of `run_dir` do what an operator asks for; returns when it is durable.
+///
+/// # Errors
+/// As [`get`].
+pub async fn order(run_dir: &Path, order: &Order) -> Result<(), ControlError> {
+    let ask = async |stream| {
+        let order = serde_json::to_vec(order).map_err(|error| error.to_string())?;
+        let request = hyper::Request::post("/v1/devices").header("content-type", "application/json");
+        in_time(ANSWER_DEADLINE, send(stream, "/v1/devices", request, order)).await?.map(drop)
+    };
+    with(run_dir, ask).await
 }
 
 async fn get_within<T: DeserializeOwned>(run_dir: &Path, resource: &str, deadline: Duration) -> Result<T, ControlError> {
@@ -105,11 +118,16 @@ async fn with<T>(run_dir: &Path, ask: impl AsyncFnOnce(UnixStream) -> Result<T, 
     ask(stream).await.map_err(|why| ControlError::Failed { path, why })
 }
 
-/// Sends the request. The body of the answer.
+/// Asks for a resource. The body of the answer.
 async fn ask(stream: UnixStream, resource: &str) -> Result<Incoming, String> {
+    send(stream, resource, hyper::Request::get(resource), Vec::new()).await
+}
+
+/// Sends the request. The body of the answer.
+async fn send(stream: UnixStream, resource: &str, request: hyper::http::request::Builder, body: Vec<u8>) -> Result<Incoming, String> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
     tokio::spawn(connection);
-    let request = hyper::Request::get(resource).header("host", "localhost").body(Empty::<Bytes>::new());
+    let request = request.header("host", "localhost").body(Full::new(Bytes::from(body)));
     let answer = sender.send_request(request.map_err(|e| e.to_string())?).await.map_err(|e| e.to_string())?;
     let status = answer.status();
     if status.is_success() {

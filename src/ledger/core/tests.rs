@@ -740,8 +740,12 @@ fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
     let kubelet = Some(crate::domain::KubeletGeneration { inode: 7, ctime_ns: 0 });
     let ask = |entries| {
         let seen = Seen { settled: true, running: true, listed: false, checkpoint: Checkpoint { entries, written_at: Timestamp(WALL) } };
-        let held =
-            Ledger::from_recovered(ledger.grants().map(|held| Grant { kubelet, ..(**held).clone() }), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let held = Ledger::from_recovered(
+            ledger.grants().map(|held| Grant { kubelet, ..(**held).clone() }),
+            BTreeMap::new(),
+            BTreeMap::new(),
+            BTreeMap::new(),
+        );
         doubt(&held, &Watchlist::default(), &Grant { kubelet, ..grant(9, "gpu0", BOOT) }, &seen).map(|doubt| doubt.proven)
     };
     let main = |device, alloc_id| entry("u1", "main", device, alloc_id);

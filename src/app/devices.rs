@@ -1,0 +1,90 @@
+//! What is told of each device's health: for `device show`, `status` and whoever else asks the running daemon.
+
+use super::Views;
+use crate::domain::{DeviceId, Health, Incident, State, Timestamp, Verdict};
+use crate::host;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// One device, with everything that is known of its health.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeviceReport {
+    /// Its own id; shares are `id::n`.
+    pub id: String,
+    /// Names it while it stays where it is, as the ledger has it; empty where only a verdict is left of it.
+    pub key: String,
+    /// The resources that list it.
+    pub resources: BTreeSet<String>,
+    /// `Healthy` or `Unhealthy`, as the kubelet is told; `null` for a device that no resource lists.
+    pub health: Option<String>,
+    /// Why it is unhealthy.
+    pub reason: Option<String>,
+    /// What was read or told.
+    pub detail: Option<String>,
+    /// How far it has come by itself: `healthy`, `suspect`, `unhealthy` or `recovering`.
+    pub state: String,
+    /// While it recovers: for how long nothing may speak against it still.
+    pub healthy_in_seconds: Option<u64>,
+    /// In an operator's words, why it is not to be given out.
+    pub cordoned: Option<String>,
+    /// How many times it has failed, each soon after the other.
+    pub flaps: u32,
+    /// Its last failures, oldest first.
+    pub incidents: Vec<Incident>,
+}
+
+/// Every device that is listed, or of which there is something to be said.
+pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
+    let now = host::now().boot;
+    let verdicts = views.judgement.borrow().verdicts.clone();
+    let mut devices: BTreeMap<DeviceId, DeviceReport> =
+        verdicts.iter().map(|(id, verdict)| (id.clone(), report(id, Some(verdict), now))).collect();
+    for (resource, offering) in &views.inventory.borrow().resources {
+        for offered in offering.devices.values() {
+            let id = &offered.device.id;
+            let device = devices.entry(id.clone()).or_insert_with(|| report(id, None, now));
+            device.key.clone_from(&offered.device.key);
+            device.resources.insert(resource.to_string());
+            // A resource that has it otherwise (held, and not selected) has another word for it.
+            if device.health.is_none() || !offered.health.is_healthy() {
+                device.health = Some(offered.health.as_str().to_owned());
+                device.reason = offered.health.reason().map(|reason| reason.to_string());
+                let detail = offered.health.reason().zip(verdicts.get(id)).map(|(reason, verdict)| verdict.detail(reason));
+                device.detail = detail.filter(|detail| !detail.is_empty()).map(str::to_owned);
+            }
+        }
+    }
+    devices.into_values().collect()
+}
+
+fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceReport {
+    let nothing = Verdict::default();
+    let verdict = verdict.unwrap_or(&nothing);
+    let healthy_in_seconds = match verdict.state {
+        State::Recovering { since, hold, .. } => Some((since + hold).saturating_sub(now).as_secs()),
+        _ => None,
+    };
+    let reason = Health::reason(verdict.health());
+    DeviceReport {
+        id: id.to_string(),
+        key: String::new(),
+        resources: BTreeSet::new(),
+        health: None,
+        reason: reason.map(|reason| reason.to_string()),
+        detail: reason.map(|reason| verdict.detail(reason).to_owned()).filter(|detail| !detail.is_empty()),
+        state: verdict.state.as_str().to_owned(),
+        healthy_in_seconds,
+        cordoned: verdict.cordon.as_ref().map(|cordon| cordon.reason.clone()),
+        flaps: verdict.flaps,
+        incidents: verdict.incidents.clone(),
+    }
+}
+
+impl DeviceReport {
+    /// Since when its last failure lasts; `None` when it is over, or there was none.
+    #[must_use]
+    pub fn failed_at(&self) -> Option<Timestamp> {
+        self.incidents.last().filter(|incident| incident.until.is_none()).map(|incident| incident.at)
+    }
+}

@@ -1,0 +1,212 @@
+//! `holdfast device`: what is known of devices' health, and an operator's word about them.
+
+use super::exit::{FAILURE, Failed};
+use super::query::Wanted;
+use super::table::Table;
+use super::{Global, block_on, print, show};
+use crate::app::{ControlError, DeviceReport, Order, control_get, control_order};
+use crate::domain::{DeviceId, Instruction};
+use clap::Subcommand;
+use serde::Serialize;
+
+/// What is done.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Show the health of every device, or of one with its last failures
+    Show {
+        /// Its id or the beginning of it, or a PCI address
+        device: Option<String>,
+    },
+    /// Give a device to nobody new until it is given back; who holds it keeps it. Survives restarts and boots
+    Cordon {
+        /// Its id or the beginning of it, or a PCI address
+        device: String,
+        /// Why, for whoever wonders
+        #[arg(long, value_name = "TEXT")]
+        reason: String,
+    },
+    /// Give a device back; where it waits for a person after a fault or too many failures, it need not wait any more
+    Uncordon {
+        /// Its id or the beginning of it, or a PCI address
+        device: String,
+    },
+}
+
+/// Asks the running daemon.
+///
+/// # Errors
+/// When no daemon runs, when no device is meant or more than one, and when the daemon cannot record what it is told.
+pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
+    match verb {
+        Verb::Show { device } => show_devices(global, device.as_deref()),
+        Verb::Cordon { device, reason } => {
+            order(global, device, Instruction::Cordon { reason: reason.clone() }, "is given to nobody new until it is given back")
+        }
+        Verb::Uncordon { device } => {
+            order(global, device, Instruction::Uncordon, "is given out again as soon as nothing speaks against it")
+        }
+    }
+}
+
+/// The document of `device show -o json`.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    schema: u32,
+    devices: Vec<&'a DeviceReport>,
+}
+
+fn show_devices(global: &Global, wanted: Option<&str>) -> Result<(), Failed> {
+    let devices = ask(global)?;
+    let meant = match wanted {
+        Some(text) => vec![one(&devices, text)?],
+        None => devices.iter().collect(),
+    };
+    show(global.output, &Document { schema: 1, devices: meant.clone() }, |_| match (wanted, meant.as_slice()) {
+        (Some(_), [device]) => in_full(device),
+        _ => table(&meant),
+    })
+}
+
+fn order(global: &Global, device: &str, instruction: Instruction, done: &str) -> Result<(), Failed> {
+    let devices = ask(global)?;
+    let id = one(&devices, device)?.id.clone();
+    let order = Order { device: DeviceId::new(&id), instruction };
+    block_on(control_order(&global.run_dir, &order))?.map_err(told)?;
+    print(format_args!("{id} {done}\n"))
+}
+
+fn ask(global: &Global) -> Result<Vec<DeviceReport>, Failed> {
+    block_on(control_get(&global.run_dir, "/v1/devices"))?.map_err(told)
+}
+
+fn told(error: ControlError) -> Failed {
+    match error {
+        ControlError::Absent { .. } => Failed::new(FAILURE, format_args!("{error}; only a running daemon judges devices")),
+        ControlError::Failed { .. } => Failed::new(FAILURE, error),
+    }
+}
+
+/// The one device that is meant.
+fn one<'a>(devices: &'a [DeviceReport], text: &str) -> Result<&'a DeviceReport, Failed> {
+    let mut wanted = Wanted::new(text);
+    // A share is meant as its device: nothing is given back by halves.
+    let shared = DeviceId::new(text).shared().map(|device| Wanted::new(device.as_str()));
+    if let Some(shared) = shared.filter(|_| devices.iter().all(|device| device.id != text)) {
+        wanted = shared;
+    }
+    devices.iter().for_each(|device| wanted.see(&device.key, &DeviceId::new(&device.id)));
+    let ids = wanted.decide().map_err(|sentence| Failed::new(FAILURE, sentence))?;
+    let mut meant = devices.iter().filter(|device| ids.contains(&DeviceId::new(&device.id)));
+    match (meant.next(), meant.next()) {
+        (Some(device), None) => Ok(device),
+        _ => Err(Failed::new(FAILURE, format_args!("`{text}` could be more than one device: say its id"))),
+    }
+}
+
+/// Devices with their health, as a table.
+#[must_use]
+pub fn table(devices: &[&DeviceReport]) -> String {
+    if devices.is_empty() {
+        return "no resource has a device\n".into();
+    }
+    let mut table = Table::new(&["RESOURCE", "HEALTH", "REASON", "SINCE", "DEVICE"]);
+    for device in devices {
+        let resources = device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(",");
+        table.row([
+            resources,
+            health(device),
+            why(device),
+            device.failed_at().map(|at| at.to_seconds()).unwrap_or_default(),
+            device.id.clone(),
+        ]);
+    }
+    table.to_string()
+}
+
+fn health(device: &DeviceReport) -> String {
+    let told = device.health.as_deref().unwrap_or("not offered");
+    match (device.state.as_str(), told) {
+        ("recovering", "Unhealthy") => "Unhealthy, recovering".into(),
+        ("suspect", "Healthy") => "Healthy, suspect".into(),
+        _ => told.to_owned(),
+    }
+}
+
+fn why(device: &DeviceReport) -> String {
+    match (&device.reason, &device.detail) {
+        (Some(reason), Some(detail)) => format!("{reason} ({detail})"),
+        (Some(reason), None) => reason.clone(),
+        _ => String::new(),
+    }
+}
+
+fn in_full(device: &DeviceReport) -> String {
+    let mut text = format!("{}\n", device.id);
+    let mut line = |name: &str, value: &str| {
+        if !value.is_empty() {
+            text += &format!("  {name:<12}{value}\n");
+        }
+    };
+    line("resource", &device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(", "));
+    line("health", &health(device));
+    line("reason", &why(device));
+    if let Some(seconds) = device.healthy_in_seconds {
+        line("healthy in", &format!("{seconds} s, if nothing speaks against it until then"));
+    }
+    line("cordoned", device.cordoned.as_deref().unwrap_or_default());
+    if device.flaps > 1 {
+        line("failed", &format!("{} times, each soon after the other", device.flaps));
+    }
+    if device.incidents.is_empty() {
+        return text;
+    }
+    let mut table = Table::new(&["FAILED", "HEALTHY AGAIN", "HELD BY", "WHY"]);
+    for incident in &device.incidents {
+        let until = incident.until.map(|until| until.to_seconds()).unwrap_or_default();
+        let held_by = incident.held_by.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        table.row([incident.at.to_seconds(), until, held_by, incident.to_string()]);
+    }
+    format!("{text}\n{table}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(id: &str, key: &str) -> DeviceReport {
+        DeviceReport {
+            id: id.into(),
+            key: key.into(),
+            resources: ["nvidia.com/gpu".to_owned()].into(),
+            health: Some("Unhealthy".into()),
+            reason: Some("xid".into()),
+            detail: Some("Xid 79".into()),
+            state: "recovering".into(),
+            healthy_in_seconds: Some(12),
+            cordoned: None,
+            flaps: 2,
+            incidents: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn one_device_is_meant_by_its_id_its_place_or_a_share() {
+        let devices = [report("GPU-aa", "pci:0000:18:00.0/10de:2330"), report("GPU-ab", "pci:0000:19:00.0/10de:2330")];
+        for text in ["GPU-aa", "aa", "18:00.0", "GPU-aa::3"] {
+            assert_eq!(one(&devices, text).unwrap().id, "GPU-aa", "{text}");
+        }
+        for text in ["GPU-a", "nothing", ""] {
+            assert!(one(&devices, text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_device_is_shown_with_its_reason_and_its_wait() {
+        let device = report("GPU-aa", "");
+        assert_eq!(
+            in_full(&device),
+            "GPU-aa\n  resource    nvidia.com/gpu\n  health      Unhealthy, recovering\n  reason      xid (Xid 79)\n  healthy in  12 s, if nothing speaks against it until then\n  failed      2 times, each soon after the other\n"
+        );
+        assert!(table(&[&device]).contains("nvidia.com/gpu  Unhealthy, recovering  xid (Xid 79)"));
+    }
+}
