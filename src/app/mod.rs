@@ -7,6 +7,7 @@ mod control;
 mod devices;
 mod error;
 mod files;
+mod kernel_log;
 mod processors;
 mod rebuild;
 mod status;
@@ -171,6 +172,7 @@ impl App {
         let listed = Arc::new(recovered.listed().clone());
         let verdicts = Arc::new(recovered.verdicts().clone());
         let (judgement, judgement_view) = watch::channel(Judgement { verdicts, ..Judgement::default() });
+        let judgement = Arc::new(judgement);
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
         let (drain, drain_view) = watch::channel(false);
@@ -229,7 +231,7 @@ impl App {
             grants: grants_view.clone(),
             kubelet: kubelet_view.clone(),
             inventory,
-            judgement: Arc::new(judgement),
+            judgement: Arc::clone(&judgement),
             look_at: Arc::new(move |device| hardware::signals(&probed_root, device)),
             rescan: actors.discovery.mailbox(),
             judged: actors.ledger.mailbox(),
@@ -271,6 +273,8 @@ impl App {
             kubelet: Arc::new(kubelet),
             sockets: Arc::clone(&sockets),
             rescan: actors.discovery.mailbox(),
+            happened: actors.health.mailbox(),
+            judgement: Arc::clone(&judgement),
             reconcile: actors.ledger.mailbox(),
             kubelet_seen: actors.registration.mailbox(),
             checkpoint_written: actors.registration.mailbox(),
@@ -317,6 +321,8 @@ impl App {
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
         tasks.push(tokio::spawn(telemetry::metrics::upkeep()));
+        // What the log tells of devices is understood now that they are known.
+        tasks.push(tokio::spawn(kernel_log::follow(host_root.clone(), actors.health.mailbox(), judgement)));
         tasks.extend(keeper.map(|keeper| tokio::spawn(keeper.run())));
         if let Some(address) = settings.config.listen {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(ready_view)).await);

@@ -1,9 +1,11 @@
 //! The host watch: turns what happens on disk and in the kernel into messages. Every message is only a reason to look;
 //! a slow poll looks anyway.
 
-use crate::domain::{DeviceClass, KubeletGeneration, ResourceSpec};
-use crate::host::{Change, DirWatch, HostRoot, UeventSocket};
-use crate::messages::{CheckpointWritten, KubeletSeen, Mailbox, Reconcile, Rescan, SocketLost};
+use crate::domain::{DeviceClass, KubeletGeneration, ResourceSpec, Source};
+use crate::hardware;
+use crate::health::Judgement;
+use crate::host::{self, Change, DirWatch, HostRoot, Uevent, UeventSocket};
+use crate::messages::{CheckpointWritten, Happened, KubeletSeen, Mailbox, Reconcile, Rescan, SocketLost};
 use crate::serving::Sockets;
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -38,6 +40,8 @@ pub(super) struct Watcher {
     pub(super) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
     pub(super) sockets: Arc<Sockets>,
     pub(super) rescan: Mailbox<Rescan>,
+    pub(super) happened: Mailbox<Happened>,
+    pub(super) judgement: Arc<watch::Sender<Judgement>>,
     pub(super) reconcile: Mailbox<Reconcile>,
     pub(super) kubelet_seen: Mailbox<KubeletSeen>,
     pub(super) checkpoint_written: Mailbox<CheckpointWritten>,
@@ -47,7 +51,7 @@ pub(super) struct Watcher {
 /// What one wait brought.
 enum Event {
     Change(std::io::Result<Change>),
-    Uevent(std::io::Result<Option<crate::host::Uevent>>),
+    Uevent(std::io::Result<Option<Uevent>>),
     RescanDue,
     ReconcileDue,
     Poll,
@@ -90,7 +94,10 @@ impl Watcher {
             }
         };
         // Events of this machine say nothing of a captured tree.
-        let mut uevents = if self.host_root.is_live() { UeventSocket::open().ok() } else { None };
+        let mut uevents = None;
+        if self.host_root.is_live() {
+            uevents = UeventSocket::open().inspect_err(|error| self.without_uevents(error)).ok();
+        }
         let mut poll_at = Instant::now() + POLL;
         let (mut rescan_at, mut reconcile_at) = (None, Some(Instant::now()));
         let mut may_rescan = Instant::now();
@@ -127,17 +134,18 @@ impl Watcher {
                     watch = None;
                 }
                 Event::Uevent(Ok(Some(event))) if !event.may_matter() => {}
+                Event::Uevent(Ok(Some(event))) if self.tells(&event) && event.action == "change" => {}
                 Event::Uevent(Ok(event)) => {
                     tracing::debug!(?event, "uevent");
                     rescan_at.get_or_insert_with(|| may_rescan.max(Instant::now() + RESCAN_AFTER));
                 }
                 Event::Uevent(Err(error)) => {
-                    tracing::warn!(%error, "the uevent socket failed; hardware changes are seen by polling only");
+                    self.without_uevents(&error);
                     uevents = None;
                 }
                 Event::RescanDue => {
                     (rescan_at, may_rescan) = (None, Instant::now() + RESCAN_EVERY);
-                    self.rescan.tell(Rescan { asked_at: crate::host::now().boot });
+                    self.rescan.tell(Rescan { asked_at: host::now().boot });
                 }
                 Event::ReconcileDue => {
                     reconcile_at = None;
@@ -154,6 +162,21 @@ impl Watcher {
             let every = if watch.is_some() { POLL } else { POLL_ALONE };
             poll_at = if is_poll { Instant::now() + every } else { poll_at.min(Instant::now() + every) };
         }
+    }
+
+    /// Tells health of what an event says of a device itself. Whether it says something.
+    fn tells(&self, uevent: &Uevent) -> bool {
+        let event = hardware::event(uevent);
+        if let Some(event) = event.clone() {
+            self.happened.tell(Happened { event, at: host::now() });
+        }
+        event.is_some()
+    }
+
+    fn without_uevents(&self, error: &std::io::Error) {
+        tracing::warn!(%error, "the kernel's events cannot be heard; hardware changes are seen by polling only");
+        let why = format!("the kernel's events cannot be heard ({error}): recoveries and drivers that give up are not seen");
+        self.judgement.send_modify(|judgement| drop(judgement.off.insert(Source::Uevents, why)));
     }
 
     /// Tells registration of another kubelet socket, and of sockets of our own that are gone.

@@ -38,7 +38,7 @@ pub use event::event;
 pub use identity::remember;
 pub use pci::{Scan, scan};
 pub use select::{Selection, select};
-pub use signals::{missing_sources, signals};
+pub use signals::signals;
 pub use xid::xid;
 
 use crate::domain::{Device, DeviceId, Health, ResourceName, ResourceSpec};
@@ -105,10 +105,4 @@ pub fn node_health(root: &HostRoot, device: &Device) -> Option<Health> {
     }
     let has_nodes = device.nodes.iter().all(|node| !node.required || root.node_exists(&node.host));
     Some(device.health(has_nodes))
-}
-
-/// What can be seen of a device's health.
-#[must_use]
-pub fn signals(_root: &HostRoot, _device: &Device) -> crate::domain::Signals {
-    crate::domain::Signals::default()
 }

@@ -75,6 +75,8 @@ pub struct HealthActor {
     prober: Option<Prober>,
     /// Devices of which a look does not end.
     stuck: BTreeSet<DeviceId>,
+    /// Whether any device or bridge counts errors.
+    has_counters: bool,
     timer: Option<SpawnHandle>,
     look_timer: Option<SpawnHandle>,
     /// The metric's reasons that have been set.
@@ -104,6 +106,7 @@ impl HealthActor {
             judged: Arc::default(),
             prober: None,
             stuck: BTreeSet::new(),
+            has_counters: false,
             timer: None,
             look_timer: None,
             measured: report::Measured::default(),
@@ -208,18 +211,28 @@ impl HealthActor {
             let signals = Signals { complaints: BTreeSet::from([Complaint { reason: Reason::ProbeStuck, detail }]), ..Signals::default() };
             self.judge.stuck(id, now, &signals);
         }
-        if !off.is_empty() {
-            self.config.judgement.send_if_modified(|judgement| {
-                let known = judgement.off.len();
-                off.into_iter().for_each(|source| {
-                    judgement.off.entry(source).or_insert_with(|| "reading it needs a privilege that the daemon does not have".into());
-                });
-                judgement.off.len() != known
-            });
+        let has_counters = probed.iter().any(|probed| !probed.signals.counters.is_empty());
+        self.has_counters |= has_counters;
+        if !probed.is_empty() {
+            self.note_off(off);
         }
         if !probed.is_empty() || !self.stuck.is_empty() {
             self.publish(context);
         }
+    }
+
+    /// Says which signals no probe can have.
+    fn note_off(&self, off: BTreeSet<Source>) {
+        let no_privilege = |source| (source, "reading it needs a privilege that the daemon does not have".to_owned());
+        let no_counters =
+            (Source::Aer, "neither the devices nor the bridges above them count errors: the firmware keeps AER to itself".to_owned());
+        let off: BTreeMap<Source, String> = off.into_iter().map(no_privilege).chain((!self.has_counters).then_some(no_counters)).collect();
+        self.config.judgement.send_if_modified(|judgement| {
+            let before = judgement.off.clone();
+            judgement.off.retain(|source, _| !matches!(source, Source::Aer | Source::ConfigSpace));
+            judgement.off.extend(off);
+            judgement.off != before
+        });
     }
 
     /// The poll, at the same moments as everybody's.
@@ -331,7 +344,7 @@ impl Handler<Happened> for HealthActor {
     fn handle(&mut self, Happened { event, at }: Happened, context: &mut Self::Context) {
         let held = self.held();
         if self.judge.happened(&event, at, &held) {
-            tracing::info!(at = %event.at, what = ?event.kind, "the kernel tells of a device");
+            tracing::debug!(at = %event.at, what = ?event.kind, "the kernel tells of a device");
             self.publish(context);
         }
     }

@@ -406,11 +406,11 @@ fn a_journal_of_a_later_version_stops_the_start_and_is_left_alone() {
     drop(store);
     let path = segments(dir.path())[0].clone();
     let mut bytes = written(&path);
-    let payload = br#"{"v":3,"record":{"entry":"leased"}}"#;
+    let payload = br#"{"v":9,"record":{"entry":"leased"}}"#;
     codec::frame(&mut bytes, 2, std::iter::once(&payload[..]));
     fs::write(&path, &bytes).unwrap();
     let error = Store::open(dir.path(), Durability::PowerLoss, None).unwrap_err();
-    assert!(matches!(error, StoreError::Newer { version: 3, .. }), "{error}");
+    assert!(matches!(error, StoreError::Newer { version: 9, .. }), "{error}");
     assert_eq!(written(&path), bytes);
     assert_eq!(quarantined(dir.path()), 0);
 }

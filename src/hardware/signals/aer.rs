@@ -7,12 +7,9 @@
 //! firmware keeps it for itself, and no privilege would change it. Where no function of the host has one, [`missing_sources`]
 //! says so once.
 
-use super::super::Scan;
 use super::super::pci::folder;
 use super::Look;
 use crate::domain::{PciAddress, Reason, Source};
-use crate::host::HostRoot;
-use std::collections::BTreeSet;
 
 const FATAL: &str = "aer_dev_fatal";
 const NONFATAL: &str = "aer_dev_nonfatal";
@@ -39,13 +36,6 @@ fn sum(text: &str) -> Option<u64> {
     let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("TOTAL_"));
     let numbers = lines.map(|line| line.split_whitespace().next_back()?.parse::<u64>().ok()).collect::<Option<Vec<u64>>>()?;
     (!numbers.is_empty()).then(|| numbers.iter().fold(0, |sum: u64, number| sum.saturating_add(*number)))
-}
-
-/// The sources that this host does not have at all.
-#[must_use]
-pub fn missing_sources(root: &HostRoot, scan: &Scan) -> BTreeSet<Source> {
-    let counts = |address: &PciAddress| root.exists(&format!("{}/{FATAL}", folder(*address)));
-    if scan.functions.keys().any(counts) { BTreeSet::new() } else { [Source::Aer].into() }
 }
 
 #[cfg(test)]
@@ -85,14 +75,5 @@ mod tests {
         ];
         assert_eq!(signals.counters, expected.map(|(reason, at, value)| (Counter { reason, at }, value)).into());
         assert!(signals.complaints.is_empty() && signals.off.is_empty(), "a missing file is no signal that is off");
-    }
-
-    #[test]
-    fn a_host_without_any_counter_says_so() {
-        let host = Host::new("0000:18:00.0");
-        let scan = super::super::super::scan(&host.root);
-        assert_eq!(missing_sources(&host.root, &scan), [Source::Aer].into());
-        host.write("aer_dev_fatal", "DLP 0\n");
-        assert_eq!(missing_sources(&host.root, &scan), BTreeSet::new());
     }
 }

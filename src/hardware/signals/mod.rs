@@ -22,8 +22,6 @@ mod pci;
 mod rdma;
 mod thermal;
 
-pub use aer::missing_sources;
-
 use super::pci::{folder, uevent_value};
 use crate::domain::{Complaint, Counter, Device, DeviceClass, PciAddress, PciFunction, Reason, Signals, Source};
 use crate::host::HostRoot;
