@@ -4,6 +4,7 @@
 //!   app, host watch ─ Rescan ──────▶ discovery ─ Discovered ─▶ health ─ Inventory (watch) ─▶ serving, registration
 //!   serving ─ Broken ──────────────▶ health
 //!   serving ─ Record ──────────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
+//!   hook runner ─ HookEnded ───────▶ ledger ─ due hooks (watch) ─▶ hook runner, health, cli
 //!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish ─ app
 //!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
 //!   registration ─ Bind, Retire ───▶ serving ◀─ Allocate ─ the kubelet's connections
@@ -12,7 +13,7 @@
 //! An actor may die and be rebuilt between a message and its answer; then the message is sent again (see
 //! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
 
-use crate::domain::{ContainerEdits, DeviceId, Evidence, Grant, KubeletGeneration, Reason, Refusal, ResourceName, Wire};
+use crate::domain::{ContainerEdits, DeviceId, Evidence, Grant, KubeletGeneration, OwedHook, Reason, Refusal, ResourceName, Wire};
 use crate::store::StoreError;
 use actix::Message;
 use futures_util::future::BoxFuture;
@@ -124,6 +125,16 @@ pub enum RecordError {
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), Arc<StoreError>>")]
 pub struct Remember(pub Vec<(String, DeviceId)>);
+
+/// hook runner → ledger: this hook has been run after a release; answered when that is durable. `Err` says why it has failed.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<(), Arc<StoreError>>")]
+pub struct HookEnded {
+    /// The hook, as it was due.
+    pub hook: OwedHook,
+    /// What became of the run.
+    pub result: Result<(), String>,
+}
 
 /// → ledger: look at the kubelet's files and at the pods; the checkpoint has changed, or time has passed.
 #[derive(Debug, Clone, Message)]

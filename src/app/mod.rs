@@ -6,8 +6,10 @@
 mod control;
 mod error;
 mod files;
+mod hooks;
 mod processors;
 mod rebuild;
+mod specs;
 mod status;
 pub mod supervisor;
 mod watcher;
@@ -20,9 +22,9 @@ pub use status::{ResourceReport, Status};
 use self::supervisor::{Handle, Policy, Slot, Supervision};
 use crate::config::{Config, Roots};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
-use crate::domain::{Durability, Grant, Inventory, Kept, KubeletGeneration, ResourceName, ResourceSpec};
-use crate::hardware;
+use crate::domain::{Durability, Grant, Inventory, Kept, KubeletGeneration, Owed, ResourceName};
 use crate::health::{HealthActor, HealthConfig};
+use crate::hook::Performer;
 use crate::host::{self, HostRoot};
 use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::Ledger;
@@ -32,7 +34,7 @@ use crate::serving::{Serving, ServingConfig, Sockets, SpecFiles};
 use crate::store::Store;
 use crate::telemetry;
 use actix::Arbiter;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -93,6 +95,8 @@ pub struct Views {
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// Who holds what.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    /// The hooks that free devices wait for.
+    pub due: watch::Receiver<Arc<Owed>>,
     /// Each resource's place in the kubelet.
     pub registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
     /// The kubelet's socket.
@@ -150,7 +154,7 @@ impl App {
             tracing::warn!(%report, "the ledger was damaged");
         }
 
-        let specs = specs(&settings.config, &host_root, &recovered.grants);
+        let specs = specs::specs(&settings.config, &host_root, &recovered.grants);
         let names: Arc<[ResourceName]> = specs.iter().map(|spec| spec.name.clone()).collect();
         if names.is_empty() {
             tracing::warn!("no resource is configured and no known hardware is found; nothing is offered");
@@ -160,7 +164,10 @@ impl App {
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
         let inventory = Arc::new(inventory);
         // Who holds what is known before anything is judged: a held id is in the very first list (I3).
-        let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed);
+        let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed);
+        let hooks = specs::release_hooks(&specs);
+        // And so is what free devices wait for.
+        let (due, due_view) = watch::channel(Arc::new(recovered.due(&hooks)));
         let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
         let (kept, kept_view) = watch::channel(store.kept());
         let (remembered, names_view) = watch::channel(Arc::new(recovered.names().clone()));
@@ -203,6 +210,8 @@ impl App {
             policy: settings.config.policy,
             kept: Arc::new(kept),
             grants: Arc::new(grants),
+            hooks,
+            due: Arc::new(due),
             names: Arc::new(remembered),
             inventory: inventory_view.clone(),
             device_plugins: settings.device_plugins(),
@@ -214,8 +223,14 @@ impl App {
         };
         ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
 
-        let config =
-            HealthConfig { specs: Arc::clone(&specs), listed, grants: grants_view.clone(), inventory, rescan: actors.discovery.mailbox() };
+        let config = HealthConfig {
+            specs: Arc::clone(&specs),
+            listed,
+            grants: grants_view.clone(),
+            due: due_view.clone(),
+            inventory,
+            rescan: actors.discovery.mailbox(),
+        };
         health.start(here.clone(), supervision.clone(), move |life| HealthActor::new(config.clone(), life));
 
         let config = DiscoveryConfig {
@@ -229,8 +244,11 @@ impl App {
         discovery.start(discovery_arbiter.handle(), supervision.clone(), move |life| DiscoveryActor::new(config.clone(), life));
 
         let files = SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
+        let performer = Performer::new(host_root.clone());
         let config = ServingConfig {
             inventory: inventory_view.clone(),
+            grants: grants_view.clone(),
+            performer: performer.clone(),
             sockets: Arc::clone(&sockets),
             host_root: host_root.clone(),
             files: files.clone(),
@@ -286,10 +304,19 @@ impl App {
         };
         registration.start(here, supervision, move |life| Registration::new(config.clone(), life.number, life));
 
+        let runner = hooks::Runner {
+            performer,
+            due: due_view.clone(),
+            inventory: inventory_view.clone(),
+            grants: grants_view.clone(),
+            ended: actors.ledger.mailbox(),
+        };
+
         let (ready, ready_view) = watch::channel(specs.is_empty());
         let views = Views {
             inventory: inventory_view,
             grants: grants_view,
+            due: due_view,
             registrations: registrations_view,
             kubelet: kubelet_view,
             kept: kept_view,
@@ -298,6 +325,7 @@ impl App {
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
         tasks.push(tokio::spawn(telemetry::metrics::upkeep()));
+        tasks.push(tokio::spawn(runner.run()));
         tasks.extend(keeper.map(|keeper| tokio::spawn(keeper.run())));
         if let Some(address) = settings.config.listen {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(ready_view)).await);
@@ -374,24 +402,4 @@ impl App {
         }
         tracing::info!("ended");
     }
-}
-
-/// The resources: those of the configuration, else the known hardware under its usual names; and in any case those
-/// that somebody holds a device of (I3), else a container could not start again.
-fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> Arc<[Arc<ResourceSpec>]> {
-    let mut specs = config.resources.clone();
-    if specs.is_empty() {
-        specs = hardware::defaults::specs(&hardware::scan(host_root)).into_iter().map(Arc::new).collect();
-    }
-    let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
-    let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).collect();
-    for name in held.into_iter().filter(|name| !known.contains(*name)) {
-        if let Some(spec) = config.resources.is_empty().then(|| hardware::defaults::named(name)).flatten() {
-            specs.push(Arc::new(spec));
-            continue;
-        }
-        tracing::warn!(resource = %name, "not configured, but a container holds its devices; it stays registered until they are free");
-        specs.push(Arc::new(ResourceSpec::orphan(name.clone())));
-    }
-    specs.into()
 }

@@ -1,8 +1,9 @@
 //! What `status` and readiness say of the daemon.
 
 use super::Views;
-use crate::domain::{Kept, KubeletGeneration};
+use crate::domain::{Kept, KubeletGeneration, OwedHook};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use tokio::sync::watch;
 
 /// The daemon at a glance (`status -o json`).
@@ -23,6 +24,9 @@ pub struct Status {
     /// What was wrong with the ledger at the start, and what came of it; `null` where everything was sound.
     #[serde(default)]
     pub recovery: Option<String>,
+    /// The hooks after release that are due or have failed: their devices are free and unhealthy meanwhile.
+    #[serde(default)]
+    pub hooks: Vec<OwedHook>,
     /// The resources by name.
     pub resources: Vec<ResourceReport>,
 }
@@ -83,6 +87,7 @@ impl Status {
             ready: *views.ready.borrow(),
             kubelet: *views.kubelet.borrow(),
             ledger: *views.kept.borrow(),
+            hooks: views.due.borrow().values().flat_map(BTreeMap::values).cloned().collect(),
             recovery: views.recovery.as_deref().map(str::to_owned),
             resources: views.inventory.borrow().resources.iter().map(report).collect(),
         }

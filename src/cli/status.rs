@@ -4,7 +4,7 @@ use super::exit::{FAILURE, Failed};
 use super::table::Table;
 use super::{Global, block_on, show};
 use crate::app::{ControlError, ResourceReport, Status, control_get};
-use crate::domain::Kept;
+use crate::domain::{HookState, Kept, OwedHook};
 use std::time::Duration;
 
 /// Asks the daemon and prints its answer.
@@ -41,6 +41,14 @@ fn text(status: &Status) -> String {
         for problem in problem.iter().chain(disagreement) {
             problems += &format!("\n{name}: {problem}\n");
         }
+    }
+    for OwedHook { resource, device, state, .. } in &status.hooks {
+        problems += &match state {
+            HookState::Failed { tries, why, .. } => {
+                format!("\n{resource}: device {device} is unhealthy, since the hook after its release has failed {tries} times: {why}\n")
+            }
+            HookState::Due | HookState::Done => format!("\n{resource}: device {device} waits for the hook after its release\n"),
+        };
     }
     if let Some(recovery) = &status.recovery {
         problems += &format!("\nthe ledger was damaged when the daemon started: {recovery}\n");

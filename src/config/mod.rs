@@ -8,6 +8,7 @@
 mod contract;
 mod error;
 mod fragments;
+mod hooks;
 mod merge;
 mod sharing;
 mod validate;

@@ -19,9 +19,19 @@ pub enum Reason {
     HeldAsOther,
     /// Another function of its IOMMU group is bound to a driver of the host, so that no guest can have the group.
     GroupNotViable,
+    /// Its last holder has gone, and the hook after that has not ended yet.
+    HookPending,
+    /// The hook after its release has failed.
+    HookFailed,
 }
 
 impl Reason {
+    /// Whether it is a hook's, which ends with the hook and not by other evidence.
+    #[must_use]
+    pub fn is_of_hook(self) -> bool {
+        matches!(self, Reason::HookPending | Reason::HookFailed)
+    }
+
     /// The word of JSON, metrics and logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -32,6 +42,8 @@ impl Reason {
             Reason::Deselected => "deselected",
             Reason::HeldAsOther => "held_as_other",
             Reason::GroupNotViable => "iommu_group_not_viable",
+            Reason::HookPending => "hook_pending",
+            Reason::HookFailed => "hook_failed",
         }
     }
 }

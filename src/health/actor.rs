@@ -1,7 +1,7 @@
 //! The shell: hands evidence to the judge, publishes what it says, logs what changed.
 
 use super::core::{self, Judge};
-use crate::domain::{Grant, Health, Inventory, Listed, ResourceSpec};
+use crate::domain::{Grant, Health, Inventory, Listed, Owed, ResourceSpec};
 use crate::host;
 use crate::messages::{Broken, Crash, Discovered, Mailbox, Rescan};
 use crate::telemetry::metrics;
@@ -21,6 +21,8 @@ pub struct HealthConfig {
     pub listed: Arc<Listed>,
     /// Who holds what.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    /// The hooks that free devices wait for.
+    pub due: watch::Receiver<Arc<Owed>>,
     /// Where the inventory is published. Outlives the actor, as does what was published last.
     pub inventory: Arc<watch::Sender<Arc<Inventory>>>,
     /// Discovery: asked for fresh evidence when a life begins, and when a device was found broken.
@@ -50,7 +52,9 @@ impl HealthActor {
         self.judged = Arc::clone(&grants);
         let held = core::held(grants.iter().map(AsRef::as_ref));
         let now = host::now().boot;
-        let Some(inventory) = self.judge.judge(&held, now) else { return };
+        // After the grants: what ends a hold makes its hook due first.
+        let due = self.config.due.borrow().clone();
+        let Some(inventory) = self.judge.judge(&held, &due, now) else { return };
         let before = self.config.inventory.borrow().clone();
         if before != inventory {
             report(&before, &inventory);
@@ -108,6 +112,7 @@ impl Actor for HealthActor {
     fn started(&mut self, context: &mut Self::Context) {
         // A change of the holders can change the list: what is no longer held may leave it.
         context.add_stream(WatchStream::from_changes(self.config.grants.clone()));
+        context.add_stream(WatchStream::from_changes(self.config.due.clone()));
         // The first life is told of the first scan anyway; a later one has lost the evidence.
         if !self.config.inventory.borrow().resources.is_empty() {
             self.config.rescan.tell(Rescan { asked_at: host::now().boot });
@@ -126,6 +131,15 @@ impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
     }
 
     /// The ledger's publisher ends with the daemon only; the actor has other sources.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+impl StreamHandler<Arc<Owed>> for HealthActor {
+    fn handle(&mut self, _: Arc<Owed>, context: &mut Self::Context) {
+        self.publish(context);
+    }
+
+    /// As that of the grants.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 

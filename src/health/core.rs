@@ -1,8 +1,8 @@
 //! The judge: evidence in, inventory out. Pure.
 
 use crate::domain::{
-    Device, DeviceClass, DeviceId, Evidence, Grant, GrantedDevice, Health, Inventory, Listed, Offered, Offering, Reason, ResourceName,
-    ResourceSpec, Safeguard, Sharing,
+    Device, DeviceClass, DeviceId, Evidence, Grant, GrantedDevice, Health, Inventory, Listed, Offered, Offering, Owed, Reason,
+    ResourceName, ResourceSpec, Safeguard, Sharing,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -83,7 +83,9 @@ impl Judge {
     }
 
     /// Judges everything. `None` before the first evidence: nothing is known, so nothing is said.
-    pub(crate) fn judge(&mut self, held: &Held, now: Duration) -> Option<Arc<Inventory>> {
+    ///
+    /// `due` are the hooks that free devices wait for; until they are done nobody gets one.
+    pub(crate) fn judge(&mut self, held: &Held, due: &Owed, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
         let mut resources = BTreeMap::new();
         let mut leaving = BTreeMap::new();
@@ -121,6 +123,10 @@ impl Judge {
                 if is_listed && spec.is_exclusive() && offered.device.own_nodes().any(|node| held_nodes.contains(node)) {
                     offered.health = Health::Unhealthy(Reason::HeldAsOther);
                 }
+            }
+            for (id, offered) in devices.iter_mut().filter(|(_, offered)| offered.health.is_healthy()) {
+                let hook = due.get(&spec.name).and_then(|due| due.get(&offered.device.id)).filter(|_| !held.contains_key(id));
+                offered.health = hook.map_or(Health::Healthy, |hook| Health::Unhealthy(hook.reason()));
             }
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
         }

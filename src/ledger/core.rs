@@ -20,6 +20,7 @@
 
 mod agenda;
 mod evidence;
+mod hooks;
 mod rebuild;
 mod reconcile;
 mod refusal;
@@ -28,11 +29,14 @@ mod refusal;
 mod tests;
 
 pub use self::agenda::{Agenda, has_dead_holder, is_calm, next_look};
+pub use self::hooks::{ReleaseHooks, ended, owing, undue};
 pub use self::rebuild::rebuild;
 pub use self::reconcile::{ABSENCE_MIN, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, Watchlist, reconcile};
 pub use self::refusal::{Doubt, Sight, doubt};
 
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantedDevice, Inventory, Listed, ResourceName, note_list};
+use crate::domain::{
+    AllocId, DeviceId, Entry, Grant, GrantedDevice, HookState, Inventory, Listed, Owed, ResourceName, note_hook, note_list,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -44,6 +48,7 @@ pub struct Ledger {
     holders: BTreeMap<ResourceName, BTreeMap<DeviceId, BTreeSet<AllocId>>>,
     names: BTreeMap<String, DeviceId>,
     listed: Listed,
+    owed: Owed,
 }
 
 /// What an entry changed.
@@ -59,14 +64,16 @@ pub enum Change {
     Named,
     /// A list has other ids.
     Listed,
+    /// A hook is owed, has failed or is owed no more.
+    Hook,
     /// Nothing: it was so already, or the grant is not live.
     Nothing,
 }
 
 impl Ledger {
     /// The ledger that the store has kept.
-    pub fn from_recovered(grants: impl IntoIterator<Item = Grant>, names: BTreeMap<String, DeviceId>, listed: Listed) -> Self {
-        let mut ledger = Ledger { names, listed, ..Ledger::default() };
+    pub fn from_recovered(grants: impl IntoIterator<Item = Grant>, names: BTreeMap<String, DeviceId>, listed: Listed, owed: Owed) -> Self {
+        let mut ledger = Ledger { names, listed, owed, ..Ledger::default() };
         grants.into_iter().filter(Grant::is_live).for_each(|grant| ledger.insert(grant));
         ledger
     }
@@ -115,6 +122,14 @@ impl Ledger {
                 }
                 note_list(&mut self.listed, resource, devices.clone());
                 Change::Listed
+            }
+            Entry::Hook(hook) => {
+                let known = self.owed.get(&hook.resource).and_then(|devices| devices.get(&hook.device));
+                if known.map_or(hook.state == HookState::Done, |known| known == &**hook) {
+                    return Change::Nothing;
+                }
+                note_hook(&mut self.owed, hook);
+                Change::Hook
             }
         }
     }

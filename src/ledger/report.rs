@@ -26,6 +26,7 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
             GrantState::Released { released_by, .. } => tracing::info!(%alloc_id, released_by, "released"),
         },
         Entry::Named { key, id } => tracing::debug!(key, %id, "named"),
+        Entry::Hook(hook) => super::hooks::tell(hook),
         Entry::Listed { resource, devices } => tracing::debug!(%resource, devices = devices.len(), "listed"),
     }
 }

@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 pub(super) const FRAMING: u32 = 2;
 /// The version of sled's trees.
 pub(super) const TREES: u32 = 1;
-/// The highest version of a record that is known. Version 2 has [`Entry::Listed`].
-pub(super) const VERSION: u32 = 2;
+/// The highest version of a record that is known. Version 2 has [`Entry::Listed`], version 3 [`Entry::Hook`].
+pub(super) const VERSION: u32 = 3;
 /// How a payload begins when this code wrote it.
-const FRONTS: [&[u8]; VERSION as usize] = [br#"{"v":1,"record":"#, br#"{"v":2,"record":"#];
+const FRONTS: [&[u8]; VERSION as usize] = [br#"{"v":1,"record":"#, br#"{"v":2,"record":"#, br#"{"v":3,"record":"#];
 /// Bytes in front of the payload.
 pub(super) const PREFIX_BYTES: usize = 16;
 /// A larger payload is refused by the writer and taken for damage by the reader. A grant of 64 devices has some 20 KiB.
@@ -81,6 +81,7 @@ pub(super) fn encode(entry: &Entry) -> Result<Vec<u8>, serde_json::Error> {
     let v = match entry {
         Entry::Grant(_) | Entry::Moved { .. } | Entry::Named { .. } => 1,
         Entry::Listed { .. } => 2,
+        Entry::Hook(_) => 3,
     };
     serde_json::to_vec(&Written { v, record: entry })
 }
@@ -227,6 +228,7 @@ mod tests {
     fn every_version_on_disk_is_its_golden_file() {
         is_golden("records-v1.bin", include_bytes!("golden/records-v1.bin"), &samples::one_of_each());
         is_golden("records-v2.bin", include_bytes!("golden/records-v2.bin"), &[samples::listed(&[1, 2])]);
+        is_golden("records-v3.bin", include_bytes!("golden/records-v3.bin"), &samples::hook_in_each_state(1));
     }
 
     #[test]
@@ -266,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_later_version_is_not_taken_for_damage() {
-        assert_eq!(decode(br#"{"v":3,"record":{"entry":"unheard-of"}}"#), Err(Defect::Newer(3)));
+        assert_eq!(decode(br#"{"v":4,"record":{"entry":"unheard-of"}}"#), Err(Defect::Newer(4)));
         assert_eq!(decode(br#"{"v":1,"record":{"entry":"unheard-of"}}"#), Err(Defect::Damaged));
         assert_eq!(decode(b"{}"), Err(Defect::Damaged));
     }

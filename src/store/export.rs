@@ -3,7 +3,7 @@
 use super::recovery::{LivePayloads, Notes, decode_grant};
 use super::shelver::PendingReader;
 use super::{Store, StoreError};
-use crate::domain::{DeviceId, Grant, Listed};
+use crate::domain::{DeviceId, Grant, Listed, Owed};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -17,6 +17,9 @@ pub enum Told {
         names: BTreeMap<String, DeviceId>,
         /// What the kubelet was told last.
         listed: Listed,
+        /// What is owed to devices after their release.
+        #[serde(default, skip_serializing_if = "Owed::is_empty")]
+        owed: Owed,
     },
     /// A grant.
     Grant(Box<Grant>),
@@ -37,9 +40,9 @@ impl Export {
     /// # Errors
     /// When the query database fails. What was live has been told then.
     pub fn read(self, mut take: impl FnMut(Told) -> bool) -> Result<(), StoreError> {
-        let Export { notes: Notes { names, listed }, live, reader } = self;
+        let Export { notes: Notes { names, listed, owed }, live, reader } = self;
         let held = live.values().filter_map(|(_, payload)| decode_grant(payload)).map(|grant| Told::Grant(Box::new(grant)));
-        if !std::iter::once(Told::Notes { names, listed }).chain(held).all(&mut take) {
+        if !std::iter::once(Told::Notes { names, listed, owed }).chain(held).all(&mut take) {
             return Ok(());
         }
         reader.wait()?.history(|grant| live.contains_key(&grant.alloc_id) || take(Told::Grant(Box::new(grant))))

@@ -49,7 +49,7 @@ use self::journal::Journal;
 use self::layout::{Lock, journal_dir};
 use self::recovery::{LivePayloads, Notes, decode_grant, encode, open_segment};
 use self::shelver::Shelver;
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Kept, Listed, note_list};
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Kept, Listed, Owed, note_hook, note_list};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -74,6 +74,8 @@ pub struct Recovered {
     pub names: BTreeMap<String, DeviceId>,
     /// What the kubelet was told last, as far as it is known.
     pub listed: Listed,
+    /// What is owed to devices after their release, as far as it is known.
+    pub owed: Owed,
     /// How it was come by.
     pub report: RecoveryReport,
 }
@@ -274,8 +276,8 @@ impl Store {
         let grants = self.live.values().filter_map(|(_, payload)| decode_grant(payload)).collect();
         let mut report = self.report.clone();
         self.shelver.add_findings(&mut report);
-        let Notes { names, listed } = self.notes.clone();
-        Recovered { grants, names, listed, report }
+        let Notes { names, listed, owed } = self.notes.clone();
+        Recovered { grants, names, listed, owed, report }
     }
 
     /// Whether entries can be confirmed, and whether both copies are being kept: (journal, query database).
@@ -326,6 +328,7 @@ impl Store {
                 self.shelver.name(key, seq, id);
             }
             Entry::Listed { resource, devices } => note_list(&mut self.notes.listed, resource, devices.clone()),
+            Entry::Hook(hook) => note_hook(&mut self.notes.owed, hook),
         }
     }
 

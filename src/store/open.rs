@@ -129,8 +129,8 @@ impl Store {
             store.begin_checkpoint()?;
         }
         store.report.took = began.elapsed();
-        let Notes { names, listed } = store.notes.clone();
-        let recovered = Recovered { grants, names, listed, report: store.report.clone() };
+        let Notes { names, listed, owed } = store.notes.clone();
+        let recovered = Recovered { grants, names, listed, owed, report: store.report.clone() };
         Ok((store, recovered))
     }
 }

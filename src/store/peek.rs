@@ -25,6 +25,7 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
         grants: truth.live.into_values().map(|(_, grant)| grant).collect(),
         names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).collect(),
         listed: truth.listed,
+        owed: truth.owed,
         report,
     })
 }

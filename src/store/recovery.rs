@@ -13,7 +13,7 @@ use super::codec;
 use super::database::{Image, Shelf};
 use super::journal::Journal;
 use super::replay::Fold;
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Listed};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Listed, Owed, note_hook};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -98,6 +98,8 @@ pub(super) struct Truth {
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
     /// What the kubelet was told last. Only the journal has it.
     pub(super) listed: Listed,
+    /// What is owed to devices after their release. Only the journal has it.
+    pub(super) owed: Owed,
     /// The highest sequence number that either has.
     pub(super) last: u64,
 }
@@ -113,8 +115,16 @@ pub(super) fn merge(
     report.segments = fold.segments.len();
     report.entries = fold.entries;
     report.torn_bytes = fold.torn_bytes;
-    let mut truth =
-        Truth { last: fold.last.max(image.last), names: fold.names, listed: fold.listed, payloads: fold.payloads, ..Truth::default() };
+    let mut owed = Owed::new();
+    fold.owed.values().for_each(|(_, hook)| note_hook(&mut owed, hook));
+    let mut truth = Truth {
+        last: fold.last.max(image.last),
+        names: fold.names,
+        listed: fold.listed,
+        owed,
+        payloads: fold.payloads,
+        ..Truth::default()
+    };
     for (id, (seq, grant)) in fold.grants {
         if grant.is_live() { &mut truth.live } else { &mut truth.released }.insert(id, (seq, grant));
     }
@@ -232,22 +242,24 @@ pub(super) fn decode_grant(payload: &[u8]) -> Option<Grant> {
 pub(super) struct Notes {
     pub(super) names: BTreeMap<String, DeviceId>,
     pub(super) listed: Listed,
+    pub(super) owed: Owed,
 }
 
 impl Notes {
     pub(super) fn of(truth: &Truth) -> Self {
         let names = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).collect();
-        Notes { names, listed: truth.listed.clone() }
+        Notes { names, listed: truth.listed.clone(), owed: truth.owed.clone() }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.names.len() + self.listed.len()
+        self.names.len() + self.listed.len() + self.owed.values().map(BTreeMap::len).sum::<usize>()
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
         let names = self.names.iter().map(|(key, id)| Entry::Named { key: key.clone(), id: id.clone() });
-        let listed = self.listed.iter();
-        names.chain(listed.map(|(resource, devices)| Entry::Listed { resource: resource.clone(), devices: devices.clone() }))
+        let listed = self.listed.iter().map(|(resource, devices)| Entry::Listed { resource: resource.clone(), devices: devices.clone() });
+        let owed = self.owed.values().flat_map(BTreeMap::values).map(|hook| Entry::Hook(Box::new(hook.clone())));
+        names.chain(listed).chain(owed)
     }
 }
 

@@ -8,7 +8,7 @@ use super::codec::{self, Defect, Record};
 use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
 use super::layout::{journal_dir, peek_confirmed};
 use super::{OLD_SEGMENTS_MAX, StoreError};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Listed, note_list};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, HookState, Listed, OwedHook, ResourceName, note_list};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -26,6 +26,8 @@ pub(super) struct Fold {
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
     /// What the kubelet was told last.
     pub(super) listed: Listed,
+    /// What is owed to devices after their release.
+    pub(super) owed: BTreeMap<(ResourceName, DeviceId), (u64, OwedHook)>,
     /// The latest state of grants whose own entry could not be read.
     pub(super) orphans: BTreeMap<AllocId, (u64, GrantState)>,
     /// First sequence number of the newest complete head; 0 without one.
@@ -169,6 +171,8 @@ impl Fold {
                 self.gaps.truncate(0);
                 self.orphans.clear();
                 self.grants.retain(|id, (_, grant)| !grant.is_live() || held.contains(id));
+                // What was done may have been said in a part that is lost.
+                self.owed.retain(|_, (seq, _)| *seq >= first);
                 self.complete_from = first;
             }
             if at >= bytes.len() {
@@ -280,6 +284,14 @@ impl Fold {
                 self.names.insert(key, (seq, id));
             }
             Entry::Listed { resource, devices } => note_list(&mut self.listed, &resource, devices),
+            Entry::Hook(hook) => {
+                let key = (hook.resource.clone(), hook.device.clone());
+                if hook.state == HookState::Done {
+                    self.owed.remove(&key);
+                } else {
+                    self.owed.insert(key, (seq, *hook));
+                }
+            }
         }
     }
 }

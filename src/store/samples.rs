@@ -1,7 +1,8 @@
 //! Grants for the tests of the store.
 
 use crate::domain::{
-    AllocId, ContainerEdits, DeviceId, EditDevice, EditMount, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, Timestamp,
+    AllocId, ContainerEdits, DeviceId, EditDevice, EditMount, Entry, Grant, GrantState, GrantedDevice, HookState, KubeletGeneration,
+    OwedHook, PodRef, Timestamp,
 };
 use std::collections::BTreeMap;
 
@@ -70,6 +71,27 @@ pub(super) fn named(n: u64) -> Entry {
 /// The list of one resource: the devices of these grants.
 pub(super) fn listed(of: &[u64]) -> Entry {
     Entry::Listed { resource: grant(0).resource, devices: of.iter().flat_map(|n| grant(*n).devices).collect() }
+}
+
+/// How far the hook has come that the `n`-th grant's device is owed.
+pub(super) fn hook(n: u64, state: HookState) -> Entry {
+    let device = &grant(n).devices[0];
+    Entry::Hook(Box::new(OwedHook {
+        resource: grant(n).resource,
+        device: device.id.clone(),
+        key: device.key.clone(),
+        alloc_id: grant(n).alloc_id,
+        pod: Some(pod(n)),
+        container: Some("main".into()),
+        released_at: Timestamp(1_700_000_003_000 + n),
+        state,
+    }))
+}
+
+/// Of version 3.
+pub(super) fn hook_in_each_state(n: u64) -> Vec<Entry> {
+    let failed = HookState::Failed { tries: 2, failed_at: Timestamp(1_700_000_004_000), why: "exit status: 1: no key".into() };
+    [HookState::Due, failed, HookState::Done].map(|state| hook(n, state)).into()
 }
 
 /// Of version 1.

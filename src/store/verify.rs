@@ -53,6 +53,9 @@ pub struct JournalCheck {
     pub live: usize,
     /// Names of devices.
     pub names: usize,
+    /// Hooks that are owed to devices after their release.
+    #[serde(default)]
+    pub hooks: usize,
     /// Entries that should be there and are not, by number.
     pub missing: u64,
     /// Files with damage inside.
@@ -207,6 +210,7 @@ impl Journal {
             to: fold.last,
             live: 0,
             names: fold.names.len(),
+            hooks: fold.owed.len(),
             missing: fold.gaps.iter().map(|(from, to)| to + 1 - from).sum(),
             damaged: fold.damaged.clone(),
             cut_off_bytes: fold.torn_bytes,

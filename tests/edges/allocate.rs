@@ -79,6 +79,8 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
             process_crash: false,
             policy: Default::default(),
             grants: Arc::new(grants),
+            hooks: Arc::default(),
+            due: Arc::new(watch::Sender::default()),
             names: Arc::new(watch::Sender::default()),
             inventory: watch::channel(Arc::default()).1,
             device_plugins: stage.node.path("kubelet/device-plugins"),

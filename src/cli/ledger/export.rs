@@ -134,9 +134,14 @@ impl<W: Write> Page<W> {
 
     fn write(&mut self, told: Told) -> io::Result<()> {
         match told {
-            Told::Notes { names, listed } => {
+            Told::Notes { names, listed, owed } => {
                 let (names, listed) = (serde_json::to_string(&names)?, serde_json::to_string(&listed)?);
-                write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n\"grants\":[")
+                write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n")?;
+                if !owed.is_empty() {
+                    // A version that knows no hooks reads the document as long as nothing is owed.
+                    writeln!(self.out, "\"owed\":{},", serde_json::to_string(&owed)?)?;
+                }
+                write!(self.out, "\"grants\":[")
             }
             Told::Grant(grant) => {
                 self.grants += 1;
@@ -198,7 +203,7 @@ mod tests {
     #[test]
     fn the_document_is_what_is_promised() {
         let mut page = Page { out: Vec::new(), grants: 0, written: Ok(()) };
-        assert!(page.add(Told::Notes { names: Default::default(), listed: Default::default() }));
+        assert!(page.add(Told::Notes { names: Default::default(), listed: Default::default(), owed: Default::default() }));
         assert!(page.add(Told::Grant(Box::new(grants().swap_remove(2)))));
         page.out.extend_from_slice(b"\n]}\n");
         let wanted = concat!(

@@ -4,7 +4,7 @@ use super::export::{Exported, SCHEMA};
 use crate::cli::exit::{FAILURE, Failed};
 use crate::cli::{Global, eprintln, show, when};
 use crate::config::Config;
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Retention, Timestamp};
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp};
 use crate::host;
 use crate::store::{Recovered, Store};
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,8 @@ struct Document {
     _schema: u32,
     names: BTreeMap<String, DeviceId>,
     listed: Listed,
+    #[serde(default)]
+    owed: Owed,
     grants: Vec<Exported>,
 }
 
@@ -35,6 +37,7 @@ struct Document {
 struct Import {
     names: BTreeMap<String, DeviceId>,
     listed: Listed,
+    owed: Owed,
     grants: BTreeMap<AllocId, Grant>,
 }
 
@@ -50,6 +53,8 @@ struct Done {
     names: usize,
     /// Lists of resources.
     listed: usize,
+    /// Hooks that are owed to devices after their release.
+    owed: usize,
     /// Grants that the ledger had already, the same.
     already_there: usize,
     /// Grants that were given back longer ago than the ledger remembers.
@@ -98,8 +103,8 @@ fn parse(text: &str) -> Result<Import, String> {
         Ok(Versioned { schema }) => return Err(format!("it is of schema {schema}, and this version knows {SCHEMA}")),
         Err(error) => return Err(format!("it is no export of a ledger: {error}")),
     }
-    let Document { names, listed, grants, .. } = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let mut import = Import { names, listed, grants: BTreeMap::new() };
+    let Document { names, listed, owed, grants, .. } = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let mut import = Import { names, listed, owed, grants: BTreeMap::new() };
     for exported in grants {
         let id = exported.alloc_id.clone();
         let grant = exported.try_into().map_err(|why| format!("grant {id}: {why}"))?;
@@ -118,7 +123,7 @@ fn plan(
     retention: Retention,
     now: Timestamp,
 ) -> Result<(Vec<Entry>, Done), String> {
-    let Import { names, listed, grants } = import;
+    let Import { names, listed, owed, grants } = import;
     let known: BTreeMap<&AllocId, &Grant> = recovered.grants.iter().chain(released).map(|grant| (&grant.alloc_id, grant)).collect();
     let (mut entries, mut conflicts, mut done) = (Vec::new(), Vec::new(), Done { schema: 1, ..Done::default() });
     for (key, id) in names {
@@ -135,6 +140,12 @@ fn plan(
     for (resource, devices) in listed.into_iter().filter(|(resource, _)| !recovered.listed.contains_key(resource)) {
         done.listed += 1;
         entries.push(Entry::Listed { resource, devices });
+    }
+    // A hook that is run once more does no harm; one that is not run does.
+    let is_owed = |hook: &OwedHook| recovered.owed.get(&hook.resource).is_some_and(|devices| devices.contains_key(&hook.device));
+    for hook in owed.into_values().flat_map(BTreeMap::into_values).filter(|hook| !is_owed(hook)) {
+        done.owed += 1;
+        entries.push(Entry::Hook(Box::new(hook)));
     }
     let oldest = Timestamp(now.0.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX)));
     for (id, grant) in grants {
@@ -160,8 +171,11 @@ fn plan(
 }
 
 fn text_of(done: &Done) -> String {
-    let Done { live, released, names, listed, already_there, forgotten, .. } = done;
+    let Done { live, released, names, listed, owed, already_there, forgotten, .. } = done;
     let mut text = format!("imported grants: {live} live, {released} released; names: {names}; lists: {listed}\n");
+    if *owed > 0 {
+        text += &format!("hooks that are owed: {owed}\n");
+    }
     if *already_there > 0 {
         text += &format!("already there: {already_there}\n");
     }
@@ -230,6 +244,16 @@ mod tests {
         assert!(planned(&import, &empty, &[gone]).unwrap_err().contains("grant a-1 is released in the ledger and granted in the export"));
         let renamed = Recovered { names: BTreeMap::from([("pci:1".into(), DeviceId::new("GPU-2"))]), ..Recovered::default() };
         assert!(planned(&import, &renamed, &[]).unwrap_err().contains("`pci:1` is named `GPU-2` in the ledger and `GPU-1` in the export"));
+    }
+
+    #[test]
+    fn a_hook_that_is_owed_is_owed_by_the_next_ledger_too() {
+        let hook = r#"{"resource":"a.b/c","device":"x","key":"dev:x","alloc_id":"a-0","pod":null,"container":null,
+            "released_at":"2023-11-14T22:13:20.000Z","hook":"failed","tries":3,"failed_at":"2023-11-14T22:13:20.000Z","why":"no key"}"#;
+        let import = document("{}", &[]).replace("\"grants\"", &format!(r#""owed":{{"a.b/c":{{"x":{hook}}}}},"grants""#));
+        assert_eq!(planned(&import, &Recovered::default(), &[]), Ok(Done { schema: 1, owed: 1, ..Done::default() }));
+        let owed = parse(&import).unwrap().owed;
+        assert_eq!(planned(&import, &Recovered { owed, ..Recovered::default() }, &[]), Ok(Done { schema: 1, ..Done::default() }));
     }
 
     #[test]

@@ -77,8 +77,8 @@ moved aside: `/s/db.quarantine-1`
 ";
         assert_eq!(text(&found), wanted);
         let wanted = concat!(
-            r#"{"schema":1,"sound":false,"journal":{"segments":1,"entries":7,"from":1,"to":8,"live":2,"names":1,"missing":1,"damaged":[],"#,
-            r#""cut_off_bytes":0},"database":{"live":2,"released":12,"names":1,"applied":6,"damaged":0},"live":{"in_both":2,"following":0,"#,
+            r#"{"schema":1,"sound":false,"journal":{"segments":1,"entries":7,"from":1,"to":8,"live":2,"names":1,"hooks":0,"missing":1,"#,
+            r#""damaged":[],"cut_off_bytes":0},"database":{"live":2,"released":12,"names":1,"applied":6,"damaged":0},"live":{"in_both":2,"following":0,"#,
             r#""only_in_journal":[],"only_in_database":[],"different":[]},"moved_aside":["/s/db.quarantine-1"],"#,
             r#""problems":["entries missing from the journal: 1"],"remarks":[]}"#,
         );
