@@ -162,8 +162,14 @@ mod tests {
 
     fn ledger(entries: &[Entry]) -> Ledger {
         let mut ledger = Ledger::default();
-        entries.iter().for_each(|entry| drop(ledger.evolve(entry)));
+        apply(&mut ledger, entries);
         ledger
+    }
+
+    fn apply<'a>(ledger: &mut Ledger, entries: impl IntoIterator<Item = &'a Entry>) {
+        for entry in entries {
+            ledger.evolve(entry);
+        }
     }
 
     fn devices(owed: &Owed) -> Vec<String> {
@@ -173,7 +179,7 @@ mod tests {
     /// Decides and applies, as the actor does.
     fn release(ledger: &mut Ledger, hooks: &ReleaseHooks, moves: &[Entry]) {
         let owed = owing(ledger, hooks, moves, std::iter::empty());
-        owed.iter().chain(moves).for_each(|entry| drop(ledger.evolve(entry)));
+        apply(ledger, owed.iter().chain(moves));
     }
 
     fn run(ledger: &Ledger) -> OwedHook {
@@ -249,7 +255,7 @@ mod tests {
         let mut ledger = ledger(&[made(1, "a")]);
         // As a cut-off write leaves it: the hook without the release.
         let owed = owing(&ledger, &hooks, &[released(1)], [].iter());
-        owed.iter().for_each(|entry| drop(ledger.evolve(entry)));
+        apply(&mut ledger, &owed);
         assert!(ledger.due(&hooks).is_empty() && ledger.waits(&hooks, [].iter(), &grant(2, "a")).is_none());
         release(&mut ledger, &hooks, &[released(1)]);
         assert_eq!(devices(&ledger.due(&hooks)), ["a after a-1"]);
@@ -275,7 +281,7 @@ mod tests {
         release(&mut ledger, &hooks, &[released(1)]);
         assert!(undue(&ledger, &hooks).is_empty());
         let former = undue(&ledger, &ReleaseHooks::new());
-        former.iter().for_each(|entry| drop(ledger.evolve(entry)));
+        apply(&mut ledger, &former);
         assert!(ledger.owed().is_empty());
     }
 
