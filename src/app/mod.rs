@@ -12,24 +12,26 @@ mod rebuild;
 mod specs;
 mod status;
 pub mod supervisor;
+mod views;
 mod watcher;
 
 pub use control::{ControlError, get as control_get, read_ledger, verify as verify_ledger};
 pub use error::StartError;
 pub use processors::Processors;
 pub use status::{ResourceReport, Status};
+pub use views::{Actors, Views};
 
-use self::supervisor::{Handle, Policy, Slot, Supervision};
+use self::supervisor::{Policy, Slot, Supervision};
 use crate::config::{Config, Roots};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
-use crate::domain::{Durability, Grant, Inventory, Kept, KubeletGeneration, Owed, ResourceName};
+use crate::domain::{Durability, Inventory, ResourceName};
 use crate::health::{HealthActor, HealthConfig};
 use crate::hook::Performer;
 use crate::host::{self, HostRoot};
 use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::Ledger;
 use crate::ledger::{LedgerActor, LedgerConfig};
-use crate::registration::{Registration, RegistrationConfig, ResourceStatus};
+use crate::registration::{Registration, RegistrationConfig};
 use crate::serving::{Serving, ServingConfig, Sockets, SpecFiles};
 use crate::store::Store;
 use crate::telemetry;
@@ -71,42 +73,6 @@ impl Settings {
         let default = || self.roots.kubelet.join("pod-resources/kubelet.sock");
         self.config.pod_resources_socket.clone().unwrap_or_else(default)
     }
-}
-
-/// The handles of the five actors, for tests and the demo, which let them die.
-#[derive(Debug, Clone)]
-pub struct Actors {
-    /// Watches the host.
-    pub discovery: Handle<DiscoveryActor>,
-    /// Judges what was found.
-    pub health: Handle<HealthActor>,
-    /// Remembers who holds what.
-    pub ledger: Handle<LedgerActor>,
-    /// Speaks the device-plugin API.
-    pub serving: Handle<Serving>,
-    /// Keeps the resources registered.
-    pub registration: Handle<Registration>,
-}
-
-/// What others may look at. Every value is a snapshot that outlives the actor that published it.
-#[derive(Debug, Clone)]
-pub struct Views {
-    /// What the kubelet is told.
-    pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// Who holds what.
-    pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    /// The hooks that free devices wait for.
-    pub due: watch::Receiver<Arc<Owed>>,
-    /// Each resource's place in the kubelet.
-    pub registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
-    /// The kubelet's socket.
-    pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
-    /// How the ledger is kept.
-    pub kept: watch::Receiver<Kept>,
-    /// What was wrong with the ledger at the start.
-    pub recovery: Option<Arc<str>>,
-    /// Whether everything that READY promises has happened (I11).
-    pub ready: watch::Receiver<bool>,
 }
 
 /// A running daemon.

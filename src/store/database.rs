@@ -10,12 +10,13 @@
 mod reader;
 
 pub(super) use self::reader::Reader;
-use self::reader::history_key;
+use self::reader::{history_key, hook_key};
 use super::StoreError;
 use super::codec;
 use super::error::wants_room;
 use super::layout::{note, sync_data, sync_directory};
-use crate::domain::{AllocId, DeviceId, Grant, Retention, Timestamp};
+use super::replay::OwedAt;
+use crate::domain::{AllocId, DeviceId, Grant, HookState, OwedHook, Retention, Timestamp};
 use crate::host::LateTimers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -54,6 +55,7 @@ pub(super) struct Shelf {
     live: sled::Tree,
     history: sled::Tree,
     names: sled::Tree,
+    hooks: sled::Tree,
     meta: sled::Tree,
     /// sled's own log, opened once more for the fdatasync that sled does not do.
     log: File,
@@ -71,6 +73,8 @@ pub(super) struct Image {
     pub(super) live: BTreeMap<AllocId, (u64, Vec<u8>)>,
     /// Names of devices.
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
+    /// Hooks that are owed.
+    pub(super) hooks: OwedAt,
     /// Records that cannot be read.
     pub(super) damaged: u64,
     /// The highest version of records that only a later Holdfast can read.
@@ -152,8 +156,8 @@ impl Shelf {
     fn with_trees(dir: &Path, db: sled::Db) -> sled::Result<Self> {
         let log = File::open(dir.join("db"))?;
         let (live, history) = (db.open_tree("live")?, db.open_tree("history")?);
-        let (names, meta) = (db.open_tree("names")?, db.open_tree("meta")?);
-        let mut shelf = Shelf { dir: dir.to_owned(), db, live, history, names, meta, log, history_count: 0 };
+        let (names, hooks, meta) = (db.open_tree("names")?, db.open_tree("hooks")?, db.open_tree("meta")?);
+        let mut shelf = Shelf { dir: dir.to_owned(), db, live, history, names, hooks, meta, log, history_count: 0 };
         shelf.history_count = shelf.number(HISTORY_COUNT)?.unwrap_or(0);
         Ok(shelf)
     }
@@ -188,6 +192,15 @@ impl Shelf {
     /// Remembers a device's name.
     pub(super) fn name(&mut self, key: &str, seq: u64, id: &DeviceId) -> Result<(), StoreError> {
         self.run(|shelf| shelf.names.insert(key, codec::stamp(key.as_bytes(), seq, id.as_str().as_bytes())).map(drop))
+    }
+
+    /// Remembers how far a hook has come; one that is done goes.
+    pub(super) fn hook(&mut self, hook: &OwedHook, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
+        let key = hook_key(hook);
+        self.run(|shelf| match hook.state {
+            HookState::Done => shelf.hooks.remove(&key).map(drop),
+            HookState::Due | HookState::Failed { .. } => shelf.hooks.insert(&key, codec::stamp(&key, seq, payload)).map(drop),
+        })
     }
 
     /// Trims the history, then makes everything up to `applied` survive a power cut.
@@ -251,8 +264,9 @@ impl Shelf {
 
     /// The database for whoever wants to read it.
     pub(super) fn reader(&self) -> Reader {
-        let Shelf { dir, live, history, names, meta, .. } = self;
-        Reader { dir: dir.clone(), live: live.clone(), history: history.clone(), names: names.clone(), meta: meta.clone() }
+        let Shelf { dir, live, history, names, hooks, meta, .. } = self;
+        let (live, history, names, hooks) = (live.clone(), history.clone(), names.clone(), hooks.clone());
+        Reader { dir: dir.clone(), live, history, names, hooks, meta: meta.clone() }
     }
 
     /// Which of `wanted` are among the released grants, and by which entry. All of them are looked at: by a clock that was

@@ -8,7 +8,7 @@
 //!   <state-dir>/lock                          one writer at a time; the last one's boot or end, and its last confirmed entry
 //!   <state-dir>/journal/<first seq>.log       every entry since the last checkpoint, after a copy of everything live
 //!   <state-dir>/journal/<first seq>.draft           an import that was cut short; it means nothing
-//!   <state-dir>/db/                           sled: live grants, names, history
+//!   <state-dir>/db/                           sled: live grants, names, hooks that are owed, history
 //!   <state-dir>/….quarantine-<millis>         what was damaged; kept for a person to look at, never read again
 //! ```
 //!
@@ -328,7 +328,10 @@ impl Store {
                 self.shelver.name(key, seq, id);
             }
             Entry::Listed { resource, devices } => note_list(&mut self.notes.listed, resource, devices.clone()),
-            Entry::Hook(hook) => note_hook(&mut self.notes.owed, hook),
+            Entry::Hook(hook) => {
+                note_hook(&mut self.notes.owed, hook);
+                self.shelver.hook(hook, seq, payload);
+            }
         }
     }
 

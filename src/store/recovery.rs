@@ -12,8 +12,8 @@ use super::StoreError;
 use super::codec;
 use super::database::{Image, Shelf};
 use super::journal::Journal;
-use super::replay::Fold;
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Listed, Owed, note_hook};
+use super::replay::{Fold, OwedAt};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, HookState, Listed, Owed, OwedHook, note_hook};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -98,10 +98,19 @@ pub(super) struct Truth {
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
     /// What the kubelet was told last. Only the journal has it.
     pub(super) listed: Listed,
-    /// What is owed to devices after their release. Only the journal has it.
-    pub(super) owed: Owed,
+    /// What is owed to devices after their release.
+    pub(super) owed: OwedAt,
     /// The highest sequence number that either has.
     pub(super) last: u64,
+}
+
+impl Truth {
+    /// What is owed, without the numbers.
+    pub(super) fn owed(&self) -> Owed {
+        let mut owed = Owed::new();
+        self.owed.values().for_each(|(_, hook)| note_hook(&mut owed, hook));
+        owed
+    }
 }
 
 /// Merges. `released_in_history` says which of some grants the database has among its released ones; `None` where those
@@ -115,13 +124,11 @@ pub(super) fn merge(
     report.segments = fold.segments.len();
     report.entries = fold.entries;
     report.torn_bytes = fold.torn_bytes;
-    let mut owed = Owed::new();
-    fold.owed.values().for_each(|(_, hook)| note_hook(&mut owed, hook));
     let mut truth = Truth {
         last: fold.last.max(image.last),
         names: fold.names,
         listed: fold.listed,
-        owed,
+        owed: fold.owed,
         payloads: fold.payloads,
         ..Truth::default()
     };
@@ -192,8 +199,25 @@ pub(super) fn merge(
         }
     }
 
+    // As with grants: a head names every hook, and a journal that is whole has the end of each.
+    for (key, (seq, hook)) in &image.hooks {
+        let is_newer = match truth.owed.get(key) {
+            Some((known, _)) => seq > known,
+            None => *seq >= fold.complete_from && (broken || *seq > fold.last),
+        };
+        if is_newer {
+            truth.owed.insert(key.clone(), (*seq, hook.clone()));
+        }
+    }
+
     // A gap that sled had already applied costs nothing; of the rest, sled may have had single entries.
-    let in_database: BTreeSet<u64> = image.live.values().map(|(seq, _)| *seq).chain(image.names.values().map(|(seq, _)| *seq)).collect();
+    let in_database: BTreeSet<u64> = image
+        .live
+        .values()
+        .map(|(seq, _)| *seq)
+        .chain(image.names.values().map(|(seq, _)| *seq))
+        .chain(image.hooks.values().map(|(seq, _)| *seq))
+        .collect();
     let gone = |(from, to): &(u64, u64)| {
         let from = (*from).max(applied + 1);
         (*to + 1).saturating_sub(from) - in_database.range(from..=(*to).max(from)).filter(|seq| **seq <= *to).count() as u64
@@ -248,7 +272,7 @@ pub(super) struct Notes {
 impl Notes {
     pub(super) fn of(truth: &Truth) -> Self {
         let names = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).collect();
-        Notes { names, listed: truth.listed.clone(), owed: truth.owed.clone() }
+        Notes { names, listed: truth.listed.clone(), owed: truth.owed() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -301,6 +325,16 @@ pub(super) fn catch_up(shelf: &mut Shelf, image: &Image, truth: &Truth, live: &L
     for (key, (seq, id)) in &truth.names {
         if image.names.get(key).is_none_or(|(_, there)| there != id) {
             shelf.name(key, *seq, id)?;
+        }
+    }
+    for (key, (seq, hook)) in &truth.owed {
+        if image.hooks.get(key).is_none_or(|(_, there)| there != hook) {
+            shelf.hook(hook, *seq, &encode(&Entry::Hook(Box::new(hook.clone())))?)?;
+        }
+    }
+    for (key, (seq, hook)) in &image.hooks {
+        if !truth.owed.contains_key(key) {
+            shelf.hook(&OwedHook { state: HookState::Done, ..hook.clone() }, *seq, &[])?;
         }
     }
     Ok(())

@@ -14,6 +14,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// The hooks that are owed, with the sequence number of the latest entry about each.
+pub(super) type OwedAt = BTreeMap<(ResourceName, DeviceId), (u64, OwedHook)>;
+
 /// What the journal says.
 #[derive(Debug, Default)]
 pub(super) struct Fold {
@@ -27,7 +30,7 @@ pub(super) struct Fold {
     /// What the kubelet was told last.
     pub(super) listed: Listed,
     /// What is owed to devices after their release.
-    pub(super) owed: BTreeMap<(ResourceName, DeviceId), (u64, OwedHook)>,
+    pub(super) owed: OwedAt,
     /// The latest state of grants whose own entry could not be read.
     pub(super) orphans: BTreeMap<AllocId, (u64, GrantState)>,
     /// First sequence number of the newest complete head; 0 without one.

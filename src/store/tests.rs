@@ -1138,6 +1138,31 @@ fn a_hook_that_is_not_in_the_newest_head_is_not_owed() {
     assert_eq!(owed(dir.path()), 0);
 }
 
+/// A journal that is gone, and one that is damaged: the database has the hook as well, and knows of its end.
+#[test]
+fn a_hook_that_is_owed_is_in_both_copies() {
+    let [due, _, done] = <[Entry; 3]>::try_from(hook_in_each_state(1)).unwrap();
+    for (entries, is_owed) in [(vec![due.clone()], true), (vec![due.clone(), done], false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open(dir.path());
+        store.append(&[made(1), named(1)]).unwrap();
+        store.append(&entries).unwrap();
+        store.close().unwrap();
+        for segment in segments(dir.path()) {
+            fs::remove_file(segment).unwrap();
+        }
+        let (store, recovered) = open(dir.path());
+        let owed = model_of_hooks(&entries);
+        assert_eq!((&recovered.owed, owed.is_empty()), (&owed, !is_owed));
+        drop(store);
+        // And back again.
+        fs::remove_dir_all(database_dir(dir.path())).unwrap();
+        let (store, recovered) = open(dir.path());
+        assert_eq!(recovered.owed, owed);
+        assert_eq!(store.shelver.reader().unwrap().wait().unwrap().image().unwrap().hooks.len(), usize::from(is_owed));
+    }
+}
+
 fn as_map(recovered: Recovered) -> BTreeMap<AllocId, Grant> {
     recovered.grants.into_iter().map(|grant| (grant.alloc_id.clone(), grant)).collect()
 }
