@@ -91,14 +91,14 @@ pub(super) enum Refusal {
     /// The file system takes nothing more, and says nothing against the database.
     NoRoom(io::Error),
     /// It is damaged, with what could be read.
-    Damaged { why: String, readable: Image },
+    Damaged { why: String, readable: Box<Image> },
 }
 
 impl From<sled::Error> for Refusal {
     fn from(error: sled::Error) -> Self {
         match error {
             sled::Error::Io(error) if wants_room(&error) => Refusal::NoRoom(error),
-            error => Refusal::Damaged { why: error.to_string(), readable: Image::default() },
+            error => Refusal::Damaged { why: error.to_string(), readable: Box::default() },
         }
     }
 }
@@ -135,7 +135,7 @@ impl Shelf {
         }
         let image = shelf.reader().scan()?;
         if shelf.number(SCHEMA)?.is_none() {
-            return Err(Refusal::Damaged { why: "it opens empty although it is not new".into(), readable: image });
+            return Err(Refusal::Damaged { why: "it opens empty although it is not new".into(), readable: Box::new(image) });
         }
         if let Some(version) = shelf.number(SCHEMA)?.filter(|version| *version > u64::from(codec::TREES)) {
             return Err(Refusal::Newer(u32::try_from(version).unwrap_or(u32::MAX)));
@@ -144,12 +144,12 @@ impl Shelf {
             return Err(Refusal::Newer(version));
         }
         if image.damaged > 0 {
-            return Err(Refusal::Damaged { why: format!("{} of its records are damaged", image.damaged), readable: image });
+            return Err(Refusal::Damaged { why: format!("{} of its records are damaged", image.damaged), readable: Box::new(image) });
         }
         match shelf.probe() {
             Ok(()) => Ok((shelf, image)),
             Err(sled::Error::Io(error)) if wants_room(&error) => Err(Refusal::NoRoom(error)),
-            Err(error) => Err(Refusal::Damaged { why: error.to_string(), readable: image }),
+            Err(error) => Err(Refusal::Damaged { why: error.to_string(), readable: Box::new(image) }),
         }
     }
 

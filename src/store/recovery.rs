@@ -193,38 +193,39 @@ pub(super) fn merge(
             }
         }
     }
+    merge_notes(&mut truth, image, |seq| seq >= fold.complete_from && (broken || seq > fold.last));
+    // A gap takes the grants' own entries with it: an orphan is one of those missing, not one more.
+    report.missing = missing(&fold.gaps, image, applied).max(lost_grants) + unreadable;
+    truth
+}
+
+/// Takes in what only the database has, beside grants. `may_be_lost`: whether the journal may lack an entry of that number,
+/// and what came of it.
+fn merge_notes(truth: &mut Truth, image: &Image, may_be_lost: impl Fn(u64) -> bool) {
     for (key, (seq, id)) in &image.names {
         if truth.names.get(key).is_none_or(|(known, _)| known < seq) {
             truth.names.insert(key.clone(), (*seq, id.clone()));
         }
     }
-
     // As with grants: a head names every hook, and a journal that is whole has the end of each.
     for (key, (seq, hook)) in &image.hooks {
-        let is_newer = match truth.owed.get(key) {
-            Some((known, _)) => seq > known,
-            None => *seq >= fold.complete_from && (broken || *seq > fold.last),
-        };
-        if is_newer {
+        if truth.owed.get(key).map_or_else(|| may_be_lost(*seq), |(known, _)| known < seq) {
             truth.owed.insert(key.clone(), (*seq, hook.clone()));
         }
     }
+}
 
-    // A gap that sled had already applied costs nothing; of the rest, sled may have had single entries.
-    let in_database: BTreeSet<u64> = image
-        .live
-        .values()
-        .map(|(seq, _)| *seq)
-        .chain(image.names.values().map(|(seq, _)| *seq))
-        .chain(image.hooks.values().map(|(seq, _)| *seq))
-        .collect();
+/// Entries in the journal's gaps that neither copy has. A gap that sled had already applied costs nothing; of the rest, sled
+/// may have had single entries.
+fn missing(gaps: &[(u64, u64)], image: &Image, applied: u64) -> u64 {
+    let (live, names, hooks) = (image.live.values(), image.names.values(), image.hooks.values());
+    let notes = names.map(|(seq, _)| *seq).chain(hooks.map(|(seq, _)| *seq));
+    let in_database: BTreeSet<u64> = live.map(|(seq, _)| *seq).chain(notes).collect();
     let gone = |(from, to): &(u64, u64)| {
         let from = (*from).max(applied + 1);
         (*to + 1).saturating_sub(from) - in_database.range(from..=(*to).max(from)).filter(|seq| **seq <= *to).count() as u64
     };
-    // A gap takes the grants' own entries with it: an orphan is one of those missing, not one more.
-    report.missing = fold.gaps.iter().map(gone).sum::<u64>().max(lost_grants) + unreadable;
-    truth
+    gaps.iter().map(gone).sum()
 }
 
 /// What is wrong with the journal, in words.
