@@ -52,7 +52,7 @@ impl HealthActor {
         self.judged = Arc::clone(&grants);
         let held = core::held(grants.iter().map(AsRef::as_ref));
         let now = host::now().boot;
-        // After the grants: what ends a hold makes its hook due first.
+        // After the grants: the ledger publishes a hook before the end of the hold that makes it due.
         let due = self.config.due.borrow().clone();
         let Some(inventory) = self.judge.judge(&held, &due, now) else { return };
         let before = self.config.inventory.borrow().clone();

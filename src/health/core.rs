@@ -84,7 +84,7 @@ impl Judge {
 
     /// Judges everything. `None` before the first evidence: nothing is known, so nothing is said.
     ///
-    /// `due` are the hooks that free devices wait for; until they are done nobody gets one.
+    /// `due` are the hooks that devices wait for which nobody holds, as the ledger says: `held` may be older than that.
     pub(crate) fn judge(&mut self, held: &Held, due: &Owed, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
         let mut resources = BTreeMap::new();
@@ -124,9 +124,10 @@ impl Judge {
                     offered.health = Health::Unhealthy(Reason::HeldAsOther);
                 }
             }
-            for (id, offered) in devices.iter_mut().filter(|(_, offered)| offered.health.is_healthy()) {
-                let hook = due.get(&spec.name).and_then(|due| due.get(&offered.device.id)).filter(|_| !held.contains_key(id));
-                offered.health = hook.map_or(Health::Healthy, |hook| Health::Unhealthy(hook.reason()));
+            if let Some(due) = due.get(&spec.name) {
+                for offered in devices.values_mut().filter(|offered| offered.health.is_healthy()) {
+                    offered.health = due.get(&offered.device.id).map_or(Health::Healthy, |hook| Health::Unhealthy(hook.reason()));
+                }
             }
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
         }
