@@ -9,6 +9,7 @@ pub mod host;
 pub mod config;
 pub mod contract;
 pub mod hardware;
+pub mod hook;
 pub mod kubelet;
 pub mod store;
 pub mod telemetry;

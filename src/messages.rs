@@ -5,6 +5,7 @@
 //!   serving ─ Broken ──────────────▶ health ◀─ Happened ─ host watch; Instruct ─ app
 //!   health ─ Judged ───────────────▶ ledger
 //!   serving ─ Record ──────────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
+//!   hook runner ─ HookEnded ───────▶ ledger ─ due hooks (watch) ─▶ hook runner, health, cli
 //!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish ─ app
 //!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
 //!   registration ─ Bind, Retire ───▶ serving ◀─ Allocate ─ the kubelet's connections
@@ -14,8 +15,8 @@
 //! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
 
 use crate::domain::{
-    ContainerEdits, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, Reason, Refusal, ResourceName, Verdict,
-    Wire,
+    ContainerEdits, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Reason, Refusal,
+    ResourceName, Verdict, Wire,
 };
 use crate::store::StoreError;
 use actix::Message;
@@ -164,6 +165,16 @@ pub enum RecordError {
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), Arc<StoreError>>")]
 pub struct Remember(pub Vec<(String, DeviceId)>);
+
+/// hook runner → ledger: this hook has been run after a release; answered when that is durable. `Err` says why it has failed.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<(), Arc<StoreError>>")]
+pub struct HookEnded {
+    /// The hook, as it was due.
+    pub hook: OwedHook,
+    /// What became of the run.
+    pub result: Result<(), String>,
+}
 
 /// → ledger: look at the kubelet's files and at the pods; the checkpoint has changed, or time has passed.
 #[derive(Debug, Clone, Message)]

@@ -208,6 +208,8 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             policy: Default::default(),
             kept: Arc::new(watch::Sender::new(store.lock().unwrap().kept())),
             grants: Arc::new(watch::Sender::default()),
+            hooks: Arc::default(),
+            due: Arc::new(watch::Sender::default()),
             names: Arc::new(watch::Sender::default()),
             inventory: watch::channel(Arc::default()).1,
             device_plugins: dir.path().join("device-plugins"),

@@ -58,6 +58,8 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
         process_crash: false,
         policy,
         grants: Arc::new(grants),
+        hooks: Arc::default(),
+        due: Arc::new(watch::Sender::default()),
         names: Arc::new(watch::Sender::default()),
         inventory: watch::channel(Arc::default()).1,
         device_plugins: dir.join("device-plugins"),

@@ -7,11 +7,14 @@ mod control;
 mod devices;
 mod error;
 mod files;
+mod hooks;
 mod kernel_log;
 mod processors;
 mod rebuild;
+mod specs;
 mod status;
 pub mod supervisor;
+mod views;
 mod watcher;
 
 pub use control::{ControlError, Order, get as control_get, order as control_order, read_ledger, verify as verify_ledger};
@@ -19,23 +22,25 @@ pub use devices::DeviceReport;
 pub use error::StartError;
 pub use processors::Processors;
 pub use status::{ResourceReport, Status};
+pub use views::{Actors, Views};
 
-use self::supervisor::{Handle, Policy, Slot, Supervision};
+use self::supervisor::{Policy, Slot, Supervision};
 use crate::config::{Config, Roots};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
-use crate::domain::{Durability, Grant, Inventory, Kept, KubeletGeneration, ResourceName, ResourceSpec};
+use crate::domain::{Durability, Inventory, ResourceName};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
+use crate::hook::Performer;
 use crate::host::{self, HostRoot};
 use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::Ledger;
 use crate::ledger::{LedgerActor, LedgerConfig};
-use crate::registration::{Registration, RegistrationConfig, ResourceStatus};
+use crate::registration::{Registration, RegistrationConfig};
 use crate::serving::{Serving, ServingConfig, Sockets, SpecFiles};
 use crate::store::Store;
 use crate::telemetry;
 use actix::Arbiter;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -72,42 +77,6 @@ impl Settings {
         let default = || self.roots.kubelet.join("pod-resources/kubelet.sock");
         self.config.pod_resources_socket.clone().unwrap_or_else(default)
     }
-}
-
-/// The handles of the five actors, for tests and the demo, which let them die.
-#[derive(Debug, Clone)]
-pub struct Actors {
-    /// Watches the host.
-    pub discovery: Handle<DiscoveryActor>,
-    /// Judges what was found.
-    pub health: Handle<HealthActor>,
-    /// Remembers who holds what.
-    pub ledger: Handle<LedgerActor>,
-    /// Speaks the device-plugin API.
-    pub serving: Handle<Serving>,
-    /// Keeps the resources registered.
-    pub registration: Handle<Registration>,
-}
-
-/// What others may look at. Every value is a snapshot that outlives the actor that published it.
-#[derive(Debug, Clone)]
-pub struct Views {
-    /// What the kubelet is told.
-    pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// Who holds what.
-    pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    /// What is known of the devices' health.
-    pub judgement: watch::Receiver<Judgement>,
-    /// Each resource's place in the kubelet.
-    pub registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
-    /// The kubelet's socket.
-    pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
-    /// How the ledger is kept.
-    pub kept: watch::Receiver<Kept>,
-    /// What was wrong with the ledger at the start.
-    pub recovery: Option<Arc<str>>,
-    /// Whether everything that READY promises has happened (I11).
-    pub ready: watch::Receiver<bool>,
 }
 
 /// A running daemon.
@@ -155,7 +124,7 @@ impl App {
             tracing::warn!(%report, "the ledger was damaged");
         }
 
-        let specs = specs(&settings.config, &host_root, &recovered.grants);
+        let specs = specs::specs(&settings.config, &host_root, &recovered.grants);
         let names: Arc<[ResourceName]> = specs.iter().map(|spec| spec.name.clone()).collect();
         if names.is_empty() {
             tracing::warn!("no resource is configured and no known hardware is found; nothing is offered");
@@ -165,7 +134,10 @@ impl App {
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
         let inventory = Arc::new(inventory);
         // Who holds what is known before anything is judged: a held id is in the very first list (I3).
-        let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.verdicts);
+        let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts);
+        let hooks = specs::release_hooks(&specs);
+        // And so is what free devices wait for.
+        let (due, due_view) = watch::channel(Arc::new(recovered.due(&hooks)));
         let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
         let (kept, kept_view) = watch::channel(store.kept());
         let (remembered, names_view) = watch::channel(Arc::new(recovered.names().clone()));
@@ -211,6 +183,8 @@ impl App {
             policy: settings.config.policy,
             kept: Arc::new(kept),
             grants: Arc::new(grants),
+            hooks,
+            due: Arc::new(due),
             names: Arc::new(remembered),
             inventory: inventory_view.clone(),
             device_plugins: settings.device_plugins(),
@@ -229,6 +203,7 @@ impl App {
             boot_id: boot_of_grants.clone(),
             listed,
             grants: grants_view.clone(),
+            due: due_view.clone(),
             kubelet: kubelet_view.clone(),
             inventory,
             judgement: Arc::clone(&judgement),
@@ -249,8 +224,11 @@ impl App {
         discovery.start(discovery_arbiter.handle(), supervision.clone(), move |life| DiscoveryActor::new(config.clone(), life));
 
         let files = SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
+        let performer = Performer::new(host_root.clone());
         let config = ServingConfig {
             inventory: inventory_view.clone(),
+            grants: grants_view.clone(),
+            performer: performer.clone(),
             sockets: Arc::clone(&sockets),
             host_root: host_root.clone(),
             files: files.clone(),
@@ -308,11 +286,20 @@ impl App {
         };
         registration.start(here, supervision, move |life| Registration::new(config.clone(), life.number, life));
 
+        let runner = hooks::Runner {
+            performer,
+            due: due_view.clone(),
+            inventory: inventory_view.clone(),
+            grants: grants_view.clone(),
+            ended: actors.ledger.mailbox(),
+        };
+
         let (ready, ready_view) = watch::channel(specs.is_empty());
         let views = Views {
             inventory: inventory_view,
             grants: grants_view,
             judgement: judgement_view,
+            due: due_view,
             registrations: registrations_view,
             kubelet: kubelet_view,
             kept: kept_view,
@@ -323,6 +310,7 @@ impl App {
         tasks.push(tokio::spawn(telemetry::metrics::upkeep()));
         // What the log tells of devices is understood now that they are known.
         tasks.push(tokio::spawn(kernel_log::follow(host_root.clone(), actors.health.mailbox(), judgement)));
+        tasks.push(tokio::spawn(runner.run()));
         tasks.extend(keeper.map(|keeper| tokio::spawn(keeper.run())));
         if let Some(address) = settings.config.listen {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(ready_view)).await);
@@ -399,24 +387,4 @@ impl App {
         }
         tracing::info!("ended");
     }
-}
-
-/// The resources: those of the configuration, else the known hardware under its usual names; and in any case those
-/// that somebody holds a device of (I3), else a container could not start again.
-fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> Arc<[Arc<ResourceSpec>]> {
-    let mut specs = config.resources.clone();
-    if specs.is_empty() {
-        specs = hardware::defaults::specs(&hardware::scan(host_root)).into_iter().map(Arc::new).collect();
-    }
-    let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
-    let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).collect();
-    for name in held.into_iter().filter(|name| !known.contains(*name)) {
-        if let Some(spec) = config.resources.is_empty().then(|| hardware::defaults::named(name)).flatten() {
-            specs.push(Arc::new(spec));
-            continue;
-        }
-        tracing::warn!(resource = %name, "not configured, but a container holds its devices; it stays registered until they are free");
-        specs.push(Arc::new(ResourceSpec::orphan(name.clone())));
-    }
-    specs.into()
 }

@@ -2,7 +2,7 @@
 
 use super::Views;
 use super::devices::{self, DeviceReport};
-use crate::domain::{Kept, KubeletGeneration, Source};
+use crate::domain::{Kept, KubeletGeneration, OwedHook, Source};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tokio::sync::watch;
@@ -25,6 +25,9 @@ pub struct Status {
     /// What was wrong with the ledger at the start, and what came of it; `null` where everything was sound.
     #[serde(default)]
     pub recovery: Option<String>,
+    /// The hooks after release that are due or have failed: their devices are free and unhealthy meanwhile.
+    #[serde(default)]
+    pub hooks: Vec<OwedHook>,
     /// The resources by name.
     pub resources: Vec<ResourceReport>,
     /// The devices that are unhealthy, and those that may soon be.
@@ -91,6 +94,7 @@ impl Status {
             ready: *views.ready.borrow(),
             kubelet: *views.kubelet.borrow(),
             ledger: *views.kept.borrow(),
+            hooks: views.due.borrow().values().flat_map(BTreeMap::values).cloned().collect(),
             recovery: views.recovery.as_deref().map(str::to_owned),
             resources: views.inventory.borrow().resources.iter().map(report).collect(),
             ailing: devices::reports(views).into_iter().filter(is_ailing).collect(),

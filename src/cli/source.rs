@@ -23,9 +23,9 @@ pub fn read(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<Optio
 }
 
 fn read_files(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<Option<String>, Failed> {
-    let store::Recovered { grants, names, listed, verdicts, .. } = store::peek(&global.state_dir)?;
+    let store::Recovered { grants, names, listed, owed, verdicts, .. } = store::peek(&global.state_dir)?;
     let live = grants.into_iter().map(|grant| Told::Grant(Box::new(grant)));
-    if !std::iter::once(Told::Notes { names, listed, verdicts }).chain(live).all(&mut take) {
+    if !std::iter::once(Told::Notes { names, listed, owed, verdicts }).chain(live).all(&mut take) {
         return Ok(None);
     }
     let (released, problem) = store::peek_history(&global.state_dir)?;

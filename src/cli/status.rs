@@ -4,7 +4,7 @@ use super::exit::{FAILURE, Failed};
 use super::table::Table;
 use super::{Global, block_on, device, show};
 use crate::app::{ControlError, DeviceReport, ResourceReport, Status, control_get};
-use crate::domain::Kept;
+use crate::domain::{HookState, Kept, OwedHook};
 use std::time::Duration;
 
 /// Asks the daemon and prints its answer.
@@ -48,6 +48,14 @@ fn text(status: &Status) -> String {
     }
     for (source, why) in &status.signals_off {
         problems += &format!("\nthe signal {source} is off: {why}\n");
+    }
+    for OwedHook { resource, device, state, .. } in &status.hooks {
+        problems += &match state {
+            HookState::Failed { tries, why, .. } => {
+                format!("\n{resource}: device {device} is unhealthy, since the hook after its release has failed {tries} times: {why}\n")
+            }
+            HookState::Due | HookState::Done => format!("\n{resource}: device {device} waits for the hook after its release\n"),
+        };
     }
     if let Some(recovery) = &status.recovery {
         problems += &format!("\nthe ledger was damaged when the daemon started: {recovery}\n");

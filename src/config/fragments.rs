@@ -92,6 +92,8 @@ pub(super) struct Resource {
     pub(super) env: BTreeMap<String, String>,
     #[serde(default)]
     pub(super) mounts: Vec<Mount>,
+    pub(super) before_start: Option<Hook>,
+    pub(super) after_release: Option<Hook>,
 }
 
 /// The classes that can be offered.
@@ -183,5 +185,50 @@ impl<'de> Deserialize<'de> for Path {
         }
 
         deserializer.deserialize_any(TextOrTable)
+    }
+}
+
+/// A hook: a word, or a command with its time.
+#[derive(Debug)]
+pub(super) enum Hook {
+    None,
+    Reset,
+    Command { command: Vec<String>, timeout: Option<String> },
+}
+
+/// By hand, as a path is.
+impl<'de> Deserialize<'de> for Hook {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Table {
+            command: Vec<String>,
+            timeout: Option<String>,
+        }
+
+        struct WordOrTable;
+
+        impl<'de> Visitor<'de> for WordOrTable {
+            type Value = Hook;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("`none`, `reset`, or a table such as { command = [\"/usr/bin/wipe\", \"--all\"], timeout = \"30s\" }")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Hook, E> {
+                match text {
+                    "none" => Ok(Hook::None),
+                    "reset" => Ok(Hook::Reset),
+                    other => Err(E::unknown_variant(other, &["none", "reset"])),
+                }
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Hook, A::Error> {
+                let Table { command, timeout } = Table::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Hook::Command { command, timeout })
+            }
+        }
+
+        deserializer.deserialize_any(WordOrTable)
     }
 }

@@ -10,6 +10,7 @@ mod contract;
 mod error;
 mod fragments;
 mod health;
+mod hooks;
 mod merge;
 mod sharing;
 mod validate;

@@ -3,6 +3,7 @@
 use super::contract::contract;
 use super::fragments::{self, Class, Fragment, LinkType};
 use super::health;
+use super::hooks::hooks;
 use super::sharing::sharing;
 use super::{Config, ConfigError};
 use crate::domain::{
@@ -111,6 +112,7 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     }
     let contract = contract(resource, class, &select)?;
     let (sharing, per_container) = sharing(resource, &contract)?;
+    let hooks = hooks(resource, class, &select, sharing)?;
     Ok(ResourceSpec {
         name,
         class,
@@ -124,6 +126,7 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
         placement: resource.placement.unwrap_or_default(),
         env: resource.env.clone(),
         mounts: resource.mounts.iter().map(mount).collect::<Result<_, _>>()?,
+        hooks,
     })
 }
 

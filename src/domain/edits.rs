@@ -47,4 +47,6 @@ pub struct Wire {
     pub api: &'static str,
     /// Whether CDI names can be told.
     pub has_cdi: bool,
+    /// Whether its kubelets call before a container starts.
+    pub has_pre_start: bool,
 }

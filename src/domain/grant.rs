@@ -2,6 +2,7 @@
 
 use super::device::DeviceId;
 use super::edits::ContainerEdits;
+use super::hook::OwedHook;
 use super::resource::ResourceName;
 use super::time::Timestamp;
 use super::verdict::Verdict;
@@ -79,6 +80,14 @@ pub struct GrantedDevice {
     /// Its NUMA nodes at that time; the kubelet has copied them into its own record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numa_nodes: Vec<u32>,
+}
+
+impl GrantedDevice {
+    /// The PCI function that its key names, `0000:18:00.0`; the key of a part names the whole function.
+    #[must_use]
+    pub fn function(&self) -> Option<&str> {
+        self.key.strip_prefix("pci:")?.split('/').next()
+    }
 }
 
 /// How far a grant has come. Only proof moves it on; absence alone is none (I4).
@@ -234,4 +243,7 @@ pub enum Entry {
         /// Its verdict; `None` when there is nothing to be remembered any more.
         verdict: Option<Box<Verdict>>,
     },
+    /// How far the hook has come that is owed to a device after its release. It stands in front of the release that owes it,
+    /// so a write that was cut off has both or a hook that nobody runs yet.
+    Hook(Box<OwedHook>),
 }

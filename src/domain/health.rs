@@ -63,6 +63,10 @@ pub enum Reason {
     Flapping,
     /// An operator has taken it out.
     Cordoned,
+    /// Its last holder has gone, and the hook after that has not ended yet.
+    HookPending,
+    /// The hook after its release has failed.
+    HookFailed,
 }
 
 /// How much it takes to believe a reason, and to forget it.
@@ -98,6 +102,12 @@ impl Weight {
 }
 
 impl Reason {
+    /// Whether it is a hook's, which ends with the hook and not by other evidence.
+    #[must_use]
+    pub fn is_of_hook(self) -> bool {
+        matches!(self, Reason::HookPending | Reason::HookFailed)
+    }
+
     /// The word of JSON, metrics and logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -129,6 +139,8 @@ impl Reason {
             Reason::ProbeStuck => "probe_stuck",
             Reason::Flapping => "flapping",
             Reason::Cordoned => "cordoned",
+            Reason::HookPending => "hook_pending",
+            Reason::HookFailed => "hook_failed",
         }
     }
 
@@ -144,7 +156,9 @@ impl Reason {
             | Reason::HeldAsOther
             | Reason::GroupNotViable
             | Reason::Cordoned
-            | Reason::Flapping => Weight::PRESENCE,
+            | Reason::Flapping
+            | Reason::HookPending
+            | Reason::HookFailed => Weight::PRESENCE,
             // A dead controller comes to life by a reset only.
             Reason::OffTheBus | Reason::AerFatalAbove | Reason::FpgaError | Reason::CheckFailed | Reason::NvmeDead => Weight::HARD,
             Reason::AerFatal | Reason::ErrorRecovery | Reason::RecoveryFailed | Reason::Wedged | Reason::Xid => Weight::STICKY,

@@ -84,6 +84,14 @@ pub enum Refusal {
         /// What the system says.
         why: String,
     },
+    /// The kubelet's version of the API has no call before a container starts.
+    #[error("{resource} has a hook `before_start`, and the kubelet's device-plugin API {api} has no call before a container starts")]
+    NoRoomForHook {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// The version of the API.
+        api: &'static str,
+    },
     /// The kubelet's version of the API cannot tell what the container needs.
     #[error("{resource} reaches its containers by CDI names, which the kubelet's device-plugin API {api} cannot tell")]
     NoRoomForCdi {

@@ -2,6 +2,7 @@
 
 use super::contract::{CdiAnswer, Contract};
 use super::device::{DeviceClass, DeviceId};
+use super::hook::Hooks;
 use super::pci::PciAddress;
 use super::select::PfSelect;
 use super::sharing::{PerContainer, Sharing};
@@ -179,6 +180,8 @@ pub struct ResourceSpec {
     pub env: BTreeMap<String, String>,
     /// Mounts of every container.
     pub mounts: Vec<MountSpec>,
+    /// What is done to a device before a start and after its release.
+    pub hooks: Hooks,
 }
 
 impl ResourceSpec {
@@ -198,6 +201,7 @@ impl ResourceSpec {
             placement: Placement::default(),
             env: BTreeMap::new(),
             mounts: Vec::new(),
+            hooks: Hooks::default(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! To how many containers a device goes.
 
 use super::device::DeviceId;
+use super::resource::ResourceName;
 use serde::Deserialize;
 
 /// How the devices of a resource are shared, and so which ids the kubelet counts.
@@ -32,6 +33,16 @@ impl Sharing {
             Sharing::Replicas(_) => device.share(n),
             Sharing::Pool(_) => DeviceId::new(n.to_string()),
         })
+    }
+
+    /// The device behind an id, or the whole pool, which has the resource's name.
+    #[must_use]
+    pub fn whole(self, resource: &ResourceName, id: &DeviceId) -> DeviceId {
+        match self {
+            Sharing::Pool(_) => DeviceId::new(resource.as_str()),
+            // A share that is held from a time when the device was shared counts too.
+            Sharing::Exclusive | Sharing::Replicas(_) => id.shared().unwrap_or_else(|| id.clone()),
+        }
     }
 }
 

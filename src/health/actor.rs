@@ -4,8 +4,8 @@ use super::core::{self, Judge, Rules};
 use super::prober::{LOOK_DEADLINE, LookAt, Prober};
 use super::report;
 use crate::domain::{
-    AtKubeletStart, Complaint, DeviceId, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, Reason, ResourceSpec, Signals, Source,
-    Verdicts,
+    AtKubeletStart, Complaint, DeviceId, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, Owed, Reason, ResourceSpec, Signals,
+    Source, Verdicts,
 };
 use crate::host;
 use crate::messages::{Broken, Crash, Discovered, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
@@ -45,6 +45,8 @@ pub struct HealthConfig {
     pub listed: Arc<Listed>,
     /// Who holds what.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    /// The hooks that free devices wait for.
+    pub due: watch::Receiver<Arc<Owed>>,
     /// The kubelet's socket.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// Where the inventory is published. Outlives the actor, as does what was published last.
@@ -133,7 +135,9 @@ impl HealthActor {
         self.judged = Arc::clone(&grants);
         let held = core::held(grants.iter().map(AsRef::as_ref));
         let now = host::now().boot;
-        let Some(inventory) = self.judge.judge(&held, now) else { return Vec::new() };
+        // After the grants: the ledger publishes a hook before the end of the hold that makes it due.
+        let due = self.config.due.borrow().clone();
+        let Some(inventory) = self.judge.judge(&held, &due, now) else { return Vec::new() };
         let before = self.config.inventory.borrow().clone();
         if before != inventory {
             report::changes(&before, &inventory, self.judge.verdicts(), &mut self.measured);
@@ -271,6 +275,7 @@ impl Actor for HealthActor {
     fn started(&mut self, context: &mut Self::Context) {
         // A change of the holders can change the list: what is no longer held may leave it.
         context.add_stream(WatchStream::from_changes(self.config.grants.clone()));
+        context.add_stream(WatchStream::from_changes(self.config.due.clone()));
         context.add_stream(WatchStream::new(self.config.kubelet.clone()));
         let me = context.address();
         // A mailbox that is full has one of these.
@@ -297,13 +302,22 @@ impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
+impl StreamHandler<Arc<Owed>> for HealthActor {
+    fn handle(&mut self, _: Arc<Owed>, context: &mut Self::Context) {
+        self.publish(context);
+    }
+
+    /// As that of the grants.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
 impl StreamHandler<Option<KubeletGeneration>> for HealthActor {
     fn handle(&mut self, generation: Option<KubeletGeneration>, context: &mut Self::Context) {
         self.see_kubelet(generation);
         self.publish(context);
     }
 
-    /// As above.
+    /// As that of the grants.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 

@@ -14,7 +14,7 @@ pub(crate) use self::cases::Rules;
 use self::cases::{Cases, Verdicts, parents};
 use crate::domain::{
     AllocId, Complaint, Device, DeviceClass, DeviceEvent, DeviceId, Evidence, Grant, GrantedDevice, Health, Instruction, Inventory, Listed,
-    Moment, Offered, Offering, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
+    Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -206,7 +206,9 @@ impl Judge {
     }
 
     /// Judges everything. `None` before the first evidence: nothing is known, so nothing is said.
-    pub(crate) fn judge(&mut self, held: &Held, now: Duration) -> Option<Arc<Inventory>> {
+    ///
+    /// `due` are the hooks that devices wait for which nobody holds, as the ledger says: `held` may be older than that.
+    pub(crate) fn judge(&mut self, held: &Held, due: &Owed, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
         self.cases.begin_looks();
         self.look_at_selected(&evidence);
@@ -253,6 +255,11 @@ impl Judge {
                 let is_listed = evidence.selected.get(&spec.name).is_some_and(|ids| ids.contains(id));
                 if is_listed && spec.is_exclusive() && offered.device.own_nodes().any(|node| held_nodes.contains(node)) {
                     offered.health = Health::Unhealthy(Reason::HeldAsOther);
+                }
+            }
+            if let Some(due) = due.get(&spec.name) {
+                for offered in devices.values_mut().filter(|offered| offered.health.is_healthy()) {
+                    offered.health = due.get(&offered.device.id).map_or(Health::Healthy, |hook| Health::Unhealthy(hook.reason()));
                 }
             }
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });

@@ -1,17 +1,21 @@
 //! The host: the only place that speaks to the kernel — sysfs under a root, inotify, uevents, locks, clocks.
 
 mod clock;
+mod command;
 mod filesystem;
 mod kmsg;
 pub mod pods;
+mod reset;
 mod root;
 mod spec_folder;
 mod uevent;
 mod watch;
 
 pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
+pub use command::{CommandError, run as run_command};
 pub use filesystem::{is_tmpfs, room};
 pub use kmsg::{KernelLog, KernelRecord};
+pub use reset::{ResetError, reset_function};
 pub use root::HostRoot;
 pub use spec_folder::SpecFolder;
 pub use uevent::{Uevent, UeventSocket};

@@ -46,18 +46,24 @@ impl Registrar {
     }
 
     /// Registers `resource`, served on `endpoint` (a path below the device-plugin directory), in a version of the API that
-    /// the kubelet speaks; `worked` is tried first. Answers the version.
+    /// the kubelet speaks; `worked` is tried first. `pre_start` asks for a call before a container starts. Answers the version.
     ///
     /// # Errors
     /// [`RegisterError::Refused`] when the kubelet says no, speaks no version that we speak, or takes longer than
     /// [`REGISTER_DEADLINE`].
-    pub async fn register(self, resource: &ResourceName, endpoint: &str, worked: Option<Version>) -> Result<Version, RegisterError> {
+    pub async fn register(
+        self,
+        resource: &ResourceName,
+        endpoint: &str,
+        pre_start: bool,
+        worked: Option<Version>,
+    ) -> Result<Version, RegisterError> {
         let until = Instant::now() + REGISTER_DEADLINE;
         let refused = |status| Err(RegisterError::Refused(Box::new(status)));
         let mut negotiation = Negotiation::new(worked);
         let mut said = Vec::new();
         while let Some(version) = negotiation.next() {
-            let announcement = Announcement { version, resource: resource.clone(), endpoint: endpoint.to_owned() };
+            let announcement = Announcement { version, resource: resource.clone(), endpoint: endpoint.to_owned(), pre_start };
             // The kubelet gives up with us, instead of registering after we stopped waiting.
             let within = until.saturating_duration_since(Instant::now());
             match tokio::time::timeout_at(until, version.dialect().register(self.0.clone(), announcement, within)).await {

@@ -4,7 +4,7 @@
 //! already wait, so one write and one fdatasync answer them all, and a lone one waits for nobody.
 
 use super::config::LedgerConfig;
-use super::core::{Agenda, Change, Ledger, Watchlist, has_dead_holder, is_calm, next_look, reconcile};
+use super::core::{Agenda, Change, Ledger, Watchlist, has_dead_holder, is_calm, next_look, owing, reconcile};
 use super::observe::{KubeletAge, Looker, Wants};
 use super::report;
 use super::sight::{refusal, unseen};
@@ -81,7 +81,7 @@ impl LedgerActor {
         let recovered = config.recovered.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ledger = recovered.unwrap_or_else(|| {
             let recovered = lock(&config.store).load();
-            Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.verdicts)
+            Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts)
         });
         let upkeep = Upkeep::new(&config);
         // What an earlier life has measured last.
@@ -105,8 +105,18 @@ impl LedgerActor {
         }
     }
 
+    /// What is known, and durable.
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// What is about to be written.
+    fn written(&self) -> impl Iterator<Item = &Entry> {
+        self.pending.iter().flat_map(|(entries, _)| entries)
+    }
+
     /// Puts entries into the next commit.
-    fn submit(&mut self, entries: Vec<Entry>, context: &mut Context<Self>) -> oneshot::Receiver<Result<(), Arc<StoreError>>> {
+    pub(super) fn submit(&mut self, entries: Vec<Entry>, context: &mut Context<Self>) -> oneshot::Receiver<Result<(), Arc<StoreError>>> {
         let (answer, answered) = oneshot::channel();
         if self.pending.is_empty() {
             context.notify(Commit);
@@ -171,6 +181,7 @@ impl LedgerActor {
 
     fn publish(&mut self) {
         (self.unpublished, self.published_at) = (false, Instant::now());
+        self.publish_due();
         let grants = Arc::new(self.ledger.grants().cloned().collect::<Vec<_>>());
         self.config.grants.send_replace(Arc::clone(&grants));
         report::measure(&mut self.measured, &grants);
@@ -238,6 +249,7 @@ impl Actor for LedgerActor {
     fn started(&mut self, context: &mut Self::Context) {
         self.publish();
         self.publish_names();
+        self.drop_undue(context);
         context.add_stream(WatchStream::new(self.config.inventory.clone()));
         self.begin_upkeep(context);
         self.look(context);
@@ -283,6 +295,9 @@ impl Handler<Decide> for LedgerActor {
         if self.ledger.grant(&grant.alloc_id).is_some() {
             return Box::pin(std::future::ready(Ok(())));
         }
+        if let Some(refusal) = self.ledger.waits(&self.config.hooks, self.written(), &grant) {
+            return Box::pin(std::future::ready(Err(refusal.into())));
+        }
         if exclusive {
             let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
             let refuse = self.config.policy.refuse;
@@ -325,7 +340,7 @@ impl Handler<Judged> for LedgerActor {
 
 /// Waits for the commit. When the actor dies before it, the waiting message dies too, and the caller's mailbox sends
 /// it to the next life.
-async fn answer(answered: oneshot::Receiver<Result<(), Arc<StoreError>>>) -> Result<(), Arc<StoreError>> {
+pub(super) async fn answer(answered: oneshot::Receiver<Result<(), Arc<StoreError>>>) -> Result<(), Arc<StoreError>> {
     answered.await.unwrap_or_else(|_| die())
 }
 
@@ -369,7 +384,9 @@ impl Handler<Observed> for LedgerActor {
 
     fn handle(&mut self, Observed(observation): Observed, context: &mut Self::Context) {
         self.looking = false;
-        let entries = reconcile(&mut self.watchlist, &self.ledger, &observation, host::now());
+        let mut entries = reconcile(&mut self.watchlist, &self.ledger, &observation, host::now());
+        // In front, and in one commit with the releases that owe them.
+        entries.splice(0..0, owing(&self.ledger, &self.config.hooks, &entries, self.written()));
         let dead = has_dead_holder(&self.ledger, &observation);
         if !entries.is_empty() {
             // Nobody waits for this answer; a failed write is logged, and the next look decides the same again.

@@ -1,7 +1,7 @@
 //! What the ledger actor is built with.
 
-use super::core::Ledger;
-use crate::domain::{DeviceId, Grant, Inventory, Kept, KubeletGeneration, Policy};
+use super::core::{Ledger, ReleaseHooks};
+use crate::domain::{DeviceId, Grant, Inventory, Kept, KubeletGeneration, Owed, Policy};
 use crate::kubelet::pod_resources::PodResources;
 use crate::store::Store;
 use std::collections::BTreeMap;
@@ -25,6 +25,10 @@ pub struct LedgerConfig {
     pub kept: Arc<watch::Sender<Kept>>,
     /// Where the live grants are published.
     pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
+    /// Which resources have a hook after release.
+    pub hooks: Arc<ReleaseHooks>,
+    /// Where the hooks are published that may run.
+    pub due: Arc<watch::Sender<Arc<Owed>>>,
     /// Where the remembered ids are published.
     pub names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
     /// What the kubelet is told.

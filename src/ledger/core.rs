@@ -20,6 +20,7 @@
 
 mod agenda;
 mod evidence;
+mod hooks;
 mod rebuild;
 mod reconcile;
 mod refusal;
@@ -28,11 +29,15 @@ mod refusal;
 mod tests;
 
 pub use self::agenda::{Agenda, has_dead_holder, is_calm, next_look};
+pub use self::hooks::{ReleaseHooks, ended, owing, undue};
 pub use self::rebuild::rebuild;
 pub use self::reconcile::{ABSENCE_MIN, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, Watchlist, reconcile};
 pub use self::refusal::{Doubt, Sight, doubt};
 
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantedDevice, Inventory, Listed, ResourceName, Verdicts, note_list, note_verdict};
+use crate::domain::{
+    AllocId, DeviceId, Entry, Grant, GrantedDevice, HookState, Inventory, Listed, Owed, ResourceName, Verdicts, note_hook, note_list,
+    note_verdict,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -45,6 +50,7 @@ pub struct Ledger {
     names: BTreeMap<String, DeviceId>,
     listed: Listed,
     verdicts: Verdicts,
+    owed: Owed,
 }
 
 /// What an entry changed.
@@ -62,6 +68,8 @@ pub enum Change {
     Listed,
     /// Something else is known of a device's health.
     Judged,
+    /// A hook is owed, has failed or is owed no more.
+    Hook,
     /// Nothing: it was so already, or the grant is not live.
     Nothing,
 }
@@ -72,9 +80,10 @@ impl Ledger {
         grants: impl IntoIterator<Item = Grant>,
         names: BTreeMap<String, DeviceId>,
         listed: Listed,
+        owed: Owed,
         verdicts: Verdicts,
     ) -> Self {
-        let mut ledger = Ledger { names, listed, verdicts, ..Ledger::default() };
+        let mut ledger = Ledger { names, listed, owed, verdicts, ..Ledger::default() };
         grants.into_iter().filter(Grant::is_live).for_each(|grant| ledger.insert(grant));
         ledger
     }
@@ -130,6 +139,14 @@ impl Ledger {
                 }
                 note_verdict(&mut self.verdicts, device, verdict.as_deref().cloned());
                 Change::Judged
+            }
+            Entry::Hook(hook) => {
+                let known = self.owed.get(&hook.resource).and_then(|devices| devices.get(&hook.device));
+                if known.map_or(hook.state == HookState::Done, |known| known == &**hook) {
+                    return Change::Nothing;
+                }
+                note_hook(&mut self.owed, hook);
+                Change::Hook
             }
         }
     }

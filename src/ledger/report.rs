@@ -27,6 +27,7 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
         },
         Entry::Named { key, id } => tracing::debug!(key, %id, "named"),
         Entry::Judged { device, .. } => tracing::debug!(%device, "judged"),
+        Entry::Hook(hook) => super::hooks::tell(hook),
         Entry::Listed { resource, devices } => tracing::debug!(%resource, devices = devices.len(), "listed"),
     }
 }

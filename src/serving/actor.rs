@@ -6,6 +6,7 @@ use super::plugin::{Plugin, Shared};
 use super::sockets::Sockets;
 use crate::contract;
 use crate::domain::{AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal};
+use crate::hook::Performer;
 use crate::host::{self, HostRoot};
 use crate::kubelet::api;
 use crate::messages::{Allocate, AllocateError, Bind, Broken, Crash, Mailbox, Record, RecordError, Retire, StreamEnded, StreamOpened};
@@ -25,6 +26,10 @@ const BROKEN_DEADLINE: Duration = Duration::from_millis(200);
 pub struct ServingConfig {
     /// What is offered.
     pub inventory: watch::Receiver<Arc<Inventory>>,
+    /// Who holds what.
+    pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    /// Runs the hooks before a start.
+    pub performer: Performer,
     /// The table of sockets, which outlives the actor.
     pub sockets: Arc<Sockets>,
     /// Where device nodes are looked for.
@@ -81,7 +86,7 @@ impl Serving {
         let node_exists = |path: &str| self.config.host_root.node_exists(path);
         let mut edits =
             contract::edits(&contract::Request { spec: &offering.spec, devices: &devices, alloc_id, node_exists: &node_exists });
-        core::fits(resource, &edits, *wire)?;
+        core::fits(&offering.spec, &edits, *wire)?;
         self.config.files.ensure(&offering.spec, ids.iter().zip(devices.iter().copied()), &node_exists)?;
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
         let granted = |(id, device): (&crate::domain::DeviceId, &&Device)| GrantedDevice {
@@ -118,7 +123,10 @@ impl Handler<Allocate> for Serving {
             let (edits, grant) = match prepared {
                 Ok(prepared) => prepared,
                 Err(error) => {
-                    if let Refusal::Unhealthy { resource, id, reason } = &error {
+                    // A hook that is due is no news, and no scan would find its end.
+                    if let Refusal::Unhealthy { resource, id, reason } = &error
+                        && !reason.is_of_hook()
+                    {
                         let news = Broken { resource: resource.clone(), id: id.clone(), reason: *reason };
                         // The kubelet should learn of it before it tries again; the error does not wait for long.
                         drop(broken.call(news, BROKEN_DEADLINE).await);
@@ -142,10 +150,10 @@ impl Handler<Bind> for Serving {
     type Result = Result<String, String>;
 
     fn handle(&mut self, Bind { resource, registration }: Bind, _: &mut Self::Context) -> Self::Result {
-        let ServingConfig { inventory, sockets, allocate, opened, ended, gate, drain, .. } = self.config.clone();
+        let ServingConfig { inventory, grants, performer, sockets, allocate, opened, ended, gate, drain, .. } = self.config.clone();
         let problem = |error| format!("no socket can be made in `{}`: {error}", sockets.directory().display());
         let bound = sockets.bind(&resource, registration).map_err(problem)?;
-        let shared = Shared { inventory, allocate, opened, ended, sockets: Arc::clone(&sockets), gate, drain };
+        let shared = Shared { inventory, grants, performer, allocate, opened, ended, sockets: Arc::clone(&sockets), gate, drain };
         let plugin: Arc<dyn api::Plugin> = Arc::new(Plugin { resource: resource.clone(), registration, shared });
         let (mut close, serving) = (bound.close.clone(), bound.close);
         let closed = async move {

@@ -1,6 +1,8 @@
 //! Which ids an Allocate may be given, and whether its answer can say what they bring: pure.
 
-use crate::domain::{ContainerEdits, DeviceId, Health, Offered, Offering, PerContainer, Refusal, ResourceName, Wire};
+use crate::domain::{
+    ContainerEdits, Device, DeviceId, Grant, GrantedDevice, Health, Offered, Offering, PerContainer, Refusal, ResourceSpec, Wire,
+};
 
 /// Decides on one container's request. The answer holds the devices in the order of the request.
 ///
@@ -42,18 +44,53 @@ pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec
 /// Decides whether an answer on this wire loses nothing that the container needs.
 ///
 /// # Errors
-/// When it would lose CDI names: the container would start without what they stand for.
-pub(super) fn fits(resource: &ResourceName, edits: &ContainerEdits, wire: Wire) -> Result<(), Refusal> {
-    if edits.cdi_devices.is_empty() || wire.has_cdi {
-        return Ok(());
+/// When it would lose CDI names, or the hook before start: the container would start without what they stand for.
+pub(super) fn fits(spec: &ResourceSpec, edits: &ContainerEdits, wire: Wire) -> Result<(), Refusal> {
+    let resource = || spec.name.clone();
+    if !edits.cdi_devices.is_empty() && !wire.has_cdi {
+        return Err(Refusal::NoRoomForCdi { resource: resource(), api: wire.api });
     }
-    Err(Refusal::NoRoomForCdi { resource: resource.clone(), api: wire.api })
+    if spec.hooks.before_start.is_some() && !wire.has_pre_start {
+        return Err(Refusal::NoRoomForHook { resource: resource(), api: wire.api });
+    }
+    Ok(())
+}
+
+/// Who has a device that is to be reset before a container starts with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Holders {
+    /// One grant, or several of one pod: its containers start one after the other. Or nobody that is known.
+    One,
+    /// Several, and the pod of one is not known yet.
+    Unknown,
+    /// Another pod than the last one's has it too: its name, or its UID.
+    Several(String),
+}
+
+/// Who of these has the device's function, by whatever resource and id.
+pub(super) fn holders<'a>(grants: impl Iterator<Item = &'a Grant>, device: &Device) -> Holders {
+    let function = device.pci.as_ref().map(|pci| pci.address.to_string());
+    let is_same = |held: &GrantedDevice| held.key == device.key || function.is_some() && held.function() == function.as_deref();
+    let holders: Vec<&Grant> = grants.filter(|grant| grant.is_live() && grant.devices.iter().any(is_same)).collect();
+    let [others @ .., last] = &holders[..] else { return Holders::One };
+    let Some(pod) = last.pod() else { return if others.is_empty() { Holders::One } else { Holders::Unknown } };
+    for other in others {
+        match other.pod() {
+            None => return Holders::Unknown,
+            Some(other) if other.uid != pod.uid => {
+                let name = other.namespace.as_ref().zip(other.name.as_ref()).map(|(namespace, name)| format!("{namespace}/{name}"));
+                return Holders::Several(name.unwrap_or_else(|| other.uid.clone()));
+            }
+            Some(_) => {}
+        }
+    }
+    Holders::One
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::domain::{Device, DeviceClass, Reason, ResourceSpec};
+    use crate::domain::{AllocId, DeviceClass, GrantState, Hook, Hooks, PciFunction, PodRef, Reason, Timestamp};
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
@@ -118,12 +155,63 @@ pub(super) mod tests {
 
     #[test]
     fn what_the_wire_cannot_tell_is_refused_in_words_and_not_left_out() {
-        let name: ResourceName = "example.com/device".parse().unwrap();
+        let spec = ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Gpu);
         let plain = ContainerEdits { envs: BTreeMap::from([("A".to_owned(), "1".to_owned())]), ..ContainerEdits::default() };
         let cdi = ContainerEdits { cdi_devices: vec!["example.com/device=0".to_owned()], ..plain.clone() };
-        let [beta, alpha] = [Wire { api: "v1beta1", has_cdi: true }, Wire { api: "v1alpha", has_cdi: false }];
-        assert_eq!((fits(&name, &plain, alpha), fits(&name, &plain, beta), fits(&name, &cdi, beta)), (Ok(()), Ok(()), Ok(())));
-        let error = fits(&name, &cdi, alpha).unwrap_err().to_string();
+        let [beta, alpha] =
+            [Wire { api: "v1beta1", has_cdi: true, has_pre_start: true }, Wire { api: "v1alpha", has_cdi: false, has_pre_start: false }];
+        assert_eq!((fits(&spec, &plain, alpha), fits(&spec, &plain, beta), fits(&spec, &cdi, beta)), (Ok(()), Ok(()), Ok(())));
+        let error = fits(&spec, &cdi, alpha).unwrap_err().to_string();
         assert!(error.contains("CDI") && error.contains("v1alpha") && error.contains("example.com/device"), "{error}");
+        let hooks = Hooks { before_start: Some(Hook::Reset), ..Hooks::default() };
+        let hooked = ResourceSpec { hooks, ..spec };
+        assert_eq!(fits(&hooked, &plain, beta), Ok(()));
+        let error = fits(&hooked, &plain, alpha).unwrap_err().to_string();
+        assert!(error.contains("before_start") && error.contains("v1alpha"), "{error}");
+    }
+
+    #[test]
+    fn a_reset_is_for_one_pod_alone_and_waits_until_that_is_known() {
+        let address = "0000:18:00.0";
+        let device = Device {
+            id: DeviceId::new("GPU-1"),
+            key: format!("pci:{address}/10de:2330"),
+            class: DeviceClass::Gpu,
+            pci: Some(PciFunction::at(address.parse().unwrap())),
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            attributes: BTreeMap::new(),
+        };
+        let grant = |uid: Option<&str>, key: &str| {
+            let bound = |uid: &str| GrantState::Bound {
+                pod: PodRef { uid: uid.into(), namespace: Some("ml".into()), name: Some(format!("pod-{uid}")) },
+                container: "main".into(),
+                bound_at: Timestamp(1),
+            };
+            Grant {
+                alloc_id: AllocId::new("a"),
+                resource: "example.com/device".parse().unwrap(),
+                devices: vec![GrantedDevice { id: DeviceId::new("x"), key: key.into(), numa_nodes: Vec::new() }],
+                edits: ContainerEdits::default(),
+                boot_id: "boot".into(),
+                kubelet: None,
+                granted_at: Timestamp(1),
+                version: "1".into(),
+                state: uid.map_or(GrantState::Granted, bound),
+            }
+        };
+        let ask = |grants: &[(Option<&str>, &str)]| {
+            let grants: Vec<Grant> = grants.iter().map(|(uid, key)| grant(*uid, key)).collect();
+            holders(grants.iter(), &device)
+        };
+        let (own, part, other) = ("pci:0000:18:00.0/10de:2330", "pci:0000:18:00.0/10de:2330/gi1-ci0", "pci:0000:19:00.0/10de:2330");
+        assert_eq!(ask(&[]), Holders::One);
+        assert_eq!(ask(&[(None, own)]), Holders::One);
+        assert_eq!(ask(&[(Some("u1"), own), (Some("u1"), own)]), Holders::One);
+        assert_eq!(ask(&[(Some("u1"), own), (None, own)]), Holders::Unknown);
+        assert_eq!(ask(&[(None, own), (Some("u1"), own)]), Holders::Unknown);
+        assert_eq!(ask(&[(Some("u1"), own), (Some("u2"), own)]), Holders::Several("ml/pod-u1".into()));
+        assert_eq!(ask(&[(Some("u1"), part), (Some("u2"), own)]), Holders::Several("ml/pod-u1".into()));
+        assert_eq!(ask(&[(Some("u1"), other), (Some("u2"), own)]), Holders::One);
     }
 }

@@ -6,10 +6,14 @@
 //! What must not wait for an actor does not: the options, the list and the preferred allocation are answered from the
 //! published inventory alone, and an open ListAndWatch stream is a task of its own that outlives every actor (I10).
 //!
-//! Consumes: the inventory (watch), `Bind` and `Retire` from registration. Emits: `Record` to the ledger, `Broken` to
+//! A resource with a hook before start answers PreStartContainer in the same way, from the inventory and the grants: the
+//! hook runs away from this thread.
+//!
+//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration. Emits: `Record` to the ledger, `Broken` to
 //! health, `StreamOpened` and `StreamEnded` to registration.
 
 mod actor;
+mod before_start;
 pub(crate) mod core;
 mod files;
 pub mod placement;

@@ -1,8 +1,10 @@
 //! What stands behind a socket: one for each registration of each resource, the same for every version of the API.
 
+use super::before_start;
 use super::placement;
 use super::sockets::Sockets;
-use crate::domain::{AllocId, ContainerEdits, DeviceId, Inventory, Offering, Refusal, ResourceName, Wire};
+use crate::domain::{AllocId, ContainerEdits, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Wire};
+use crate::hook::Performer;
 use crate::kubelet::api;
 use crate::messages::{Allocate, AllocateError, Mailbox, RegistrationNumber, StreamEnded, StreamOpened};
 use crate::telemetry::metrics;
@@ -24,6 +26,8 @@ const LIST_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone)]
 pub(super) struct Shared {
     pub(super) inventory: watch::Receiver<Arc<Inventory>>,
+    pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    pub(super) performer: Performer,
     pub(super) allocate: Mailbox<Allocate>,
     pub(super) opened: Mailbox<StreamOpened>,
     pub(super) ended: Mailbox<StreamEnded>,
@@ -68,6 +72,14 @@ impl api::Plugin for Plugin {
         let offering = inventory.resources.get(&self.resource).ok_or_else(nothing)?;
         placement::choose(offering, &available, &must_include, size).map_err(|error| Status::invalid_argument(error.to_string()))
     }
+
+    fn needs_pre_start(&self) -> bool {
+        before_start::is_needed(&self.shared.inventory.borrow(), &self.resource)
+    }
+
+    async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status> {
+        before_start::before_start(&self.shared, &self.resource, ids).await
+    }
 }
 
 impl Plugin {
@@ -99,7 +111,11 @@ fn status(error: &AllocateError) -> Status {
         AllocateError::Refused(Refusal::Unknown { .. } | Refusal::NotOffered(_)) => Status::not_found(text),
         AllocateError::Refused(Refusal::Duplicate { .. } | Refusal::Empty(_) | Refusal::TooMany { .. }) => Status::invalid_argument(text),
         AllocateError::Refused(
-            Refusal::Unhealthy { .. } | Refusal::InUse { .. } | Refusal::SameDevice { .. } | Refusal::NoRoomForCdi { .. },
+            Refusal::Unhealthy { .. }
+            | Refusal::InUse { .. }
+            | Refusal::SameDevice { .. }
+            | Refusal::NoRoomForCdi { .. }
+            | Refusal::NoRoomForHook { .. },
         ) => Status::failed_precondition(text),
         AllocateError::Refused(Refusal::FileNotWritten { .. }) | AllocateError::NotRecorded { .. } => Status::unavailable(text),
     }

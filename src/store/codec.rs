@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub(super) const FRAMING: u32 = 2;
 /// The version of sled's trees.
 pub(super) const TREES: u32 = 1;
-/// The highest version of a record that is known. Version 2 has [`Entry::Listed`], version 3 [`Entry::Judged`].
+/// The highest version of a record that is known. Version 2 has [`Entry::Listed`], version 3 [`Entry::Hook`] and [`Entry::Judged`].
 pub(super) const VERSION: u32 = 3;
 /// How a payload begins when this code wrote it.
 const FRONTS: [&[u8]; VERSION as usize] = [br#"{"v":1,"record":"#, br#"{"v":2,"record":"#, br#"{"v":3,"record":"#];
@@ -81,7 +81,7 @@ pub(super) fn encode(entry: &Entry) -> Result<Vec<u8>, serde_json::Error> {
     let v = match entry {
         Entry::Grant(_) | Entry::Moved { .. } | Entry::Named { .. } => 1,
         Entry::Listed { .. } => 2,
-        Entry::Judged { .. } => 3,
+        Entry::Hook(_) | Entry::Judged { .. } => 3,
     };
     serde_json::to_vec(&Written { v, record: entry })
 }
@@ -228,7 +228,9 @@ mod tests {
     fn every_version_on_disk_is_its_golden_file() {
         is_golden("records-v1.bin", include_bytes!("golden/records-v1.bin"), &samples::one_of_each());
         is_golden("records-v2.bin", include_bytes!("golden/records-v2.bin"), &[samples::listed(&[1, 2])]);
-        is_golden("records-v3.bin", include_bytes!("golden/records-v3.bin"), &[samples::judged(1), samples::forgotten(1)]);
+        let mut third = samples::hook_in_each_state(1);
+        third.extend([samples::judged(1), samples::forgotten(1)]);
+        is_golden("records-v3.bin", include_bytes!("golden/records-v3.bin"), &third);
     }
 
     #[test]

@@ -10,12 +10,13 @@
 mod reader;
 
 pub(super) use self::reader::Reader;
-use self::reader::history_key;
+use self::reader::{history_key, hook_key};
 use super::StoreError;
 use super::codec;
 use super::error::wants_room;
 use super::layout::{note, sync_data, sync_directory};
-use crate::domain::{AllocId, DeviceId, Grant, Retention, Timestamp};
+use super::replay::OwedAt;
+use crate::domain::{AllocId, DeviceId, Grant, HookState, OwedHook, Retention, Timestamp};
 use crate::host::LateTimers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -54,6 +55,7 @@ pub(super) struct Shelf {
     live: sled::Tree,
     history: sled::Tree,
     names: sled::Tree,
+    hooks: sled::Tree,
     meta: sled::Tree,
     /// sled's own log, opened once more for the fdatasync that sled does not do.
     log: File,
@@ -71,6 +73,8 @@ pub(super) struct Image {
     pub(super) live: BTreeMap<AllocId, (u64, Vec<u8>)>,
     /// Names of devices.
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
+    /// Hooks that are owed.
+    pub(super) hooks: OwedAt,
     /// Records that cannot be read.
     pub(super) damaged: u64,
     /// The highest version of records that only a later Holdfast can read.
@@ -87,14 +91,14 @@ pub(super) enum Refusal {
     /// The file system takes nothing more, and says nothing against the database.
     NoRoom(io::Error),
     /// It is damaged, with what could be read.
-    Damaged { why: String, readable: Image },
+    Damaged { why: String, readable: Box<Image> },
 }
 
 impl From<sled::Error> for Refusal {
     fn from(error: sled::Error) -> Self {
         match error {
             sled::Error::Io(error) if wants_room(&error) => Refusal::NoRoom(error),
-            error => Refusal::Damaged { why: error.to_string(), readable: Image::default() },
+            error => Refusal::Damaged { why: error.to_string(), readable: Box::default() },
         }
     }
 }
@@ -131,7 +135,7 @@ impl Shelf {
         }
         let image = shelf.reader().scan()?;
         if shelf.number(SCHEMA)?.is_none() {
-            return Err(Refusal::Damaged { why: "it opens empty although it is not new".into(), readable: image });
+            return Err(Refusal::Damaged { why: "it opens empty although it is not new".into(), readable: Box::new(image) });
         }
         if let Some(version) = shelf.number(SCHEMA)?.filter(|version| *version > u64::from(codec::TREES)) {
             return Err(Refusal::Newer(u32::try_from(version).unwrap_or(u32::MAX)));
@@ -140,20 +144,20 @@ impl Shelf {
             return Err(Refusal::Newer(version));
         }
         if image.damaged > 0 {
-            return Err(Refusal::Damaged { why: format!("{} of its records are damaged", image.damaged), readable: image });
+            return Err(Refusal::Damaged { why: format!("{} of its records are damaged", image.damaged), readable: Box::new(image) });
         }
         match shelf.probe() {
             Ok(()) => Ok((shelf, image)),
             Err(sled::Error::Io(error)) if wants_room(&error) => Err(Refusal::NoRoom(error)),
-            Err(error) => Err(Refusal::Damaged { why: error.to_string(), readable: image }),
+            Err(error) => Err(Refusal::Damaged { why: error.to_string(), readable: Box::new(image) }),
         }
     }
 
     fn with_trees(dir: &Path, db: sled::Db) -> sled::Result<Self> {
         let log = File::open(dir.join("db"))?;
         let (live, history) = (db.open_tree("live")?, db.open_tree("history")?);
-        let (names, meta) = (db.open_tree("names")?, db.open_tree("meta")?);
-        let mut shelf = Shelf { dir: dir.to_owned(), db, live, history, names, meta, log, history_count: 0 };
+        let (names, hooks, meta) = (db.open_tree("names")?, db.open_tree("hooks")?, db.open_tree("meta")?);
+        let mut shelf = Shelf { dir: dir.to_owned(), db, live, history, names, hooks, meta, log, history_count: 0 };
         shelf.history_count = shelf.number(HISTORY_COUNT)?.unwrap_or(0);
         Ok(shelf)
     }
@@ -188,6 +192,15 @@ impl Shelf {
     /// Remembers a device's name.
     pub(super) fn name(&mut self, key: &str, seq: u64, id: &DeviceId) -> Result<(), StoreError> {
         self.run(|shelf| shelf.names.insert(key, codec::stamp(key.as_bytes(), seq, id.as_str().as_bytes())).map(drop))
+    }
+
+    /// Remembers how far a hook has come; one that is done goes.
+    pub(super) fn hook(&mut self, hook: &OwedHook, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
+        let key = hook_key(hook);
+        self.run(|shelf| match hook.state {
+            HookState::Done => shelf.hooks.remove(&key).map(drop),
+            HookState::Due | HookState::Failed { .. } => shelf.hooks.insert(&key, codec::stamp(&key, seq, payload)).map(drop),
+        })
     }
 
     /// Trims the history, then makes everything up to `applied` survive a power cut.
@@ -251,8 +264,9 @@ impl Shelf {
 
     /// The database for whoever wants to read it.
     pub(super) fn reader(&self) -> Reader {
-        let Shelf { dir, live, history, names, meta, .. } = self;
-        Reader { dir: dir.clone(), live: live.clone(), history: history.clone(), names: names.clone(), meta: meta.clone() }
+        let Shelf { dir, live, history, names, hooks, meta, .. } = self;
+        let (live, history, names, hooks) = (live.clone(), history.clone(), names.clone(), hooks.clone());
+        Reader { dir: dir.clone(), live, history, names, hooks, meta: meta.clone() }
     }
 
     /// Which of `wanted` are among the released grants, and by which entry. All of them are looked at: by a clock that was

@@ -8,7 +8,7 @@ use super::opening::{Opened, Opening, open_or_replace};
 use super::recovery::{self, LivePayloads, Truth, catch_up, database_finding, journal_findings};
 use super::replay::Fold;
 use super::{RecoveryReport, StoreError};
-use crate::domain::{AllocId, DeviceId, Grant, Retention, Timestamp};
+use crate::domain::{AllocId, DeviceId, Grant, OwedHook, Retention, Timestamp};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -94,6 +94,11 @@ pub(super) enum Work {
         key: String,
         seq: u64,
         id: DeviceId,
+    },
+    Hook {
+        hook: Box<OwedHook>,
+        seq: u64,
+        payload: Vec<u8>,
     },
     Checkpoint(Box<Order>, SyncSender<Result<(), StoreError>>),
     Read(SyncSender<Option<Reader>>),
@@ -221,6 +226,7 @@ impl Desk {
             Work::Put { alloc_id, seq, payload } => self.write(|shelf| shelf.put(&alloc_id, seq, &payload)),
             Work::Retire { grant, seq, payload } => self.write(|shelf| shelf.retire(&grant, seq, &payload)),
             Work::Name { key, seq, id } => self.write(|shelf| shelf.name(&key, seq, &id)),
+            Work::Hook { hook, seq, payload } => self.write(|shelf| shelf.hook(&hook, seq, &payload)),
             Work::Checkpoint(order, done) => {
                 let result = self.checkpoint(&order);
                 if let Err(error) = &result {

@@ -3,7 +3,7 @@
 use super::recovery::{LivePayloads, Notes, decode_grant};
 use super::shelver::PendingReader;
 use super::{Store, StoreError};
-use crate::domain::{DeviceId, Grant, Listed, Verdicts};
+use crate::domain::{DeviceId, Grant, Listed, Owed, Verdicts};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -17,8 +17,11 @@ pub enum Told {
         names: BTreeMap<String, DeviceId>,
         /// What the kubelet was told last.
         listed: Listed,
+        /// What is owed to devices after their release.
+        #[serde(default, skip_serializing_if = "Owed::is_empty")]
+        owed: Owed,
         /// What is remembered of devices' health.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "Verdicts::is_empty")]
         verdicts: Verdicts,
     },
     /// A grant.
@@ -40,9 +43,9 @@ impl Export {
     /// # Errors
     /// When the query database fails. What was live has been told then.
     pub fn read(self, mut take: impl FnMut(Told) -> bool) -> Result<(), StoreError> {
-        let Export { notes: Notes { names, listed, verdicts }, live, reader } = self;
+        let Export { notes: Notes { names, listed, owed, verdicts }, live, reader } = self;
         let held = live.values().filter_map(|(_, payload)| decode_grant(payload)).map(|grant| Told::Grant(Box::new(grant)));
-        if !std::iter::once(Told::Notes { names, listed, verdicts }).chain(held).all(&mut take) {
+        if !std::iter::once(Told::Notes { names, listed, owed, verdicts }).chain(held).all(&mut take) {
             return Ok(());
         }
         reader.wait()?.history(|grant| live.contains_key(&grant.alloc_id) || take(Told::Grant(Box::new(grant))))

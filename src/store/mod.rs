@@ -8,7 +8,7 @@
 //!   <state-dir>/lock                          one writer at a time; the last one's boot or end, and its last confirmed entry
 //!   <state-dir>/journal/<first seq>.log       every entry since the last checkpoint, after a copy of everything live
 //!   <state-dir>/journal/<first seq>.draft           an import that was cut short; it means nothing
-//!   <state-dir>/db/                           sled: live grants, names, history
+//!   <state-dir>/db/                           sled: live grants, names, hooks that are owed, history
 //!   <state-dir>/….quarantine-<millis>         what was damaged; kept for a person to look at, never read again
 //! ```
 //!
@@ -49,7 +49,7 @@ use self::journal::Journal;
 use self::layout::{Lock, journal_dir};
 use self::recovery::{LivePayloads, Notes, decode_grant, encode, open_segment};
 use self::shelver::Shelver;
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Kept, Listed, Verdicts, note_list, note_verdict};
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Kept, Listed, Owed, Verdicts, note_hook, note_list, note_verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -74,6 +74,8 @@ pub struct Recovered {
     pub names: BTreeMap<String, DeviceId>,
     /// What the kubelet was told last, as far as it is known.
     pub listed: Listed,
+    /// What is owed to devices after their release, as far as it is known.
+    pub owed: Owed,
     /// What is remembered of devices' health.
     pub verdicts: Verdicts,
     /// How it was come by.
@@ -276,8 +278,8 @@ impl Store {
         let grants = self.live.values().filter_map(|(_, payload)| decode_grant(payload)).collect();
         let mut report = self.report.clone();
         self.shelver.add_findings(&mut report);
-        let Notes { names, listed, verdicts } = self.notes.clone();
-        Recovered { grants, names, listed, verdicts, report }
+        let Notes { names, listed, owed, verdicts } = self.notes.clone();
+        Recovered { grants, names, listed, owed, verdicts, report }
     }
 
     /// Whether entries can be confirmed, and whether both copies are being kept: (journal, query database).
@@ -329,6 +331,10 @@ impl Store {
             }
             Entry::Listed { resource, devices } => note_list(&mut self.notes.listed, resource, devices.clone()),
             Entry::Judged { device, verdict } => note_verdict(&mut self.notes.verdicts, device, verdict.as_deref().cloned()),
+            Entry::Hook(hook) => {
+                note_hook(&mut self.notes.owed, hook);
+                self.shelver.hook(hook, seq, payload);
+            }
         }
     }
 

@@ -129,8 +129,8 @@ impl Store {
             store.begin_checkpoint()?;
         }
         store.report.took = began.elapsed();
-        let Notes { names, listed, verdicts } = store.notes.clone();
-        let recovered = Recovered { grants, names, listed, verdicts, report: store.report.clone() };
+        let Notes { names, listed, owed, verdicts } = store.notes.clone();
+        let recovered = Recovered { grants, names, listed, owed, verdicts, report: store.report.clone() };
         Ok((store, recovered))
     }
 }

@@ -53,7 +53,7 @@ impl Opening {
 }
 
 fn damaged(why: String) -> Refusal {
-    Refusal::Damaged { why, readable: Image::default() }
+    Refusal::Damaged { why, readable: Box::default() }
 }
 
 /// A database that is ready, and what came of the one that was there.
@@ -81,7 +81,7 @@ pub(super) fn open_or_replace(opening: Opening, dir: &Path, quarantined: &mut Ve
                 quarantined.push(quarantine(dir)?);
             }
             let (shelf, holds) = Opening::begin(dir).wait().map_err(refused)?;
-            Ok(Opened { shelf, holds, salvaged: Some((Image { applied: 0, ..readable }, why)) })
+            Ok(Opened { shelf, holds, salvaged: Some((Image { applied: 0, ..*readable }, why)) })
         }
         Err(refusal) => Err(refused(refusal)),
     }

@@ -22,6 +22,7 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
     report.findings.extend(damaged);
     let truth = recovery::merge(fold, &Image::default(), &mut report, |_| None);
     Ok(Recovered {
+        owed: truth.owed(),
         grants: truth.live.into_values().map(|(_, grant)| grant).collect(),
         names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).collect(),
         listed: truth.listed,

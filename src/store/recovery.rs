@@ -12,8 +12,8 @@ use super::StoreError;
 use super::codec;
 use super::database::{Image, Shelf};
 use super::journal::Journal;
-use super::replay::Fold;
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Listed, Verdict, Verdicts};
+use super::replay::{Fold, OwedAt};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, HookState, Listed, Owed, OwedHook, Verdict, Verdicts, note_hook};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -98,10 +98,21 @@ pub(super) struct Truth {
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
     /// What the kubelet was told last. Only the journal has it.
     pub(super) listed: Listed,
+    /// What is owed to devices after their release.
+    pub(super) owed: OwedAt,
     /// What is remembered of devices' health. Only the journal has it.
     pub(super) verdicts: Verdicts,
     /// The highest sequence number that either has.
     pub(super) last: u64,
+}
+
+impl Truth {
+    /// What is owed, without the numbers.
+    pub(super) fn owed(&self) -> Owed {
+        let mut owed = Owed::new();
+        self.owed.values().for_each(|(_, hook)| note_hook(&mut owed, hook));
+        owed
+    }
 }
 
 /// Merges. `released_in_history` says which of some grants the database has among its released ones; `None` where those
@@ -119,6 +130,7 @@ pub(super) fn merge(
         last: fold.last.max(image.last),
         names: fold.names,
         listed: fold.listed,
+        owed: fold.owed,
         verdicts: fold.verdicts,
         payloads: fold.payloads,
         ..Truth::default()
@@ -184,21 +196,39 @@ pub(super) fn merge(
             }
         }
     }
+    merge_notes(&mut truth, image, |seq| seq >= fold.complete_from && (broken || seq > fold.last));
+    // A gap takes the grants' own entries with it: an orphan is one of those missing, not one more.
+    report.missing = missing(&fold.gaps, image, applied).max(lost_grants) + unreadable;
+    truth
+}
+
+/// Takes in what only the database has, beside grants. `may_be_lost`: whether the journal may lack an entry of that number,
+/// and what came of it.
+fn merge_notes(truth: &mut Truth, image: &Image, may_be_lost: impl Fn(u64) -> bool) {
     for (key, (seq, id)) in &image.names {
         if truth.names.get(key).is_none_or(|(known, _)| known < seq) {
             truth.names.insert(key.clone(), (*seq, id.clone()));
         }
     }
+    // As with grants: a head names every hook, and a journal that is whole has the end of each.
+    for (key, (seq, hook)) in &image.hooks {
+        if truth.owed.get(key).map_or_else(|| may_be_lost(*seq), |(known, _)| known < seq) {
+            truth.owed.insert(key.clone(), (*seq, hook.clone()));
+        }
+    }
+}
 
-    // A gap that sled had already applied costs nothing; of the rest, sled may have had single entries.
-    let in_database: BTreeSet<u64> = image.live.values().map(|(seq, _)| *seq).chain(image.names.values().map(|(seq, _)| *seq)).collect();
+/// Entries in the journal's gaps that neither copy has. A gap that sled had already applied costs nothing; of the rest, sled
+/// may have had single entries.
+fn missing(gaps: &[(u64, u64)], image: &Image, applied: u64) -> u64 {
+    let (live, names, hooks) = (image.live.values(), image.names.values(), image.hooks.values());
+    let notes = names.map(|(seq, _)| *seq).chain(hooks.map(|(seq, _)| *seq));
+    let in_database: BTreeSet<u64> = live.map(|(seq, _)| *seq).chain(notes).collect();
     let gone = |(from, to): &(u64, u64)| {
         let from = (*from).max(applied + 1);
         (*to + 1).saturating_sub(from) - in_database.range(from..=(*to).max(from)).filter(|seq| **seq <= *to).count() as u64
     };
-    // A gap takes the grants' own entries with it: an orphan is one of those missing, not one more.
-    report.missing = fold.gaps.iter().map(gone).sum::<u64>().max(lost_grants) + unreadable;
-    truth
+    gaps.iter().map(gone).sum()
 }
 
 /// What is wrong with the journal, in words.
@@ -240,17 +270,18 @@ pub(super) fn decode_grant(payload: &[u8]) -> Option<Grant> {
 pub(super) struct Notes {
     pub(super) names: BTreeMap<String, DeviceId>,
     pub(super) listed: Listed,
+    pub(super) owed: Owed,
     pub(super) verdicts: Verdicts,
 }
 
 impl Notes {
     pub(super) fn of(truth: &Truth) -> Self {
         let names = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).collect();
-        Notes { names, listed: truth.listed.clone(), verdicts: truth.verdicts.clone() }
+        Notes { names, listed: truth.listed.clone(), owed: truth.owed(), verdicts: truth.verdicts.clone() }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.names.len() + self.listed.len() + self.verdicts.len()
+        self.names.len() + self.listed.len() + self.owed.values().map(BTreeMap::len).sum::<usize>() + self.verdicts.len()
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
@@ -258,7 +289,8 @@ impl Notes {
         let listed = self.listed.iter().map(|(resource, devices)| Entry::Listed { resource: resource.clone(), devices: devices.clone() });
         let judged =
             |(device, verdict): (&DeviceId, &Verdict)| Entry::Judged { device: device.clone(), verdict: Some(Box::new(verdict.clone())) };
-        names.chain(listed).chain(self.verdicts.iter().map(judged))
+        let owed = self.owed.values().flat_map(BTreeMap::values).map(|hook| Entry::Hook(Box::new(hook.clone())));
+        names.chain(listed).chain(owed).chain(self.verdicts.iter().map(judged))
     }
 }
 
@@ -300,6 +332,16 @@ pub(super) fn catch_up(shelf: &mut Shelf, image: &Image, truth: &Truth, live: &L
     for (key, (seq, id)) in &truth.names {
         if image.names.get(key).is_none_or(|(_, there)| there != id) {
             shelf.name(key, *seq, id)?;
+        }
+    }
+    for (key, (seq, hook)) in &truth.owed {
+        if image.hooks.get(key).is_none_or(|(_, there)| there != hook) {
+            shelf.hook(hook, *seq, &encode(&Entry::Hook(Box::new(hook.clone())))?)?;
+        }
+    }
+    for (key, (seq, hook)) in &image.hooks {
+        if !truth.owed.contains_key(key) {
+            shelf.hook(&OwedHook { state: HookState::Done, ..hook.clone() }, *seq, &[])?;
         }
     }
     Ok(())

@@ -8,11 +8,16 @@ use super::codec::{self, Defect, Record};
 use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
 use super::layout::{journal_dir, peek_confirmed};
 use super::{OLD_SEGMENTS_MAX, StoreError};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, Listed, Verdicts, note_list, note_verdict};
+use crate::domain::{
+    AllocId, DeviceId, Entry, Grant, GrantState, HookState, Listed, OwedHook, ResourceName, Verdicts, note_list, note_verdict,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// The hooks that are owed, with the sequence number of the latest entry about each.
+pub(super) type OwedAt = BTreeMap<(ResourceName, DeviceId), (u64, OwedHook)>;
 
 /// What the journal says.
 #[derive(Debug, Default)]
@@ -26,6 +31,8 @@ pub(super) struct Fold {
     pub(super) names: BTreeMap<String, (u64, DeviceId)>,
     /// What the kubelet was told last.
     pub(super) listed: Listed,
+    /// What is owed to devices after their release.
+    pub(super) owed: OwedAt,
     /// What is remembered of devices' health.
     pub(super) verdicts: Verdicts,
     /// The latest state of grants whose own entry could not be read.
@@ -171,6 +178,8 @@ impl Fold {
                 self.gaps.truncate(0);
                 self.orphans.clear();
                 self.grants.retain(|id, (_, grant)| !grant.is_live() || held.contains(id));
+                // What was done may have been said in a part that is lost.
+                self.owed.retain(|_, (seq, _)| *seq >= first);
                 self.complete_from = first;
             }
             if at >= bytes.len() {
@@ -283,6 +292,14 @@ impl Fold {
             }
             Entry::Listed { resource, devices } => note_list(&mut self.listed, &resource, devices),
             Entry::Judged { device, verdict } => note_verdict(&mut self.verdicts, &device, verdict.map(|verdict| *verdict)),
+            Entry::Hook(hook) => {
+                let key = (hook.resource.clone(), hook.device.clone());
+                if hook.state == HookState::Done {
+                    self.owed.remove(&key);
+                } else {
+                    self.owed.insert(key, (seq, *hook));
+                }
+            }
         }
     }
 }

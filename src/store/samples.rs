@@ -1,8 +1,8 @@
 //! Grants for the tests of the store.
 
 use crate::domain::{
-    AllocId, ContainerEdits, Cordon, Counter, DeviceId, EditDevice, EditMount, Entry, Grant, GrantState, GrantedDevice, Incident,
-    KubeletGeneration, PciAddress, PodRef, Reason, State, Timestamp, Verdict,
+    AllocId, ContainerEdits, Cordon, Counter, DeviceId, EditDevice, EditMount, Entry, Grant, GrantState, GrantedDevice, HookState,
+    Incident, KubeletGeneration, OwedHook, PciAddress, PodRef, Reason, State, Timestamp, Verdict,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -102,6 +102,27 @@ pub(super) fn judged(n: u64) -> Entry {
 
 pub(super) fn forgotten(n: u64) -> Entry {
     Entry::Judged { device: DeviceId::new(format!("GPU-{n}")), verdict: None }
+}
+
+/// How far the hook has come that the `n`-th grant's device is owed.
+pub(super) fn hook(n: u64, state: HookState) -> Entry {
+    let device = &grant(n).devices[0];
+    Entry::Hook(Box::new(OwedHook {
+        resource: grant(n).resource,
+        device: device.id.clone(),
+        key: device.key.clone(),
+        alloc_id: grant(n).alloc_id,
+        pod: Some(pod(n)),
+        container: Some("main".into()),
+        released_at: Timestamp(1_700_000_003_000 + n),
+        state,
+    }))
+}
+
+/// Of version 3.
+pub(super) fn hook_in_each_state(n: u64) -> Vec<Entry> {
+    let failed = HookState::Failed { tries: 2, failed_at: Timestamp(1_700_000_004_000), why: "exit status: 1: no key".into() };
+    [HookState::Due, failed, HookState::Done].map(|state| hook(n, state)).into()
 }
 
 /// Of version 1.

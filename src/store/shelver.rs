@@ -16,7 +16,7 @@ use super::desk::{Database, Desk, Order, Shared, Work};
 use super::layout::{database_dir, with_my_steps};
 use super::recovery::{LivePayloads, Truth};
 use super::{RecoveryReport, StoreError};
-use crate::domain::{AllocId, DeviceId, Grant, Retention};
+use crate::domain::{AllocId, DeviceId, Grant, OwedHook, Retention};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -190,6 +190,10 @@ impl Shelver {
         self.tell(Work::Name { key: key.to_owned(), seq, id: id.clone() });
     }
 
+    pub(super) fn hook(&self, hook: &OwedHook, seq: u64, payload: Vec<u8>) {
+        self.tell(Work::Hook { hook: Box::new(hook.clone()), seq, payload });
+    }
+
     fn tell(&self, work: Work) {
         self.untold.borrow_mut().push(work);
         if self.untold.borrow().len() >= UNTOLD_MAX {
@@ -309,7 +313,7 @@ fn listen(work: &Receiver<Work>) -> Vec<Work> {
     let until = Instant::now() + OPENS_AFTER;
     let mut told = Vec::new();
     while let Ok(work) = work.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        let can_wait = matches!(work, Work::Put { .. } | Work::Retire { .. } | Work::Name { .. });
+        let can_wait = matches!(work, Work::Put { .. } | Work::Retire { .. } | Work::Name { .. } | Work::Hook { .. });
         told.push(work);
         if !can_wait || told.len() == QUEUE_MAX {
             break;

@@ -2,9 +2,9 @@
 
 use super::layout::{database_dir, journal_dir};
 use super::opening::Opening;
-use super::samples::{bound, grant, listed, made, named, released_at, suspect};
+use super::samples::{bound, grant, hook_in_each_state, listed, made, named, released_at, suspect};
 use super::*;
-use crate::domain::{AllocId, GrantState, Retention, Timestamp};
+use crate::domain::{AllocId, GrantState, HookState, Owed, Retention, Timestamp};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -1048,12 +1048,13 @@ fn the_first_append_makes_the_new_segment_durable_its_name_too() {
 
 /// Some step of a ledger's life, over few grants so that steps meet.
 fn step() -> impl Strategy<Value = Vec<Entry>> {
-    let entry = (0..6_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
+    let entry = (0..9_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
         0 => made(n),
         1 => bound(n),
         2 => suspect(n),
         3 => released(n),
         4 => listed(&(1..n).collect::<Vec<_>>()),
+        kind @ 5..=7 => hook_in_each_state(n).swap_remove(usize::from(kind - 5)),
         _ => named(n),
     });
     prop::collection::vec(entry, 1..4)
@@ -1067,7 +1068,7 @@ fn as_a_ledger_writes(steps: Vec<Vec<Entry>>) -> Vec<Vec<Entry>> {
         Entry::Grant(grant) => made.insert(grant.alloc_id.clone()),
         Entry::Moved { alloc_id, state: GrantState::Released { .. } } => made.contains(alloc_id) && gone.insert(alloc_id.clone()),
         Entry::Moved { alloc_id, .. } => made.contains(alloc_id) && !gone.contains(alloc_id),
-        Entry::Named { .. } | Entry::Listed { .. } | Entry::Judged { .. } => true,
+        Entry::Named { .. } | Entry::Listed { .. } | Entry::Hook(_) | Entry::Judged { .. } => true,
     };
     steps.into_iter().map(|step| step.into_iter().filter(&mut written).collect()).collect()
 }
@@ -1086,7 +1087,7 @@ fn model(entries: &[Entry]) -> BTreeMap<AllocId, Grant> {
                     }
                 }
             }
-            Entry::Named { .. } | Entry::Listed { .. } | Entry::Judged { .. } => {}
+            Entry::Named { .. } | Entry::Listed { .. } | Entry::Hook(_) | Entry::Judged { .. } => {}
         }
     }
     live
@@ -1104,6 +1105,64 @@ fn model_of_lists(entries: &[Entry]) -> Listed {
     lists
 }
 
+/// What is owed to devices.
+fn model_of_hooks(entries: &[Entry]) -> Owed {
+    let mut owed = Owed::new();
+    for entry in entries {
+        if let Entry::Hook(hook) = entry {
+            owed.entry(hook.resource.clone()).or_default().insert(hook.device.clone(), (**hook).clone());
+        }
+    }
+    owed.values_mut().for_each(|devices| devices.retain(|_, hook| hook.state != HookState::Done));
+    owed.retain(|_, devices| !devices.is_empty());
+    owed
+}
+
+/// A hook whose end was lost with its segment is not owed for ever: a complete head says what is.
+#[test]
+fn a_hook_that_is_not_in_the_newest_head_is_not_owed() {
+    let dir = tempfile::tempdir().unwrap();
+    let [due, failed, done] = <[Entry; 3]>::try_from(hook_in_each_state(1)).unwrap();
+    let owed = |dir: &Path| peek(dir).unwrap().owed.into_values().flatten().count();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), due]).unwrap();
+    store.append(&[failed]).unwrap();
+    assert_eq!(owed(dir.path()), 1);
+    store.rotate().unwrap();
+    assert_eq!(owed(dir.path()), 1, "a head has it");
+    store.append(&[done]).unwrap();
+    let ended_in = segments(dir.path()).pop().unwrap();
+    store.rotate().unwrap();
+    drop(store);
+    fs::remove_file(ended_in).unwrap();
+    assert_eq!(owed(dir.path()), 0);
+}
+
+/// A journal that is gone, and one that is damaged: the database has the hook as well, and knows of its end.
+#[test]
+fn a_hook_that_is_owed_is_in_both_copies() {
+    let [due, _, done] = <[Entry; 3]>::try_from(hook_in_each_state(1)).unwrap();
+    for (entries, is_owed) in [(vec![due.clone()], true), (vec![due.clone(), done], false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open(dir.path());
+        store.append(&[made(1), named(1)]).unwrap();
+        store.append(&entries).unwrap();
+        store.close().unwrap();
+        for segment in segments(dir.path()) {
+            fs::remove_file(segment).unwrap();
+        }
+        let (store, recovered) = open(dir.path());
+        let owed = model_of_hooks(&entries);
+        assert_eq!((&recovered.owed, owed.is_empty()), (&owed, !is_owed));
+        drop(store);
+        // And back again.
+        fs::remove_dir_all(database_dir(dir.path())).unwrap();
+        let (store, recovered) = open(dir.path());
+        assert_eq!(recovered.owed, owed);
+        assert_eq!(store.shelver.reader().unwrap().wait().unwrap().image().unwrap().hooks.len(), usize::from(is_owed));
+    }
+}
+
 fn as_map(recovered: Recovered) -> BTreeMap<AllocId, Grant> {
     recovered.grants.into_iter().map(|grant| (grant.alloc_id.clone(), grant)).collect()
 }
@@ -1119,6 +1178,7 @@ proptest! {
             let boot = [None, Some("this boot"), Some("another boot")][boot];
             let (mut store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
             prop_assert_eq!(&recovered.listed, &model_of_lists(&all));
+            prop_assert_eq!(&recovered.owed, &model_of_hooks(&all));
             prop_assert_eq!(as_map(recovered), model(&all));
             store.shelver.meddle(|_| {});
             let database = tempfile::tempdir().unwrap();

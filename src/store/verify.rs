@@ -53,6 +53,9 @@ pub struct JournalCheck {
     pub live: usize,
     /// Names of devices.
     pub names: usize,
+    /// Hooks that are owed to devices after their release.
+    #[serde(default)]
+    pub hooks: usize,
     /// Entries that should be there and are not, by number.
     pub missing: u64,
     /// Files with damage inside.
@@ -70,6 +73,9 @@ pub struct DatabaseCheck {
     pub released: u64,
     /// Names of devices.
     pub names: usize,
+    /// Hooks that are owed to devices after their release.
+    #[serde(default)]
+    pub hooks: usize,
     /// It had everything up to this entry at its last checkpoint.
     pub applied: u64,
     /// Records whose checksum does not hold.
@@ -207,6 +213,7 @@ impl Journal {
             to: fold.last,
             live: 0,
             names: fold.names.len(),
+            hooks: fold.owed.len(),
             missing: fold.gaps.iter().map(|(from, to)| to + 1 - from).sum(),
             damaged: fold.damaged.clone(),
             cut_off_bytes: fold.torn_bytes,
@@ -244,8 +251,14 @@ impl Check {
     }
 
     fn database(&mut self, image: &Image, exists: bool) {
-        let found =
-            DatabaseCheck { live: image.live.len(), released: 0, names: image.names.len(), applied: image.applied, damaged: image.damaged };
+        let found = DatabaseCheck {
+            live: image.live.len(),
+            released: 0,
+            names: image.names.len(),
+            hooks: image.hooks.len(),
+            applied: image.applied,
+            damaged: image.damaged,
+        };
         self.found.problems.extend(database_finding(self.journal.oldest, image, exists));
         self.found.database = exists.then_some(found);
     }

@@ -14,6 +14,7 @@ const DEVICES: &str = "holdfast_devices";
 const DISAGREEMENTS: &str = "holdfast_kubelet_disagreements_total";
 const DOUBTS: &str = "holdfast_allocations_of_held_devices_total";
 const GRANTS: &str = "holdfast_grants";
+const HOOKS: &str = "holdfast_hooks_total";
 const JOURNAL_SYNC_SECONDS: &str = "holdfast_journal_sync_duration_seconds";
 const CONTESTED: &str = "holdfast_registration_contested";
 const LEDGER_KEPT: &str = "holdfast_ledger_kept";
@@ -116,6 +117,7 @@ fn describe() {
         "Allocates of an exclusive device that a running pod has, by resource, by whether that was proven, and by result (refused or granted)."
     );
     metrics::describe_gauge!(GRANTS, "Grants that hold devices, by resource and state.");
+    metrics::describe_counter!(HOOKS, "Hooks that have run, by resource, phase (before_start or after_release) and result (ok or error).");
     metrics::describe_histogram!(JOURNAL_SYNC_SECONDS, "One group commit of the ledger's journal.");
     metrics::describe_gauge!(CONTESTED, "1 while another plugin seems to take the resource again and again.");
     metrics::describe_gauge!(
@@ -145,6 +147,12 @@ pub fn allocated(resource: &str, ok: bool, took: Duration) {
         metrics::counter!(ALLOCATIONS, "resource" => resource.clone(), "result" => result(ok)).increment(1);
         metrics::histogram!(ALLOCATE_SECONDS, "resource" => resource).record(took.as_secs_f64());
     });
+}
+
+/// A hook has run.
+pub fn hook_ended(resource: &str, phase: &'static str, ok: bool) {
+    let resource = resource.to_owned();
+    sample(move || metrics::counter!(HOOKS, "resource" => resource, "phase" => phase, "result" => result(ok)).increment(1));
 }
 
 /// A Register was answered or failed.

@@ -33,7 +33,7 @@ impl Model {
                 }
             }
             Entry::Named { key, id } => drop(self.names.insert(key.clone(), id.clone())),
-            Entry::Listed { .. } | Entry::Judged { .. } => {}
+            Entry::Listed { .. } | Entry::Hook(_) | Entry::Judged { .. } => {}
         }
     }
 }

@@ -7,6 +7,7 @@ use actix::{Actor, Arbiter, Context, Handler, Message, ResponseFuture};
 use futures_util::future::{BoxFuture, join, join_all};
 use holdfast::app::supervisor::{Policy, Slot, Supervision};
 use holdfast::domain::{DeviceId, Durability, Grant};
+use holdfast::hook::Performer;
 use holdfast::host::HostRoot;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1 as api;
@@ -79,6 +80,8 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
             process_crash: false,
             policy: Default::default(),
             grants: Arc::new(grants),
+            hooks: Arc::default(),
+            due: Arc::new(watch::Sender::default()),
             names: Arc::new(watch::Sender::default()),
             inventory: watch::channel(Arc::default()).1,
             device_plugins: stage.node.path("kubelet/device-plugins"),
@@ -210,6 +213,8 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
         let config = ServingConfig {
             files: SpecFiles::new(&node.path("cdi"), &node.path("devinfo")),
             inventory: app.views.inventory.clone(),
+            grants: app.views.grants.clone(),
+            performer: Performer::new(HostRoot::new(node.path("host"))),
             sockets: Arc::new(Sockets::new(&node.path("plugins"))),
             host_root: HostRoot::new(node.path("host")),
             boot_id: "boot".to_owned(),

@@ -134,10 +134,17 @@ impl<W: Write> Page<W> {
 
     fn write(&mut self, told: Told) -> io::Result<()> {
         match told {
-            Told::Notes { names, listed, verdicts } => {
+            Told::Notes { names, listed, owed, verdicts } => {
                 let (names, listed) = (serde_json::to_string(&names)?, serde_json::to_string(&listed)?);
-                let verdicts = serde_json::to_string(&verdicts)?;
-                write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n\"verdicts\":{verdicts},\n\"grants\":[")
+                write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n")?;
+                // A version that knows neither reads the document as long as there is none.
+                if !owed.is_empty() {
+                    writeln!(self.out, "\"owed\":{},", serde_json::to_string(&owed)?)?;
+                }
+                if !verdicts.is_empty() {
+                    writeln!(self.out, "\"verdicts\":{},", serde_json::to_string(&verdicts)?)?;
+                }
+                write!(self.out, "\"grants\":[")
             }
             Told::Grant(grant) => {
                 self.grants += 1;
@@ -199,7 +206,12 @@ mod tests {
     #[test]
     fn the_document_is_what_is_promised() {
         let mut page = Page { out: Vec::new(), grants: 0, written: Ok(()) };
-        assert!(page.add(Told::Notes { names: Default::default(), listed: Default::default(), verdicts: Default::default() }));
+        assert!(page.add(Told::Notes {
+            names: Default::default(),
+            listed: Default::default(),
+            owed: Default::default(),
+            verdicts: Default::default()
+        }));
         assert!(page.add(Told::Grant(Box::new(grants().swap_remove(2)))));
         page.out.extend_from_slice(b"\n]}\n");
         let wanted = concat!(

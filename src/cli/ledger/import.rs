@@ -4,7 +4,7 @@ use super::export::{Exported, SCHEMA};
 use crate::cli::exit::{FAILURE, Failed};
 use crate::cli::{Global, eprintln, show, when};
 use crate::config::Config;
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Retention, Timestamp, Verdicts};
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp, Verdicts};
 use crate::host;
 use crate::store::{Recovered, Store};
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,7 @@ struct Document {
     names: BTreeMap<String, DeviceId>,
     listed: Listed,
     #[serde(default)]
+    owed: Owed,
     verdicts: Verdicts,
     grants: Vec<Exported>,
 }
@@ -37,6 +38,7 @@ struct Document {
 struct Import {
     names: BTreeMap<String, DeviceId>,
     listed: Listed,
+    owed: Owed,
     verdicts: Verdicts,
     grants: BTreeMap<AllocId, Grant>,
 }
@@ -53,6 +55,8 @@ struct Done {
     names: usize,
     /// Lists of resources.
     listed: usize,
+    /// Hooks that are owed to devices after their release.
+    owed: usize,
     /// Verdicts on devices' health.
     verdicts: usize,
     /// Grants that the ledger had already, the same.
@@ -103,8 +107,8 @@ fn parse(text: &str) -> Result<Import, String> {
         Ok(Versioned { schema }) => return Err(format!("it is of schema {schema}, and this version knows {SCHEMA}")),
         Err(error) => return Err(format!("it is no export of a ledger: {error}")),
     }
-    let Document { names, listed, verdicts, grants, .. } = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let mut import = Import { names, listed, verdicts, grants: BTreeMap::new() };
+    let Document { names, listed, owed, verdicts, grants, .. } = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let mut import = Import { names, listed, owed, verdicts, grants: BTreeMap::new() };
     for exported in grants {
         let id = exported.alloc_id.clone();
         let grant = exported.try_into().map_err(|why| format!("grant {id}: {why}"))?;
@@ -123,7 +127,7 @@ fn plan(
     retention: Retention,
     now: Timestamp,
 ) -> Result<(Vec<Entry>, Done), String> {
-    let Import { names, listed, verdicts, grants } = import;
+    let Import { names, listed, owed, verdicts, grants } = import;
     let known: BTreeMap<&AllocId, &Grant> = recovered.grants.iter().chain(released).map(|grant| (&grant.alloc_id, grant)).collect();
     let (mut entries, mut conflicts, mut done) = (Vec::new(), Vec::new(), Done { schema: 1, ..Done::default() });
     for (key, id) in names {
@@ -140,6 +144,12 @@ fn plan(
     for (resource, devices) in listed.into_iter().filter(|(resource, _)| !recovered.listed.contains_key(resource)) {
         done.listed += 1;
         entries.push(Entry::Listed { resource, devices });
+    }
+    // A hook that is run once more does no harm; one that is not run does.
+    let is_owed = |hook: &OwedHook| recovered.owed.get(&hook.resource).is_some_and(|devices| devices.contains_key(&hook.device));
+    for hook in owed.into_values().flat_map(BTreeMap::into_values).filter(|hook| !is_owed(hook)) {
+        done.owed += 1;
+        entries.push(Entry::Hook(Box::new(hook)));
     }
     // So is the health of a device to one that has judged it.
     for (device, verdict) in verdicts.into_iter().filter(|(device, _)| !recovered.verdicts.contains_key(device)) {
@@ -170,8 +180,14 @@ fn plan(
 }
 
 fn text_of(done: &Done) -> String {
-    let Done { live, released, names, listed, verdicts, already_there, forgotten, .. } = done;
-    let mut text = format!("imported grants: {live} live, {released} released; names: {names}; lists: {listed}; verdicts: {verdicts}\n");
+    let Done { live, released, names, listed, owed, verdicts, already_there, forgotten, .. } = done;
+    let mut text = format!("imported grants: {live} live, {released} released; names: {names}; lists: {listed}\n");
+    if *owed > 0 {
+        text += &format!("hooks that are owed: {owed}\n");
+    }
+    if *verdicts > 0 {
+        text += &format!("verdicts on devices: {verdicts}\n");
+    }
     if *already_there > 0 {
         text += &format!("already there: {already_there}\n");
     }
@@ -240,6 +256,16 @@ mod tests {
         assert!(planned(&import, &empty, &[gone]).unwrap_err().contains("grant a-1 is released in the ledger and granted in the export"));
         let renamed = Recovered { names: BTreeMap::from([("pci:1".into(), DeviceId::new("GPU-2"))]), ..Recovered::default() };
         assert!(planned(&import, &renamed, &[]).unwrap_err().contains("`pci:1` is named `GPU-2` in the ledger and `GPU-1` in the export"));
+    }
+
+    #[test]
+    fn a_hook_that_is_owed_is_owed_by_the_next_ledger_too() {
+        let hook = r#"{"resource":"a.b/c","device":"x","key":"dev:x","alloc_id":"a-0","pod":null,"container":null,
+            "released_at":"2023-11-14T22:13:20.000Z","hook":"failed","tries":3,"failed_at":"2023-11-14T22:13:20.000Z","why":"no key"}"#;
+        let import = document("{}", &[]).replace("\"grants\"", &format!(r#""owed":{{"a.b/c":{{"x":{hook}}}}},"grants""#));
+        assert_eq!(planned(&import, &Recovered::default(), &[]), Ok(Done { schema: 1, owed: 1, ..Done::default() }));
+        let owed = parse(&import).unwrap().owed;
+        assert_eq!(planned(&import, &Recovered { owed, ..Recovered::default() }, &[]), Ok(Done { schema: 1, ..Done::default() }));
     }
 
     #[test]

@@ -26,16 +26,32 @@ pub(super) fn run(global: &Global) -> Result<(), Failed> {
 
 fn text(found: &Verification) -> String {
     let Verification { sound, journal, database, live, moved_aside, problems, remarks, .. } = found;
-    let JournalCheck { entries, from, to, live: held, names, missing, damaged, .. } = journal;
-    let mut table = Table::new(&["COPY", "LIVE", "RELEASED", "NAMES", "DAMAGED", "ENTRIES"]);
+    let JournalCheck { entries, from, to, live: held, names, hooks, missing, damaged, .. } = journal;
+    let mut table = Table::new(&["COPY", "LIVE", "RELEASED", "NAMES", "HOOKS", "DAMAGED", "ENTRIES"]);
     let range = if *entries > 0 { format!("{entries}, {from} to {to}") } else { format!("none since {to}") };
     let in_words = if *missing > 0 { format!("{range}, {missing} missing") } else { range };
-    table.row(["journal".into(), held.to_string(), String::new(), names.to_string(), damaged.len().to_string(), in_words]);
-    if let Some(DatabaseCheck { live, released, names, applied, damaged }) = database {
+    table.row([
+        "journal".into(),
+        held.to_string(),
+        String::new(),
+        names.to_string(),
+        hooks.to_string(),
+        damaged.len().to_string(),
+        in_words,
+    ]);
+    if let Some(DatabaseCheck { live, released, names, hooks, applied, damaged }) = database {
         let applied = format!("up to {applied} at its last checkpoint");
-        table.row(["database".into(), live.to_string(), released.to_string(), names.to_string(), damaged.to_string(), applied]);
+        table.row([
+            "database".into(),
+            live.to_string(),
+            released.to_string(),
+            names.to_string(),
+            hooks.to_string(),
+            damaged.to_string(),
+            applied,
+        ]);
     } else {
-        table.row(["database".into(), String::new(), String::new(), String::new(), String::new(), String::new()]);
+        table.row(["database".into(), String::new(), String::new(), String::new(), String::new(), String::new(), String::new()]);
     }
     let LiveCheck { in_both, .. } = live;
     let verdict = if *sound { "sound" } else { "NOT sound" };
@@ -59,7 +75,7 @@ mod tests {
             schema: 1,
             sound: false,
             journal: JournalCheck { segments: 1, entries: 7, from: 1, to: 8, live: 2, names: 1, missing: 1, ..JournalCheck::default() },
-            database: Some(DatabaseCheck { live: 2, released: 12, names: 1, applied: 6, damaged: 0 }),
+            database: Some(DatabaseCheck { live: 2, released: 12, names: 1, hooks: 0, applied: 6, damaged: 0 }),
             live: LiveCheck { in_both: 2, ..LiveCheck::default() },
             moved_aside: vec!["/s/db.quarantine-1".into()],
             problems: vec!["entries missing from the journal: 1".into()],
@@ -68,17 +84,17 @@ mod tests {
         let wanted = "\
 the ledger is NOT sound: 2 of 2 live grants are the same in both copies
 
-COPY      LIVE  RELEASED  NAMES  DAMAGED  ENTRIES
-journal   2     -         1      0        7, 1 to 8, 1 missing
-database  2     12        1      0        up to 6 at its last checkpoint
+COPY      LIVE  RELEASED  NAMES  HOOKS  DAMAGED  ENTRIES
+journal   2     -         1      0      0        7, 1 to 8, 1 missing
+database  2     12        1      0      0        up to 6 at its last checkpoint
 
 problem: entries missing from the journal: 1
 moved aside: `/s/db.quarantine-1`
 ";
         assert_eq!(text(&found), wanted);
         let wanted = concat!(
-            r#"{"schema":1,"sound":false,"journal":{"segments":1,"entries":7,"from":1,"to":8,"live":2,"names":1,"missing":1,"damaged":[],"#,
-            r#""cut_off_bytes":0},"database":{"live":2,"released":12,"names":1,"applied":6,"damaged":0},"live":{"in_both":2,"following":0,"#,
+            r#"{"schema":1,"sound":false,"journal":{"segments":1,"entries":7,"from":1,"to":8,"live":2,"names":1,"hooks":0,"missing":1,"#,
+            r#""damaged":[],"cut_off_bytes":0},"database":{"live":2,"released":12,"names":1,"hooks":0,"applied":6,"damaged":0},"live":{"in_both":2,"following":0,"#,
             r#""only_in_journal":[],"only_in_database":[],"different":[]},"moved_aside":["/s/db.quarantine-1"],"#,
             r#""problems":["entries missing from the journal: 1"],"remarks":[]}"#,
         );

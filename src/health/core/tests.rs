@@ -1,7 +1,7 @@
 //! The judge's rules as sentences.
 
 use super::*;
-use crate::domain::{AllocId, ContainerEdits, DeviceNode, GrantState, GrantedDevice, Moment, Timestamp};
+use crate::domain::{AllocId, ContainerEdits, DeviceNode, GrantState, GrantedDevice, HookState, Moment, OwedHook, Timestamp, note_hook};
 
 fn at(secs: u64) -> Duration {
     Duration::from_secs(secs)
@@ -82,26 +82,26 @@ fn list(inventory: Option<Arc<Inventory>>) -> Vec<String> {
 
 #[test]
 fn nothing_is_said_before_the_first_evidence() {
-    assert_eq!(judge(1).judge(&Held::new(), at(0)), None);
+    assert_eq!(judge(1).judge(&Held::new(), &Owed::new(), at(0)), None);
 }
 
 #[test]
 fn a_resource_without_devices_is_offered_empty() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &[], &[], &[]));
-    assert!(list(judge.judge(&Held::new(), at(0))).is_empty());
+    assert!(list(judge.judge(&Held::new(), &Owed::new(), at(0))).is_empty());
 }
 
 #[test]
 fn every_replica_follows_its_device() {
     let mut judge = judge(2);
     judge.discovered(evidence(0, &["a"], &["a"], &["/dev/a"]));
-    assert_eq!(list(judge.judge(&Held::new(), at(0))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(0))), ["a::0=node_missing", "a::1=node_missing"]);
     judge.discovered(evidence(1, &["a"], &["a"], &["/dev/optional"]));
-    assert_eq!(list(judge.judge(&Held::new(), at(1))), ["a::0=node_missing", "a::1=node_missing"], "for how long?");
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(1))), ["a::0=node_missing", "a::1=node_missing"], "for how long?");
     assert_eq!(judge.next_look(), Some(at(2)));
     judge.discovered(evidence(2, &["a"], &["a"], &["/dev/optional"]));
-    assert_eq!(list(judge.judge(&Held::new(), at(2))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(2))), ["a::0=ok", "a::1=ok"]);
     assert_eq!(judge.next_look(), None);
 }
 
@@ -109,28 +109,28 @@ fn every_replica_follows_its_device() {
 fn a_broken_device_stays_unhealthy_until_newer_evidence_clears_it() {
     let mut judge = judge(2);
     judge.discovered(evidence(0, &["a"], &["a"], &[]));
-    judge.judge(&Held::new(), at(0));
+    judge.judge(&Held::new(), &Owed::new(), at(0));
     judge.broken(&spec(1).name, &DeviceId::new("a::1"), Reason::NodeMissing, at(5));
-    assert_eq!(list(judge.judge(&Held::new(), at(5))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(5))), ["a::0=node_missing", "a::1=node_missing"]);
     // A scan that had begun before the failure proves nothing.
     judge.discovered(evidence(4, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), at(6))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(6))), ["a::0=node_missing", "a::1=node_missing"]);
     judge.discovered(evidence(6, &["a"], &["a"], &[]));
-    judge.judge(&Held::new(), at(6));
+    judge.judge(&Held::new(), &Owed::new(), at(6));
     judge.discovered(evidence(7, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), at(7))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(7))), ["a::0=ok", "a::1=ok"]);
 }
 
 #[test]
 fn a_free_device_that_vanished_is_unhealthy_for_a_minute_and_then_leaves() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
-    judge.judge(&Held::new(), at(0));
+    judge.judge(&Held::new(), &Owed::new(), at(0));
     judge.discovered(evidence(10, &["b"], &["b"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), at(10))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(10))), ["a=device_gone", "b=ok"]);
     assert_eq!(judge.next_deadline(at(10)), Some(at(70)));
-    assert_eq!(list(judge.judge(&Held::new(), at(69))), ["a=device_gone", "b=ok"]);
-    assert_eq!(list(judge.judge(&Held::new(), at(70))), ["b=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(69))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(70))), ["b=ok"]);
     assert_eq!(judge.next_deadline(at(0)), None);
 }
 
@@ -138,20 +138,20 @@ fn a_free_device_that_vanished_is_unhealthy_for_a_minute_and_then_leaves() {
 fn a_held_device_that_vanished_stays_until_a_minute_after_its_release() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &["a"], &["a"], &[]));
-    judge.judge(&holding(&["a"]), at(0));
+    judge.judge(&holding(&["a"]), &Owed::new(), at(0));
     judge.discovered(evidence(10, &[], &[], &[]));
-    assert_eq!(list(judge.judge(&holding(&["a"]), at(10))), ["a=device_gone"]);
-    assert_eq!(list(judge.judge(&holding(&["a"]), at(100_000))), ["a=device_gone"]);
+    assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(10))), ["a=device_gone"]);
+    assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(100_000))), ["a=device_gone"]);
     assert_eq!(judge.next_deadline(at(0)), None);
-    assert_eq!(list(judge.judge(&Held::new(), at(100_010))), ["a=device_gone"]);
-    assert!(list(judge.judge(&Held::new(), at(100_070))).is_empty());
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(100_010))), ["a=device_gone"]);
+    assert!(list(judge.judge(&Held::new(), &Owed::new(), at(100_070))).is_empty());
 }
 
 #[test]
 fn a_held_device_unknown_to_a_new_daemon_is_listed_with_its_numa_node() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &[], &[], &[]));
-    let inventory = judge.judge(&holding(&["a"]), at(0)).unwrap();
+    let inventory = judge.judge(&holding(&["a"]), &Owed::new(), at(0)).unwrap();
     let offered = &inventory.resources.values().next().unwrap().devices[&DeviceId::new("a")];
     assert_eq!(offered.health, Health::Unhealthy(Reason::DeviceGone));
     assert_eq!(offered.device.numa_nodes, [1]);
@@ -161,20 +161,20 @@ fn a_held_device_unknown_to_a_new_daemon_is_listed_with_its_numa_node() {
 fn a_deselected_device_keeps_its_health_for_its_holder_only() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &["a"], &["a"], &[]));
-    judge.judge(&holding(&["a"]), at(0));
+    judge.judge(&holding(&["a"]), &Owed::new(), at(0));
     judge.discovered(evidence(10, &["a"], &[], &[]));
-    assert_eq!(list(judge.judge(&holding(&["a"]), at(10))), ["a=ok"]);
-    assert_eq!(list(judge.judge(&Held::new(), at(20))), ["a=deselected"]);
+    assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(10))), ["a=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(20))), ["a=deselected"]);
 }
 
 #[test]
 fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
     let mut first = judge(1);
     first.discovered(evidence(0, &["a"], &["a"], &[]));
-    let published = first.judge(&Held::new(), at(0)).unwrap();
+    let published = first.judge(&Held::new(), &Owed::new(), at(0)).unwrap();
     let mut second = new_judge(spec(1), published, &Listed::new());
     second.discovered(evidence(10, &[], &[], &[]));
-    assert_eq!(list(second.judge(&Held::new(), at(10))), ["a=device_gone"]);
+    assert_eq!(list(second.judge(&Held::new(), &Owed::new(), at(10))), ["a=device_gone"]);
 }
 
 #[test]
@@ -182,11 +182,11 @@ fn what_an_earlier_process_listed_stays_for_a_minute_after_its_first_absence() {
     let earlier = Listed::from([(spec(1).name.clone(), vec![known("a"), known("b")])]);
     let mut judge = new_judge(spec(1), Arc::default(), &earlier);
     judge.discovered(evidence(5, &["b"], &["b"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), at(5))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(5))), ["a=device_gone", "b=ok"]);
     assert_eq!(judge.next_deadline(at(5)), Some(at(65)));
-    assert_eq!(list(judge.judge(&Held::new(), at(64))), ["a=device_gone", "b=ok"]);
-    assert_eq!(list(judge.judge(&Held::new(), at(65))), ["b=ok"]);
-    assert_eq!(list(judge.judge(&Held::new(), at(66))), ["b=ok"], "it does not come back");
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(64))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(65))), ["b=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(66))), ["b=ok"], "it does not come back");
 }
 
 #[test]
@@ -195,11 +195,11 @@ fn holders_matter_only_where_an_id_is_not_offered() {
     let holds = |judge: &Judge, ids: &[&str]| judge.is_judged_with([grant(ids)].iter());
     assert!(!holds(&judge, &["a"]), "nothing has been judged yet");
     judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
-    judge.judge(&Held::new(), at(0));
+    judge.judge(&Held::new(), &Owed::new(), at(0));
     assert!(holds(&judge, &["a", "b"]));
     assert!(!holds(&judge, &["ghost"]), "it has to be listed");
     judge.discovered(evidence(10, &["b"], &["b"], &[]));
-    judge.judge(&Held::new(), at(10));
+    judge.judge(&Held::new(), &Owed::new(), at(10));
     assert!(!holds(&judge, &["b"]), "an id is about to leave");
 }
 
@@ -207,7 +207,7 @@ fn holders_matter_only_where_an_id_is_not_offered() {
 fn a_held_share_that_is_not_selected_any_more_keeps_the_nodes_of_its_device() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &["a"], &[], &[]));
-    let inventory = judge.judge(&holding(&["a::3"]), at(0)).unwrap();
+    let inventory = judge.judge(&holding(&["a::3"]), &Owed::new(), at(0)).unwrap();
     let offered = &inventory.resources.values().next().unwrap().devices[&DeviceId::new("a::3")];
     assert!(offered.health.is_healthy() && offered.device.nodes[0].host == "/dev/a");
 }
@@ -220,7 +220,7 @@ fn another_card_in_the_same_place_does_not_heal_the_old_one() {
     let mut seen = (*evidence(0, &[], &["new"], &[])).clone();
     seen.devices.insert(DeviceId::new("new"), Arc::new(replaced));
     judge.discovered(Arc::new(seen));
-    assert_eq!(list(judge.judge(&holding(&["a"]), at(0))), ["a=device_gone", "new=ok"]);
+    assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(0))), ["a=device_gone", "new=ok"]);
 }
 
 #[test]
@@ -231,8 +231,8 @@ fn a_node_that_is_held_under_an_older_name_is_not_given_under_its_new_one() {
     let mut seen = (*evidence(0, &["a"], &["by-id"], &[])).clone();
     seen.devices.insert(DeviceId::new("by-id"), Arc::new(renamed));
     judge.discovered(Arc::new(seen));
-    assert_eq!(list(judge.judge(&holding(&["a"]), at(0))), ["a=ok", "by-id=held_as_other"]);
-    assert_eq!(list(judge.judge(&Held::new(), at(10))), ["a=deselected", "by-id=ok"]);
+    assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(0))), ["a=ok", "by-id=held_as_other"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(10))), ["a=deselected", "by-id=ok"]);
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn an_older_scan_does_not_overrule_a_newer_one() {
     let mut judge = judge(1);
     judge.discovered(evidence(10, &["a"], &["a"], &["/dev/a"]));
     judge.discovered(evidence(9, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), at(11))), ["a=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(11))), ["a=node_missing"]);
 }
 
 #[test]
@@ -257,10 +257,10 @@ fn a_disk_that_somebody_holds_is_not_given_to_another_by_its_second_path() {
     };
     let mut judge = judge(1);
     judge.discovered(look(1, "first"));
-    assert_eq!(list(judge.judge(&holding(&["first"]), at(1))), ["first=ok"]);
+    assert_eq!(list(judge.judge(&holding(&["first"]), &Owed::new(), at(1))), ["first=ok"]);
     judge.discovered(look(2, "second"));
-    assert_eq!(list(judge.judge(&holding(&["first"]), at(2))), ["first=device_gone", "second=held_as_other"]);
-    assert_eq!(list(judge.judge(&Held::new(), at(3))), ["first=device_gone", "second=ok"]);
+    assert_eq!(list(judge.judge(&holding(&["first"]), &Owed::new(), at(2))), ["first=device_gone", "second=held_as_other"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(3))), ["first=device_gone", "second=ok"]);
 }
 
 #[test]
@@ -274,11 +274,11 @@ fn a_group_that_no_guest_can_have_is_unhealthy_until_its_sibling_is_let_go() {
         Arc::new(evidence)
     };
     judge.discovered(look(1, true));
-    assert_eq!(list(judge.judge(&holding(&["gpu"]), at(1))), ["gpu=iommu_group_not_viable"]);
+    assert_eq!(list(judge.judge(&holding(&["gpu"]), &Owed::new(), at(1))), ["gpu=iommu_group_not_viable"]);
     judge.discovered(look(2, false));
-    assert_eq!(list(judge.judge(&Held::new(), at(2))), ["gpu=iommu_group_not_viable"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(2))), ["gpu=iommu_group_not_viable"]);
     judge.discovered(look(3, false));
-    assert_eq!(list(judge.judge(&Held::new(), at(3))), ["gpu=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(3))), ["gpu=ok"]);
 }
 
 /// A judge of a pool for this many containers.
@@ -296,24 +296,24 @@ fn pool_nodes(judge: &Judge) -> Vec<String> {
 fn a_pool_is_all_devices_that_can_be_used_under_ids_that_mean_nothing() {
     let mut judge = pool_of(2);
     judge.discovered(evidence(1, &["a", "b"], &["a", "b"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), at(1))), ["0=ok", "1=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(1))), ["0=ok", "1=ok"]);
     assert_eq!(pool_nodes(&judge), ["/dev/a", "/dev/optional", "/dev/b"]);
     judge.discovered(evidence(2, &["a", "b"], &["a", "b"], &["/dev/a"]));
-    assert_eq!(list(judge.judge(&Held::new(), at(2))), ["0=ok", "1=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(2))), ["0=ok", "1=ok"]);
     assert_eq!(pool_nodes(&judge), ["/dev/b", "/dev/optional"]);
     judge.discovered(evidence(3, &["a", "b"], &["a", "b"], &["/dev/a", "/dev/b"]));
-    assert_eq!(list(judge.judge(&Held::new(), at(3))), ["0=node_missing", "1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(3))), ["0=node_missing", "1=node_missing"]);
 }
 
 #[test]
 fn a_pool_that_an_allocate_found_broken_is_so_until_the_next_evidence() {
     let mut judge = pool_of(1);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
-    judge.judge(&Held::new(), at(1));
+    judge.judge(&Held::new(), &Owed::new(), at(1));
     judge.broken(&spec(1).name, &DeviceId::new("0"), Reason::NodeMissing, at(2));
-    assert_eq!(list(judge.judge(&Held::new(), at(2))), ["0=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(2))), ["0=node_missing"]);
     judge.discovered(evidence(3, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), at(3))), ["0=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(3))), ["0=ok"]);
 }
 
 #[test]
@@ -321,11 +321,44 @@ fn a_held_id_of_a_pool_stays_when_the_pool_becomes_smaller_or_is_gone() {
     let mut judge = pool_of(1);
     let held = holding(&["7"]);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&held, at(1))), ["0=ok", "7=ok"]);
+    assert_eq!(list(judge.judge(&held, &Owed::new(), at(1))), ["0=ok", "7=ok"]);
     judge.discovered(evidence(2, &[], &[], &[]));
-    assert_eq!(list(judge.judge(&held, at(2))), ["0=device_gone", "7=device_gone"]);
-    judge.judge(&Held::new(), at(3));
-    assert_eq!(list(judge.judge(&Held::new(), at(3 + 60))), Vec::<String>::new());
+    assert_eq!(list(judge.judge(&held, &Owed::new(), at(2))), ["0=device_gone", "7=device_gone"]);
+    judge.judge(&Held::new(), &Owed::new(), at(3));
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(3 + 60))), Vec::<String>::new());
+}
+
+#[test]
+fn a_device_that_waits_for_its_hook_is_unhealthy_with_all_its_shares() {
+    let due = |state: HookState| {
+        let hook = OwedHook {
+            resource: spec(1).name.clone(),
+            device: DeviceId::new("a"),
+            key: "pci:a".into(),
+            alloc_id: AllocId::new("1"),
+            pod: None,
+            container: None,
+            released_at: Timestamp(1),
+            state,
+        };
+        let mut due = Owed::new();
+        note_hook(&mut due, &hook);
+        due
+    };
+    let mut judge = judge(2);
+    judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
+    assert_eq!(
+        list(judge.judge(&Held::new(), &due(HookState::Due), at(1))),
+        ["a::0=hook_pending", "a::1=hook_pending", "b::0=ok", "b::1=ok"]
+    );
+    let failed = HookState::Failed { tries: 1, failed_at: Timestamp(2), why: "no key".into() };
+    assert_eq!(list(judge.judge(&Held::new(), &due(failed), at(2)))[0], "a::0=hook_failed");
+    // The ledger says that nobody holds it; who held it may have been told before.
+    assert_eq!(list(judge.judge(&holding(&["a::0"]), &due(HookState::Due), at(3)))[0], "a::0=hook_pending");
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(4)))[0], "a::0=ok");
+    // What the device itself lacks is said first.
+    judge.discovered(evidence(5, &[], &[], &[]));
+    assert_eq!(list(judge.judge(&Held::new(), &due(HookState::Due), at(5)))[0], "a::0=device_gone");
 }
 
 /// A function of a card: itself, or the virtual one of `physical`.
@@ -361,13 +394,13 @@ fn look(judge: &mut Judge, secs: u64, of: &str, complaints: &[Reason]) -> Vec<St
         let complaints = complaints.iter().map(|reason| Complaint { reason: *reason, detail: String::new() }).collect();
         judge.probed(&device, moment(secs), &Signals { complaints, ..Signals::default() });
     }
-    list(judge.judge(&Held::new(), at(secs)))
+    list(judge.judge(&Held::new(), &Owed::new(), at(secs)))
 }
 
 fn happens(judge: &mut Judge, secs: u64, to: &str, kind: crate::domain::EventKind, whole_slot: bool) -> Vec<String> {
     let event = DeviceEvent { at: to.parse().unwrap(), whole_slot, kind };
     judge.happened(&event, moment(secs), &Held::new());
-    list(judge.judge(&Held::new(), at(secs)))
+    list(judge.judge(&Held::new(), &Owed::new(), at(secs)))
 }
 
 #[test]
@@ -394,7 +427,7 @@ fn a_function_does_not_recover_before_it_was_probed() {
     let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
     for secs in [100, 200, 300] {
         second.discovered(cards(secs));
-        assert_eq!(list(second.judge(&Held::new(), at(secs))), ["mig=ok", "vf=off_the_bus"], "only its files were seen");
+        assert_eq!(list(second.judge(&Held::new(), &Owed::new(), at(secs))), ["mig=ok", "vf=off_the_bus"], "only its files were seen");
     }
     assert_eq!(look(&mut second, 301, "", &[]), ["mig=ok", "vf=off_the_bus"]);
     assert_eq!(second.next_look(), Some(at(331)));
@@ -408,14 +441,14 @@ fn what_an_operator_has_taken_out_is_so_in_every_life_until_it_is_given_back() {
     assert!(!first.instructed(&id, &cordon, moment(0)), "nobody knows it");
     first.discovered(evidence(1, &["a"], &["a"], &[]));
     assert!(first.instructed(&id, &cordon, moment(1)));
-    assert_eq!(list(first.judge(&Held::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
+    assert_eq!(list(first.judge(&Held::new(), &Owed::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
     let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
     let rules = Rules { boot_id: "next".into(), ..rules() };
     let mut second = Judge::new(Arc::from([spec(2)]), Arc::default(), &Listed::new(), rules, &remembered);
     second.discovered(evidence(1, &["a"], &["a"], &[]));
-    assert_eq!(list(second.judge(&Held::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
+    assert_eq!(list(second.judge(&Held::new(), &Owed::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
     assert!(second.instructed(&id, &Instruction::Uncordon, moment(2)));
-    assert_eq!(list(second.judge(&Held::new(), at(2))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(list(second.judge(&Held::new(), &Owed::new(), at(2))), ["a::0=ok", "a::1=ok"]);
     assert_eq!(second.take_changed(|_| Vec::new()), [(id, None)], "nothing is left to be remembered");
 }
 
@@ -426,22 +459,22 @@ fn a_kubelet_that_has_just_started_is_not_told_of_soft_failures_of_held_devices(
     for secs in [1, 40] {
         look(&mut judge, secs, "mig", &[Reason::PortDown]);
     }
-    assert_eq!(list(judge.judge(&held, at(41))), ["mig=port_down", "vf=ok"]);
+    assert_eq!(list(judge.judge(&held, &Owed::new(), at(41))), ["mig=port_down", "vf=ok"]);
     judge.withhold_until(at(100));
-    assert_eq!(list(judge.judge(&held, at(50))), ["mig=ok", "vf=ok"]);
-    assert_eq!(list(judge.judge(&Held::new(), at(50))), ["mig=port_down", "vf=ok"], "nobody new gets it");
+    assert_eq!(list(judge.judge(&held, &Owed::new(), at(50))), ["mig=ok", "vf=ok"]);
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(50))), ["mig=port_down", "vf=ok"], "nobody new gets it");
     assert_eq!(judge.next_deadline(at(50)), Some(at(100)));
-    assert_eq!(list(judge.judge(&held, at(100))), ["mig=port_down", "vf=ok"]);
+    assert_eq!(list(judge.judge(&held, &Owed::new(), at(100))), ["mig=port_down", "vf=ok"]);
     judge.withhold_until(at(200));
     look(&mut judge, 110, "mig", &[Reason::OffTheBus]);
-    assert_eq!(list(judge.judge(&held, at(110))), ["mig=off_the_bus", "vf=ok"], "a hard one is told");
+    assert_eq!(list(judge.judge(&held, &Owed::new(), at(110))), ["mig=off_the_bus", "vf=ok"], "a hard one is told");
 }
 
 #[test]
 fn who_held_a_device_when_it_failed_is_remembered() {
     let mut judge = judge(2);
     judge.discovered(evidence(1, &["a"], &["a"], &["/dev/a"]));
-    judge.judge(&Held::new(), at(1));
+    judge.judge(&Held::new(), &Owed::new(), at(1));
     let grants = [Arc::new(grant(&["a::1"])), Arc::new(grant(&["b::0"]))];
     let noted = judge.take_changed(|id| holders(&grants, id));
     let incident = &noted[0].1.as_ref().unwrap().incidents[0];

@@ -61,6 +61,8 @@ pub struct Announcement {
     pub resource: ResourceName,
     /// Its socket, a path below the device-plugin directory.
     pub endpoint: String,
+    /// Whether the kubelet is to call before a container starts.
+    pub pre_start: bool,
 }
 
 /// One version of the API, by the name that Register gives it.
@@ -120,6 +122,12 @@ pub trait Plugin: fmt::Debug + Send + Sync {
 
     /// The ids of `available` that the plugin would choose.
     fn preferred(&self, available: Vec<DeviceId>, must_include: Vec<DeviceId>, size: usize) -> Result<Vec<DeviceId>, Status>;
+
+    /// Whether the kubelet is to call [`Plugin::pre_start`] before a container starts.
+    fn needs_pre_start(&self) -> bool;
+
+    /// What is done to these devices before a container starts with them. Nothing, where that is not asked for.
+    async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status>;
 }
 
 /// Every dialect's service over one plugin, for one socket.

@@ -39,6 +39,8 @@ pub(super) fn offering(ids: &[&str], sick: &[&str]) -> Offering {
 struct Told {
     lists: Vec<Arc<Offering>>,
     wires: Mutex<BTreeSet<&'static str>>,
+    /// What it was asked for before a start; nothing is wanted where there is nothing to ask for.
+    pre_start: Option<Mutex<Vec<DeviceId>>>,
 }
 
 #[tonic::async_trait]
@@ -59,6 +61,15 @@ impl Plugin for Told {
 
     fn preferred(&self, available: Vec<DeviceId>, _: Vec<DeviceId>, size: usize) -> Result<Vec<DeviceId>, Status> {
         Ok(available.into_iter().take(size).collect())
+    }
+
+    fn needs_pre_start(&self) -> bool {
+        self.pre_start.is_some()
+    }
+
+    async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status> {
+        self.pre_start.iter().for_each(|asked| asked.lock().unwrap().extend(ids.clone()));
+        Ok(())
     }
 }
 
@@ -99,6 +110,21 @@ async fn one_socket_answers_every_dialect_out_of_one_plugin() {
     let flat = alpha.allocate(alpha::AllocateRequest { devices_i_ds: ids() }).await.unwrap().into_inner();
     assert_eq!(flat.envs, answer.container_responses[0].envs);
     assert_eq!(*plugin.wires.lock().unwrap(), BTreeSet::from(["v1alpha", "v1beta1"]));
+}
+
+#[tokio::test]
+async fn a_call_before_the_start_is_asked_for_where_there_is_something_to_be_done() {
+    for pre_start in [None, Some(Mutex::default())] {
+        let is_wanted = pre_start.is_some();
+        let plugin = Arc::new(Told { pre_start, ..Told::default() });
+        let (_dir, channel) = served(&plugin).await;
+        let mut beta = beta::device_plugin_client::DevicePluginClient::new(channel);
+        let options = beta.get_device_plugin_options(beta::Empty {}).await.unwrap().into_inner();
+        assert_eq!((options.pre_start_required, options.get_preferred_allocation_available), (is_wanted, true));
+        beta.pre_start_container(beta::PreStartContainerRequest { devices_ids: vec!["a".into()] }).await.unwrap();
+        let asked = plugin.pre_start.as_ref().map(|asked| asked.lock().unwrap().clone());
+        assert_eq!(asked, is_wanted.then(|| vec![DeviceId::new("a")]));
+    }
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! `v1alpha2` and `v1alpha1`: the API of kubelets 1.9 and 1.8.
 //!
 //! It has no options, no preferred allocation, no topology, no call before a container's start and no CDI names. What a
-//! container would lose by the last is refused ([`Wire`]); the others are the kubelet's to miss.
+//! container would lose by the last two is refused ([`Wire`]); the others are the kubelet's to miss.
 
 use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, listing, within};
 use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
@@ -14,7 +14,7 @@ use tonic::service::RoutesBuilder;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-const WIRE: Wire = Wire { api: "v1alpha", has_cdi: false };
+const WIRE: Wire = Wire { api: "v1alpha", has_cdi: false, has_pre_start: false };
 
 /// The dialect.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Dialect for V1Alpha {
     }
 
     async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status> {
-        let Announcement { version, resource, endpoint } = announcement;
+        let Announcement { version, resource, endpoint, pre_start: _ } = announcement;
         let request = api::RegisterRequest { version: version.name().to_owned(), endpoint, resource_name: resource.to_string() };
         RegistrationClient::new(channel).register(within(time, request)).await.map(drop)
     }

@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 /// An answer has room for everything. Kubelets before 1.28 drop CDI names without a word, and nothing tells them apart.
-const WIRE: Wire = Wire { api: "v1beta1", has_cdi: true };
+const WIRE: Wire = Wire { api: "v1beta1", has_cdi: true, has_pre_start: true };
 
 /// The dialect.
 #[derive(Debug)]
@@ -34,9 +34,9 @@ impl Dialect for V1Beta1 {
     }
 
     async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status> {
-        let Announcement { version, resource, endpoint } = announcement;
+        let Announcement { version, resource, endpoint, pre_start } = announcement;
         let (version, resource_name) = (version.name().to_owned(), resource.to_string());
-        let request = api::RegisterRequest { version, endpoint, resource_name, options: Some(options()) };
+        let request = api::RegisterRequest { version, endpoint, resource_name, options: Some(options(pre_start)) };
         RegistrationClient::new(channel).register(within(time, request)).await.map(drop)
     }
 
@@ -45,9 +45,9 @@ impl Dialect for V1Beta1 {
     }
 }
 
-/// What every resource of Holdfast tells the kubelet of itself.
-fn options() -> api::DevicePluginOptions {
-    api::DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }
+/// What a resource of Holdfast tells the kubelet of itself.
+fn options(pre_start: bool) -> api::DevicePluginOptions {
+    api::DevicePluginOptions { pre_start_required: pre_start, get_preferred_allocation_available: true }
 }
 
 struct Service(Arc<dyn Plugin>);
@@ -58,7 +58,7 @@ impl DevicePlugin for Service {
 
     /// Answered without asking anybody: the kubelet calls this while our own Register call is still open.
     async fn get_device_plugin_options(&self, _: Request<api::Empty>) -> Result<Response<api::DevicePluginOptions>, Status> {
-        Ok(Response::new(options()))
+        Ok(Response::new(options(self.0.needs_pre_start())))
     }
 
     async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
@@ -84,11 +84,12 @@ impl DevicePlugin for Service {
         Ok(Response::new(api::PreferredAllocationResponse { container_responses }))
     }
 
-    /// Not asked for by our options; a kubelet that calls it anyway finds nothing to be done.
+    /// A kubelet that calls although it was not asked to finds nothing to be done.
     async fn pre_start_container(
         &self,
-        _: Request<api::PreStartContainerRequest>,
+        request: Request<api::PreStartContainerRequest>,
     ) -> Result<Response<api::PreStartContainerResponse>, Status> {
+        self.0.pre_start(ids(request.into_inner().devices_ids)).await?;
         Ok(Response::new(api::PreStartContainerResponse {}))
     }
 }

@@ -66,7 +66,7 @@ async fn register(serves: Serves, answers: Answers, worked: Option<&str>) -> (Re
     tokio::spawn(Server::builder().add_routes(routes.routes()).serve_with_incoming(incoming));
     let worked = versions().find(|version| Some(version.name()) == worked);
     let registrar = Registrar::connect(&socket).await.unwrap();
-    let result = registrar.register(&"example.com/gpu".parse().unwrap(), ".holdfast/x.sock", worked).await;
+    let result = registrar.register(&"example.com/gpu".parse().unwrap(), ".holdfast/x.sock", false, worked).await;
     let asked = kubelet.asked.lock().unwrap().clone();
     (result.map(Version::name).map_err(|error| error.to_string()), asked)
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::domain::{
     CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, Device, DeviceClass, GrantState, Health, ListedContainer, ListedPod, Moment,
-    Observation, Offered, Offering, PodName, PodRef, Reason, ResourceSpec, Timestamp,
+    Observation, Offered, Offering, Owed, PodName, PodRef, Reason, ResourceSpec, Timestamp,
 };
 use proptest::prelude::*;
 use std::time::Duration;
@@ -519,7 +519,7 @@ fn evolving_twice_changes_nothing() {
         assert_eq!(ledger.evolve(entry), Change::Nothing);
         assert_eq!(ledger, once);
     }
-    assert_eq!(ledger, Ledger::from_recovered([], ledger.names().clone(), ledger.listed().clone(), ledger.verdicts().clone()));
+    assert_eq!(ledger, Ledger::from_recovered([], ledger.names().clone(), ledger.listed().clone(), Owed::new(), ledger.verdicts().clone()));
 }
 
 /// Any view of up to three pods that hold up to three ids, as wrong as it can be.
@@ -623,7 +623,7 @@ proptest! {
             }
             let again = reconcile(&mut watchlist.clone(), &ledger, &Observation { pods: None, ..seen }, at(clock));
             prop_assert_eq!(again, vec![], "what was decided stays decided");
-            let rebuilt = Ledger::from_recovered(ledger.grants().map(|grant| (**grant).clone()), ledger.names().clone(), ledger.listed().clone(), ledger.verdicts().clone());
+            let rebuilt = Ledger::from_recovered(ledger.grants().map(|grant| (**grant).clone()), ledger.names().clone(), ledger.listed().clone(), Owed::new(), ledger.verdicts().clone());
             prop_assert_eq!(&rebuilt, &ledger, "the indexes are those of the grants");
         }
     }
@@ -665,8 +665,13 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
     let holder = |state, inode| Grant { state, kubelet: kubelet(inode), ..grant(1, "gpu0", BOOT) };
     let wanted = Grant { kubelet: kubelet(7), ..grant(2, "gpu0", BOOT) };
     let ask = |held: Grant, seen: Seen| {
-        doubt(&Ledger::from_recovered([held], BTreeMap::new(), BTreeMap::new(), BTreeMap::new()), &Watchlist::default(), &wanted, &seen)
-            .map(|doubt| doubt.proven)
+        doubt(
+            &Ledger::from_recovered([held], BTreeMap::new(), BTreeMap::new(), Owed::new(), BTreeMap::new()),
+            &Watchlist::default(),
+            &wanted,
+            &seen,
+        )
+        .map(|doubt| doubt.proven)
     };
     let with = |entries| Checkpoint { entries, written_at: Timestamp(WALL) };
     let all = || Seen { settled: true, running: true, listed: false, checkpoint: with(vec![entry("u1", "main", "gpu0", Some(alloc(1)))]) };
@@ -736,7 +741,8 @@ fn a_list_is_remembered_when_its_ids_change_and_forgotten_with_its_resource() {
 fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
     let pod = PodRef { uid: "u1".into(), namespace: None, name: None };
     let state = GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(WALL) };
-    let ledger = Ledger::from_recovered([Grant { state, ..grant(1, "gpu0", BOOT) }], BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let ledger =
+        Ledger::from_recovered([Grant { state, ..grant(1, "gpu0", BOOT) }], BTreeMap::new(), BTreeMap::new(), Owed::new(), BTreeMap::new());
     let kubelet = Some(crate::domain::KubeletGeneration { inode: 7, ctime_ns: 0 });
     let ask = |entries| {
         let seen = Seen { settled: true, running: true, listed: false, checkpoint: Checkpoint { entries, written_at: Timestamp(WALL) } };
@@ -744,6 +750,7 @@ fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
             ledger.grants().map(|held| Grant { kubelet, ..(**held).clone() }),
             BTreeMap::new(),
             BTreeMap::new(),
+            Owed::new(),
             BTreeMap::new(),
         );
         doubt(&held, &Watchlist::default(), &Grant { kubelet, ..grant(9, "gpu0", BOOT) }, &seen).map(|doubt| doubt.proven)

@@ -1,7 +1,7 @@
 //! An open database, to be read without it: by whoever asks for the history or for a check, while the shelver writes on.
 
 use super::{APPLIED, Image, failure, guard, number};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, OwedHook};
 use crate::store::{StoreError, codec};
 use std::path::PathBuf;
 
@@ -18,11 +18,12 @@ pub(in crate::store) struct Reader {
     pub(super) live: sled::Tree,
     pub(super) history: sled::Tree,
     pub(super) names: sled::Tree,
+    pub(super) hooks: sled::Tree,
     pub(super) meta: sled::Tree,
 }
 
 impl Reader {
-    /// Reads every live grant and every name.
+    /// Reads every live grant, every name and every hook that is owed.
     pub(in crate::store) fn image(&self) -> Result<Image, StoreError> {
         guard(|| self.scan()).map_err(|error| failure(&self.dir, error))
     }
@@ -48,7 +49,19 @@ impl Reader {
                 _ => image.damaged += 1,
             }
         }
-        let latest = image.live.values().map(|(seq, _)| *seq).chain(image.names.values().map(|(seq, _)| *seq)).max();
+        for pair in &self.hooks {
+            let (key, value) = pair?;
+            let read = codec::unstamp(&key, &value).map(|record| (record.seq, record.payload));
+            image.newer = image.newer.max(read.as_ref().ok().and_then(|(_, payload)| codec::newer(payload)));
+            match read.map(|(seq, payload)| (seq, codec::decode(payload))) {
+                Ok((seq, Ok(Entry::Hook(hook)))) => {
+                    drop(image.hooks.insert((hook.resource.clone(), hook.device.clone()), (seq, *hook)));
+                }
+                _ => image.damaged += 1,
+            }
+        }
+        let latest = image.live.values().map(|(seq, _)| *seq).chain(image.names.values().map(|(seq, _)| *seq));
+        let latest = latest.chain(image.hooks.values().map(|(seq, _)| *seq)).max();
         image.last = image.last.max(latest.unwrap_or(0));
         Ok(image)
     }
@@ -86,6 +99,11 @@ impl Reader {
         });
         read.map_err(|error| failure(&self.dir, error))
     }
+}
+
+/// One for each device of a resource, whose name has no blank.
+pub(super) fn hook_key(hook: &OwedHook) -> Vec<u8> {
+    format!("{} {}", hook.resource, hook.device).into_bytes()
 }
 
 /// The time of release first, so that the newest are found without an index.

@@ -1,0 +1,247 @@
+//! When a hook that is due is run: at once, and after a failure later and later, or on new evidence. Pure.
+
+use crate::domain::{Device, DeviceId, Health, Hook, Inventory, Owed, OwedHook, Reason, ResourceName};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The wait after the first failure. It doubles with each.
+const RETRY_MIN: Duration = Duration::from_secs(2);
+/// The longest wait.
+const RETRY_MAX: Duration = Duration::from_secs(600);
+
+/// Which device of which resource.
+pub(super) type Key = (ResourceName, DeviceId);
+
+/// A run that is to begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) key: Key,
+    pub(super) owed: OwedHook,
+    pub(super) hook: Hook,
+    pub(super) device: Arc<Device>,
+}
+
+/// What is known of the runs of this process. A new process begins at once with everything: its start is new evidence.
+#[derive(Debug, Default)]
+pub(super) struct Schedule(BTreeMap<Key, Known>);
+
+#[derive(Debug)]
+struct Known {
+    /// The release that it is for.
+    owed: OwedHook,
+    runs: u32,
+    state: State,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    /// The device is not there.
+    Absent,
+    Running,
+    /// The last run has ended then. That it is due still means that it has failed.
+    Ended(Duration),
+}
+
+impl Schedule {
+    /// The runs that begin now.
+    pub(super) fn start(&mut self, due: &Owed, inventory: &Inventory, now: Duration) -> Vec<Run> {
+        let is_due = |(resource, device): &Key| due.get(resource).is_some_and(|devices| devices.contains_key(device));
+        self.0.retain(|key, known| known.state == State::Running || is_due(key));
+        let mut runs = Vec::new();
+        for owed in due.values().flat_map(BTreeMap::values) {
+            let key = (owed.resource.clone(), owed.device.clone());
+            let found = found(inventory, owed);
+            let known = self.0.get(&key).filter(|known| known.state == State::Running || known.owed.alloc_id == owed.alloc_id);
+            let begins = match known.map(|known| (&known.state, known.runs)) {
+                Some((State::Running, _)) => continue,
+                Some((State::Ended(at), runs)) => now >= *at + wait(runs),
+                // Due for the first time, or its device is back.
+                Some((State::Absent, _)) | None => true,
+            };
+            let runs_before = known.map_or(0, |known| known.runs);
+            match found {
+                None => drop(self.0.insert(key, Known { owed: owed.clone(), runs: runs_before, state: State::Absent })),
+                Some((hook, device)) if begins => {
+                    let known = Known { owed: owed.clone(), runs: runs_before.saturating_add(1), state: State::Running };
+                    self.0.insert(key.clone(), known);
+                    runs.push(Run { key, owed: owed.clone(), hook, device });
+                }
+                Some(_) => {}
+            }
+        }
+        runs
+    }
+
+    /// A run has ended.
+    pub(super) fn ended(&mut self, key: &Key, now: Duration) {
+        if let Some(known) = self.0.get_mut(key) {
+            known.state = State::Ended(now);
+        }
+    }
+
+    /// When the next run begins without any event.
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        let deadline = |known: &Known| if let State::Ended(at) = known.state { Some(at + wait(known.runs)) } else { None };
+        self.0.values().filter_map(deadline).min()
+    }
+}
+
+/// The wait after so many runs.
+fn wait(runs: u32) -> Duration {
+    RETRY_MIN.saturating_mul(2_u32.saturating_pow(runs.saturating_sub(1))).min(RETRY_MAX)
+}
+
+/// The hook and the device, where both are there.
+fn found(inventory: &Inventory, owed: &OwedHook) -> Option<(Hook, Arc<Device>)> {
+    let offering = inventory.resources.get(&owed.resource)?;
+    let hook = offering.spec.hooks.after_release.clone()?;
+    let is_there = |health: Health| health.reason() != Some(Reason::DeviceGone);
+    let mut offered = offering.devices.values();
+    let found = offered.find(|offered| offered.device.id == owed.device && is_there(offered.health))?;
+    Some((hook, Arc::clone(&found.device)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{AllocId, DeviceClass, HookState, Hooks, Offered, Offering, ResourceSpec, Timestamp, note_hook};
+    use proptest::prelude::*;
+
+    fn resource() -> ResourceName {
+        "example.com/gpu".parse().unwrap()
+    }
+
+    fn due(devices: &[(&str, &str)]) -> Owed {
+        let mut owed = Owed::new();
+        for (device, alloc_id) in devices {
+            let hook = OwedHook {
+                resource: resource(),
+                device: DeviceId::new(*device),
+                key: String::new(),
+                alloc_id: AllocId::new(*alloc_id),
+                pod: None,
+                container: None,
+                released_at: Timestamp(0),
+                state: HookState::Due,
+            };
+            note_hook(&mut owed, &hook);
+        }
+        owed
+    }
+
+    fn inventory(devices: &[(&str, Health)]) -> Inventory {
+        let hooks = Hooks { after_release: Some(Hook::Reset), ..Hooks::default() };
+        let spec = ResourceSpec { hooks, ..ResourceSpec::new(resource(), DeviceClass::Gpu) };
+        let offered = |(id, health): &(&str, Health)| {
+            let device = Device {
+                id: DeviceId::new(*id),
+                key: format!("pci:{id}"),
+                class: DeviceClass::Gpu,
+                pci: None,
+                numa_nodes: Vec::new(),
+                nodes: Vec::new(),
+                attributes: BTreeMap::new(),
+            };
+            (DeviceId::new(*id), Offered { device: Arc::new(device), health: *health })
+        };
+        let offering = Offering { spec: Arc::new(spec), devices: devices.iter().map(offered).collect() };
+        Inventory { resources: BTreeMap::from([(resource(), offering)]) }
+    }
+
+    const PENDING: Health = Health::Unhealthy(Reason::HookPending);
+    const GONE: Health = Health::Unhealthy(Reason::DeviceGone);
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn key(device: &str) -> Key {
+        (resource(), DeviceId::new(device))
+    }
+
+    fn started(runs: &[Run]) -> Vec<&str> {
+        runs.iter().map(|run| run.key.1.as_str()).collect()
+    }
+
+    #[test]
+    fn it_is_run_at_once_and_after_a_failure_later_and_later() {
+        let (mut schedule, due, inventory) =
+            (Schedule::default(), due(&[("a", "1"), ("b", "2")]), inventory(&[("a", PENDING), ("b", PENDING)]));
+        assert_eq!(started(&schedule.start(&due, &inventory, at(0))), ["a", "b"]);
+        assert!(schedule.start(&due, &inventory, at(9999)).is_empty(), "both run");
+        assert_eq!(schedule.next_deadline(), None);
+        let mut now = at(10_000);
+        for wait in [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600] {
+            schedule.ended(&key("a"), now);
+            now += at(wait);
+            assert_eq!(schedule.next_deadline(), Some(now));
+            assert!(schedule.start(&due, &inventory, now - Duration::from_millis(1)).is_empty());
+            assert_eq!(started(&schedule.start(&due, &inventory, now)), ["a"]);
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_waits_for_its_return_which_ends_the_wait_of_a_failure_too() {
+        let (mut schedule, due) = (Schedule::default(), due(&[("a", "1")]));
+        assert!(schedule.start(&due, &inventory(&[]), at(0)).is_empty());
+        assert!(schedule.start(&due, &inventory(&[("a", GONE)]), at(1)).is_empty());
+        assert_eq!(schedule.next_deadline(), None, "no time brings it back");
+        assert_eq!(started(&schedule.start(&due, &inventory(&[("a", PENDING)]), at(2))), ["a"]);
+        schedule.ended(&key("a"), at(3));
+        assert!(schedule.start(&due, &inventory(&[("a", PENDING)]), at(4)).is_empty());
+        assert!(schedule.start(&due, &inventory(&[("a", GONE)]), at(4)).is_empty());
+        assert_eq!(started(&schedule.start(&due, &inventory(&[("a", PENDING)]), at(4))), ["a"]);
+    }
+
+    #[test]
+    fn another_release_begins_anew_but_not_beside_a_run() {
+        let (mut schedule, inventory) = (Schedule::default(), inventory(&[("a", PENDING)]));
+        assert_eq!(started(&schedule.start(&due(&[("a", "1")]), &inventory, at(0))), ["a"]);
+        assert!(schedule.start(&due(&[("a", "2")]), &inventory, at(0)).is_empty());
+        schedule.ended(&key("a"), at(1));
+        assert_eq!(started(&schedule.start(&due(&[("a", "2")]), &inventory, at(1))), ["a"]);
+        // What is due no more is forgotten.
+        schedule.ended(&key("a"), at(2));
+        assert!(schedule.start(&Owed::new(), &inventory, at(2)).is_empty());
+        assert_eq!(started(&schedule.start(&due(&[("a", "2")]), &inventory, at(2))), ["a"]);
+    }
+
+    proptest! {
+        /// Whatever happens, a device has one run at a time, and one that is there and due gets a run within the longest wait.
+        #[test]
+        fn every_device_that_is_there_gets_its_run_and_one_at_a_time(steps in prop::collection::vec((0..5_u8, 0..3_u8, 1..100_u64), 0..80)) {
+            let (mut schedule, mut now, mut running) = (Schedule::default(), at(0), false);
+            let (mut alloc, mut is_due, mut is_there) = (0, true, true);
+            let step = |schedule: &mut Schedule, now: Duration, alloc: u64, is_due: bool, is_there: bool, running: &mut bool| {
+                let alloc = alloc.to_string();
+                let due = if is_due { due(&[("a", &alloc)]) } else { Owed::new() };
+                let runs = schedule.start(&due, &inventory(&[("a", if is_there { PENDING } else { GONE })]), now);
+                if !runs.is_empty() {
+                    assert!(!*running && is_due && is_there && runs.len() == 1);
+                    *running = true;
+                }
+            };
+            for (kind, flag, seconds) in steps {
+                now += at(seconds);
+                match kind {
+                    0 => is_due = flag > 0,
+                    1 => is_there = flag > 0,
+                    2 => alloc += u64::from(flag),
+                    3 if running => {
+                        schedule.ended(&key("a"), now);
+                        running = false;
+                    }
+                    _ => {}
+                }
+                step(&mut schedule, now, alloc, is_due, is_there, &mut running);
+            }
+            if running {
+                schedule.ended(&key("a"), now);
+                running = false;
+            }
+            step(&mut schedule, now + RETRY_MAX, alloc, true, true, &mut running);
+            prop_assert!(running);
+        }
+    }
+}

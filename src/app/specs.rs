@@ -1,0 +1,35 @@
+//! Which resources a daemon offers.
+
+use crate::config::Config;
+use crate::domain::{Grant, ResourceName, ResourceSpec};
+use crate::hardware;
+use crate::host::HostRoot;
+use crate::ledger::core::ReleaseHooks;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The resources: those of the configuration, else the known hardware under its usual names; and in any case those
+/// that somebody holds a device of (I3), else a container could not start again.
+pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> Arc<[Arc<ResourceSpec>]> {
+    let mut specs = config.resources.clone();
+    if specs.is_empty() {
+        specs = hardware::defaults::specs(&hardware::scan(host_root)).into_iter().map(Arc::new).collect();
+    }
+    let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
+    let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).collect();
+    for name in held.into_iter().filter(|name| !known.contains(*name)) {
+        if let Some(spec) = config.resources.is_empty().then(|| hardware::defaults::named(name)).flatten() {
+            specs.push(Arc::new(spec));
+            continue;
+        }
+        tracing::warn!(resource = %name, "not configured, but a container holds its devices; it stays registered until they are free");
+        specs.push(Arc::new(ResourceSpec::orphan(name.clone())));
+    }
+    specs.into()
+}
+
+/// The resources with a hook after release.
+pub(super) fn release_hooks(specs: &[Arc<ResourceSpec>]) -> Arc<ReleaseHooks> {
+    let with_hook = specs.iter().filter(|spec| spec.hooks.after_release.is_some());
+    Arc::new(with_hook.map(|spec| (spec.name.clone(), spec.sharing)).collect())
+}

@@ -1,0 +1,50 @@
+//! What a running daemon shows of itself: its actors and its snapshots.
+
+use super::supervisor::Handle;
+use crate::discovery::DiscoveryActor;
+use crate::domain::{Grant, Inventory, Kept, KubeletGeneration, Owed, ResourceName};
+use crate::health::{HealthActor, Judgement};
+use crate::ledger::LedgerActor;
+use crate::registration::{Registration, ResourceStatus};
+use crate::serving::Serving;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// The handles of the five actors, for tests and the demo, which let them die.
+#[derive(Debug, Clone)]
+pub struct Actors {
+    /// Watches the host.
+    pub discovery: Handle<DiscoveryActor>,
+    /// Judges what was found.
+    pub health: Handle<HealthActor>,
+    /// Remembers who holds what.
+    pub ledger: Handle<LedgerActor>,
+    /// Speaks the device-plugin API.
+    pub serving: Handle<Serving>,
+    /// Keeps the resources registered.
+    pub registration: Handle<Registration>,
+}
+
+/// What others may look at. Every value is a snapshot that outlives the actor that published it.
+#[derive(Debug, Clone)]
+pub struct Views {
+    /// What the kubelet is told.
+    pub inventory: watch::Receiver<Arc<Inventory>>,
+    /// Who holds what.
+    pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    /// The hooks that free devices wait for.
+    pub due: watch::Receiver<Arc<Owed>>,
+    /// What is known of the devices' health.
+    pub judgement: watch::Receiver<Judgement>,
+    /// Each resource's place in the kubelet.
+    pub registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
+    /// The kubelet's socket.
+    pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// How the ledger is kept.
+    pub kept: watch::Receiver<Kept>,
+    /// What was wrong with the ledger at the start.
+    pub recovery: Option<Arc<str>>,
+    /// Whether everything that READY promises has happened (I11).
+    pub ready: watch::Receiver<bool>,
+}

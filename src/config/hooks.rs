@@ -1,0 +1,134 @@
+//! What is done to a device before a start and after its release.
+
+use super::fragments::{self, Resource};
+use crate::domain::{DeviceClass, Hook, Hooks, Phase, Select, Sharing};
+use std::time::Duration;
+
+/// The kubelet waits for 30 s, and several devices of a container may have to wait for each other.
+const BEFORE_START_MAX: Duration = Duration::from_secs(25);
+const BEFORE_START_USUAL: Duration = Duration::from_secs(20);
+/// The largest disk is overwritten by then.
+const AFTER_RELEASE_MAX: Duration = Duration::from_secs(24 * 3600);
+const AFTER_RELEASE_USUAL: Duration = Duration::from_secs(60);
+const LIMIT_MIN: Duration = Duration::from_secs(1);
+
+pub(super) fn hooks(resource: &Resource, class: DeviceClass, select: &Select, sharing: Sharing) -> Result<Hooks, String> {
+    let hook = |phase, hook: &Option<fragments::Hook>| match hook {
+        None | Some(fragments::Hook::None) => Ok(None),
+        Some(fragments::Hook::Reset) => reset(phase, class, select, sharing).map(Some),
+        Some(fragments::Hook::Command { command, timeout }) => self::command(phase, command, timeout.as_deref()).map(Some),
+    };
+    Ok(Hooks {
+        before_start: hook(Phase::BeforeStart, &resource.before_start)?,
+        after_release: hook(Phase::AfterRelease, &resource.after_release)?,
+    })
+}
+
+fn reset(phase: Phase, class: DeviceClass, select: &Select, sharing: Sharing) -> Result<Hook, String> {
+    if sharing != Sharing::Exclusive {
+        return Err(format!(
+            "`{phase}` = \"reset\" would take the device from its other containers; it goes without `replicas` and `pool` only"
+        ));
+    }
+    if class == DeviceClass::Char {
+        return Err(format!("`{phase}` = \"reset\" needs a PCI function, and the class `{class}` has none; use a command"));
+    }
+    if select.part == Some(true) || !select.mdev_type.is_empty() {
+        return Err(format!(
+            "`{phase}` = \"reset\" would hit the other parts of the function, and this resource offers parts; use a command"
+        ));
+    }
+    Ok(Hook::Reset)
+}
+
+fn command(phase: Phase, argv: &[String], timeout: Option<&str>) -> Result<Hook, String> {
+    let Some(program) = argv.first() else {
+        return Err(format!(
+            "`{phase}` has an empty command; it begins with the program's path, as in command = [\"/usr/bin/wipe\", \"--all\"]"
+        ));
+    };
+    if !program.starts_with('/') {
+        return Err(format!(
+            "the command of `{phase}` begins with `{program}`, but must begin with an absolute path: no shell looks for it"
+        ));
+    }
+    if argv.iter().any(|argument| argument.contains('\0')) {
+        return Err(format!("the command of `{phase}` has an argument with a NUL in it, which no program can be given"));
+    }
+    let (usual, max) = match phase {
+        Phase::BeforeStart => (BEFORE_START_USUAL, BEFORE_START_MAX),
+        Phase::AfterRelease => (AFTER_RELEASE_USUAL, AFTER_RELEASE_MAX),
+    };
+    let limit = match timeout {
+        None => usual,
+        Some(text) => {
+            let (min, most) = (humantime::format_duration(LIMIT_MIN), humantime::format_duration(max));
+            let problem = || format!("the `timeout` of `{phase}` is `{text}`, but must be a time such as `20s`, from {min} to {most}");
+            let limit = humantime::parse_duration(text).map_err(|_| problem())?;
+            if !(LIMIT_MIN..=max).contains(&limit) {
+                return Err(problem());
+            }
+            limit
+        }
+    };
+    Ok(Hook::Command { argv: argv.to_vec(), limit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::load;
+    use super::*;
+
+    /// The hooks of a GPU resource that says this, or the sentence.
+    fn hooks(text: &str) -> Result<Hooks, String> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        let class = if text.contains("class =") { "" } else { "class = \"gpu\"\n" };
+        std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\n{class}{text}\n")).unwrap();
+        load(Some(&file)).map(|config| config.resources[0].hooks.clone()).map_err(|error| error.to_string())
+    }
+
+    fn command(argv: &[&str], seconds: u64) -> Option<Hook> {
+        Some(Hook::Command { argv: argv.iter().map(ToString::to_string).collect(), limit: Duration::from_secs(seconds) })
+    }
+
+    #[test]
+    fn a_hook_is_nothing_a_reset_or_a_command_with_a_limit() {
+        for (text, before_start, after_release) in [
+            ("", None, None),
+            ("before_start = \"none\"\nafter_release = \"none\"", None, None),
+            ("before_start = \"reset\"\nafter_release = \"reset\"", Some(Hook::Reset), Some(Hook::Reset)),
+            ("before_start = { command = [\"/bin/a\"] }", command(&["/bin/a"], 20), None),
+            ("after_release = { command = [\"/bin/a\", \"b c\"], timeout = \"2h\" }", None, command(&["/bin/a", "b c"], 7200)),
+            ("replicas = 2\nafter_release = { command = [\"/bin/a\"] }", None, command(&["/bin/a"], 60)),
+        ] {
+            assert_eq!(hooks(text), Ok(Hooks { before_start, after_release }), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_mistake_is_one_sentence() {
+        for (text, expected) in [
+            ("replicas = 2\nbefore_start = \"reset\"", "`before_start` = \"reset\" would take the device from its other containers"),
+            ("class = \"rdma\"\npool = 2\nafter_release = \"reset\"", "it goes without `replicas` and `pool` only"),
+            ("class = \"char\"\npaths = [\"/dev/a\"]\nafter_release = \"reset\"", "the class `char` has none; use a command"),
+            ("select = { part = true }\nafter_release = \"reset\"", "would hit the other parts of the function"),
+            ("select = { mdev_type = [\"nvidia-754\"] }\nafter_release = \"reset\"", "would hit the other parts of the function"),
+            ("after_release = \"rest\"", "unknown value `rest`; did you mean `reset`?"),
+            ("after_release = { command = [] }", "`after_release` has an empty command"),
+            ("after_release = { command = [\"wipe\"] }", "begins with `wipe`, but must begin with an absolute path"),
+            ("after_release = { command = [\"/a\", \"b\\u0000c\"] }", "an argument with a NUL in it"),
+            ("after_release = { command = [\"/a\"], timeout = \"soon\" }", "is `soon`, but must be a time such as `20s`, from 1s to 1day"),
+            ("after_release = { command = [\"/a\"], timeout = \"2days\" }", "from 1s to 1day"),
+            ("before_start = { command = [\"/a\"], timeout = \"26s\" }", "the `timeout` of `before_start` is `26s`"),
+            ("before_start = { command = [\"/a\"], timeout = \"0s\" }", "from 1s to 25s"),
+            ("before_start = { comand = [\"/a\"] }", "unknown key `comand`; did you mean `command`?"),
+            ("before_start = { timeout = \"3s\" }", "missing field `command`"),
+            ("before_start = true", "`none`, `reset`, or a table such as"),
+        ] {
+            let sentence = hooks(text).unwrap_err();
+            assert!(sentence.contains(expected), "{sentence}\nshould contain: {expected}");
+            assert_eq!(sentence.lines().count(), 1, "{sentence}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Hooks: what is done to a device before a container starts with it, and after its last holder has given it back.
+//!
+//! ```text
+//!            the last holder has gone, in one commit with its release
+//!                             │
+//!                             ▼      the run has failed
+//!                            Due ────────────────────────▶ Failed ◀─┐
+//!                             │                               │  └──┘ tried again
+//!                             │ the run has ended well        │
+//!                             └────────────▶ Done ◀───────────┘
+//! ```
+//!
+//! A hook is **idempotent**: a daemon that dies between a run and its record runs it again. Until `Done` the free device is
+//! unhealthy, with a reason of its own, and nobody gets it.
+
+use super::device::DeviceId;
+use super::grant::{AllocId, PodRef};
+use super::health::Reason;
+use super::resource::ResourceName;
+use super::time::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+/// What is done to a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hook {
+    /// Its PCI function is reset: `1` is written into the function's `reset` in sysfs. Only for exclusive devices.
+    Reset,
+    /// A program is run, without a shell.
+    Command {
+        /// Its absolute path, and its arguments.
+        argv: Vec<String>,
+        /// It is killed, with everything in its process group, when it takes longer.
+        limit: Duration,
+    },
+}
+
+/// The hooks of a resource.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Hooks {
+    /// Before every start of a container, when the kubelet calls PreStartContainer.
+    pub before_start: Option<Hook>,
+    /// After the last holder of a device has gone.
+    pub after_release: Option<Hook>,
+}
+
+/// When a hook is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Before a container starts.
+    BeforeStart,
+    /// After the device was given back.
+    AfterRelease,
+}
+
+impl Phase {
+    /// The word of the configuration, of logs and metrics, and of the variable `HOLDFAST_PHASE`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Phase::BeforeStart => "before_start",
+            Phase::AfterRelease => "after_release",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// How far the hook of a release has come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "hook", rename_all = "snake_case")]
+pub enum HookState {
+    /// It is yet to be run, or runs.
+    Due,
+    /// Its latest run has failed; it is run again.
+    Failed {
+        /// How many runs have failed.
+        tries: u32,
+        /// When the latest did.
+        failed_at: Timestamp,
+        /// Why, in one line.
+        why: String,
+    },
+    /// Nothing is owed any more: it has ended well, or is not configured any more.
+    Done,
+}
+
+/// The hook that is owed to a device after its release.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwedHook {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The device as a whole; of a pool, the resource's name.
+    pub device: DeviceId,
+    /// Its physical key ([`super::Device::key`]) when it was granted; empty where nobody knew it.
+    pub key: String,
+    /// The grant of the last holder.
+    pub alloc_id: AllocId,
+    /// The pod that held it; `None` when it was never bound.
+    pub pod: Option<PodRef>,
+    /// The container, where it was bound.
+    pub container: Option<String>,
+    /// When it was given back.
+    pub released_at: Timestamp,
+    /// How far the hook has come.
+    #[serde(flatten)]
+    pub state: HookState,
+}
+
+impl OwedHook {
+    /// Why its device is not healthy meanwhile.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        match self.state {
+            HookState::Failed { .. } => Reason::HookFailed,
+            HookState::Due | HookState::Done => Reason::HookPending,
+        }
+    }
+}
+
+/// Every hook that is owed, by resource and device.
+pub type Owed = BTreeMap<ResourceName, BTreeMap<DeviceId, OwedHook>>;
+
+/// Takes note of how far a hook has come; one that is done is owed no more.
+pub fn note_hook(owed: &mut Owed, hook: &OwedHook) {
+    if hook.state != HookState::Done {
+        owed.entry(hook.resource.clone()).or_default().insert(hook.device.clone(), hook.clone());
+    } else if let Some(devices) = owed.get_mut(&hook.resource) {
+        devices.remove(&hook.device);
+        if devices.is_empty() {
+            owed.remove(&hook.resource);
+        }
+    }
+}

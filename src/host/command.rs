@@ -1,0 +1,297 @@
+//! Runs a program for a bounded time, without a shell: in a process group of its own, which is killed as a whole.
+//!
+//! The group is killed in any case, also when the program has ended by itself: what it left behind would go on with a
+//! device that is somebody else's by then. That is safe because the program is reaped after it: until then nobody else can
+//! have its number. What moves itself into another session (`setsid`) escapes, as it would from a terminal.
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+use std::collections::BTreeMap;
+use std::io::{self, PipeReader, Read};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// So much of what it has written last is kept; the rest is read and forgotten.
+const OUTPUT_BYTES_MAX: usize = 4096;
+/// So much of its last line is told.
+const LINE_CHARS_MAX: usize = 300;
+/// Reads after its end: a pipe holds 64 KiB.
+const LAST_READS_MAX: usize = 16;
+
+/// Why a program did not end well.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// It could not be started.
+    #[error("`{program}` cannot be run: {source}")]
+    NotStarted {
+        /// Its path.
+        program: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// It ended with an error.
+    #[error("`{program}` has failed ({status}){}", told(.said))]
+    Failed {
+        /// Its path.
+        program: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// The last line that it wrote.
+        said: String,
+    },
+    /// It took too long.
+    #[error("`{program}` was killed: it has not ended within {}{}", humantime::format_duration(*.limit), told(.said))]
+    TooLong {
+        /// Its path.
+        program: String,
+        /// Its limit.
+        limit: Duration,
+        /// The last line that it wrote.
+        said: String,
+    },
+    /// Nobody waits for it any more.
+    #[error("`{program}` was killed: nobody waits for it any more")]
+    Cancelled {
+        /// Its path.
+        program: String,
+    },
+}
+
+fn told(said: &str) -> String {
+    if said.is_empty() { String::new() } else { format!(", and said last: {said}") }
+}
+
+/// Runs `argv` with this environment and no other, in `/`, and waits for its end; returns the last line that it wrote.
+/// When the other end of `cancelled` is closed it is killed.
+///
+/// # Errors
+/// When it cannot be started, ends with an error, takes longer than `limit` or is cancelled.
+pub fn run(argv: &[String], env: &BTreeMap<String, String>, limit: Duration, cancelled: &PipeReader) -> Result<String, CommandError> {
+    let program = argv.first().cloned().unwrap_or_default();
+    let not_started = |source| CommandError::NotStarted { program: program.clone(), source };
+    let mut running = Running::start(argv, env).map_err(not_started)?;
+    let (end, mut output) = running.watch(limit, cancelled);
+    let status = running.end(&mut output);
+    let said = output.last_line();
+    match (end, status) {
+        (End::TooLong, _) => Err(CommandError::TooLong { program, limit, said }),
+        (End::Cancelled, _) => Err(CommandError::Cancelled { program }),
+        (End::Itself, Ok(status)) if status.success() => Ok(said),
+        (End::Itself, Ok(status)) => Err(CommandError::Failed { program, status, said }),
+        (End::Itself, Err(source)) => Err(not_started(source)),
+    }
+}
+
+/// How it came to its end.
+enum End {
+    Itself,
+    TooLong,
+    Cancelled,
+}
+
+struct Running {
+    child: Child,
+    group: Pid,
+    output: PipeReader,
+    /// Closed at the other end when the program has ended.
+    ended: PipeReader,
+    waiter: Option<thread::JoinHandle<()>>,
+}
+
+impl Running {
+    fn start(argv: &[String], env: &BTreeMap<String, String>) -> io::Result<Self> {
+        let (program, arguments) = argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+        let (output, writer) = io::pipe()?;
+        let (ended, ending) = io::pipe()?;
+        let child = Command::new(program)
+            .args(arguments)
+            .env_clear()
+            .envs(env)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
+            .process_group(0)
+            .spawn()?;
+        let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
+        let mut running = Running { child, group, output, ended, waiter: None };
+        // It only looks; whoever reaps does so after the group has been killed.
+        let wait = move || {
+            while waitid(Id::Pid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
+            drop(ending);
+        };
+        match thread::Builder::new().name("hook".into()).spawn(wait) {
+            Ok(waiter) => running.waiter = Some(waiter),
+            Err(error) => {
+                drop(running.end(&mut Tail::default()));
+                return Err(error);
+            }
+        }
+        Ok(running)
+    }
+
+    /// Reads what it writes until it ends, or has to.
+    fn watch(&mut self, limit: Duration, cancelled: &PipeReader) -> (End, Tail) {
+        let deadline = Instant::now() + limit;
+        let (mut tail, mut is_open) = (Tail::default(), true);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return (End::TooLong, tail);
+            }
+            // Rounded up, so that the last wait is not many of no time.
+            let wait = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+            let look = |pipe| PollFd::new(pipe, PollFlags::POLLIN);
+            let mut pipes = vec![look(self.ended.as_fd()), look(cancelled.as_fd())];
+            pipes.extend(is_open.then(|| look(self.output.as_fd())));
+            // An interrupted wait has shown nothing.
+            if poll(&mut pipes, wait).unwrap_or(0) <= 0 {
+                continue;
+            }
+            let seen: Vec<bool> = pipes.iter().map(|pipe| pipe.any().unwrap_or(false)).collect();
+            drop(pipes);
+            if seen.get(2) == Some(&true) {
+                is_open = tail.read(&mut self.output);
+            }
+            match seen[..] {
+                [true, ..] => return (End::Itself, tail),
+                [_, true, ..] => return (End::Cancelled, tail),
+                _ => {}
+            }
+        }
+    }
+
+    /// Kills what is left of the group, takes in what it still said, and reaps it.
+    fn end(&mut self, tail: &mut Tail) -> io::Result<ExitStatus> {
+        // Nobody may be left.
+        let _ = killpg(self.group, Signal::SIGKILL);
+        if let Some(waiter) = self.waiter.take() {
+            drop(waiter.join());
+        }
+        for _ in 0..LAST_READS_MAX {
+            let mut pipe = [PollFd::new(self.output.as_fd(), PollFlags::POLLIN)];
+            let is_there = poll(&mut pipe, PollTimeout::ZERO).unwrap_or(0) > 0;
+            if !is_there || !tail.read(&mut self.output) {
+                break;
+            }
+        }
+        self.child.wait()
+    }
+}
+
+/// The end of what it has written.
+#[derive(Default)]
+struct Tail(Vec<u8>);
+
+impl Tail {
+    /// Whether there may be more.
+    fn read(&mut self, pipe: &mut PipeReader) -> bool {
+        let mut page = [0; OUTPUT_BYTES_MAX];
+        let Ok(count @ 1..) = pipe.read(&mut page) else { return false };
+        self.0.extend_from_slice(&page[..count]);
+        let excess = self.0.len().saturating_sub(OUTPUT_BYTES_MAX);
+        self.0.drain(..excess);
+        true
+    }
+
+    /// The last line that is not blank, fit for a log.
+    fn last_line(&self) -> String {
+        let text = String::from_utf8_lossy(&self.0);
+        let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
+        line.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LINE_CHARS_MAX).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::PipeWriter;
+    use std::path::Path;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn sh(script: &str) -> Vec<String> {
+        ["/bin/sh", "-c", script].map(str::to_owned).into()
+    }
+
+    fn never() -> (PipeReader, PipeWriter) {
+        io::pipe().unwrap()
+    }
+
+    fn run_for(script: &str, limit: Duration) -> Result<String, String> {
+        let env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned()), ("WHAT".to_owned(), "gpu".to_owned())]);
+        let (cancelled, _keep) = never();
+        run(&sh(script), &env, limit, &cancelled).map_err(|error| error.to_string())
+    }
+
+    /// Waits until nobody has this process number, or its owner is dead and only not reaped yet.
+    fn is_gone(pid: &str) {
+        let began = Instant::now();
+        let state = || {
+            std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .ok()
+                .and_then(|stat| stat.rsplit_once(") ").map(|(_, rest)| rest.to_owned()))
+        };
+        while state().is_some_and(|state| !state.starts_with('Z')) {
+            assert!(began.elapsed() < LONG, "process {pid} lives on");
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn it_gets_its_environment_and_nothing_else_and_its_last_line_is_told() {
+        assert_eq!(run_for("echo first; echo \"$WHAT in $PWD with ${HOME:-nothing}\"; echo", LONG).unwrap(), "gpu in / with nothing");
+        let many = run_for("i=0; while [ $i -lt 20000 ]; do echo line $i >&2; i=$((i+1)); done", LONG);
+        assert_eq!(many.unwrap(), "line 19999");
+    }
+
+    #[test]
+    fn an_error_tells_the_status_and_the_last_line() {
+        assert_eq!(run_for("echo no key >&2; exit 3", LONG).unwrap_err(), "`/bin/sh` has failed (exit status: 3), and said last: no key");
+        let (cancelled, _keep) = never();
+        let error = run(&["/nonexistent/wipe".into()], &BTreeMap::new(), LONG, &cancelled).unwrap_err().to_string();
+        assert!(error.contains("`/nonexistent/wipe` cannot be run") && error.contains("No such file"), "{error}");
+    }
+
+    #[test]
+    fn at_its_limit_it_is_killed_with_its_children() {
+        let dir = tempfile::tempdir().unwrap();
+        let pid = dir.path().join("pid");
+        let script = format!("trap '' TERM; sleep 1000 & echo $! >{0}.new; mv {0}.new {0}; echo waiting; wait", pid.display());
+        let error = run_for(&script, Duration::from_secs(1)).unwrap_err();
+        assert_eq!(error, "`/bin/sh` was killed: it has not ended within 1s, and said last: waiting");
+        is_gone(std::fs::read_to_string(pid).unwrap().trim());
+    }
+
+    #[test]
+    fn what_it_leaves_behind_goes_with_it() {
+        // The child has the pipe of the output open: nobody waits for that.
+        let child = run_for("sleep 1000 & echo $!", LONG).unwrap();
+        is_gone(&child);
+    }
+
+    #[test]
+    fn it_is_killed_when_nobody_waits_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let started = dir.path().join("started");
+        let (cancelled, cancel) = never();
+        let script = sh(&format!("echo $$ >{0}.new; mv {0}.new {0}; sleep 1000", started.display()));
+        let env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned())]);
+        let running = thread::spawn(move || run(&script, &env, LONG, &cancelled));
+        let wait_for = |path: &Path| {
+            while !path.exists() {
+                thread::yield_now();
+            }
+        };
+        wait_for(&started);
+        drop(cancel);
+        assert!(matches!(running.join().unwrap(), Err(CommandError::Cancelled { .. })));
+        is_gone(std::fs::read_to_string(started).unwrap().trim());
+    }
+}

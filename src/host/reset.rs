@@ -1,0 +1,91 @@
+//! Resets a PCI function by the kernel's own means: `1` into its `reset` in sysfs.
+//!
+//! The kernel chooses how (`reset_method` has its choice: `flr`, `pm`, `bus`, a quirk of the device) and saves and restores
+//! the configuration; the driver stays bound and is told. A function that cannot be reset has no such file. Resetting a
+//! physical function resets its virtual ones with it, so one that has any is left alone.
+
+use super::HostRoot;
+use crate::domain::PciAddress;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+
+/// Why a function is not reset.
+#[derive(Debug, thiserror::Error)]
+pub enum ResetError {
+    /// It is not there.
+    #[error("PCI function {0} is gone")]
+    Gone(PciAddress),
+    /// The kernel knows no way.
+    #[error("PCI function {0} cannot be reset: the kernel knows no way for it, since sysfs has no file `reset` there")]
+    NoWay(PciAddress),
+    /// Others would be reset with it.
+    #[error("PCI function {address} is not reset: its {vfs} virtual functions would be reset with it")]
+    HasVirtualFunctions {
+        /// The function.
+        address: PciAddress,
+        /// How many there are.
+        vfs: u32,
+    },
+    /// The write has failed.
+    #[error("PCI function {address} cannot be reset: {source}{}", hint(.source))]
+    Failed {
+        /// The function.
+        address: PciAddress,
+        /// What the kernel says.
+        source: io::Error,
+    },
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "; it takes root, and a container needs the host's /sys mounted writable"
+        }
+        _ => "",
+    }
+}
+
+/// Resets a function, and waits for the end of it: milliseconds, or seconds where the whole bus is reset.
+///
+/// # Errors
+/// When it is gone, cannot be reset, or the kernel refuses.
+pub fn reset_function(root: &HostRoot, address: PciAddress) -> Result<(), ResetError> {
+    let folder = format!("sys/bus/pci/devices/{address}");
+    if !root.is_dir(&folder) {
+        return Err(ResetError::Gone(address));
+    }
+    let vfs = root.read(&format!("{folder}/sriov_numvfs")).and_then(|count| count.parse().ok()).unwrap_or(0);
+    if vfs > 0 {
+        return Err(ResetError::HasVirtualFunctions { address, vfs });
+    }
+    let file = root.path(&format!("{folder}/reset"));
+    let written = OpenOptions::new().write(true).open(file).and_then(|mut file| file.write_all(b"1"));
+    written.map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => ResetError::NoWay(address),
+        _ => ResetError::Failed { address, source },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_is_reset_where_that_is_possible_and_hurts_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::new(dir.path());
+        let address: PciAddress = "0000:18:00.0".parse().unwrap();
+        let folder = dir.path().join("sys/bus/pci/devices/0000:18:00.0");
+        let error = || reset_function(&root, address).unwrap_err().to_string();
+        assert_eq!(error(), "PCI function 0000:18:00.0 is gone");
+        std::fs::create_dir_all(&folder).unwrap();
+        assert!(error().contains("no file `reset`"), "{}", error());
+        assert!(!folder.join("reset").exists(), "nothing is made in a tree");
+        std::fs::write(folder.join("reset"), "").unwrap();
+        std::fs::write(folder.join("sriov_numvfs"), "4\n").unwrap();
+        assert!(error().contains("its 4 virtual functions"), "{}", error());
+        std::fs::write(folder.join("sriov_numvfs"), "0\n").unwrap();
+        reset_function(&root, address).unwrap();
+        assert_eq!(std::fs::read_to_string(folder.join("reset")).unwrap(), "1");
+    }
+}

@@ -1,0 +1,334 @@
+//! Hooks after release: when one is owed, when it may run, and what its end means.
+//!
+//! Only the ledger knows that the last holder of a device has gone. The release that says so owes the device's hook in the
+//! same commit, in front of itself: a write that was cut off may leave a hook that is owed while somebody holds the device,
+//! and that one waits; it never leaves a release without its hook. From the moment of that decision until the hook is done
+//! nobody is granted the device, whatever the kubelet's list still says.
+
+use super::Ledger;
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, HookState, Owed, OwedHook, Refusal, ResourceName, Sharing, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The resources that have a hook after release, and how their devices are shared.
+pub type ReleaseHooks = BTreeMap<ResourceName, Sharing>;
+
+impl Ledger {
+    /// Every hook that is owed, also those that wait for a holder.
+    #[must_use]
+    pub fn owed(&self) -> &Owed {
+        &self.owed
+    }
+
+    /// The hooks that may run: those of devices that nobody holds.
+    #[must_use]
+    pub fn due(&self, hooks: &ReleaseHooks) -> Owed {
+        let mut due = self.owed.clone();
+        due.retain(|resource, devices| {
+            let Some(sharing) = hooks.get(resource) else { return false };
+            devices.retain(|_, hook| !self.grants.values().any(|grant| holds(grant, *sharing, hook)));
+            !devices.is_empty()
+        });
+        due
+    }
+
+    /// Why a grant has to wait: one of its devices is owed a hook, or will be by what is about to be written.
+    pub fn waits<'a>(&self, hooks: &ReleaseHooks, written: impl Iterator<Item = &'a Entry>, wanted: &Grant) -> Option<Refusal> {
+        let sharing = hooks.get(&wanted.resource)?;
+        let due = self.due(hooks).remove(&wanted.resource).unwrap_or_default();
+        let about = |entry: &'a Entry| match entry {
+            Entry::Hook(hook) if hook.resource == wanted.resource && hook.state != HookState::Done => Some(&**hook),
+            _ => None,
+        };
+        let about: Vec<&OwedHook> = written.filter_map(about).collect();
+        let owed = |id: &DeviceId| {
+            let whole = sharing.whole(&wanted.resource, id);
+            let hook = due.get(&whole).or_else(|| about.iter().copied().find(|hook| hook.device == whole))?;
+            Some(Refusal::Unhealthy { resource: wanted.resource.clone(), id: id.clone(), reason: hook.reason() })
+        };
+        wanted.devices.iter().find_map(|device| owed(&device.id))
+    }
+}
+
+/// Whether a live grant has the device that a hook is for: by its id, or under another resource by its key.
+fn holds(grant: &Grant, sharing: Sharing, hook: &OwedHook) -> bool {
+    let is_same = |id: &DeviceId| grant.resource == hook.resource && sharing.whole(&hook.resource, id) == hook.device;
+    grant.devices.iter().any(|device| is_same(&device.id) || !hook.key.is_empty() && device.key == hook.key)
+}
+
+/// The hooks that these moves will owe, to be written in front of them. `written` is about to be, and not known yet: a
+/// grant among it holds its devices already.
+pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written: impl Iterator<Item = &'a Entry>) -> Vec<Entry> {
+    let released: Vec<(&AllocId, &GrantState)> = moves
+        .iter()
+        .filter_map(|entry| match entry {
+            Entry::Moved { alloc_id, state: state @ GrantState::Released { .. } } => Some((alloc_id, state)),
+            _ => None,
+        })
+        .collect();
+    if hooks.is_empty() || released.is_empty() {
+        return Vec::new();
+    }
+    let gone: BTreeSet<&AllocId> = released.iter().map(|(alloc_id, _)| *alloc_id).collect();
+    let staying = ledger.grants().map(AsRef::as_ref).filter(|grant| !gone.contains(&grant.alloc_id));
+    let coming = written.filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None });
+    let holders: Vec<&Grant> = staying.chain(coming).collect();
+    // Of several holders that go at once the last one is named.
+    let mut owed: BTreeMap<(ResourceName, DeviceId), OwedHook> = BTreeMap::new();
+    for (alloc_id, state) in released {
+        let GrantState::Released { pod, container, released_at, .. } = state else { continue };
+        let Some(grant) = ledger.grant(alloc_id) else { continue };
+        let Some(sharing) = hooks.get(&grant.resource) else { continue };
+        for device in &grant.devices {
+            let hook = OwedHook {
+                resource: grant.resource.clone(),
+                device: sharing.whole(&grant.resource, &device.id),
+                key: device.key.clone(),
+                alloc_id: alloc_id.clone(),
+                pod: pod.clone(),
+                container: container.clone(),
+                released_at: *released_at,
+                state: HookState::Due,
+            };
+            if !holders.iter().any(|holder| holds(holder, *sharing, &hook)) {
+                owed.insert((hook.resource.clone(), hook.device.clone()), hook);
+            }
+        }
+    }
+    owed.into_values().map(|hook| Entry::Hook(Box::new(hook))).collect()
+}
+
+/// What is to be written when a run has ended. `None` for the run of an earlier release: the later one has a run of its own.
+#[must_use]
+pub fn ended(ledger: &Ledger, ran: &OwedHook, result: Result<(), String>, now: Timestamp) -> Option<Entry> {
+    let owed = ledger.owed.get(&ran.resource)?.get(&ran.device).filter(|owed| owed.alloc_id == ran.alloc_id)?;
+    let before = if let HookState::Failed { tries, .. } = owed.state { tries } else { 0 };
+    let state = match result {
+        Ok(()) => HookState::Done,
+        Err(why) => HookState::Failed { tries: before.saturating_add(1), failed_at: now, why },
+    };
+    Some(Entry::Hook(Box::new(OwedHook { state, ..owed.clone() })))
+}
+
+/// What is owed by a configuration that was: its resource has no hook any more.
+#[must_use]
+pub fn undue(ledger: &Ledger, hooks: &ReleaseHooks) -> Vec<Entry> {
+    let former = ledger.owed.iter().filter(|(resource, _)| !hooks.contains_key(*resource));
+    let done = |hook: &OwedHook| Entry::Hook(Box::new(OwedHook { state: HookState::Done, ..hook.clone() }));
+    former.flat_map(|(_, devices)| devices.values().map(done)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{ContainerEdits, GrantedDevice, Listed, Reason};
+    use proptest::prelude::*;
+
+    fn resource() -> ResourceName {
+        "example.com/gpu".parse().unwrap()
+    }
+
+    fn hooks(sharing: Sharing) -> ReleaseHooks {
+        BTreeMap::from([(resource(), sharing)])
+    }
+
+    fn grant(n: u64, id: &str) -> Grant {
+        Grant {
+            alloc_id: AllocId::new(format!("a-{n}")),
+            resource: resource(),
+            devices: vec![GrantedDevice { id: DeviceId::new(id), key: String::new(), numa_nodes: Vec::new() }],
+            edits: ContainerEdits::default(),
+            boot_id: "boot".into(),
+            kubelet: None,
+            granted_at: Timestamp(n),
+            version: "1".into(),
+            state: GrantState::Granted,
+        }
+    }
+
+    fn made(n: u64, id: &str) -> Entry {
+        Entry::Grant(Box::new(grant(n, id)))
+    }
+
+    fn released(n: u64) -> Entry {
+        let state = GrantState::Released {
+            pod: None,
+            container: None,
+            bound_at: None,
+            released_at: Timestamp(100 + n),
+            released_by: "pod_gone".into(),
+        };
+        Entry::Moved { alloc_id: grant(n, "").alloc_id, state }
+    }
+
+    fn ledger(entries: &[Entry]) -> Ledger {
+        let mut ledger = Ledger::default();
+        apply(&mut ledger, entries);
+        ledger
+    }
+
+    fn apply<'a>(ledger: &mut Ledger, entries: impl IntoIterator<Item = &'a Entry>) {
+        for entry in entries {
+            ledger.evolve(entry);
+        }
+    }
+
+    fn devices(owed: &Owed) -> Vec<String> {
+        owed.values().flatten().map(|(device, hook)| format!("{device} after {}", hook.alloc_id)).collect()
+    }
+
+    /// Decides and applies, as the actor does.
+    fn release(ledger: &mut Ledger, hooks: &ReleaseHooks, moves: &[Entry]) {
+        let owed = owing(ledger, hooks, moves, std::iter::empty());
+        apply(ledger, owed.iter().chain(moves));
+    }
+
+    fn run(ledger: &Ledger) -> OwedHook {
+        ledger.owed().values().flat_map(BTreeMap::values).next().unwrap().clone()
+    }
+
+    #[test]
+    fn the_last_holder_owes_the_hook() {
+        let hooks = hooks(Sharing::Exclusive);
+        let mut ledger = ledger(&[made(1, "a"), made(2, "a"), made(3, "b")]);
+        release(&mut ledger, &hooks, &[released(1)]);
+        assert!(ledger.owed().is_empty(), "the next container of the pod has it");
+        release(&mut ledger, &hooks, &[released(2)]);
+        assert_eq!(devices(&ledger.due(&hooks)), ["a after a-2"]);
+        let mut both = self::ledger(&[made(1, "a"), made(2, "a")]);
+        release(&mut both, &hooks, &[released(1), released(2)]);
+        assert_eq!(devices(&both.due(&hooks)), ["a after a-2"], "once for both");
+    }
+
+    #[test]
+    fn a_shared_device_and_a_pool_are_free_when_every_share_is() {
+        for (sharing, ids, whole) in [(Sharing::Replicas(3), ["a::0", "a::2"], "a"), (Sharing::Pool(3), ["0", "2"], "example.com/gpu")] {
+            let hooks = hooks(sharing);
+            let mut ledger = ledger(&[made(1, ids[0]), made(2, ids[1])]);
+            release(&mut ledger, &hooks, &[released(1)]);
+            assert!(ledger.owed().is_empty());
+            release(&mut ledger, &hooks, &[released(2)]);
+            assert_eq!(devices(&ledger.due(&hooks)), [format!("{whole} after a-2")]);
+            assert!(ledger.waits(&hooks, [].iter(), &grant(3, ids[0])).is_some(), "no share of it is given");
+        }
+    }
+
+    #[test]
+    fn a_grant_waits_for_the_hook_also_while_the_release_is_being_written() {
+        let hooks = hooks(Sharing::Exclusive);
+        let mut ledger = ledger(&[made(1, "a")]);
+        let reason = |refusal: Option<Refusal>| {
+            refusal.map(|refusal| if let Refusal::Unhealthy { reason, .. } = refusal { reason } else { Reason::Deselected })
+        };
+        let written = owing(&ledger, &hooks, &[released(1)], [].iter());
+        assert_eq!(reason(ledger.waits(&hooks, written.iter(), &grant(2, "a"))), Some(Reason::HookPending));
+        assert_eq!(reason(ledger.waits(&hooks, written.iter(), &grant(2, "b"))), None);
+        // A grant that is being written holds the device already.
+        assert_eq!(owing(&ledger, &hooks, &[released(1)], [made(2, "a")].iter()), []);
+        release(&mut ledger, &hooks, &[released(1)]);
+        assert_eq!(reason(ledger.waits(&hooks, [].iter(), &grant(2, "a"))), Some(Reason::HookPending));
+        let failed = ended(&ledger, &run(&ledger), Err("no".into()), Timestamp(7)).unwrap();
+        ledger.evolve(&failed);
+        assert_eq!(reason(ledger.waits(&hooks, [].iter(), &grant(2, "a"))), Some(Reason::HookFailed));
+        let done = ended(&ledger, &run(&ledger), Ok(()), Timestamp(8)).unwrap();
+        ledger.evolve(&done);
+        assert_eq!(reason(ledger.waits(&hooks, [].iter(), &grant(2, "a"))), None);
+    }
+
+    #[test]
+    fn a_failed_run_is_counted_and_the_run_of_an_earlier_release_counts_for_nothing() {
+        let hooks = hooks(Sharing::Exclusive);
+        let mut ledger = ledger(&[made(1, "a")]);
+        release(&mut ledger, &hooks, &[released(1)]);
+        let first = run(&ledger);
+        for tries in 1..=2 {
+            let failed = ended(&ledger, &run(&ledger), Err("no".into()), Timestamp(7)).unwrap();
+            ledger.evolve(&failed);
+            assert_eq!(run(&ledger).state, HookState::Failed { tries, failed_at: Timestamp(7), why: "no".into() });
+        }
+        ledger.evolve(&Entry::Hook(Box::new(OwedHook { alloc_id: AllocId::new("a-9"), ..first.clone() })));
+        assert_eq!(ended(&ledger, &first, Ok(()), Timestamp(8)), None);
+    }
+
+    #[test]
+    fn a_hook_that_is_owed_while_somebody_holds_the_device_waits() {
+        let hooks = hooks(Sharing::Exclusive);
+        let mut ledger = ledger(&[made(1, "a")]);
+        // As a cut-off write leaves it: the hook without the release.
+        let owed = owing(&ledger, &hooks, &[released(1)], [].iter());
+        apply(&mut ledger, &owed);
+        assert!(ledger.due(&hooks).is_empty() && ledger.waits(&hooks, [].iter(), &grant(2, "a")).is_none());
+        release(&mut ledger, &hooks, &[released(1)]);
+        assert_eq!(devices(&ledger.due(&hooks)), ["a after a-1"]);
+    }
+
+    #[test]
+    fn a_device_that_another_resource_has_by_its_key_is_held() {
+        let hooks = hooks(Sharing::Exclusive);
+        let keyed = |mut grant: Grant, resource: &str| {
+            grant.resource = resource.parse().unwrap();
+            grant.devices[0].key = "pci:0000:18:00.0/10de:2330".into();
+            Entry::Grant(Box::new(grant))
+        };
+        let mut ledger = ledger(&[keyed(grant(1, "a"), "example.com/gpu"), keyed(grant(2, "other"), "example.com/other")]);
+        release(&mut ledger, &hooks, &[released(1)]);
+        assert!(ledger.owed().is_empty());
+    }
+
+    #[test]
+    fn what_the_configuration_has_no_more_is_owed_no_more() {
+        let hooks = hooks(Sharing::Exclusive);
+        let mut ledger = ledger(&[made(1, "a")]);
+        release(&mut ledger, &hooks, &[released(1)]);
+        assert!(undue(&ledger, &hooks).is_empty());
+        let former = undue(&ledger, &ReleaseHooks::new());
+        apply(&mut ledger, &former);
+        assert!(ledger.owed().is_empty());
+    }
+
+    proptest! {
+        /// Whatever comes and goes: a free device that was held since its last hook is owed one, a held one is due none, and
+        /// what was kept is what is known.
+        #[test]
+        fn no_device_is_free_without_its_hook(steps in prop::collection::vec((0..4_u8, 0..3_usize), 0..60)) {
+            let hooks = hooks(Sharing::Replicas(2));
+            let (mut ledger, mut n) = (Ledger::default(), 0);
+            let mut dirty: BTreeSet<&str> = BTreeSet::new();
+            for (kind, which) in steps {
+                let device = ["a", "b", "c"][which];
+                let holders: Vec<AllocId> = ledger.grants().filter(|grant| grant.devices[0].id.as_str().starts_with(device))
+                    .map(|grant| grant.alloc_id.clone()).collect();
+                match kind {
+                    0 => {
+                        n += 1;
+                        let wanted = grant(n, &format!("{device}::{}", n % 2));
+                        let waits = ledger.waits(&hooks, [].iter(), &wanted).is_some();
+                        prop_assert_eq!(waits, holders.is_empty() && dirty.contains(device));
+                        if !waits {
+                            ledger.evolve(&Entry::Grant(Box::new(wanted)));
+                            dirty.insert(device);
+                        }
+                    }
+                    1 => {
+                        let Some(alloc_id) = holders.first() else { continue };
+                        let Entry::Moved { state, .. } = released(n) else { continue };
+                        release(&mut ledger, &hooks, &[Entry::Moved { alloc_id: alloc_id.clone(), state }]);
+                    }
+                    kind => {
+                        let Some(hook) = ledger.due(&hooks).get(&resource()).and_then(|devices| devices.get(&DeviceId::new(device))).cloned() else { continue };
+                        let entry = ended(&ledger, &hook, if kind == 2 { Ok(()) } else { Err("no".into()) }, Timestamp(n)).unwrap();
+                        ledger.evolve(&entry);
+                        if kind == 2 {
+                            dirty.remove(device);
+                        }
+                    }
+                }
+                let due: BTreeSet<String> = ledger.due(&hooks).values().flat_map(BTreeMap::keys).map(ToString::to_string).collect();
+                let held = |device: &str| ledger.grants().any(|grant| grant.devices[0].id.as_str().starts_with(device));
+                let free: BTreeSet<String> = dirty.iter().filter(|device| !held(device)).map(ToString::to_string).collect();
+                prop_assert_eq!(due, free);
+                let kept = ledger.grants().map(|grant| (**grant).clone()).collect::<Vec<_>>();
+                prop_assert_eq!(&Ledger::from_recovered(kept, BTreeMap::new(), Listed::new(), ledger.owed().clone(), BTreeMap::new()), &ledger);
+            }
+        }
+    }
+}

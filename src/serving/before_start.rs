@@ -1,0 +1,91 @@
+//! PreStartContainer: the hook of each of the container's devices, before every start of it, also after a boot and after
+//! the container's own end. The kubelet names ids only, waits for 30 s, and tries again, with growing pauses, after an error;
+//! the pod does not fail.
+//!
+//! A reset takes the device from everybody who has it. So it waits until it is known that the grants of the device are of
+//! one pod: an init container's, which has ended before the next one starts. While an earlier pod's release is not proven,
+//! the kubelet is told so, and tries again.
+
+use super::core::{Holders, holders};
+use super::plugin::Shared;
+use crate::domain::{Device, DeviceId, Grant, Health, Hook, Inventory, Offering, Phase, Reason, Refusal, ResourceName};
+use crate::hook::Occasion;
+use futures_util::future::try_join_all;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tonic::Status;
+
+/// For all devices of a container together. The kubelet waits for 30 s.
+const DEADLINE: Duration = Duration::from_secs(28);
+/// How long a reset waits for the ledger to learn from the kubelet's checkpoint who the holders are. That takes milliseconds.
+const HOLDERS_WITHIN: Duration = Duration::from_secs(5);
+
+/// Whether the kubelet is to call before a container starts.
+pub(super) fn is_needed(inventory: &Inventory, resource: &ResourceName) -> bool {
+    inventory.resources.get(resource).is_some_and(|offering| offering.spec.hooks.before_start.is_some())
+}
+
+/// Runs the hook for each device.
+///
+/// # Errors
+/// When one has failed, in words that name the hook, the device and the reason.
+pub(super) async fn before_start(shared: &Shared, resource: &ResourceName, ids: Vec<DeviceId>) -> Result<(), Status> {
+    let inventory = shared.inventory.borrow().clone();
+    let nothing = || Status::not_found(Refusal::NotOffered(resource.clone()).to_string());
+    let offering = inventory.resources.get(resource).ok_or_else(nothing)?;
+    let Some(hook) = &offering.spec.hooks.before_start else { return Ok(()) };
+    let failed = |id: &DeviceId, why: &dyn std::fmt::Display| {
+        let error = format!("the hook {} of {resource} has failed for device `{id}`: {why}", Phase::BeforeStart);
+        tracing::warn!(%resource, device = %id, %why, "the hook before start has failed; the container waits");
+        Status::failed_precondition(error)
+    };
+    let runs = devices(offering, &ids)?.into_iter().map(|(id, device)| async move {
+        let ran = one(shared, resource, hook, &id, device).await;
+        ran.map_err(|why| failed(&id, &why))
+    });
+    let ran = tokio::time::timeout(DEADLINE, try_join_all(runs)).await;
+    ran.unwrap_or_else(|_| Err(failed(ids.first().unwrap_or(&DeviceId::new("")), &"all of them together have taken too long"))).map(drop)
+}
+
+/// The devices behind the ids, each once.
+fn devices(offering: &Offering, ids: &[DeviceId]) -> Result<Vec<(DeviceId, Arc<Device>)>, Status> {
+    let mut devices = BTreeMap::new();
+    for id in ids {
+        let resource = || offering.spec.name.clone();
+        let unknown = || Status::not_found(Refusal::Unknown { resource: resource(), id: id.clone() }.to_string());
+        let offered = offering.devices.get(id).ok_or_else(unknown)?;
+        if let Health::Unhealthy(reason @ Reason::DeviceGone) = offered.health {
+            return Err(Status::failed_precondition(Refusal::Unhealthy { resource: resource(), id: id.clone(), reason }.to_string()));
+        }
+        devices.entry(offered.device.id.clone()).or_insert((id.clone(), Arc::clone(&offered.device)));
+    }
+    Ok(devices.into_values().collect())
+}
+
+async fn one(shared: &Shared, resource: &ResourceName, hook: &Hook, id: &DeviceId, device: Arc<Device>) -> Result<(), String> {
+    if *hook == Hook::Reset {
+        let mut grants = shared.grants.clone();
+        let is_known = |grants: &Arc<Vec<Arc<Grant>>>| holders(grants.iter().map(AsRef::as_ref), &device) != Holders::Unknown;
+        let known = tokio::time::timeout(HOLDERS_WITHIN, grants.wait_for(is_known)).await;
+        let known = matches!(known, Ok(Ok(_)));
+        if !known {
+            return Err("several containers have it, and it is not known yet of which pods; it is tried again".into());
+        }
+        if let Holders::Several(pod) = holders(shared.grants.borrow().iter().map(AsRef::as_ref), &device) {
+            return Err(format!("another pod ({pod}) has it still, until its end is proven; it is tried again"));
+        }
+    }
+    let grants = shared.grants.borrow().clone();
+    let mut of_id = grants.iter().filter(|grant| grant.resource == *resource && grant.devices.iter().any(|held| held.id == *id));
+    let holder = of_id.next().filter(|_| of_id.next().is_none());
+    let occasion = Occasion {
+        phase: Phase::BeforeStart,
+        resource: resource.clone(),
+        device,
+        alloc_id: holder.map(|grant| grant.alloc_id.clone()),
+        pod: holder.and_then(|grant| grant.pod().cloned()),
+        container: holder.and_then(|grant| grant.container().map(str::to_owned)),
+    };
+    shared.performer.perform(hook, &occasion).await.map_err(|error| error.to_string())
+}

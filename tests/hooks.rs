@@ -1,0 +1,296 @@
+//! Hooks, with the whole daemon and a kubelet that calls PreStartContainer: what is run when, who waits for it, and what
+//! is left of it after a kill.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod common;
+
+use common::{Daemon, HANG, Node, allocate, dial, name, offered, resource, run, soon, until};
+use holdfast::domain::{AllocId, DeviceId, Durability, Entry, HookState, OwedHook, PodRef, ResourceName, Timestamp};
+use holdfast::sim::hardware::SimNode;
+use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
+use holdfast::store::{self, Store};
+use std::path::PathBuf;
+use std::time::Duration;
+use tonic::Code;
+
+/// A release takes a kubelet that is older than a minute.
+const RELEASED_WITHIN: Duration = Duration::from_secs(180);
+
+fn gpu() -> ResourceName {
+    name("example.com/gpu")
+}
+
+/// A node with one device, and what its resource says beside.
+fn node(more: &str) -> Node {
+    let node = Node::with(&[("gpu", 1)]);
+    node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{more}\n", resource("gpu")));
+    node
+}
+
+/// A script of the node, as the command of a hook. `$1` is a folder to leave something in.
+fn script(node: &Node, text: &str) -> String {
+    let (script, folder) = (node.path("script"), node.path("left"));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(&script, text).unwrap();
+    format!("command = [\"/bin/sh\", \"{}\", \"{}\"]", script.display(), folder.display())
+}
+
+fn left(node: &Node, file: &str) -> PathBuf {
+    node.path("left").join(file)
+}
+
+/// The lines that were left in a file.
+fn lines(node: &Node, file: &str) -> Vec<String> {
+    std::fs::read_to_string(left(node, file)).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize), within: Duration) {
+    let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
+    let seen = |view: &holdfast::sim::kubelet::View<'_>| {
+        let event = view.last(newest).map(|event| &event.kind);
+        matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
+    };
+    kubelet.wait_for(seen, within).await.unwrap();
+}
+
+/// The hook that `status` shows, and where it has failed why.
+fn shown(node: &Node) -> Option<(String, String)> {
+    let status = node.json(&["status"]);
+    let hook = status["hooks"].as_array().unwrap().first()?.clone();
+    Some((hook["hook"].as_str().unwrap().to_owned(), hook["why"].as_str().unwrap_or_default().to_owned()))
+}
+
+/// A ledger in which a release was written and its hook has not been run: as a kill leaves it.
+fn owe(node: &Node, resource: &ResourceName, device: &str) {
+    let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
+    let hook = OwedHook {
+        resource: resource.clone(),
+        device: DeviceId::new(device),
+        key: String::new(),
+        alloc_id: AllocId::new("a-1"),
+        pod: Some(PodRef { uid: "u1".into(), namespace: None, name: None }),
+        container: Some("main".into()),
+        released_at: Timestamp(1_700_000_000_000),
+        state: HookState::Due,
+    };
+    store.append(&[Entry::Hook(Box::new(hook))]).unwrap();
+    store.close().unwrap();
+}
+
+fn owed(node: &Node) -> usize {
+    store::peek(&node.state()).unwrap().owed.values().map(|devices| devices.len()).sum()
+}
+
+/// The whole way: given back, hook under way, killed, run again, failed, mended. Nobody gets the device before its end.
+#[test]
+fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill() {
+    run(async {
+        let node = node("");
+        let text = "env >\"$1/env\"; echo run >>\"$1/runs\"\n\
+                    while [ ! -e \"$1/go\" ]; do sleep 0.05; done\n\
+                    [ -e \"$1/key\" ] || { echo no key >&2; exit 3; }\n";
+        let after_release = format!("after_release = {{ {}, timeout = \"1h\" }}", script(&node, text));
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 1).await;
+        let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1))).await;
+        assert_eq!(pod.phase, PodPhase::Running);
+        daemon.logged("bound").await;
+        assert_eq!((shown(&node), lines(&node, "runs").len()), (None, 0), "nothing is done to what is held");
+        let alloc_id = node.grants()[0].alloc_id.clone();
+
+        assert!(kubelet.delete_pod(&pod.uid).unwrap());
+        listed(&kubelet, &gpu(), (0, 1), RELEASED_WITHIN).await;
+        until("the run", || lines(&node, "runs").len(), |runs| *runs == 1);
+        assert_eq!(shown(&node), Some(("due".to_owned(), String::new())));
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        let refused = allocate(&mut api, &["dev:gpu0"]).await.unwrap_err();
+        assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("hook_pending"), "{refused}");
+        let env = lines(&node, "env");
+        for told in [
+            "HOLDFAST_PHASE=after_release",
+            "HOLDFAST_RESOURCE=example.com/gpu",
+            "HOLDFAST_DEVICE_ID=dev:gpu0",
+            "HOLDFAST_DEVICE_NODES=/dev/gpu0",
+            "HOLDFAST_POD_NAMESPACE=default",
+            "HOLDFAST_POD_NAME=train",
+            "HOLDFAST_CONTAINER=main",
+            &format!("HOLDFAST_POD_UID={}", pod.uid),
+            &format!("HOLDFAST_ALLOC_ID={alloc_id}"),
+        ] {
+            assert!(env.iter().any(|line| line == told), "`{told}` is not in {env:#?}");
+        }
+
+        daemon.kill();
+        assert!(node.grants().is_empty() && owed(&node) == 1, "given back, with its hook");
+        let daemon = node.start_daemon();
+        until("the second run", || lines(&node, "runs").len(), |runs| *runs == 2);
+        daemon.logged("registered with the kubelet").await;
+        assert_eq!(kubelet.capacity(&gpu()).allocatable, 0, "the first list of the next process says so already");
+        std::fs::write(left(&node, "go"), "").unwrap();
+        daemon.logged("the hook after release has failed").await;
+        let (state, why) = until("the failure", || shown(&node).unwrap(), |(state, _)| state == "failed");
+        assert!(state == "failed" && why.contains("exit status: 3") && why.ends_with("no key"), "{why}");
+        let text = String::from_utf8(node.output(&["status"]).stdout).unwrap();
+        assert!(text.contains("example.com/gpu: device dev:gpu0 is unhealthy") && text.contains("no key"), "{text}");
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        let refused = allocate(&mut api, &["dev:gpu0"]).await.unwrap_err();
+        assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("hook_failed"), "{refused}");
+
+        std::fs::write(left(&node, "key"), "").unwrap();
+        listed(&kubelet, &gpu(), (1, 0), HANG).await;
+        assert_eq!((shown(&node), owed(&node)), (None, 0));
+        allocate(&mut api, &["dev:gpu0"]).await.unwrap();
+    });
+}
+
+#[test]
+fn a_reset_is_written_into_sysfs_and_one_that_cannot_be_keeps_the_device_unhealthy() {
+    run(async {
+        let node = Node::new();
+        let host = SimNode::create(node.path("host")).unwrap();
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nafter_release = \"reset\"\n",
+        );
+        let gpus = name("nvidia.com/gpu");
+        owe(&node, &gpus, &host.gpu_uuid(3));
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        listed(&kubelet, &gpus, (7, 1), HANG).await;
+        let said = daemon.logged("the hook after release has failed").await;
+        assert!(said.contains("no file `reset`") && said.contains(&host.gpu_uuid(3)), "{said}");
+        let reset = |index: usize| node.path(&format!("host/sys/bus/pci/devices/{}/reset", host.gpu_address(index)));
+        (0..8).for_each(|index| std::fs::write(reset(index), "").unwrap());
+        listed(&kubelet, &gpus, (8, 0), HANG).await;
+        let written: Vec<_> = (0..8).filter(|index| std::fs::read_to_string(reset(*index)).unwrap() == "1").collect();
+        assert_eq!((written, owed(&node)), (vec![3], 0));
+    });
+}
+
+#[test]
+fn a_command_that_hangs_is_killed_with_its_children() {
+    run(async {
+        let node = node("");
+        let text = "sleep 1000 & echo $! >>\"$1/children\"; echo at it; wait\n";
+        let after_release = format!("after_release = {{ {}, timeout = \"1s\" }}", script(&node, text));
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
+        owe(&node, &gpu(), "dev:gpu0");
+        let daemon = node.start_daemon();
+        let said = daemon.logged("the hook after release has failed").await;
+        assert!(said.contains("has not ended within 1s") && said.contains("at it"), "{said}");
+        let child = lines(&node, "children").remove(0);
+        let lives = || std::fs::read_to_string(format!("/proc/{child}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+        until("the end of the child", lives, |lives| !lives);
+    });
+}
+
+/// A daemon that ends takes its runs with it, and the next one begins anew.
+#[test]
+fn a_run_ends_with_the_daemon_and_stays_owed() {
+    run(async {
+        let node = node("");
+        let text = "echo $$ >>\"$1/runs\"; while :; do sleep 0.05; done\n";
+        let after_release = format!("after_release = {{ {}, timeout = \"1h\" }}", script(&node, text));
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
+        owe(&node, &gpu(), "dev:gpu0");
+        for life in 1..=2 {
+            let mut daemon = node.start_daemon();
+            until("the run", || lines(&node, "runs").len(), |runs| *runs == life);
+            daemon.logged("starting").await;
+            daemon.signal(nix::sys::signal::Signal::SIGTERM);
+            assert_eq!(daemon.ended().await.code(), Some(0));
+            let pid = lines(&node, "runs").pop().unwrap();
+            let lives = || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+            until("the end of the run", lives, |lives| !lives);
+            assert_eq!(owed(&node), 1);
+        }
+    });
+}
+
+#[test]
+fn what_the_configuration_has_no_more_is_dropped_and_said() {
+    run(async {
+        let node = node("");
+        owe(&node, &gpu(), "dev:gpu0");
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        daemon.logged("they are free without it").await;
+        offered(&kubelet, &gpu(), 1).await;
+        until("nothing is owed", || owed(&node), |owed| *owed == 0);
+    });
+}
+
+/// As the real kubelet, this one calls before every start, gives the container's error to its status, and tries again.
+#[test]
+fn a_container_starts_when_its_hook_has_ended_well_and_every_start_has_its_own() {
+    run(async {
+        let node = node("");
+        let text = "env >\"$1/env\"; echo run >>\"$1/runs\"; [ -e \"$1/key\" ] || { echo no key >&2; exit 3; }\n";
+        let before_start = format!("before_start = {{ {} }}", script(&node, text));
+        node.create_device("plain", 0);
+        let config = format!("[telemetry]\nlisten = \"off\"\n{}{before_start}\n{}", resource("gpu"), resource("plain"));
+        node.write_config(&config);
+        let kubelet = node.start_kubelet().await;
+        let _daemon: Daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 1).await;
+        offered(&kubelet, &name("example.com/plain"), 1).await;
+        let plain = PodSpec::new("default", "plain").app("main", &name("example.com/plain"), 1);
+        assert_eq!(soon("an admission", kubelet.add_pod(plain)).await.phase, PodPhase::Running);
+        assert!(lines(&node, "runs").is_empty(), "it has no hook");
+
+        let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1))).await;
+        assert_eq!(pod.phase, PodPhase::Pending);
+        let waiting = kubelet.view(|view| view.pod(&pod.uid).unwrap().containers["main"].waiting.clone()).unwrap();
+        for part in ["CreateContainerConfigError", "before_start", "example.com/gpu", "`dev:gpu0`", "exit status: 3", "no key"] {
+            assert!(waiting.contains(part), "`{part}` is not in: {waiting}");
+        }
+        std::fs::write(left(&node, "key"), "").unwrap();
+        let runs = |view: &holdfast::sim::kubelet::View<'_>| view.pod(&pod.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
+        kubelet.wait_for(runs, HANG).await.unwrap();
+        let env = lines(&node, "env");
+        for told in ["HOLDFAST_PHASE=before_start", "HOLDFAST_DEVICE_ID=dev:gpu0", &format!("HOLDFAST_ALLOC_ID={}", alloc_of(&node))] {
+            assert!(env.iter().any(|line| line == told), "`{told}` is not in {env:#?}");
+        }
+        let before = lines(&node, "runs").len();
+        kubelet.crash_container(&pod.uid, "main");
+        // The kubelet runs on this thread.
+        let again = async {
+            while lines(&node, "runs").len() == before {
+                tokio::task::yield_now().await;
+            }
+        };
+        soon("another run", again).await;
+    });
+}
+
+fn alloc_of(node: &Node) -> AllocId {
+    node.grants().into_iter().find(|grant| grant.resource == gpu()).unwrap().alloc_id
+}
+
+/// An init container's grant and the next one's are of one pod: the reset waits until the ledger knows that, and is done.
+#[test]
+fn a_reset_before_the_start_is_done_for_every_container_of_a_pod() {
+    run(async {
+        let node = Node::new();
+        let host = SimNode::create(node.path("host")).unwrap();
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nbefore_start = \"reset\"\n",
+        );
+        let gpus = name("nvidia.com/gpu");
+        let reset = |index: usize| node.path(&format!("host/sys/bus/pci/devices/{}/reset", host.gpu_address(index)));
+        (0..8).for_each(|index| std::fs::write(reset(index), "").unwrap());
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpus, 8).await;
+        let spec = PodSpec::new("default", "train").init("prepare", &gpus, 1).app("main", &gpus, 1);
+        let pod = soon("an admission", kubelet.add_pod(spec)).await;
+        let runs = |view: &holdfast::sim::kubelet::View<'_>| view.pod(&pod.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
+        kubelet.wait_for(runs, HANG).await.unwrap();
+        let held = kubelet.devices(&pod.uid, "main").remove(&gpus).unwrap();
+        let written = (0..8).filter(|index| std::fs::read_to_string(reset(*index)).unwrap() == "1");
+        let written: Vec<_> = written.map(|index| DeviceId::new(host.gpu_uuid(index))).collect();
+        assert_eq!(written, held.into_iter().collect::<Vec<_>>());
+    });
+}
