@@ -115,13 +115,11 @@ fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, war
 }
 
 /// What no configuration can offer: a whole that is cut into parts, and what has no node although its class is used through
-/// one: the functions of an FPGA card without a port, a controller without a disk, a GPU without any driver.
+/// one: the functions of an FPGA card without a port, a controller without a disk, anything without a driver. A function
+/// that has just come has none yet, nor the link that makes it a virtual one.
 fn is_usable(device: &Device) -> bool {
-    let has_driver = device.pci.as_ref().is_some_and(|function| function.driver.is_some());
-    let by_nodes = match device.class {
-        DeviceClass::Fpga | DeviceClass::Nvme => true,
-        class => class == DeviceClass::Gpu && !has_driver,
-    };
+    let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
+    let by_nodes = matches!(device.class, DeviceClass::Fpga | DeviceClass::Nvme) || !has_driver;
     device.attribute("parts").is_none() && !(by_nodes && device.nodes.is_empty())
 }
 
@@ -251,6 +249,7 @@ mod tests {
                 let mut card = device(&address.to_string(), &address.to_string());
                 card.class = DeviceClass::Nic;
                 let function = card.pci.as_mut().unwrap();
+                function.driver = Some("mlx5_core".into());
                 if index == 0 {
                     function.net = vec![interface.into()];
                     card.attributes.insert("link_type".into(), link.into());

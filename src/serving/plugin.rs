@@ -17,8 +17,11 @@ use tonic::Status;
 /// Bounds an Allocate from inside. The kubelet has no deadline of its own and its whole sync loop waits.
 const ALLOCATE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Lists closer than this are merged: the kubelet writes and syncs its checkpoint for every one.
+/// Lists closer than this are merged: the kubelet writes and syncs its checkpoint for every one. Where it reads several
+/// streams of a resource, it gets as many lists in all, and fewer on each.
 const LIST_INTERVAL: Duration = Duration::from_millis(50);
+/// More streams than these do not make each of them slower: a change is told within a second.
+const STREAMS_MAX: u32 = 20;
 
 /// What every service needs; shared.
 #[derive(Debug, Clone)]
@@ -141,7 +144,8 @@ impl Lists {
             // A resource that is not in the inventory has no list; an empty one is sent only when it has no devices.
             if let Some(offering) = current.filter(|offering| self.sent.as_ref().is_none_or(|(_, sent)| **sent != **offering)) {
                 if let Some((at, _)) = &self.sent {
-                    let due = *at + LIST_INTERVAL;
+                    let streams = self.guard.0.shared.sockets.streams(&self.guard.0.resource);
+                    let due = *at + LIST_INTERVAL * u32::try_from(streams).unwrap_or(u32::MAX).clamp(1, STREAMS_MAX);
                     if Instant::now() < due {
                         tokio::select! {
                             () = tokio::time::sleep_until(due) => continue,
