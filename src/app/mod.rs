@@ -28,7 +28,7 @@ use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::Ledger;
 use crate::ledger::{LedgerActor, LedgerConfig};
 use crate::registration::{Registration, RegistrationConfig, ResourceStatus};
-use crate::serving::{Serving, ServingConfig, Sockets, SpecFiles};
+use crate::serving::{Affinity, Serving, ServingConfig, Sockets, SpecFiles};
 use crate::store::Store;
 use crate::telemetry;
 use actix::Arbiter;
@@ -232,6 +232,7 @@ impl App {
         let config = ServingConfig {
             inventory: inventory_view.clone(),
             sockets: Arc::clone(&sockets),
+            affinity: Affinity::default(),
             host_root: host_root.clone(),
             files: files.clone(),
             boot_id: boot_of_grants.clone(),

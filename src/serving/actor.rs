@@ -2,7 +2,7 @@
 
 use super::core;
 use super::files::SpecFiles;
-use super::plugin::{Plugin, Shared};
+use super::plugin::{Affinity, Plugin, Shared};
 use super::sockets::Sockets;
 use crate::contract;
 use crate::domain::{AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal};
@@ -27,6 +27,8 @@ pub struct ServingConfig {
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// The table of sockets, which outlives the actor.
     pub sockets: Arc<Sockets>,
+    /// What was granted last, which outlives it too.
+    pub affinity: Affinity,
     /// Where device nodes are looked for.
     pub host_root: HostRoot,
     /// The files that others read to know what a container has.
@@ -142,10 +144,10 @@ impl Handler<Bind> for Serving {
     type Result = Result<String, String>;
 
     fn handle(&mut self, Bind { resource, registration }: Bind, _: &mut Self::Context) -> Self::Result {
-        let ServingConfig { inventory, sockets, allocate, opened, ended, gate, drain, .. } = self.config.clone();
+        let ServingConfig { inventory, sockets, affinity, allocate, opened, ended, gate, drain, .. } = self.config.clone();
         let problem = |error| format!("no socket can be made in `{}`: {error}", sockets.directory().display());
         let bound = sockets.bind(&resource, registration).map_err(problem)?;
-        let shared = Shared { inventory, allocate, opened, ended, sockets: Arc::clone(&sockets), gate, drain };
+        let shared = Shared { inventory, allocate, opened, ended, sockets: Arc::clone(&sockets), affinity, gate, drain };
         let plugin: Arc<dyn api::Plugin> = Arc::new(Plugin { resource: resource.clone(), registration, shared });
         let (mut close, serving) = (bound.close.clone(), bound.close);
         let closed = async move {

@@ -10,6 +10,7 @@
 //! health, `StreamOpened` and `StreamEnded` to registration.
 
 mod actor;
+mod affinity;
 pub(crate) mod core;
 mod files;
 pub mod placement;
@@ -18,4 +19,5 @@ mod sockets;
 
 pub use actor::{Serving, ServingConfig};
 pub use files::SpecFiles;
+pub use plugin::Affinity;
 pub use sockets::Sockets;

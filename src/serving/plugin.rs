@@ -1,14 +1,16 @@
 //! What stands behind a socket: one for each registration of each resource, the same for every version of the API.
 
+use super::affinity::Recent;
 use super::placement;
 use super::sockets::Sockets;
-use crate::domain::{AllocId, ContainerEdits, DeviceId, Inventory, Offering, Refusal, ResourceName, Wire};
+use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Inventory, Offering, Refusal, ResourceName, Wire};
+use crate::host;
 use crate::kubelet::api;
 use crate::messages::{Allocate, AllocateError, Mailbox, RegistrationNumber, StreamEnded, StreamOpened};
 use crate::telemetry::metrics;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{RwLock, watch};
 use tokio::time::Instant;
@@ -23,6 +25,22 @@ const LIST_INTERVAL: Duration = Duration::from_millis(50);
 /// More streams than these do not make each of them slower: a change is told within a second.
 const STREAMS_MAX: u32 = 20;
 
+/// What the kubelet was just given, over all resources and registrations, so that the next devices can be near to it.
+/// It outlives the serving actor.
+#[derive(Debug, Clone, Default)]
+pub struct Affinity(Arc<Mutex<Recent>>);
+
+impl Affinity {
+    // Every change is a single step, so a panic elsewhere cannot leave it half done; and it is a preference only.
+    fn granted(&self, resource: &ResourceName, devices: Vec<Arc<Device>>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).granted(resource, devices, host::now().boot);
+    }
+
+    fn beside(&self, resource: &ResourceName) -> Vec<Arc<Device>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).beside(resource, host::now().boot)
+    }
+}
+
 /// What every service needs; shared.
 #[derive(Debug, Clone)]
 pub(super) struct Shared {
@@ -31,6 +49,7 @@ pub(super) struct Shared {
     pub(super) opened: Mailbox<StreamOpened>,
     pub(super) ended: Mailbox<StreamEnded>,
     pub(super) sockets: Arc<Sockets>,
+    pub(super) affinity: Affinity,
     /// Read while an Allocate is under way; written while the kubelet is asked to list pods, which would make it
     /// forget what it has just reserved.
     pub(super) gate: Arc<RwLock<()>>,
@@ -69,7 +88,9 @@ impl api::Plugin for Plugin {
         let inventory = self.shared.inventory.borrow().clone();
         let nothing = || Status::not_found(Refusal::NotOffered(self.resource.clone()).to_string());
         let offering = inventory.resources.get(&self.resource).ok_or_else(nothing)?;
-        placement::choose(offering, &available, &must_include, size).map_err(|error| Status::invalid_argument(error.to_string()))
+        let company = self.shared.affinity.beside(&self.resource);
+        placement::choose_beside(offering, &company, &available, &must_include, size)
+            .map_err(|error| Status::invalid_argument(error.to_string()))
     }
 }
 
@@ -79,6 +100,7 @@ impl Plugin {
         let mut answers = Vec::with_capacity(containers.len());
         for ids in containers {
             let alloc_id = AllocId::new(uuid::Uuid::now_v7().to_string());
+            let devices = self.devices(&ids);
             let message = Allocate { alloc_id, resource: self.resource.clone(), ids, wire };
             let answer = self.shared.allocate.call(message, ALLOCATE_DEADLINE).await;
             let answer = answer.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -90,9 +112,17 @@ impl Plugin {
                 }
                 status(&error)
             })?;
+            self.shared.affinity.granted(&self.resource, devices);
             answers.push(edits);
         }
         Ok(answers)
+    }
+
+    /// What is behind these ids.
+    fn devices(&self, ids: &[DeviceId]) -> Vec<Arc<Device>> {
+        let inventory = self.shared.inventory.borrow();
+        let offering = inventory.resources.get(&self.resource);
+        ids.iter().filter_map(|id| Some(Arc::clone(&offering?.devices.get(id)?.device))).collect()
     }
 }
 

@@ -14,7 +14,7 @@ use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::kubelet::uds;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::{Bind, CallError, Door, Mailbox, Reconcile, Record, RecordError};
-use holdfast::serving::{Serving, ServingConfig, Sockets, SpecFiles};
+use holdfast::serving::{Affinity, Serving, ServingConfig, Sockets, SpecFiles};
 use holdfast::sim::kubelet::{Hook, PodPhase, PodSpec, Profile, Verdict};
 use holdfast::store::Store;
 use std::collections::BTreeSet;
@@ -211,6 +211,7 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
             files: SpecFiles::new(&node.path("cdi"), &node.path("devinfo")),
             inventory: app.views.inventory.clone(),
             sockets: Arc::new(Sockets::new(&node.path("plugins"))),
+            affinity: Affinity::default(),
             host_root: HostRoot::new(node.path("host")),
             boot_id: "boot".to_owned(),
             kubelet: watch::channel(None).1,
