@@ -21,7 +21,12 @@ fn main() {
 }
 
 fn grant(number: u64) -> Entry {
-    let device = |n: u64| GrantedDevice { id: DeviceId::new(format!("GPU-{n:032x}")), key: format!("pci:{n:x}"), numa_nodes: vec![0] };
+    let device = |n: u64| GrantedDevice {
+        id: DeviceId::new(format!("GPU-{n:032x}")),
+        key: format!("pci:{n:x}"),
+        numa_nodes: vec![0],
+        nodes: Vec::new(),
+    };
     Entry::Grant(Box::new(Grant {
         alloc_id: AllocId::new(format!("00000000-0000-7000-8000-{number:012x}")),
         resource: "nvidia.com/gpu".parse().unwrap(),

@@ -90,6 +90,7 @@ impl Serving {
             id: id.clone(),
             key: device.key.clone(),
             numa_nodes: device.numa_nodes.clone(),
+            nodes: nodes_behind(device, &edits),
         };
         let grant = Grant {
             alloc_id: alloc_id.clone(),
@@ -104,6 +105,12 @@ impl Serving {
         };
         Ok((edits, Record { grant, exclusive: offering.spec.is_exclusive() }))
     }
+}
+
+/// The nodes of a device that no answer names.
+fn nodes_behind(device: &Device, edits: &ContainerEdits) -> Vec<String> {
+    let nodes = device.nodes.iter().filter(|node| node.required).map(|node| &node.host);
+    nodes.filter(|node| !edits.devices.iter().any(|told| told.host == **node)).cloned().collect()
 }
 
 impl Actor for Serving {
