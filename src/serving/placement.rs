@@ -15,7 +15,7 @@
 //! | last | the ids | the ids | the ids |
 //!
 //! A group is whole while everything in it is free; one is broken into when only a part of it is taken. The company is what
-//! the same container was just given of other resources ([`super::affinity`]): for each of these devices it counts how many
+//! the same container was just given of other resources (`serving/affinity.rs`): for each of these devices it counts how many
 //! of the groups around it have nothing of the choice, so that eight GPUs are best served by adapters on all sides of them.
 //! A few adapters go where the GPUs are, whatever the policy would keep whole; many GPUs are first near to each other, and
 //! then to the adapter.

@@ -7,7 +7,7 @@
 //!
 //! Only root may do that, on a kernel that has the devices; elsewhere each test says that it is skipped.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a helper of a test fails the test, and says what it measured")]
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 #[path = "../common/mod.rs"]
 mod common;
