@@ -110,7 +110,7 @@ impl Tree {
 struct Cost([i32; Cost::PARTS]);
 
 impl Cost {
-    const PARTS: usize = 18;
+    const PARTS: usize = 16;
     /// Pairs of shares of one device.
     const SAME: usize = 0;
     /// How far the company is, less a constant.

@@ -45,8 +45,8 @@ pub(super) enum Parts {
 #[derive(Debug)]
 pub(super) struct Tree(pub(super) Group);
 
-/// The places of each device of the company.
-type Company = Vec<BTreeSet<Key>>;
+/// How many devices of the company are in each place.
+type Company = BTreeMap<Key, usize>;
 
 impl Tree {
     pub(super) fn new(offering: &Offering, company: &BTreeMap<&DeviceId, &Device>, ids: &[&DeviceId], must: &BTreeSet<&DeviceId>) -> Self {
@@ -69,8 +69,9 @@ impl Tree {
         let mut leaves: Vec<Leaf> = leaves.into_values().collect();
         let mut company: Vec<Path> = company.values().map(|device| path(device)).collect();
         put_bridges_on_nodes(&mut leaves, &mut company);
-        let company: Company = company.into_iter().map(|path| path.into_iter().map(|(_, key)| key).collect()).collect();
-        Tree(group(Nearness::System, leaves, 0, &company))
+        let mut crowd = Company::new();
+        company.iter().flatten().for_each(|(_, key)| *crowd.entry(*key).or_default() += 1);
+        Tree(group(Nearness::System, leaves, 0, &crowd))
     }
 }
 
@@ -103,7 +104,7 @@ fn put_bridges_on_nodes(leaves: &mut [Leaf], company: &mut [Path]) {
 
 /// Devices that share the first `depth` places. A group of a single part is that part.
 fn group(nearness: Nearness, mut leaves: Vec<Leaf>, depth: usize, company: &Company) -> Group {
-    let near = |key: &Key| company.iter().filter(|places| places.contains(key)).count();
+    let near = |key: &Key| company.get(key).copied().unwrap_or_default();
     if leaves.len() == 1 {
         let Leaf { path, free, must, total } = leaves.remove(0);
         let pull = path.iter().skip(depth).map(|(_, key)| near(key)).sum();
