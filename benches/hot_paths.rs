@@ -9,7 +9,7 @@ use holdfast::domain::{
 use holdfast::hardware;
 use holdfast::host::HostRoot;
 use holdfast::kubelet::api::v1beta1;
-use holdfast::serving::placement::choose;
+use holdfast::serving::placement::choose_beside;
 use holdfast::sim::hardware::SimNode;
 use holdfast::store::Store;
 use prost::Message;
@@ -22,7 +22,12 @@ fn main() {
 }
 
 fn grant(number: u64) -> Entry {
-    let device = |n: u64| GrantedDevice { id: DeviceId::new(format!("GPU-{n:032x}")), key: format!("pci:{n:x}"), numa_nodes: vec![0] };
+    let device = |n: u64| GrantedDevice {
+        id: DeviceId::new(format!("GPU-{n:032x}")),
+        key: format!("pci:{n:x}"),
+        numa_nodes: vec![0],
+        nodes: Vec::new(),
+    };
     Entry::Grant(Box::new(Grant {
         alloc_id: AllocId::new(format!("00000000-0000-7000-8000-{number:012x}")),
         resource: "nvidia.com/gpu".parse().unwrap(),
@@ -111,7 +116,7 @@ fn encode_list(bencher: Bencher<'_, '_>, ids: u32) {
     bencher.bench_local(|| v1beta1::list(black_box(&offering)).encode_to_vec());
 }
 
-/// Which 8 of 64 or 512 devices on a node with two sockets and many switches are preferred.
+/// Which 8 of 64 or 512 devices on a node with two sockets and many switches are preferred, beside 16 of another resource.
 #[divan::bench(args = [64, 512])]
 fn prefer(bencher: Bencher<'_, '_>, devices: u32) {
     let dir = tempfile::tempdir().unwrap();
@@ -130,7 +135,8 @@ fn prefer(bencher: Bencher<'_, '_>, devices: u32) {
     };
     let offering = Offering { spec, devices: (0..devices).map(offered).collect() };
     let free: Vec<DeviceId> = offering.devices.keys().step_by(2).chain(offering.devices.keys().skip(1).step_by(2)).cloned().collect();
-    bencher.bench_local(|| choose(&offering, black_box(&free), &[], 8).unwrap());
+    let company: Vec<_> = offering.devices.values().step_by(devices as usize / 16).map(|offered| Arc::clone(&offered.device)).collect();
+    bencher.bench_local(|| choose_beside(&offering, &company, black_box(&free), &[], 8).unwrap());
 }
 
 /// One durable grant: written, synced, and put into the query database.

@@ -5,10 +5,11 @@
 
 mod common;
 
-use common::{Daemon, Node, allocate, dial, name, run};
+use common::{Daemon, Node, allocate, dial, name, offered, run};
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceId, Durability, EditDevice, Entry, Grant, GrantState, GrantedDevice, PodRef, Timestamp,
 };
+use holdfast::sim::hardware::SimNode;
 use holdfast::store::Store;
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -29,7 +30,7 @@ fn grant(n: u64, resource: &str, (key, id): (&str, &str), hours: u64) -> Grant {
     Grant {
         alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}")),
         resource: name(resource),
-        devices: vec![GrantedDevice { id: DeviceId::new(id), key: key.into(), numa_nodes: vec![1] }],
+        devices: vec![GrantedDevice { id: DeviceId::new(id), key: key.into(), numa_nodes: vec![1], nodes: Vec::new() }],
         edits: ContainerEdits { envs: BTreeMap::from([("N".into(), n.to_string())]), devices: vec![node], ..ContainerEdits::default() },
         boot_id: "a boot".into(),
         kubelet: None,
@@ -154,6 +155,36 @@ fn a_device_is_asked_for_by_whatever_names_it() {
         assert_eq!(numbers(&document(node, &["who", "--resource", "example.com/gpu"], 0)), [5]);
         let (_, table, _) = ask(node, &["who", "GPU-5a7c"]);
         assert!(table.starts_with("NAMESPACE") && table.contains("train") && table.lines().count() == 3, "{table}");
+    });
+}
+
+/// The answer has no node: NVIDIA's toolkit, or the runtime, adds what stands behind the name.
+#[test]
+fn a_gpu_that_was_answered_by_its_name_is_found_by_its_node() {
+    run(async {
+        for strategy in ["cdi-cri", "envvar"] {
+            let node = Node::new();
+            let hardware = SimNode::create(node.path("host")).unwrap();
+            node.write_config(&format!(
+                "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\ncontract = \"nvidia\"\nnvidia = {{ device_list_strategy = [\"{strategy}\"] }}\n"
+            ));
+            let kubelet = node.start_kubelet().await;
+            let mut daemon = node.start_daemon();
+            let gpu = name("nvidia.com/gpu");
+            offered(&kubelet, &gpu, 8).await;
+            let mut api = dial(&kubelet, &node, &gpu).await;
+            for index in [3, 5] {
+                allocate(&mut api, &[&hardware.gpu_uuid(index)]).await.unwrap();
+            }
+            let holder = |path: &str| -> Vec<String> {
+                let found = document(&node, &["who", path], 0);
+                found["grants"].as_array().unwrap().iter().map(|grant| grant["devices"][0].as_str().unwrap().to_owned()).collect()
+            };
+            assert_eq!(holder("/dev/nvidia3"), [hardware.gpu_uuid(3)], "{strategy}");
+            assert_eq!(holder("/dev/nvidiactl").len(), 2, "the driver's own node comes with each");
+            daemon.kill();
+            assert_eq!(holder("/dev/nvidia5"), [hardware.gpu_uuid(5)], "{strategy}, from the files");
+        }
     });
 }
 

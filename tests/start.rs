@@ -30,7 +30,12 @@ fn grant(n: u64, state: GrantState) -> Entry {
     Entry::Grant(Box::new(Grant {
         alloc_id: AllocId::new(format!("00000000-0000-7000-8000-{n:012}")),
         resource: "example.com/gpu".parse().unwrap(),
-        devices: vec![GrantedDevice { id: DeviceId::new(format!("dev:{id}")), key: format!("dev:/dev/{id}"), numa_nodes: vec![0] }],
+        devices: vec![GrantedDevice {
+            id: DeviceId::new(format!("dev:{id}")),
+            key: format!("dev:/dev/{id}"),
+            numa_nodes: vec![0],
+            nodes: Vec::new(),
+        }],
         edits: ContainerEdits { envs: BTreeMap::from([("DEVICES".into(), id.repeat(20))]), ..ContainerEdits::default() },
         boot_id: "unknown".into(),
         kubelet: None,

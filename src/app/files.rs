@@ -268,7 +268,12 @@ mod tests {
         }
         stage.inventory.send_replace(Arc::new(inventory));
         let hold = |addresses: &[&str]| {
-            let device = |address: &&str| GrantedDevice { id: DeviceId::new(*address), key: String::new(), numa_nodes: Vec::new() };
+            let device = |address: &&str| GrantedDevice {
+                id: DeviceId::new(*address),
+                key: String::new(),
+                numa_nodes: Vec::new(),
+                nodes: Vec::new(),
+            };
             let mut grant = (*holding(&["x"])[0]).clone();
             grant.devices = addresses.iter().map(device).collect();
             stage.grants.send_replace(Arc::new(vec![Arc::new(grant)]));

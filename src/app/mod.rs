@@ -36,7 +36,7 @@ use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::Ledger;
 use crate::ledger::{LedgerActor, LedgerConfig};
 use crate::registration::{Registration, RegistrationConfig};
-use crate::serving::{Serving, ServingConfig, Sockets, SpecFiles};
+use crate::serving::{Affinity, Serving, ServingConfig, Sockets, SpecFiles};
 use crate::store::Store;
 use crate::telemetry;
 use actix::Arbiter;
@@ -230,6 +230,7 @@ impl App {
             grants: grants_view.clone(),
             performer: performer.clone(),
             sockets: Arc::clone(&sockets),
+            affinity: Affinity::default(),
             host_root: host_root.clone(),
             files: files.clone(),
             boot_id: boot_of_grants.clone(),

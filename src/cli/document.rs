@@ -183,7 +183,7 @@ mod tests {
     use crate::domain::{AllocId, ContainerEdits, DeviceId, GrantedDevice};
 
     fn grant(state: GrantState) -> Grant {
-        let device = |id: &str| GrantedDevice { id: DeviceId::new(id), key: format!("pci:{id}"), numa_nodes: vec![] };
+        let device = |id: &str| GrantedDevice { id: DeviceId::new(id), key: format!("pci:{id}"), numa_nodes: vec![], nodes: Vec::new() };
         Grant {
             alloc_id: AllocId::new("a-1"),
             resource: "nvidia.com/gpu".parse().unwrap(),

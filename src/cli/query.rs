@@ -5,7 +5,7 @@
 //! | `GPU-5a7c…`, whole, in any case | its id |
 //! | the id of a shared device | each of its shares, `id::0`, `id::1`, … |
 //! | `0000:18:00.0`, `18:00.0`, `00000000:18:00.0` | its PCI address, where the ledger has one |
-//! | `/dev/fuse` | its node, or a node that the container got with it |
+//! | `/dev/fuse` | its node, or a node that the container got with it, whether the answer had it or a name that brings it |
 //! | `GPU-5a`, `5a7c` | the one id that begins so, with or without what stands before its first `-` |
 //!
 //! What fits in a row further up is what was meant: a whole id is never taken for the beginning of another.
@@ -127,7 +127,8 @@ impl Wanted {
     }
 
     fn fit_in(&self, grant: &Grant, device: &GrantedDevice) -> Option<Fit> {
-        let has_node = || self.text.starts_with('/') && grant.edits.devices.iter().any(|node| node.host.eq_ignore_ascii_case(&self.text));
+        let mut nodes = grant.edits.devices.iter().map(|node| &node.host).chain(&device.nodes);
+        let mut has_node = || self.text.starts_with('/') && nodes.any(|node| node.eq_ignore_ascii_case(&self.text));
         self.fit(&device.key, &device.id).or_else(|| has_node().then_some(Fit::Place))
     }
 

@@ -8,7 +8,7 @@
 //!
 //! | attribute | of | read by |
 //! | --- | --- | --- |
-//! | `uuid`, `index`, `minor` | an NVIDIA GPU or MIG instance: its UUID, its number in the order of the PCI addresses (`0`; `0:1`), and that of its node | `nvidia` |
+//! | `uuid`, `index`, `minor` | an NVIDIA GPU or MIG instance: its UUID, its number in the order of the PCI addresses (`0`), and that of its node | `nvidia` |
 //! | `fme_node` | an Intel FPGA: its management node, `/dev/dfl-fme.0` | `intel-fpga` |
 //! | `vdpa` | a function with a vDPA device: its name, `vdpa0` | `sriov` |
 //! | `mdev_uuid` | a mediated device: its UUID | `kubevirt` |
@@ -65,6 +65,15 @@ pub fn edits(request: &Request<'_>) -> ContainerEdits {
         edits.mounts.push(EditMount { host: mount.host.clone(), container: mount.container.clone(), read_only: mount.read_only });
     }
     edits
+}
+
+/// Why the resource has no answer for a device, which is then not to be offered; `None` where it has one.
+#[must_use]
+pub fn unanswerable(spec: &ResourceSpec, device: &Device) -> Option<String> {
+    match &spec.contract {
+        Contract::Nvidia(options) => nvidia::unanswerable(device, options),
+        _ => None,
+    }
 }
 
 /// What the contract says of devices of which none comes twice.

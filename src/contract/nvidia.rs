@@ -62,6 +62,24 @@ pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> Container
     edits
 }
 
+/// Why no container could be told of a device: NVIDIA's toolkit takes a MIG instance by the UUID that NVML tells, or by
+/// its number there, and nothing else (libnvidia-container, `select_mig_device`; `nvidia-ctk cdi generate` names them so
+/// too). A container that is told another name does not start.
+pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<String> {
+    if attribute(device, "part") != Some("mig") {
+        return None;
+    }
+    let Some(uuid) = attribute(device, "uuid") else {
+        return Some(
+            "the name by which NVIDIA's toolkit knows this MIG instance is told by NVML only; `contract = \"generic\"` gives its nodes"
+                .into(),
+        );
+    };
+    let by_cdi = options.device_list_strategy.iter().any(|strategy| strategy.is_cdi());
+    (by_cdi && uuid.contains('/'))
+        .then(|| format!("`{uuid}` cannot be in a CDI name; `device_list_strategy = [\"envvar\"]` has room for it"))
+}
+
 /// How the NVIDIA runtime knows the GPU. The driver shows no UUID before a GPU's first use, and a GPU that is never
 /// offered would never be used: until then its number is its name.
 fn name(device: &Device, strategy: DeviceIdStrategy) -> &str {
@@ -166,6 +184,36 @@ mod tests {
         let caps = [12, 13, 21, 22].map(|n| format!("/dev/nvidia-caps/nvidia-cap{n}"));
         assert_eq!(paths(&edits), ["/dev/nvidiactl", "/dev/nvidia0", &caps[0], &caps[1], &caps[2], &caps[3]]);
         assert_eq!(edits.envs[VISIBLE_DEVICES], "MIG-12,MIG-21");
+    }
+
+    #[test]
+    fn an_instance_is_answered_by_its_own_uuid_or_not_at_all() {
+        let options = |by: &[DeviceListStrategy]| NvidiaOptions { device_list_strategy: by.to_vec(), ..NvidiaOptions::default() };
+        let instance = |uuid: Option<&str>| {
+            let known = uuid.map(|uuid| ("uuid", uuid));
+            let attributes: Vec<(&str, &str)> = [("part", "mig"), ("gi", "1"), ("ci", "0")].into_iter().chain(known).collect();
+            device("GPU-1-gi1-ci0", &["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"], &attributes)
+        };
+        let why = |device: &Device, by: &[DeviceListStrategy]| super::super::unanswerable(&nvidia(options(by)), device).unwrap_or_default();
+        let [cdi, both] = [&[DeviceListStrategy::CdiCri][..], &[DeviceListStrategy::EnvVar, DeviceListStrategy::CdiAnnotations]];
+
+        let unnamed = instance(None);
+        for by in [cdi, both, &[DeviceListStrategy::EnvVar], &[DeviceListStrategy::VolumeMounts]] {
+            assert!(why(&unnamed, by).contains("NVML only") && why(&unnamed, by).contains("generic"), "{by:?}");
+        }
+        let by_place = instance(Some("MIG-GPU-1/1/0"));
+        assert_eq!(why(&by_place, &[DeviceListStrategy::EnvVar]), "");
+        assert_eq!(edits_of(&nvidia(NvidiaOptions::default()), &[&by_place]).envs[VISIBLE_DEVICES], "MIG-GPU-1/1/0");
+        for by in [cdi, both] {
+            assert!(why(&by_place, by).contains("`MIG-GPU-1/1/0` cannot be in a CDI name"), "{by:?}");
+        }
+        let named = instance(Some("MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f"));
+        assert_eq!(why(&named, both), "");
+        let edits = edits_of(&nvidia(options(&[DeviceListStrategy::CdiAnnotations, DeviceListStrategy::CdiCri])), &[&named]);
+        assert_eq!(golden(&edits), include_str!("golden/nvidia-mig-cdi.json").trim_end());
+        let [gpu, _] = gpus();
+        assert_eq!(why(&gpu, cdi), "");
+        assert_eq!(super::super::unanswerable(&spec("nvidia.com/gpu", ContractKind::Generic), &unnamed), None);
     }
 
     #[test]

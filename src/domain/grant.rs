@@ -80,6 +80,9 @@ pub struct GrantedDevice {
     /// Its NUMA nodes at that time; the kubelet has copied them into its own record.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub numa_nodes: Vec<u32>,
+    /// Its nodes on the host, less those that the answer names: others reach the container by a name, of a GPU or of CDI.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
 }
 
 impl GrantedDevice {

@@ -3,7 +3,9 @@
 //!
 //! MIG instances are not in sysfs either: each has a folder below `/proc/driver/nvidia/capabilities/gpu<minor>/mig`, and
 //! a container needs the nodes of both of its capabilities beside the GPU's own (NVIDIA's MIG user guide, "Device nodes
-//! and capabilities"). Their profiles and their UUIDs since driver 470 are told by NVML only.
+//! and capabilities"). Their profiles are told by NVML only, and so are their names: until driver 470 an instance was
+//! `MIG-<UUID of the GPU>/<GPU instance>/<compute instance>`, since then it has a UUID of its own (the same guide, "CUDA
+//! visible devices"), and the order of NVML's numbers is written nowhere.
 
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
@@ -14,6 +16,8 @@ use crate::host::HostRoot;
 pub(super) const VENDOR: u16 = 0x10de;
 /// The kernel driver whose GPUs CUDA can use.
 pub(super) const DRIVER: &str = "nvidia";
+/// The first release of the driver in which MIG instances have UUIDs of their own.
+const FIRST_WITH_MIG_UUIDS: u32 = 470;
 
 pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     let mut facts = Facts::default();
@@ -56,6 +60,7 @@ fn cut_into_instances(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Opt
         return;
     }
     let minors = root.read("proc/driver/nvidia-caps/mig-minors").unwrap_or_default();
+    let by_place = driver_release(root).is_some_and(|release| release < FIRST_WITH_MIG_UUIDS);
     let mut parts = Vec::new();
     for gi in instances {
         let capability = |path: &str| {
@@ -70,7 +75,7 @@ fn cut_into_instances(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Opt
             let Some((gi_cap, ci_cap)) = gi_cap.clone().zip(capability(&format!("gi{gi}/ci{ci}"))) else { continue };
             let mut instance = Facts { nodes: facts.nodes.clone(), ..Facts::default() };
             instance.nodes.extend([&gi_cap, &ci_cap].map(|minor| required(format!("/dev/nvidia-caps/nvidia-cap{minor}"))));
-            instance.note("uuid", uuid.map(|uuid| format!("MIG-{uuid}/{gi}/{ci}")));
+            instance.note("uuid", uuid.filter(|_| by_place).map(|uuid| format!("MIG-{uuid}/{gi}/{ci}")));
             instance.note("model", facts.attributes.get("model").cloned());
             for (name, value) in [("gi", &gi), ("ci", &ci), ("gi_cap", &gi_cap), ("ci_cap", &ci_cap)] {
                 instance.note(name, Some(value));
@@ -79,6 +84,12 @@ fn cut_into_instances(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Opt
         }
     }
     facts.cut("mig", parts);
+}
+
+/// The `470` of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 …`.
+fn driver_release(root: &HostRoot) -> Option<u32> {
+    let version = field(&root.read("proc/driver/nvidia/version")?, "NVRM version")?;
+    version.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok())
 }
 
 /// Its number among the GPUs of the driver, in the order of their addresses, as NVIDIA's tools count.
@@ -150,8 +161,27 @@ mod tests {
         assert_eq!(nodes(0), ["/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap300", "/dev/nvidia-caps/nvidia-cap301"]);
         assert_eq!(nodes(1)[2..], ["/dev/nvidia-caps/nvidia-cap390", "/dev/nvidia-caps/nvidia-cap391"]);
         let attributes = &facts.parts[0].facts.attributes;
-        assert_eq!((attributes["uuid"].as_str(), attributes["gi"].as_str(), attributes["ci"].as_str()), ("MIG-GPU-1/1/0", "1", "0"));
+        assert_eq!((attributes["gi"].as_str(), attributes["ci"].as_str()), ("1", "0"));
         assert!(!attributes.contains_key("minor"), "that would name the whole GPU");
+    }
+
+    #[test]
+    fn only_old_drivers_name_an_instance_by_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n");
+        let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
+        write(dir.path(), &format!("{mig}/gi1/access"), "DeviceFileMinor: 300\n");
+        write(dir.path(), &format!("{mig}/gi1/ci0/access"), "DeviceFileMinor: 301\n");
+        let uuid = || facts(&HostRoot::new(dir.path()), &gpu()).parts[0].facts.attributes.get("uuid").cloned();
+        assert_eq!(uuid(), None, "of a driver that says nothing, nothing is known");
+        for (version, expected) in [
+            ("NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu Apr  1 21:40:36 UTC 2021", Some("MIG-GPU-1/1/0")),
+            ("NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 16:14:05 UTC 2021", None),
+            ("NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (dvs-builder)", None),
+        ] {
+            write(dir.path(), "proc/driver/nvidia/version", &format!("NVRM version: {version}\nGCC version: 12.2.0\n"));
+            assert_eq!(uuid().as_deref(), expected, "{version}");
+        }
     }
 
     #[test]

@@ -29,7 +29,9 @@ pub(super) fn folder(address: PciAddress) -> String {
     format!("{DEVICES}/{address}")
 }
 
-/// Reads every PCI function.
+/// Reads every PCI function, a physical one before its virtual ones, whose addresses are higher. That matters while these
+/// come or go: reading `sriov_numvfs` waits until all of them have (`drivers/pci/iov.c` holds the device's lock), and one that
+/// begins to go after it was read is still named by it.
 #[must_use]
 pub fn scan(root: &HostRoot) -> Scan {
     let children = ClassChildren::read(root);

@@ -1,5 +1,6 @@
 //! Which device is offered by which resource.
 
+use crate::contract;
 use crate::domain::{Device, DeviceClass, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
         }
     }
     withhold_used(devices, &mut chosen, &mut selection.warnings);
+    withhold_unanswerable(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
     withhold_second_ways(devices, &mut chosen, &mut selection.warnings);
     for (device, spec) in devices.iter().filter_map(|device| Some((device, chosen.get(device.key.as_str())?))) {
@@ -68,6 +70,17 @@ fn withhold_used(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mu
             && let Some(spec) = chosen.remove(device.key.as_str())
         {
             warnings.push(format!("{}: {} is not offered, because the host uses it: {by}", spec.name, device.id));
+        }
+    }
+}
+
+/// What no container could be told of.
+fn withhold_unanswerable(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+    for device in devices {
+        let why = chosen.get(device.key.as_str()).and_then(|spec| Some((spec.name.clone(), contract::unanswerable(spec, device)?)));
+        if let Some((name, why)) = why {
+            chosen.remove(device.key.as_str());
+            warnings.push(format!("{name}: {} is not offered, because {why}", device.id));
         }
     }
 }
@@ -115,13 +128,11 @@ fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, war
 }
 
 /// What no configuration can offer: a whole that is cut into parts, and what has no node although its class is used through
-/// one: the functions of an FPGA card without a port, a controller without a disk, a GPU without any driver.
+/// one: the functions of an FPGA card without a port, a controller without a disk, anything without a driver. A function
+/// that has just come has none yet, nor the link that makes it a virtual one.
 fn is_usable(device: &Device) -> bool {
-    let has_driver = device.pci.as_ref().is_some_and(|function| function.driver.is_some());
-    let by_nodes = match device.class {
-        DeviceClass::Fpga | DeviceClass::Nvme => true,
-        class => class == DeviceClass::Gpu && !has_driver,
-    };
+    let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
+    let by_nodes = matches!(device.class, DeviceClass::Fpga | DeviceClass::Nvme) || !has_driver;
     device.attribute("parts").is_none() && !(by_nodes && device.nodes.is_empty())
 }
 
@@ -251,6 +262,7 @@ mod tests {
                 let mut card = device(&address.to_string(), &address.to_string());
                 card.class = DeviceClass::Nic;
                 let function = card.pci.as_mut().unwrap();
+                function.driver = Some("mlx5_core".into());
                 if index == 0 {
                     function.net = vec![interface.into()];
                     card.attributes.insert("link_type".into(), link.into());
@@ -338,6 +350,22 @@ mod tests {
         for kind in ["nvidia-754", "NVIDIA A2-4Q"] {
             assert_eq!(of(Select { mdev_type: vec![kind.into()], ..Select::default() }), ["vgpu"]);
         }
+    }
+
+    #[test]
+    fn what_no_container_could_be_told_of_is_not_offered() {
+        let mut instance = (*gpu("0000:01:00.0", 0x10de, None)).clone();
+        instance.attributes.insert("part".into(), "mig".into());
+        let devices = [Arc::new(instance), gpu("0000:02:00.0", 0x10de, None)];
+        let mut named = (*spec("nvidia.com/gpu", DeviceClass::Gpu, Select::default())).clone();
+        named.contract = crate::domain::ContractKind::Nvidia.into();
+        let selection = select(&devices, &BTreeMap::new(), &[Arc::new(named)]);
+        assert_eq!(chosen(&selection), [("nvidia.com/gpu".into(), vec!["0000:02:00.0".into()])]);
+        assert!(
+            selection.warnings[0].starts_with("nvidia.com/gpu: 0000:01:00.0 is not offered, because the name"),
+            "{:?}",
+            selection.warnings
+        );
     }
 
     #[test]

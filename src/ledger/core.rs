@@ -211,6 +211,7 @@ impl Ledger {
                 id: id.clone(),
                 key: offered.device.key.clone(),
                 numa_nodes: offered.device.numa_nodes.clone(),
+                nodes: Vec::new(),
             });
             lists.insert(resource.clone(), listed.collect());
         }

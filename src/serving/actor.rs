@@ -2,7 +2,7 @@
 
 use super::core;
 use super::files::SpecFiles;
-use super::plugin::{Plugin, Shared};
+use super::plugin::{Affinity, Plugin, Shared};
 use super::sockets::Sockets;
 use crate::contract;
 use crate::domain::{AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal};
@@ -32,6 +32,8 @@ pub struct ServingConfig {
     pub performer: Performer,
     /// The table of sockets, which outlives the actor.
     pub sockets: Arc<Sockets>,
+    /// What was granted last, which outlives it too.
+    pub affinity: Affinity,
     /// Where device nodes are looked for.
     pub host_root: HostRoot,
     /// The files that others read to know what a container has.
@@ -93,6 +95,7 @@ impl Serving {
             id: id.clone(),
             key: device.key.clone(),
             numa_nodes: device.numa_nodes.clone(),
+            nodes: nodes_behind(device, &edits),
         };
         let grant = Grant {
             alloc_id: alloc_id.clone(),
@@ -107,6 +110,12 @@ impl Serving {
         };
         Ok((edits, Record { grant, exclusive: offering.spec.is_exclusive() }))
     }
+}
+
+/// The nodes of a device that no answer names.
+fn nodes_behind(device: &Device, edits: &ContainerEdits) -> Vec<String> {
+    let nodes = device.nodes.iter().filter(|node| node.required).map(|node| &node.host);
+    nodes.filter(|node| !edits.devices.iter().any(|told| told.host == **node)).cloned().collect()
 }
 
 impl Actor for Serving {
@@ -150,10 +159,11 @@ impl Handler<Bind> for Serving {
     type Result = Result<String, String>;
 
     fn handle(&mut self, Bind { resource, registration }: Bind, _: &mut Self::Context) -> Self::Result {
-        let ServingConfig { inventory, grants, performer, sockets, allocate, opened, ended, gate, drain, .. } = self.config.clone();
+        let ServingConfig { inventory, grants, performer, sockets, affinity, allocate, opened, ended, gate, drain, .. } =
+            self.config.clone();
         let problem = |error| format!("no socket can be made in `{}`: {error}", sockets.directory().display());
         let bound = sockets.bind(&resource, registration).map_err(problem)?;
-        let shared = Shared { inventory, grants, performer, allocate, opened, ended, sockets: Arc::clone(&sockets), gate, drain };
+        let shared = Shared { inventory, grants, performer, allocate, opened, ended, sockets: Arc::clone(&sockets), affinity, gate, drain };
         let plugin: Arc<dyn api::Plugin> = Arc::new(Plugin { resource: resource.clone(), registration, shared });
         let (mut close, serving) = (bound.close.clone(), bound.close);
         let closed = async move {

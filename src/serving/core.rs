@@ -191,7 +191,7 @@ pub(super) mod tests {
             Grant {
                 alloc_id: AllocId::new("a"),
                 resource: "example.com/device".parse().unwrap(),
-                devices: vec![GrantedDevice { id: DeviceId::new("x"), key: key.into(), numa_nodes: Vec::new() }],
+                devices: vec![GrantedDevice { id: DeviceId::new("x"), key: key.into(), numa_nodes: Vec::new(), nodes: Vec::new() }],
                 edits: ContainerEdits::default(),
                 boot_id: "boot".into(),
                 kubelet: None,

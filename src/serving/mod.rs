@@ -13,6 +13,7 @@
 //! health, `StreamOpened` and `StreamEnded` to registration.
 
 mod actor;
+mod affinity;
 mod before_start;
 pub(crate) mod core;
 mod files;
@@ -22,4 +23,5 @@ mod sockets;
 
 pub use actor::{Serving, ServingConfig};
 pub use files::SpecFiles;
+pub use plugin::Affinity;
 pub use sockets::Sockets;

@@ -6,19 +6,30 @@
 //! | | `closest` | `packed` | `spread` |
 //! | --- | --- | --- | --- |
 //! | 1 | pairs of shares of one device | the same | the same |
-//! | 2 | how far the two are that are farthest | groups that were whole | how unevenly sockets are used |
-//! | 3 | groups that were whole and are broken into | what is left over in groups that are used | how unevenly their groups are used, and so on |
-//! | 4 | what is left over in the smallest group of devices around all, then in those around that one | | |
-//! | 5 | how unevenly devices are shared | | |
+//! | 2 | how far its company is, where that is at least as many as are wanted | the same | the same |
+//! | 3 | how far the two are that are farthest | groups that were whole | how unevenly sockets are used |
+//! | 4 | how far its company is, where that is fewer | what is left over in groups that are used | how unevenly their groups are used, and so on |
+//! | 5 | groups that were whole and are broken into | how far its company is, where that is fewer | the same |
+//! | 6 | what is left over in the smallest group of devices around all, then in those around that one | | |
+//! | 7 | how unevenly devices are shared | | |
 //! | last | the ids | the ids | the ids |
 //!
-//! A group is whole while everything in it is free; one is broken into when only a part of it is taken. The best choice is
-//! found exactly: for each group, the best choice of every size, put together from those of its parts.
+//! A group is whole while everything in it is free; one is broken into when only a part of it is taken. The company is what
+//! the same container was just given of other resources (`serving/affinity.rs`): for each of these devices it counts how many
+//! of the groups around it have nothing of the choice, so that eight GPUs are best served by adapters on all sides of them.
+//! A few adapters go where the GPUs are, whatever the policy would keep whole; many GPUs are first near to each other, and
+//! then to the adapter.
+//!
+//! The best choice is found exactly: for each group, the best choice of every size, put together from those of its parts.
 
-use crate::domain::topology::{Nearness, Place, Placement, places};
-use crate::domain::{DeviceId, Offering};
+mod tree;
+
+use crate::domain::topology::{Nearness, Placement};
+use crate::domain::{Device, DeviceId, Offering};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tree::{Group, Parts, Tree};
 
 /// Why there is no answer. The kubelet never asks like this.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -47,6 +58,20 @@ pub enum Unanswerable {
 /// # Errors
 /// When that many cannot be chosen.
 pub fn choose(offering: &Offering, available: &[DeviceId], must_include: &[DeviceId], size: usize) -> Result<Vec<DeviceId>, Unanswerable> {
+    choose_beside(offering, &[], available, must_include, size)
+}
+
+/// The same, near to devices that the container has been given of other resources.
+///
+/// # Errors
+/// When that many cannot be chosen.
+pub fn choose_beside(
+    offering: &Offering,
+    company: &[Arc<Device>],
+    available: &[DeviceId],
+    must_include: &[DeviceId],
+    size: usize,
+) -> Result<Vec<DeviceId>, Unanswerable> {
     let must: BTreeSet<&DeviceId> = must_include.iter().collect();
     let all: BTreeSet<&DeviceId> = available.iter().chain(must_include).collect();
     if must.len() > size {
@@ -56,144 +81,53 @@ pub fn choose(offering: &Offering, available: &[DeviceId], must_include: &[Devic
         return Err(Unanswerable::TooFew { size, available: all.len() });
     }
     let ids: Vec<&DeviceId> = all.into_iter().collect();
-    let tree = Tree::new(offering, &ids, &must);
-    let chosen = tree.choose(offering.spec.placement, size);
+    let company: BTreeMap<&DeviceId, &Device> = company.iter().map(|device| (&device.id, &**device)).collect();
+    let tree = Tree::new(offering, &company, &ids, &must);
+    let policy = Policy { placement: offering.spec.placement, company_first: company.len() >= size };
+    let chosen = tree.choose(policy, size);
     let (first, rest): (Vec<_>, Vec<_>) = chosen.into_iter().map(|index| ids[index]).partition(|id| must.contains(id));
     Ok(first.into_iter().chain(rest).cloned().collect())
 }
 
-/// Where a part of the tree is; devices of one place are one group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    Numa(u32),
-    Pci(Place),
+/// What decides between choices.
+#[derive(Debug, Clone, Copy)]
+struct Policy {
+    placement: Placement,
+    /// Whether it is more important to be near to the company than anything that the placement is about.
+    company_first: bool,
 }
-
-/// One device, with the ids of it that are free.
-#[derive(Debug)]
-struct Leaf {
-    path: Vec<(Nearness, Key)>,
-    /// Indexes of ids, those first that must be included.
-    free: Vec<usize>,
-    must: usize,
-    /// Free or not.
-    total: usize,
-}
-
-/// A group of devices, or one device.
-#[derive(Debug)]
-struct Group {
-    /// What two of it are to each other at least.
-    nearness: Nearness,
-    parts: Parts,
-    free: usize,
-    must: usize,
-    total: usize,
-}
-
-#[derive(Debug)]
-enum Parts {
-    Groups(Vec<Group>),
-    /// The free ids of one device.
-    Shares(Vec<usize>),
-}
-
-#[derive(Debug)]
-struct Tree(Group);
 
 impl Tree {
-    fn new(offering: &Offering, ids: &[&DeviceId], must: &BTreeSet<&DeviceId>) -> Self {
-        // What is asked for and not offered is a device of its own.
-        let device = |id: &DeviceId| offering.devices.get(id).map_or_else(|| id.clone(), |offered| offered.device.id.clone());
-        let mut leaves: BTreeMap<DeviceId, Leaf> = BTreeMap::new();
-        for offered in offering.devices.values() {
-            let leaf = leaves.entry(offered.device.id.clone());
-            leaf.or_insert_with(|| Leaf { path: path(offered), free: Vec::new(), must: 0, total: 0 }).total += 1;
-        }
-        for (index, id) in ids.iter().enumerate() {
-            let leaf = leaves.entry(device(id)).or_insert_with(|| Leaf { path: Vec::new(), free: Vec::new(), must: 0, total: 1 });
-            if must.contains(id) {
-                leaf.free.insert(leaf.must, index);
-                leaf.must += 1;
-            } else {
-                leaf.free.push(index);
-            }
-        }
-        let mut leaves: Vec<Leaf> = leaves.into_values().collect();
-        put_bridges_on_nodes(&mut leaves);
-        Tree(group(Nearness::System, leaves, 0))
-    }
-
-    fn choose(&self, placement: Placement, size: usize) -> Vec<usize> {
+    fn choose(&self, policy: Policy, size: usize) -> Vec<usize> {
         let mut best: Option<(Rank, Choice)> = None;
-        self.0.search(placement, size, Around::default(), &mut best);
+        self.0.search(policy, size, Around::default(), &mut best);
         best.map(|(_, choice)| choice.ids).unwrap_or_default()
-    }
-}
-
-/// Where a device is, from far to near.
-fn path(offered: &crate::domain::Offered) -> Vec<(Nearness, Key)> {
-    let numa = offered.device.numa_nodes.first().map(|node| (Nearness::Numa, Key::Numa(*node)));
-    numa.into_iter().chain(places(&offered.device).into_iter().map(|(nearness, place)| (nearness, Key::Pci(place)))).collect()
-}
-
-/// Functions below one host bridge may tell of different NUMA nodes, or of none: the bridge is on the lowest that is told.
-fn put_bridges_on_nodes(leaves: &mut [Leaf]) {
-    let bridge = |leaf: &Leaf| leaf.path.iter().map(|(_, key)| *key).find(|key| matches!(key, Key::Pci(Place::HostBridge(..))));
-    let mut nodes: BTreeMap<Key, Key> = BTreeMap::new();
-    for leaf in leaves.iter() {
-        if let (Some(bridge), Some((_, node @ Key::Numa(_)))) = (bridge(leaf), leaf.path.first()) {
-            let known = nodes.entry(bridge).or_insert(*node);
-            *known = (*known).min(*node);
-        }
-    }
-    for leaf in leaves {
-        if let Some(node) = bridge(leaf).and_then(|bridge| nodes.get(&bridge)) {
-            leaf.path.retain(|(_, key)| !matches!(key, Key::Numa(_)));
-            leaf.path.insert(0, (Nearness::Numa, *node));
-        }
-    }
-}
-
-/// Devices that share the first `depth` places. A group of a single part is that part.
-fn group(nearness: Nearness, mut leaves: Vec<Leaf>, depth: usize) -> Group {
-    if leaves.len() == 1 {
-        let Leaf { free, must, total, .. } = leaves.remove(0);
-        return Group { nearness: Nearness::Device, free: free.len(), must, total, parts: Parts::Shares(free) };
-    }
-    let mut by_place: BTreeMap<Key, (Nearness, Vec<Leaf>)> = BTreeMap::new();
-    let mut groups = Vec::new();
-    for leaf in leaves {
-        match leaf.path.get(depth).copied() {
-            Some((nearness, key)) => by_place.entry(key).or_insert_with(|| (nearness, Vec::new())).1.push(leaf),
-            None => groups.push(group(Nearness::Device, vec![leaf], depth)),
-        }
-    }
-    groups.extend(by_place.into_values().map(|(nearness, leaves)| group(nearness, leaves, depth + 1)));
-    if groups.len() == 1 {
-        return groups.remove(0);
-    }
-    let sum = |count: fn(&Group) -> usize| groups.iter().map(count).sum();
-    Group {
-        nearness,
-        free: sum(|part| part.free),
-        must: sum(|part| part.must),
-        total: sum(|part| part.total),
-        parts: Parts::Groups(groups),
     }
 }
 
 /// What a choice costs, the most important first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Cost([u32; Cost::PARTS]);
+struct Cost([i32; Cost::PARTS]);
 
 impl Cost {
-    /// Deeper trees than this are compared in the last part.
     const PARTS: usize = 16;
+    /// Pairs of shares of one device.
+    const SAME: usize = 0;
+    /// How far the company is, less a constant.
+    const COMPANY: usize = 1;
+    /// What the placement is about, and what follows; of closest, how unevenly devices are shared comes second.
+    const PLACEMENT: usize = 2;
+    const UNEVEN: usize = 3;
+    /// How far the company is, where the placement comes first. Levels of deeper trees are compared in the one before.
+    const COMPANY_LAST: usize = Cost::PARTS - 1;
 
     fn add(&mut self, part: usize, cost: usize) {
-        let part = &mut self.0[part.min(Cost::PARTS - 1)];
-        *part = part.saturating_add(u32::try_from(cost).unwrap_or(u32::MAX));
+        let part = &mut self.0[part.min(Cost::COMPANY_LAST - 1)];
+        *part = part.saturating_add(i32::try_from(cost).unwrap_or(i32::MAX));
+    }
+
+    fn attract(&mut self, part: usize, pull: usize) {
+        self.0[part] = self.0[part].saturating_sub(i32::try_from(pull).unwrap_or(i32::MAX));
     }
 
     fn plus(mut self, other: &Cost) -> Cost {
@@ -209,9 +143,9 @@ struct Choice {
     ids: Vec<usize>,
 }
 
-/// A choice among those of other groups: pairs of shares of one device, how far at worst, what it costs, what is left over
-/// in its group and around it, how unevenly devices are shared.
-type Rank = (u32, Reverse<Nearness>, Cost, usize, usize, u32);
+/// A choice among those of other groups: pairs of shares of one device, how far the company is where that comes first, how
+/// far at worst, what it costs, what is left over in its group and around it, how unevenly devices are shared.
+type Rank = (i32, i32, Reverse<Nearness>, Cost, usize, usize, i32);
 
 /// The groups around one.
 #[derive(Debug, Clone, Copy, Default)]
@@ -227,7 +161,7 @@ impl Group {
     }
 
     /// What it costs that `count` ids of this group, `depth` groups down, are taken.
-    fn cost(&self, placement: Placement, count: usize, depth: usize) -> Cost {
+    fn cost(&self, policy: Policy, count: usize, depth: usize) -> Cost {
         let mut cost = Cost::default();
         if count == 0 {
             return cost;
@@ -238,24 +172,26 @@ impl Group {
         let used = self.total - self.free;
         let unevenness = (used + count).pow(2) - used.pow(2);
         if is_device {
-            cost.add(0, count * (count - 1) / 2);
+            cost.add(Cost::SAME, count * (count - 1) / 2);
         }
-        match placement {
+        let company_last = !policy.company_first && policy.placement != Placement::Closest;
+        cost.attract(if company_last { Cost::COMPANY_LAST } else { Cost::COMPANY }, self.pull);
+        match policy.placement {
             Placement::Closest => {
-                cost.add(1, usize::from(was_whole && count < self.free && !is_device));
-                cost.add(2, if is_device { unevenness } else { 0 });
+                cost.add(Cost::PLACEMENT, usize::from(was_whole && count < self.free && !is_device));
+                cost.add(Cost::UNEVEN, if is_device { unevenness } else { 0 });
             }
             Placement::Packed => {
-                cost.add(1, usize::from(was_whole));
-                cost.add(2, self.free - count);
+                cost.add(Cost::PLACEMENT, usize::from(was_whole));
+                cost.add(Cost::PLACEMENT + 1, self.free - count);
             }
-            Placement::Spread => cost.add(1 + depth, unevenness),
+            Placement::Spread => cost.add(Cost::PLACEMENT + depth, unevenness),
         }
         cost
     }
 
     /// The best choice of each size up to `size`; `None` where there is none.
-    fn best(&self, placement: Placement, size: usize, depth: usize) -> Vec<Option<Choice>> {
+    fn best(&self, policy: Policy, size: usize, depth: usize) -> Vec<Option<Choice>> {
         let most = size.min(self.free);
         let mut table: Vec<Option<Choice>> = match &self.parts {
             Parts::Shares(free) => {
@@ -268,35 +204,36 @@ impl Group {
             }
             Parts::Groups(groups) => {
                 let nothing = vec![Some(Choice { cost: Cost::default(), ids: Vec::new() })];
-                groups.iter().fold(nothing, |table, part| join(&table, &part.best(placement, size, depth + 1), size))
+                groups.iter().fold(nothing, |table, part| join(&table, &part.best(policy, size, depth + 1), size))
             }
         };
         for (count, choice) in table.iter_mut().enumerate() {
             if count < self.must {
                 *choice = None;
             } else if let Some(choice) = choice {
-                choice.cost = choice.cost.plus(&self.cost(placement, count, depth));
+                choice.cost = choice.cost.plus(&self.cost(policy, count, depth));
             }
         }
         table
     }
 
     /// Looks for the best choice in this group and in every one below it.
-    fn search(&self, placement: Placement, size: usize, around: Around, best: &mut Option<(Rank, Choice)>) {
+    fn search(&self, policy: Policy, size: usize, around: Around, best: &mut Option<(Rank, Choice)>) {
         if self.free < size {
             return;
         }
         let Around { depth, cost, left } = around;
-        if let Some(choice) = self.best(placement, size, depth).into_iter().nth(size).flatten() {
+        if let Some(choice) = self.best(policy, size, depth).into_iter().nth(size).flatten() {
             let mut cost = choice.cost.plus(&cost);
-            let same = std::mem::take(&mut cost.0[0]);
-            let rank = if placement == Placement::Closest {
-                let uneven = std::mem::take(&mut cost.0[2]);
+            let same = std::mem::take(&mut cost.0[Cost::SAME]);
+            let company = if policy.company_first { std::mem::take(&mut cost.0[Cost::COMPANY]) } else { 0 };
+            let rank = if policy.placement == Placement::Closest {
+                let uneven = std::mem::take(&mut cost.0[Cost::UNEVEN]);
                 // The shares of a device are no others' to need whole.
                 let left_here = if self.is_device() { 0 } else { self.free - size };
-                (same, Reverse(self.nearness), cost, left_here, left, uneven)
+                (same, company, Reverse(self.nearness), cost, left_here, left, uneven)
             } else {
-                (same, Reverse(Nearness::System), cost, 0, 0, 0)
+                (same, company, Reverse(Nearness::System), cost, 0, 0, 0)
             };
             let is_better = best.as_ref().is_none_or(|(known, known_choice)| (&rank, &choice.ids) < (known, &known_choice.ids));
             if is_better {
@@ -304,10 +241,10 @@ impl Group {
             }
         }
         // Only for the nearest is it of interest how much smaller a group could be.
-        if let (Parts::Groups(groups), Placement::Closest) = (&self.parts, placement) {
-            let around = Around { depth: depth + 1, cost: cost.plus(&self.cost(placement, size, depth)), left: left + self.free - size };
+        if let (Parts::Groups(groups), Placement::Closest) = (&self.parts, policy.placement) {
+            let around = Around { depth: depth + 1, cost: cost.plus(&self.cost(policy, size, depth)), left: left + self.free - size };
             let must = |part: &Group| part.must == self.must;
-            groups.iter().filter(|part| must(part)).for_each(|part| part.search(placement, size, around, best));
+            groups.iter().filter(|part| must(part)).for_each(|part| part.search(policy, size, around, best));
         }
     }
 }

@@ -1,16 +1,18 @@
 //! What stands behind a socket: one for each registration of each resource, the same for every version of the API.
 
+use super::affinity::Recent;
 use super::before_start;
 use super::placement;
 use super::sockets::Sockets;
-use crate::domain::{AllocId, ContainerEdits, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Wire};
+use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Wire};
 use crate::hook::Performer;
+use crate::host;
 use crate::kubelet::api;
 use crate::messages::{Allocate, AllocateError, Mailbox, RegistrationNumber, StreamEnded, StreamOpened};
 use crate::telemetry::metrics;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{RwLock, watch};
 use tokio::time::Instant;
@@ -19,8 +21,27 @@ use tonic::Status;
 /// Bounds an Allocate from inside. The kubelet has no deadline of its own and its whole sync loop waits.
 const ALLOCATE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Lists closer than this are merged: the kubelet writes and syncs its checkpoint for every one.
+/// Lists closer than this are merged: the kubelet writes and syncs its checkpoint for every one. Where it reads several
+/// streams of a resource, it gets as many lists in all, and fewer on each.
 const LIST_INTERVAL: Duration = Duration::from_millis(50);
+/// More streams than these do not make each of them slower: a change is told within a second.
+const STREAMS_MAX: u32 = 20;
+
+/// What the kubelet was just given, over all resources and registrations, so that the next devices can be near to it.
+/// It outlives the serving actor.
+#[derive(Debug, Clone, Default)]
+pub struct Affinity(Arc<Mutex<Recent>>);
+
+impl Affinity {
+    // Every change is a single step, so a panic elsewhere cannot leave it half done; and it is a preference only.
+    fn granted(&self, resource: &ResourceName, devices: Vec<Arc<Device>>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).granted(resource, devices, host::now().boot);
+    }
+
+    fn beside(&self, resource: &ResourceName) -> Vec<Arc<Device>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).beside(resource, host::now().boot)
+    }
+}
 
 /// What every service needs; shared.
 #[derive(Debug, Clone)]
@@ -32,6 +53,7 @@ pub(super) struct Shared {
     pub(super) opened: Mailbox<StreamOpened>,
     pub(super) ended: Mailbox<StreamEnded>,
     pub(super) sockets: Arc<Sockets>,
+    pub(super) affinity: Affinity,
     /// Read while an Allocate is under way; written while the kubelet is asked to list pods, which would make it
     /// forget what it has just reserved.
     pub(super) gate: Arc<RwLock<()>>,
@@ -70,7 +92,9 @@ impl api::Plugin for Plugin {
         let inventory = self.shared.inventory.borrow().clone();
         let nothing = || Status::not_found(Refusal::NotOffered(self.resource.clone()).to_string());
         let offering = inventory.resources.get(&self.resource).ok_or_else(nothing)?;
-        placement::choose(offering, &available, &must_include, size).map_err(|error| Status::invalid_argument(error.to_string()))
+        let company = self.shared.affinity.beside(&self.resource);
+        placement::choose_beside(offering, &company, &available, &must_include, size)
+            .map_err(|error| Status::invalid_argument(error.to_string()))
     }
 
     fn needs_pre_start(&self) -> bool {
@@ -88,6 +112,7 @@ impl Plugin {
         let mut answers = Vec::with_capacity(containers.len());
         for ids in containers {
             let alloc_id = AllocId::new(uuid::Uuid::now_v7().to_string());
+            let devices = self.devices(&ids);
             let message = Allocate { alloc_id, resource: self.resource.clone(), ids, wire };
             let answer = self.shared.allocate.call(message, ALLOCATE_DEADLINE).await;
             let answer = answer.map_err(|error| Status::unavailable(error.to_string()))?;
@@ -99,9 +124,17 @@ impl Plugin {
                 }
                 status(&error)
             })?;
+            self.shared.affinity.granted(&self.resource, devices);
             answers.push(edits);
         }
         Ok(answers)
+    }
+
+    /// What is behind these ids.
+    fn devices(&self, ids: &[DeviceId]) -> Vec<Arc<Device>> {
+        let inventory = self.shared.inventory.borrow();
+        let offering = inventory.resources.get(&self.resource);
+        ids.iter().filter_map(|id| Some(Arc::clone(&offering?.devices.get(id)?.device))).collect()
     }
 }
 
@@ -157,7 +190,8 @@ impl Lists {
             // A resource that is not in the inventory has no list; an empty one is sent only when it has no devices.
             if let Some(offering) = current.filter(|offering| self.sent.as_ref().is_none_or(|(_, sent)| **sent != **offering)) {
                 if let Some((at, _)) = &self.sent {
-                    let due = *at + LIST_INTERVAL;
+                    let streams = self.guard.0.shared.sockets.streams(&self.guard.0.resource);
+                    let due = *at + LIST_INTERVAL * u32::try_from(streams).unwrap_or(u32::MAX).clamp(1, STREAMS_MAX);
                     if Instant::now() < due {
                         tokio::select! {
                             () = tokio::time::sleep_until(due) => continue,

@@ -120,6 +120,11 @@ impl Sockets {
         close_unused(&mut table);
     }
 
+    /// How many streams of a resource are open, on all of its sockets: after a second Register the kubelet reads two.
+    pub(super) fn streams(&self, resource: &ResourceName) -> usize {
+        self.table().iter().filter(|((name, _), _)| name == resource).map(|(_, socket)| socket.streams).sum()
+    }
+
     /// Registrations whose socket file somebody has removed.
     #[must_use]
     pub fn lost(&self) -> Vec<(ResourceName, RegistrationNumber)> {

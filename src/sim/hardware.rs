@@ -371,4 +371,65 @@ mod tests {
         node.remove_function(node.adapter_address(0)).unwrap();
         assert!(!root.exists("sys/class/infiniband/mlx5_0"));
     }
+
+    /// What a scan finds of the first adapter's functions: those that a resource for whole adapters has, and for virtual ones.
+    fn adapters(node: &SimNode) -> (Vec<String>, Vec<String>) {
+        let root = HostRoot::new(node.root());
+        let only = |vf| Select { vf: Some(vf), ..Select::default() };
+        let specs = [
+            spec("example.com/nic", DeviceClass::Nic, only(false)),
+            spec("example.com/nic-vf", DeviceClass::Nic, only(true)),
+            spec("example.com/hca", DeviceClass::Rdma, only(false)),
+            spec("example.com/hca-vf", DeviceClass::Rdma, only(true)),
+        ];
+        let found = discover(&root, &specs, &BTreeMap::new());
+        let of = |names: [&str; 2]| {
+            let devices = names.iter().flat_map(|name| offered(&found, name)).map(|device| device.pci.as_ref().unwrap().address);
+            devices.filter(|address| address.bus == 0x1c).map(|address| address.to_string()).collect()
+        };
+        (of(["example.com/nic", "example.com/hca"]), of(["example.com/nic-vf", "example.com/hca-vf"]))
+    }
+
+    /// The kernel's order: it says `add` of a virtual function before there are links between it and its physical one,
+    /// `change` when there are, and `bind` when its driver has made what is below it. When they go, the links go first.
+    #[test]
+    fn a_virtual_function_that_comes_or_goes_is_never_taken_for_a_whole_adapter() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = SimNode::create(dir.path()).unwrap();
+        let (pf, vf) = (node.adapter_address(0), PciAddress { function: 1, ..node.adapter_address(0) });
+        let folder = format!("sys/devices/{}", downstream(0, GPUS_PER_SWITCH));
+        let remove_link = |path: &str| fs::remove_file(node.root.join(format!("{folder}/{path}"))).unwrap();
+        for number in 0..VFS_PER_ADAPTER {
+            remove_link(&format!("{pf}/virtfn{number}"));
+            node.remove_function(PciAddress { function: u8::try_from(number + 1).unwrap(), ..pf }).unwrap();
+        }
+        let (whole, none) = ([pf.to_string()], Vec::<String>::new());
+        assert_eq!(adapters(&node), (whole.to_vec(), none.clone()));
+
+        let path = format!("{}/{vf}", downstream(0, GPUS_PER_SWITCH));
+        let function = |driver| Function { path: path.clone(), numa: 0, class: "0x020000", ids: ("0x15b3", "0x101e"), driver };
+        node.function(&function(None)).unwrap();
+        assert_eq!(adapters(&node), (whole.to_vec(), none.clone()), "add");
+        node.link(&format!("{folder}/{pf}/virtfn0"), &format!("../{vf}")).unwrap();
+        assert_eq!(adapters(&node), (whole.to_vec(), none.clone()), "it is named by its physical function");
+        node.link(&format!("{folder}/{vf}/physfn"), &format!("../{pf}")).unwrap();
+        assert_eq!(adapters(&node), (whole.to_vec(), none.clone()), "change");
+        fs::remove_file(node.root.join(format!("sys/bus/pci/devices/{vf}"))).unwrap();
+        node.function(&function(Some("mlx5_core"))).unwrap();
+        assert_eq!(adapters(&node), (none.clone(), vec![vf.to_string()]), "a driver, and nothing below it yet: no more than an interface");
+        node.rdma_device(&path, "mlx5_2", 1, "0000:0000:0000:0000").unwrap();
+        node.net_device(&path, "ens1v0").unwrap();
+        assert_eq!(adapters(&node), (none.clone(), vec![vf.to_string()]), "bind");
+
+        // A scan that had read the physical function before its link went.
+        remove_link(&format!("{vf}/physfn"));
+        assert_eq!(adapters(&node), (none.clone(), vec![vf.to_string()]));
+        remove_link(&format!("{pf}/virtfn0"));
+        node.unbind_driver(vf).unwrap();
+        fs::remove_dir_all(node.root.join(format!("{folder}/{vf}/infiniband"))).unwrap();
+        fs::remove_file(node.root.join("sys/class/infiniband/mlx5_2")).unwrap();
+        assert_eq!(adapters(&node), (whole.to_vec(), none.clone()), "unbind");
+        node.remove_function(vf).unwrap();
+        assert_eq!(adapters(&node), (whole.to_vec(), none), "remove");
+    }
 }

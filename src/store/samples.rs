@@ -16,6 +16,7 @@ pub(super) fn grant(n: u64) -> Grant {
             id: DeviceId::new(format!("GPU-{n}")),
             key: format!("pci:0000:{n:02x}:00.0/10de:2330"),
             numa_nodes: vec![0],
+            nodes: Vec::new(),
         }],
         edits: ContainerEdits {
             envs: BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".into(), format!("GPU-{n}"))]),

@@ -19,7 +19,8 @@ pub(crate) fn command(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn exists(need: &&str) -> bool {
+/// Whether it is there: a program by its name, anything else by its path.
+pub(crate) fn has_program(need: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if need.starts_with('/') { Path::new(need).exists() } else { std::env::split_paths(&path).any(|dir| dir.join(need).is_file()) }
 }
@@ -27,25 +28,38 @@ fn exists(need: &&str) -> bool {
 /// Runs `test` of this binary again with mounts of its own, and returns its directory there, which is in memory. `None`
 /// outside, where the inner run has been judged, or nothing could be tested and that was said.
 pub(crate) fn inside(test: &str, needs: &[&str]) -> Option<PathBuf> {
+    inside_of(test, needs, &[])
+}
+
+/// The same with a network of its own too: what is made there ends with it. Its `/sys` shows that network.
+pub(crate) fn inside_a_network(test: &str, needs: &[&str]) -> Option<PathBuf> {
+    let needs: Vec<&str> = needs.iter().chain(&["ip"]).copied().collect();
+    let dir = inside_of(test, &needs, &["--net"])?;
+    command(Command::new("mount").args(["-t", "sysfs", "sysfs", "/sys"]));
+    command(Command::new("ip").args(["link", "set", "lo", "up"]));
+    Some(dir)
+}
+
+fn inside_of(test: &str, needs: &[&str], also: &[&str]) -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os(INSIDE).map(PathBuf::from) {
         command(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&dir));
         return Some(dir);
     }
-    let missing: Vec<_> = needs.iter().chain(&["unshare"]).filter(|need| !exists(need)).collect();
+    let missing: Vec<_> = needs.iter().chain(&["unshare"]).filter(|need| !has_program(need)).collect();
     if !super::is_root() || !missing.is_empty() {
-        say(format_args!("SKIPPED: {test}: only root can mount file systems, with {needs:?}; missing: {missing:?}"));
+        say(format_args!("SKIPPED: {test}: only root can have mounts and networks of its own, with {needs:?}; missing: {missing:?}"));
         return None;
     }
     let dir = tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap();
-    let unshare = ["--mount", "--propagation", "private"];
+    let unshare = [&["--mount", "--propagation", "private"], also].concat();
     // The kernel may forbid what root usually may.
-    let allowed = Command::new("unshare").args(unshare).args(["mount", "-t", "tmpfs", "tmpfs"]).arg(dir.path()).output().unwrap();
+    let allowed = Command::new("unshare").args(&unshare).args(["mount", "-t", "tmpfs", "tmpfs"]).arg(dir.path()).output().unwrap();
     if !allowed.status.success() {
         say(format_args!("SKIPPED: {test}: {}", String::from_utf8_lossy(&allowed.stderr).trim()));
         return None;
     }
     let mut inner = Command::new("unshare");
-    inner.args(unshare).arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]).env(INSIDE, dir.path());
+    inner.args(&unshare).arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]).env(INSIDE, dir.path());
     // sled panics on some of what it finds, and each picture of its stack takes half a second.
     let status = inner.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).status().unwrap();
     assert!(status.success(), "the inner run failed; what it said is above");

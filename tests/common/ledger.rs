@@ -87,7 +87,12 @@ impl Load {
         Entry::Grant(Box::new(Grant {
             alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}")),
             resource: "example.com/gpu".parse().unwrap(),
-            devices: vec![GrantedDevice { id: DeviceId::new(format!("GPU-{n}")), key: format!("pci:{n}"), numa_nodes: vec![0] }],
+            devices: vec![GrantedDevice {
+                id: DeviceId::new(format!("GPU-{n}")),
+                key: format!("pci:{n}"),
+                numa_nodes: vec![0],
+                nodes: Vec::new(),
+            }],
             edits: ContainerEdits { envs: BTreeMap::from([("FILLER".into(), filler)]), ..ContainerEdits::default() },
             boot_id: "the boot before".into(),
             kubelet: Some(KubeletGeneration { inode: n, ctime_ns: 1 }),

@@ -15,7 +15,7 @@ use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::kubelet::uds;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::{Bind, CallError, Door, Mailbox, Reconcile, Record, RecordError};
-use holdfast::serving::{Serving, ServingConfig, Sockets, SpecFiles};
+use holdfast::serving::{Affinity, Serving, ServingConfig, Sockets, SpecFiles};
 use holdfast::sim::kubelet::{Hook, PodPhase, PodSpec, Profile, Verdict};
 use holdfast::store::Store;
 use std::collections::BTreeSet;
@@ -216,6 +216,7 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
             grants: app.views.grants.clone(),
             performer: Performer::new(HostRoot::new(node.path("host"))),
             sockets: Arc::new(Sockets::new(&node.path("plugins"))),
+            affinity: Affinity::default(),
             host_root: HostRoot::new(node.path("host")),
             boot_id: "boot".to_owned(),
             kubelet: watch::channel(None).1,

@@ -184,7 +184,12 @@ mod tests {
         let grant = |state| Grant {
             alloc_id: AllocId::new("a-1"),
             resource: "nvidia.com/gpu".parse().unwrap(),
-            devices: vec![GrantedDevice { id: DeviceId::new("GPU-1"), key: "pci:0000:18:00.0/10de:2330".into(), numa_nodes: vec![1] }],
+            devices: vec![GrantedDevice {
+                id: DeviceId::new("GPU-1"),
+                key: "pci:0000:18:00.0/10de:2330".into(),
+                numa_nodes: vec![1],
+                nodes: Vec::new(),
+            }],
             edits: ContainerEdits { cdi_devices: vec!["a/b=c".into()], ..ContainerEdits::default() },
             boot_id: "boot".into(),
             kubelet: Some(KubeletGeneration { inode: 7, ctime_ns: 8 }),

@@ -38,7 +38,7 @@ fn evidence(secs: u64, found: &[&str], selected: &[&str], missing: &[&str]) -> A
 
 /// What the ledger remembers of a device.
 fn known(id: &str) -> GrantedDevice {
-    GrantedDevice { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), numa_nodes: vec![1] }
+    GrantedDevice { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), numa_nodes: vec![1], nodes: Vec::new() }
 }
 
 fn holding(ids: &[&str]) -> Held {

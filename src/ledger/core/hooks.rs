@@ -135,7 +135,7 @@ mod tests {
         Grant {
             alloc_id: AllocId::new(format!("a-{n}")),
             resource: resource(),
-            devices: vec![GrantedDevice { id: DeviceId::new(id), key: String::new(), numa_nodes: Vec::new() }],
+            devices: vec![GrantedDevice { id: DeviceId::new(id), key: String::new(), numa_nodes: Vec::new(), nodes: Vec::new() }],
             edits: ContainerEdits::default(),
             boot_id: "boot".into(),
             kubelet: None,

@@ -1,7 +1,7 @@
 //! Choices as sentences, and against a brute force that knows of no tree.
 
 use super::*;
-use crate::domain::topology::nearness;
+use crate::domain::topology::{nearness, places};
 use crate::domain::{Device, Health, Offered, Sharing};
 use crate::hardware::testing;
 use proptest::prelude::*;
@@ -111,6 +111,36 @@ fn shares_of_different_devices_come_first_and_of_the_least_used_one() {
     assert_eq!(choose(&shared(Placement::Packed), "a::1 b::0 b::1 b::2", "", 1), "a::1", "more used");
 }
 
+/// A device of another resource, behind these bridges.
+fn neighbour((name, numa, bridges): Where<'_>, number: u8) -> Arc<Device> {
+    device((name, numa, bridges), 0x40 + number)
+}
+
+fn beside(placement: Placement, company: &[Where<'_>], available: &str, size: usize) -> String {
+    let company: Vec<_> = company.iter().zip(0..).map(|(place, number)| neighbour(*place, number)).collect();
+    text(&choose_beside(&offering(placement, &BOARD, 1), &company, &ids(available), &[], size).unwrap())
+}
+
+#[test]
+fn a_few_are_where_their_company_is_and_many_are_first_near_to_each_other() {
+    const ON: [Where<'static>; 4] =
+        [("x", Some(0), &[0x10, 0x11]), ("y", Some(0), &[0x20, 0x21]), ("z", Some(1), &[0x30, 0x31]), ("w", Some(1), &[0x40, 0x41])];
+    let [a, _, _, d] = ON;
+    let closest = |company: &[Where<'_>], available, size| beside(Placement::Closest, company, available, size);
+    assert_eq!(closest(&[d], ALL, 1), "d0", "its switch is broken into for it");
+    assert_eq!(closest(&[d], "a0 a1 b0 c0 c1", 1), "c0", "the socket, where the switch has none");
+    assert_eq!(closest(&[a, d], ALL, 2), "a0 d0", "one for each, although these are far from each other");
+    assert_eq!(closest(&ON, ALL, 2), "a0 c0", "one for each socket");
+    assert_eq!(closest(&[d], "b0 b1 c0 d0", 2), "b0 b1", "two are near to each other first");
+    assert_eq!(closest(&[d], "b0 b1 d0 d1", 2), "d0 d1", "then to the one that was there before");
+    assert_eq!(closest(&[("far", None, &[])], ALL, 1), "a0", "what is near to nothing attracts nothing");
+    assert_eq!(beside(Placement::Packed, &[d], "a0 b0 b1 c0 c1 d0 d1", 1), "d0", "although the neighbour of another is taken");
+    assert_eq!(beside(Placement::Packed, &[d], "a0 b0 b1 c0 c1 d0 d1", 3), "a0 b0 b1", "many are packed first");
+    assert_eq!(beside(Placement::Packed, &[d], ALL, 2), "d0 d1", "and then near");
+    assert_eq!(beside(Placement::Spread, &[d], ALL, 1), "d0");
+    assert_eq!(beside(Placement::Spread, &[d], ALL, 2), "a0 d0", "as even as any, and near");
+}
+
 #[test]
 fn the_impossible_is_said_and_the_unknown_is_far_from_everything() {
     let offering = offering(Placement::Closest, &BOARD, 1);
@@ -127,15 +157,15 @@ fn any_board() -> impl Strategy<Value = Board> {
         .prop_filter("at most twelve ids", |(devices, shares)| devices.len() * (*shares as usize) <= 12)
 }
 
+/// A branch is a bridge; it has a number of its own for the path that leads to it. The first branch is the socket.
+fn place(path: &[u8]) -> (Option<u32>, Vec<u8>) {
+    let bus =
+        |depth: usize| 1 + u8::try_from(path[..=depth].iter().fold(1_usize, |number, branch| number * 2 + usize::from(*branch))).unwrap();
+    (Some(u32::from(path[0])), (1..path.len()).map(bus).collect())
+}
+
 /// What of a board is offered and what is free.
 fn lay_out((devices, shares): &Board, placement: Placement) -> (Offering, Vec<DeviceId>) {
-    // A branch is a bridge; it has a number of its own for the path that leads to it. The first branch is the socket.
-    let place = |path: &[u8]| -> (Option<u32>, Vec<u8>) {
-        let bus = |depth: usize| {
-            1 + u8::try_from(path[..=depth].iter().fold(1_usize, |number, branch| number * 2 + usize::from(*branch))).unwrap()
-        };
-        (Some(u32::from(path[0])), (1..path.len()).map(bus).collect())
-    };
     let named: Vec<(String, Option<u32>, Vec<u8>)> = devices
         .iter()
         .enumerate()
@@ -156,7 +186,7 @@ fn lay_out((devices, shares): &Board, placement: Placement) -> (Offering, Vec<De
 }
 
 /// The score of a choice by its definition: every group is a set of devices that are at least so near to one of them.
-fn score(offering: &Offering, free: &[DeviceId], chosen: &[&DeviceId]) -> (usize, Vec<usize>, Vec<DeviceId>) {
+fn score(offering: &Offering, company: &[Arc<Device>], free: &[DeviceId], chosen: &[&DeviceId]) -> (usize, Vec<usize>, Vec<DeviceId>) {
     let of = |id: &DeviceId| &*offering.devices[id].device;
     let levels: BTreeSet<Nearness> =
         offering.devices.keys().flat_map(|a| offering.devices.keys().map(move |b| nearness(of(a), of(b)))).collect();
@@ -180,7 +210,18 @@ fn score(offering: &Offering, free: &[DeviceId], chosen: &[&DeviceId]) -> (usize
     };
     let mut sorted: Vec<DeviceId> = chosen.iter().map(|id| (*id).clone()).collect();
     sorted.sort();
-    let rest = match offering.spec.placement {
+    // How many places each device of the company shares with none of the choice.
+    let all_places = |device: &Device| -> BTreeSet<String> {
+        let numa = device.numa_nodes.iter().map(|node| format!("node {node}"));
+        numa.chain(places(device).iter().map(|(_, place)| format!("{place:?}"))).collect()
+    };
+    let apart = |other: &Arc<Device>| {
+        let theirs = all_places(other);
+        chosen.iter().map(|id| theirs.difference(&all_places(of(id))).count()).min().unwrap()
+    };
+    let apart: usize = company.iter().map(apart).sum();
+    let is_first = company.len() >= chosen.len();
+    let mut rest = match offering.spec.placement {
         Placement::Closest => {
             let mut around: Vec<_> = groups.iter().filter(|group| taken(group) == chosen.len()).collect();
             around.sort_by_key(|group| group.len());
@@ -191,7 +232,7 @@ fn score(offering: &Offering, free: &[DeviceId], chosen: &[&DeviceId]) -> (usize
             let uneven = touched.iter().copied().filter(|group| is_device(group)).map(uneven).sum();
             let (first, rest) = around.split_at(1);
             let first = if is_device(&first[0]) { 0 } else { left(first) };
-            vec![far, broken, first, left(rest), uneven]
+            if is_first { vec![far, broken, first, left(rest), uneven] } else { vec![far, apart, broken, first, left(rest), uneven] }
         }
         Placement::Packed => vec![whole.len(), touched.iter().map(|group| free_of(group) - taken(group)).sum()],
         Placement::Spread => {
@@ -200,6 +241,11 @@ fn score(offering: &Offering, free: &[DeviceId], chosen: &[&DeviceId]) -> (usize
             (0..12).map(sum).collect()
         }
     };
+    if is_first {
+        rest.insert(0, apart);
+    } else if offering.spec.placement != Placement::Closest {
+        rest.push(apart);
+    }
     (same, rest, sorted)
 }
 
@@ -219,8 +265,13 @@ proptest! {
         placement in prop_oneof![Just(Placement::Closest), Just(Placement::Packed), Just(Placement::Spread)],
         wanted in any::<proptest::sample::Index>(),
         must in proptest::collection::vec(any::<proptest::sample::Index>(), 0..3),
+        company in proptest::collection::vec(proptest::collection::vec(0..2_u8, 1..5), 0..4),
     ) {
         let (offering, free) = lay_out(&board, placement);
+        let company: Vec<_> = company.iter().zip(0..).map(|(path, number): (_, u8)| {
+            let (numa, bridges) = place(path);
+            neighbour((["n0", "n1", "n2", "n3"][usize::from(number)], numa, &bridges), number)
+        }).collect();
         prop_assume!(!free.is_empty());
         let must: BTreeSet<DeviceId> = must.iter().map(|index| index.get(&free).clone()).collect();
         let size = (1 + wanted.index(free.len())).max(must.len());
@@ -228,15 +279,15 @@ proptest! {
         let best = subsets(&free, size)
             .into_iter()
             .filter(|subset| must.iter().all(|id| subset.contains(&id)))
-            .map(|subset| score(&offering, &free, &subset))
+            .map(|subset| score(&offering, &company, &free, &subset))
             .min()
             .unwrap();
-        let chosen = choose(&offering, &free, &must, size).unwrap();
-        let found = score(&offering, &free, &chosen.iter().collect::<Vec<_>>());
+        let chosen = choose_beside(&offering, &company, &free, &must, size).unwrap();
+        let found = score(&offering, &company, &free, &chosen.iter().collect::<Vec<_>>());
         prop_assert_eq!(found, best, "{:?} of {:?}", placement, offering.devices.values().map(|offered| &offered.device.id).collect::<Vec<_>>());
         prop_assert!(chosen.starts_with(&must));
         let mut turned = free.clone();
         turned.reverse();
-        prop_assert_eq!(choose(&offering, &turned, &must, size).unwrap(), chosen, "whatever order they come in");
+        prop_assert_eq!(choose_beside(&offering, &company, &turned, &must, size).unwrap(), chosen, "whatever order they come in");
     }
 }

@@ -1,0 +1,137 @@
+//! The tree of a resource's devices, and how near its groups are to the company.
+
+use crate::domain::topology::{Nearness, Place, places};
+use crate::domain::{Device, DeviceId, Offering};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Where a part of the tree is; devices of one place are one group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    Numa(u32),
+    Pci(Place),
+}
+
+/// One device, with the ids of it that are free.
+#[derive(Debug)]
+struct Leaf {
+    path: Path,
+    /// Indexes of ids, those first that must be included.
+    free: Vec<usize>,
+    must: usize,
+    /// Free or not.
+    total: usize,
+}
+
+/// A group of devices, or one device.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// What two of it are to each other at least.
+    pub(super) nearness: Nearness,
+    pub(super) parts: Parts,
+    pub(super) free: usize,
+    pub(super) must: usize,
+    pub(super) total: usize,
+    /// For each device of the company, how many of the groups around that one this is.
+    pub(super) pull: usize,
+}
+
+#[derive(Debug)]
+pub(super) enum Parts {
+    Groups(Vec<Group>),
+    /// The free ids of one device.
+    Shares(Vec<usize>),
+}
+
+#[derive(Debug)]
+pub(super) struct Tree(pub(super) Group);
+
+/// How many devices of the company are in each place.
+type Company = BTreeMap<Key, usize>;
+
+impl Tree {
+    pub(super) fn new(offering: &Offering, company: &BTreeMap<&DeviceId, &Device>, ids: &[&DeviceId], must: &BTreeSet<&DeviceId>) -> Self {
+        // What is asked for and not offered is a device of its own.
+        let device = |id: &DeviceId| offering.devices.get(id).map_or_else(|| id.clone(), |offered| offered.device.id.clone());
+        let mut leaves: BTreeMap<DeviceId, Leaf> = BTreeMap::new();
+        for offered in offering.devices.values() {
+            let leaf = leaves.entry(offered.device.id.clone());
+            leaf.or_insert_with(|| Leaf { path: path(&offered.device), free: Vec::new(), must: 0, total: 0 }).total += 1;
+        }
+        for (index, id) in ids.iter().enumerate() {
+            let leaf = leaves.entry(device(id)).or_insert_with(|| Leaf { path: Vec::new(), free: Vec::new(), must: 0, total: 1 });
+            if must.contains(id) {
+                leaf.free.insert(leaf.must, index);
+                leaf.must += 1;
+            } else {
+                leaf.free.push(index);
+            }
+        }
+        let mut leaves: Vec<Leaf> = leaves.into_values().collect();
+        let mut company: Vec<Path> = company.values().map(|device| path(device)).collect();
+        put_bridges_on_nodes(&mut leaves, &mut company);
+        let mut crowd = Company::new();
+        company.iter().flatten().for_each(|(_, key)| *crowd.entry(*key).or_default() += 1);
+        Tree(group(Nearness::System, leaves, 0, &crowd))
+    }
+}
+
+/// Where a device is, from far to near.
+type Path = Vec<(Nearness, Key)>;
+
+fn path(device: &Device) -> Path {
+    let numa = device.numa_nodes.first().map(|node| (Nearness::Numa, Key::Numa(*node)));
+    numa.into_iter().chain(places(device).into_iter().map(|(nearness, place)| (nearness, Key::Pci(place)))).collect()
+}
+
+/// Functions below one host bridge may tell of different NUMA nodes, or of none: the bridge is on the lowest that is told.
+/// So it is for the company, which has no say in it.
+fn put_bridges_on_nodes(leaves: &mut [Leaf], company: &mut [Path]) {
+    let bridge = |path: &Path| path.iter().map(|(_, key)| *key).find(|key| matches!(key, Key::Pci(Place::HostBridge(..))));
+    let mut nodes: BTreeMap<Key, Key> = BTreeMap::new();
+    for Leaf { path, .. } in leaves.iter() {
+        if let (Some(bridge), Some((_, node @ Key::Numa(_)))) = (bridge(path), path.first()) {
+            let known = nodes.entry(bridge).or_insert(*node);
+            *known = (*known).min(*node);
+        }
+    }
+    for path in leaves.iter_mut().map(|leaf| &mut leaf.path).chain(company) {
+        if let Some(node) = bridge(path).and_then(|bridge| nodes.get(&bridge)) {
+            path.retain(|(_, key)| !matches!(key, Key::Numa(_)));
+            path.insert(0, (Nearness::Numa, *node));
+        }
+    }
+}
+
+/// Devices that share the first `depth` places. A group of a single part is that part.
+fn group(nearness: Nearness, mut leaves: Vec<Leaf>, depth: usize, company: &Company) -> Group {
+    let near = |key: &Key| company.get(key).copied().unwrap_or_default();
+    if leaves.len() == 1 {
+        let Leaf { path, free, must, total } = leaves.remove(0);
+        let pull = path.iter().skip(depth).map(|(_, key)| near(key)).sum();
+        return Group { nearness: Nearness::Device, free: free.len(), must, total, pull, parts: Parts::Shares(free) };
+    }
+    let mut by_place: BTreeMap<Key, (Nearness, Vec<Leaf>)> = BTreeMap::new();
+    let mut groups = Vec::new();
+    for leaf in leaves {
+        match leaf.path.get(depth).copied() {
+            Some((nearness, key)) => by_place.entry(key).or_insert_with(|| (nearness, Vec::new())).1.push(leaf),
+            None => groups.push(group(Nearness::Device, vec![leaf], depth, company)),
+        }
+    }
+    groups.extend(by_place.into_iter().map(|(key, (nearness, leaves))| {
+        let below = group(nearness, leaves, depth + 1, company);
+        Group { pull: below.pull + near(&key), ..below }
+    }));
+    if groups.len() == 1 {
+        return groups.remove(0);
+    }
+    let sum = |count: fn(&Group) -> usize| groups.iter().map(count).sum();
+    Group {
+        nearness,
+        free: sum(|part| part.free),
+        must: sum(|part| part.must),
+        total: sum(|part| part.total),
+        pull: 0,
+        parts: Parts::Groups(groups),
+    }
+}
