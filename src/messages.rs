@@ -114,6 +114,18 @@ pub struct Happened {
     pub at: Moment,
 }
 
+/// app → health: the check of a device's resource has ended.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct Checked {
+    /// The device, by its own id.
+    pub device: DeviceId,
+    /// When the check began: what it says is not older.
+    pub at: Moment,
+    /// Why it has failed; `None` when the device is well.
+    pub failed: Option<String>,
+}
+
 /// app → health: do what an operator asks for; answered when it is durable and in the list.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), InstructError>")]

@@ -3,6 +3,7 @@
 //! [`App::start`] is one straight line: directories, ledger, resources, actors, first inventory, registration.
 //! [`App::shut_down`] is the way back, and the streams end last: as long as they are open the kubelet counts on us.
 
+mod checks;
 mod control;
 mod devices;
 mod error;
@@ -287,6 +288,7 @@ impl App {
         };
         registration.start(here, supervision, move |life| Registration::new(config.clone(), life.number, life));
 
+        let checker = checks::Checker { performer: performer.clone(), inventory: inventory_view.clone(), checked: actors.health.mailbox() };
         let runner = hooks::Runner {
             performer,
             due: due_view.clone(),
@@ -312,6 +314,7 @@ impl App {
         // What the log tells of devices is understood now that they are known.
         tasks.push(tokio::spawn(kernel_log::follow(host_root.clone(), actors.health.mailbox(), judgement)));
         tasks.push(tokio::spawn(runner.run()));
+        tasks.push(tokio::spawn(checker.run()));
         tasks.extend(keeper.map(|keeper| tokio::spawn(keeper.run())));
         if let Some(address) = settings.config.listen {
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(ready_view)).await);

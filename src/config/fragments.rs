@@ -94,6 +94,7 @@ pub(super) struct Resource {
     pub(super) mounts: Vec<Mount>,
     pub(super) before_start: Option<Hook>,
     pub(super) after_release: Option<Hook>,
+    pub(super) check: Option<Check>,
 }
 
 /// The classes that can be offered.
@@ -197,6 +198,15 @@ pub(super) enum Hook {
 }
 
 /// By hand, as a path is.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Check {
+    pub(super) command: Vec<String>,
+    /// Times such as `10s`.
+    pub(super) timeout: Option<String>,
+    pub(super) every: Option<String>,
+}
+
 impl<'de> Deserialize<'de> for Hook {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]

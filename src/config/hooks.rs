@@ -1,7 +1,7 @@
 //! What is done to a device before a start and after its release.
 
 use super::fragments::{self, Resource};
-use crate::domain::{DeviceClass, Hook, Hooks, Phase, Select, Sharing};
+use crate::domain::{Check, DeviceClass, Hook, Hooks, Phase, Select, Sharing};
 use std::time::Duration;
 
 /// The kubelet waits for 30 s, and several devices of a container may have to wait for each other.
@@ -10,6 +10,13 @@ const BEFORE_START_USUAL: Duration = Duration::from_secs(20);
 /// The largest disk is overwritten by then.
 const AFTER_RELEASE_MAX: Duration = Duration::from_secs(24 * 3600);
 const AFTER_RELEASE_USUAL: Duration = Duration::from_secs(60);
+/// A check that takes longer is not run now and then.
+const CHECK_MAX: Duration = Duration::from_secs(60);
+const CHECK_USUAL: Duration = Duration::from_secs(10);
+const CHECK_EVERY: Duration = Duration::from_secs(60);
+/// More often, and the node does little else.
+const CHECK_EVERY_MIN: Duration = Duration::from_secs(5);
+const CHECK_EVERY_MAX: Duration = Duration::from_secs(24 * 3600);
 const LIMIT_MIN: Duration = Duration::from_secs(1);
 
 pub(super) fn hooks(resource: &Resource, class: DeviceClass, select: &Select, sharing: Sharing) -> Result<Hooks, String> {
@@ -21,7 +28,27 @@ pub(super) fn hooks(resource: &Resource, class: DeviceClass, select: &Select, sh
     Ok(Hooks {
         before_start: hook(Phase::BeforeStart, &resource.before_start)?,
         after_release: hook(Phase::AfterRelease, &resource.after_release)?,
+        check: resource.check.as_ref().map(check).transpose()?,
     })
+}
+
+fn check(check: &fragments::Check) -> Result<Check, String> {
+    let every = match &check.every {
+        None => CHECK_EVERY,
+        Some(text) => {
+            let (min, max) = (humantime::format_duration(CHECK_EVERY_MIN), humantime::format_duration(CHECK_EVERY_MAX));
+            let problem = || format!("the `every` of `check` is `{text}`, but must be a time such as `60s`, from {min} to {max}");
+            let every = humantime::parse_duration(text).map_err(|_| problem())?;
+            if !(CHECK_EVERY_MIN..=CHECK_EVERY_MAX).contains(&every) {
+                return Err(problem());
+            }
+            every
+        }
+    };
+    match command(Phase::Check, &check.command, check.timeout.as_deref())? {
+        Hook::Command { argv, limit } => Ok(Check { argv, limit, every }),
+        Hook::Reset => Err("a check is a command".into()),
+    }
 }
 
 fn reset(phase: Phase, class: DeviceClass, select: &Select, sharing: Sharing) -> Result<Hook, String> {
@@ -58,6 +85,7 @@ fn command(phase: Phase, argv: &[String], timeout: Option<&str>) -> Result<Hook,
     let (usual, max) = match phase {
         Phase::BeforeStart => (BEFORE_START_USUAL, BEFORE_START_MAX),
         Phase::AfterRelease => (AFTER_RELEASE_USUAL, AFTER_RELEASE_MAX),
+        Phase::Check => (CHECK_USUAL, CHECK_MAX),
     };
     let limit = match timeout {
         None => usual,
@@ -102,7 +130,32 @@ mod tests {
             ("after_release = { command = [\"/bin/a\", \"b c\"], timeout = \"2h\" }", None, command(&["/bin/a", "b c"], 7200)),
             ("replicas = 2\nafter_release = { command = [\"/bin/a\"] }", None, command(&["/bin/a"], 60)),
         ] {
-            assert_eq!(hooks(text), Ok(Hooks { before_start, after_release }), "{text}");
+            assert_eq!(hooks(text), Ok(Hooks { before_start, after_release, check: None }), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_check_is_a_command_that_is_run_now_and_then() {
+        let check = |seconds, every| {
+            Some(Check { argv: vec!["/bin/a".into()], limit: Duration::from_secs(seconds), every: Duration::from_secs(every) })
+        };
+        for (text, wanted) in [
+            ("check = { command = [\"/bin/a\"] }", check(10, 60)),
+            ("check = { command = [\"/bin/a\"], timeout = \"3s\", every = \"5m\" }", check(3, 300)),
+        ] {
+            assert_eq!(hooks(text).unwrap().check, wanted);
+        }
+        for (text, sentence) in [
+            ("check = { command = [\"a\"] }", "the command of `check` begins with `a`"),
+            (
+                "check = { command = [\"/bin/a\"], every = \"1s\" }",
+                "the `every` of `check` is `1s`, but must be a time such as `60s`, from 5s to 1day",
+            ),
+            ("check = { command = [\"/bin/a\"], timeout = \"2m\" }", "the `timeout` of `check` is `2m`"),
+            ("check = { command = [\"/bin/a\"], evry = \"1m\" }", "unknown key `evry`; did you mean `every`?"),
+        ] {
+            let told = hooks(text).unwrap_err();
+            assert!(told.contains(sentence), "{told}");
         }
     }
 

@@ -10,6 +10,8 @@
 //!                             └────────────▶ Done ◀───────────┘
 //! ```
 //!
+//! A [`Check`] is no hook: it changes nothing, and is run now and then to find out whether a device is well.
+//!
 //! A hook is **idempotent**: a daemon that dies between a run and its record runs it again. Until `Done` the free device is
 //! unhealthy, with a reason of its own, and nobody gets it.
 
@@ -44,6 +46,19 @@ pub struct Hooks {
     pub before_start: Option<Hook>,
     /// After the last holder of a device has gone.
     pub after_release: Option<Hook>,
+    /// Now and then.
+    pub check: Option<Check>,
+}
+
+/// A program that says whether a device is well: its end with status 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// Its absolute path, and its arguments.
+    pub argv: Vec<String>,
+    /// It is killed when it takes longer, which is a failure.
+    pub limit: Duration,
+    /// How often it is run.
+    pub every: Duration,
 }
 
 /// When a hook is run.
@@ -53,6 +68,8 @@ pub enum Phase {
     BeforeStart,
     /// After the device was given back.
     AfterRelease,
+    /// Now and then, whoever has it.
+    Check,
 }
 
 impl Phase {
@@ -62,6 +79,7 @@ impl Phase {
         match self {
             Phase::BeforeStart => "before_start",
             Phase::AfterRelease => "after_release",
+            Phase::Check => "check",
         }
     }
 }

@@ -37,7 +37,7 @@ pub use edits::{ContainerEdits, EditDevice, EditMount, Wire};
 pub use evidence::Evidence;
 pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Listed, PodRef, note_list};
 pub use health::{Health, Reason, Weight};
-pub use hook::{Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook};
+pub use hook::{Check, Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook};
 pub use inventory::{Inventory, Offered, Offering};
 pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, ListedContainer, ListedPod, Observation, PodName};
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};

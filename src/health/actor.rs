@@ -8,7 +8,7 @@ use crate::domain::{
     Source, Verdicts,
 };
 use crate::host;
-use crate::messages::{Broken, Crash, Discovered, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
+use crate::messages::{Broken, Checked, Crash, Discovered, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -361,6 +361,15 @@ impl Handler<Happened> for HealthActor {
             tracing::debug!(at = %event.at, what = ?event.kind, "the kernel tells of a device");
             self.publish(context);
         }
+    }
+}
+
+impl Handler<Checked> for HealthActor {
+    type Result = ();
+
+    fn handle(&mut self, Checked { device, at, failed }: Checked, context: &mut Self::Context) {
+        self.judge.checked(&device, at, failed);
+        self.publish(context);
     }
 }
 

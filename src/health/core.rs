@@ -26,7 +26,7 @@ use std::time::Duration;
 pub(crate) const LEAVE_AFTER: Duration = Duration::from_secs(60);
 
 /// A look that was asked for to end a wait and did not end it is not asked for again at once.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(100);
+const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// Which ids are held, with what is needed to offer them on.
 pub(crate) type Held = BTreeMap<ResourceName, BTreeMap<DeviceId, GrantedDevice>>;
@@ -114,13 +114,25 @@ impl Judge {
         let mut ids: BTreeSet<DeviceId> = selected.chain(held).collect();
         let above: Vec<DeviceId> = ids.iter().flat_map(|id| self.parents(id)).collect();
         ids.extend(above);
-        let devices = ids.iter().filter_map(|id| evidence.devices.get(id));
-        devices.filter(|device| device.pci.is_some()).cloned().collect()
+        let offered = |id: &DeviceId| self.inventory.resources.values().find_map(|offering| Some(&offering.devices.get(id)?.device));
+        let device = |id: &DeviceId| {
+            let found = evidence.devices.get(id)?;
+            // An adapter that has lost its RDMA device is another class of device to a scan; it is looked at as what it was.
+            let was = offered(id).filter(|was| was.class != found.class && was.pci.is_some());
+            Some(Arc::clone(was.unwrap_or(found)))
+        };
+        ids.iter().filter_map(device).filter(|device| device.pci.is_some()).collect()
     }
 
     /// A probe has ended.
     pub(crate) fn probed(&mut self, device: &Device, at: Moment, signals: &Signals) {
         self.cases.probed(&device.id, device.pci.as_ref().map(|pci| pci.address), at, signals);
+    }
+
+    /// The check of a device's resource has ended: well, or not, and why.
+    pub(crate) fn checked(&mut self, id: &DeviceId, at: Moment, failed: Option<String>) {
+        let complaint = failed.map(|detail| Complaint { reason: Reason::CheckFailed, detail });
+        self.cases.checked(id, at, complaint);
     }
 
     /// A probe does not end.

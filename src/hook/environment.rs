@@ -29,7 +29,7 @@ pub struct Occasion {
 ///
 /// | variable | value |
 /// | --- | --- |
-/// | `HOLDFAST_PHASE` | `before_start` or `after_release` |
+/// | `HOLDFAST_PHASE` | `before_start`, `after_release` or `check` |
 /// | `HOLDFAST_RESOURCE` | as `nvidia.com/gpu` |
 /// | `HOLDFAST_DEVICE_ID`, `HOLDFAST_DEVICE_KEY` | as `discover` shows them; of a pool, its name |
 /// | `HOLDFAST_PCI_ADDRESS` | as `0000:18:00.0` |

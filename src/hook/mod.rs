@@ -24,6 +24,8 @@ use tokio::sync::Semaphore;
 const BEFORE_START_MAX: usize = 8;
 /// Hooks after a release that run at a time. They may take long, and nobody waits for them.
 const AFTER_RELEASE_MAX: usize = 4;
+/// Checks that run at a time. They come again and again, and are to disturb nobody.
+const CHECKS_MAX: usize = 2;
 
 /// Why a hook has failed.
 #[derive(Debug, thiserror::Error)]
@@ -51,14 +53,16 @@ pub struct Performer {
     host_root: HostRoot,
     before_start: Arc<Semaphore>,
     after_release: Arc<Semaphore>,
+    checks: Arc<Semaphore>,
 }
 
 impl Performer {
     /// One for the whole daemon: its bounds are for all.
     #[must_use]
     pub fn new(host_root: HostRoot) -> Self {
-        let [before_start, after_release] = [BEFORE_START_MAX, AFTER_RELEASE_MAX].map(|max| Arc::new(Semaphore::new(max)));
-        Performer { host_root, before_start, after_release }
+        let [before_start, after_release, checks] =
+            [BEFORE_START_MAX, AFTER_RELEASE_MAX, CHECKS_MAX].map(|max| Arc::new(Semaphore::new(max)));
+        Performer { host_root, before_start, after_release, checks }
     }
 
     /// Runs a hook and waits for its end; what is dropped while it waits is ended.
@@ -69,6 +73,7 @@ impl Performer {
         let slots = match occasion.phase {
             Phase::BeforeStart => &self.before_start,
             Phase::AfterRelease => &self.after_release,
+            Phase::Check => &self.checks,
         };
         // Nobody closes it.
         let slot = Arc::clone(slots).acquire_owned().await.map_err(io::Error::other)?;

@@ -117,7 +117,10 @@ fn describe() {
         "Allocates of an exclusive device that a running pod has, by resource, by whether that was proven, and by result (refused or granted)."
     );
     metrics::describe_gauge!(GRANTS, "Grants that hold devices, by resource and state.");
-    metrics::describe_counter!(HOOKS, "Hooks that have run, by resource, phase (before_start or after_release) and result (ok or error).");
+    metrics::describe_counter!(
+        HOOKS,
+        "Hooks that have run, by resource, phase (before_start, after_release or check) and result (ok or error)."
+    );
     metrics::describe_histogram!(JOURNAL_SYNC_SECONDS, "One group commit of the ledger's journal.");
     metrics::describe_gauge!(CONTESTED, "1 while another plugin seems to take the resource again and again.");
     metrics::describe_gauge!(

@@ -36,6 +36,8 @@ pub(super) struct Cases {
     rules: Rules,
     verdicts: Verdicts,
     probes: BTreeMap<DeviceId, Probe>,
+    /// What the check of its resource has said last.
+    checks: BTreeMap<DeviceId, Probe>,
     changed: BTreeSet<DeviceId>,
     /// The devices with a verdict that were looked at in the last judgement; others wait for nothing.
     looked_at: BTreeSet<DeviceId>,
@@ -44,8 +46,14 @@ pub(super) struct Cases {
 impl Cases {
     /// Goes on with what an earlier life, process or boot has remembered.
     pub(super) fn new(rules: Rules, remembered: &Verdicts) -> Self {
-        let mut cases =
-            Cases { rules, verdicts: remembered.clone(), probes: BTreeMap::new(), changed: BTreeSet::new(), looked_at: BTreeSet::new() };
+        let mut cases = Cases {
+            rules,
+            verdicts: remembered.clone(),
+            probes: BTreeMap::new(),
+            checks: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            looked_at: BTreeSet::new(),
+        };
         for (id, verdict) in &mut cases.verdicts {
             let before = verdict.clone();
             verdict.continue_in(&cases.rules.boot_id);
@@ -66,19 +74,19 @@ impl Cases {
         let is_away = complaints.iter().any(|complaint| matches!(complaint.reason, Reason::DeviceGone | Reason::DriverLost));
         // What was probed of a device that is away is no news.
         let probe = self.probes.get(id).filter(|_| !is_away);
-        let probe_complains = probe.is_some_and(|probe| !probe.complaints.is_empty());
-        if complaints.is_empty() && !probe_complains && !self.verdicts.contains_key(id) {
+        let check = self.checks.get(id).filter(|_| !is_away);
+        let complains = [probe, check].into_iter().flatten().any(|probe| !probe.complaints.is_empty());
+        if complaints.is_empty() && !complains && !self.verdicts.contains_key(id) {
             return;
         }
         let (mut newest, mut complete_at, mut all) = (at, at.boot, complaints);
-        match probe {
-            Some(probe) => {
-                newest = newest.max(probe.at);
-                complete_at = complete_at.min(probe.at.boot);
-                all.extend(probe.complaints.iter().cloned());
-            }
-            None if is_probed && self.rules.has_probes => complete_at = Duration::ZERO,
-            None => {}
+        for probe in [probe, check].into_iter().flatten() {
+            newest = newest.max(probe.at);
+            complete_at = complete_at.min(probe.at.boot);
+            all.extend(probe.complaints.iter().cloned());
+        }
+        if probe.is_none() && is_probed && self.rules.has_probes {
+            complete_at = Duration::ZERO;
         }
         let look = Look { at: newest, complete_at, is_away, complaints: &all };
         self.change(id, |verdict| verdict.look(&look));
@@ -93,6 +101,11 @@ impl Cases {
         }
         complaints.retain(|complaint| !self.rules.ignored.contains(&complaint.reason));
         self.probes.insert(id.clone(), Probe { at, complaints });
+    }
+
+    /// The check of its resource has ended: well, or with what speaks against the device.
+    pub(super) fn checked(&mut self, id: &DeviceId, at: Moment, complaint: Option<Complaint>) {
+        self.checks.insert(id.clone(), Probe { at, complaints: complaint.into_iter().collect() });
     }
 
     /// Something has happened to a device.
@@ -121,7 +134,13 @@ impl Cases {
 
     /// The next time at which a look may change something.
     pub(super) fn next_look(&self) -> Option<Duration> {
-        self.looked_at.iter().filter_map(|id| self.verdicts.get(id)?.wants_look_at()).min()
+        let wanted = |id: &DeviceId| {
+            let wanted = self.verdicts.get(id)?.wants_look_at()?;
+            // A check comes by itself, and is not hurried.
+            let waits_for_check = self.checks.get(id).is_some_and(|check| check.at.boot < wanted);
+            (!waits_for_check).then_some(wanted)
+        };
+        self.looked_at.iter().filter_map(wanted).min()
     }
 
     /// What is to be made durable since the last time: `None` where nothing is worth remembering any more. `holders` tells who

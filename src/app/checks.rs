@@ -1,0 +1,66 @@
+//! Runs the checks of resources now and then, and tells health what they say.
+//!
+//! They run at the multiples of their period on the boot's clock, as every poll does, and once at the start: what they said
+//! before is not known any more. A device that is new is checked at the next moment. Those of one period end before the next of
+//! them begin.
+
+use crate::domain::{Check, Device, Hook, Inventory, Phase, ResourceName};
+use crate::hook::{Occasion, Performer};
+use crate::host;
+use crate::messages::{Checked, Mailbox};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Runs them.
+#[derive(Debug, Clone)]
+pub(super) struct Checker {
+    pub(super) performer: Performer,
+    pub(super) inventory: watch::Receiver<Arc<Inventory>>,
+    pub(super) checked: Mailbox<Checked>,
+}
+
+impl Checker {
+    /// Runs until the daemon ends; what runs then is killed. Without a resource that has a check it ends at once.
+    pub(super) async fn run(self) {
+        let every = |inventory: &Inventory| -> BTreeSet<Duration> {
+            let checks = inventory.resources.values().filter_map(|offering| offering.spec.hooks.check.as_ref());
+            checks.map(|check| check.every).collect()
+        };
+        let periods = every(&self.inventory.borrow());
+        let mut rounds: JoinSet<()> = periods.into_iter().map(|every| self.clone().rounds(every)).collect();
+        while rounds.join_next().await.is_some() {}
+    }
+
+    /// The checks of one period.
+    async fn rounds(self, every: Duration) {
+        loop {
+            let mut round: JoinSet<()> =
+                self.wanted(every).into_iter().map(|(resource, check, device)| self.clone().one(resource, check, device)).collect();
+            while round.join_next().await.is_some() {}
+            tokio::time::sleep(host::until_tick(every)).await;
+        }
+    }
+
+    /// What is checked: each device once, however many ids it has.
+    fn wanted(&self, every: Duration) -> Vec<(ResourceName, Check, Arc<Device>)> {
+        let inventory = self.inventory.borrow().clone();
+        let mut wanted = BTreeMap::new();
+        for (resource, offering) in &inventory.resources {
+            let Some(check) = offering.spec.hooks.check.as_ref().filter(|check| check.every == every) else { continue };
+            for offered in offering.devices.values() {
+                wanted.entry(offered.device.id.clone()).or_insert_with(|| (resource.clone(), check.clone(), Arc::clone(&offered.device)));
+            }
+        }
+        wanted.into_values().collect()
+    }
+
+    async fn one(self, resource: ResourceName, check: Check, device: Arc<Device>) {
+        let (id, at) = (device.id.clone(), host::now());
+        let occasion = Occasion { phase: Phase::Check, resource, device, alloc_id: None, pod: None, container: None };
+        let ended = self.performer.perform(&Hook::Command { argv: check.argv, limit: check.limit }, &occasion).await;
+        self.checked.tell(Checked { device: id, at, failed: ended.err().map(|error| error.to_string()) });
+    }
+}
