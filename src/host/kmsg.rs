@@ -164,7 +164,8 @@ mod tests {
         };
         // The kernel's own facility is asked for: the line is written down as a user's all the same.
         let forged = format!("NVRM: Xid (PCI:ffff:ff:1f): 79, forged by test {}", std::process::id());
-        writer.write_all(format!("<6>{forged}").as_bytes()).unwrap();
+        // Without its end it would wait for the rest, unseen.
+        writer.write_all(format!("<6>{forged}\n").as_bytes()).unwrap();
         // What is in the ring, as it is.
         let mut all = Vec::new();
         let mut buffer = [0; RECORD_BYTES_MAX];
@@ -183,8 +184,8 @@ mod tests {
         let expected: Vec<KernelRecord> = all.iter().filter_map(|record| KernelRecord::parse(record)).collect();
         assert!(!expected.is_empty(), "the kernel has said something since it was started");
         let read = runtime.block_on(async {
-            let mut read = Vec::new();
-            while read.len() < expected.len() {
+            let mut read = vec![log.next().await.unwrap()];
+            while read.last().unwrap().sequence < expected.last().unwrap().sequence {
                 read.push(log.next().await.unwrap());
             }
             read
