@@ -45,10 +45,10 @@ pub(super) fn look_at_ports(look: &mut Look<'_>, device: &Device) {
                 look.complain(Reason::FpgaError, format!("errors of {name} is {errors}"));
             }
             // The card slows the accelerator down (the first threshold), or almost stops it (the second).
-            for event in
-                ["ap1_event", "ap2_event"].iter().filter(|event| nonzero(look, &format!("{dir}/{event}")).is_some()).collect::<Vec<_>>()
-            {
-                look.complain(Reason::TooHot, format!("{event} of {name}: the card has throttled it"));
+            for event in ["ap1_event", "ap2_event"] {
+                if nonzero(look, &format!("{dir}/{event}")).is_some() {
+                    look.complain(Reason::TooHot, format!("{event} of {name}: the card has throttled it"));
+                }
             }
         }
     }
