@@ -2,12 +2,13 @@
 
 use super::common::inside::has_program;
 use super::common::{percentiles, run};
-use super::machine::{Host, ZRAM, Zram, can, done, output};
+use super::machine::{Host, ZRAM, Zram, alone, can, done, output};
 use std::fs;
 use std::path::Path;
 
 #[test]
 fn what_the_kernel_makes_is_offered_and_what_it_takes_away_is_not() {
+    let _alone = alone();
     if !can("what_the_kernel_makes_is_offered_and_what_it_takes_away_is_not", "a kernel with zram", Path::new(ZRAM).exists()) {
         return;
     }
@@ -58,6 +59,7 @@ impl Drop for Loop {
 
 #[test]
 fn a_file_becomes_a_disk_whose_partition_comes_and_goes() {
+    let _alone = alone();
     let has = Path::new("/dev/loop-control").exists() && has_program("losetup") && has_program("addpart");
     if !can("a_file_becomes_a_disk_whose_partition_comes_and_goes", "loop devices, losetup and addpart", has) {
         return;

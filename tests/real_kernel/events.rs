@@ -1,7 +1,7 @@
 //! Events: a hint is never believed, a swarm of them is one scan, and those that are lost are made up for.
 
 use super::common::run;
-use super::machine::{Host, ZRAM, Zram, can};
+use super::machine::{Host, ZRAM, Zram, alone, can};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::path::Path;
@@ -12,6 +12,7 @@ fn has_zram(test: &str) -> bool {
 
 #[test]
 fn an_event_that_is_not_true_changes_nothing() {
+    let _alone = alone();
     if !has_zram("an_event_that_is_not_true_changes_nothing") {
         return;
     }
@@ -37,6 +38,7 @@ fn an_event_that_is_not_true_changes_nothing() {
 
 #[test]
 fn a_swarm_of_events_is_looked_into_now_and_then() {
+    let _alone = alone();
     let functions = fs::read_dir("/sys/bus/pci/devices").map(Iterator::collect::<Result<Vec<_>, _>>);
     let function = functions.ok().and_then(Result::ok).and_then(|mut functions| functions.pop()).map(|entry| entry.path().join("uevent"));
     let Some(function) = function.filter(|_| has_zram("a_swarm_of_events_is_looked_into_now_and_then")) else { return };
@@ -61,6 +63,7 @@ fn a_swarm_of_events_is_looked_into_now_and_then() {
 
 #[test]
 fn events_that_were_lost_are_made_up_for() {
+    let _alone = alone();
     if !has_zram("events_that_were_lost_are_made_up_for") {
         return;
     }
@@ -84,6 +87,7 @@ fn events_that_were_lost_are_made_up_for() {
 /// random numbers: its driver is taken away and given back.
 #[test]
 fn the_events_of_a_driver_come_in_the_kernels_order() {
+    let _alone = alone();
     let address = std::env::var("HOLDFAST_REBIND").unwrap_or_default();
     let folder = format!("/sys/bus/pci/devices/{address}");
     let driver = fs::canonicalize(format!("{folder}/driver")).ok().filter(|_| !address.is_empty());

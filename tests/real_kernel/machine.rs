@@ -8,12 +8,20 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// No two scans, and no two lists of a resource, are closer than this (`app/watcher.rs`, `serving/plugin.rs`).
 pub(crate) const APART: Duration = Duration::from_millis(50);
 /// Longer than everything that follows from one event: what comes then comes alone.
 const QUIET: Duration = Duration::from_millis(150);
+
+/// This machine is one: what a test makes, every daemon sees. One test is made after the other.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // A test that has failed has cleaned up too.
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Whether a test can be made here; where it cannot, that is said.
 pub(crate) fn can(test: &str, needs: &str, has: bool) -> bool {

@@ -3,7 +3,7 @@
 
 use super::common::inside::{inside_a_network, say};
 use super::common::{run, soon, until};
-use super::machine::{Host, done, output};
+use super::machine::{Host, alone, done, output};
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -82,6 +82,7 @@ impl Drop for Pod {
 
 #[test]
 fn an_interface_that_is_moved_into_a_pods_network_is_offered_on() {
+    let _alone = alone();
     let Some(taps) = Taps::new("taps::an_interface_that_is_moved_into_a_pods_network_is_offered_on", 771_000) else { return };
     run(async {
         let host = taps.host();
@@ -105,6 +106,7 @@ fn an_interface_that_is_moved_into_a_pods_network_is_offered_on() {
 
 #[test]
 fn a_storm_of_interfaces_that_nobody_offers_is_noise() {
+    let _alone = alone();
     let Some(taps) = Taps::new("taps::a_storm_of_interfaces_that_nobody_offers_is_noise", 772_000) else { return };
     run(async {
         let host = taps.host();
@@ -133,6 +135,7 @@ fn a_storm_of_interfaces_that_nobody_offers_is_noise() {
 
 #[test]
 fn a_storm_of_devices_makes_few_lists_and_the_last_one_is_right() {
+    let _alone = alone();
     let Some(taps) = Taps::new("taps::a_storm_of_devices_makes_few_lists_and_the_last_one_is_right", 773_000) else { return };
     run(async {
         let host = taps.host();
