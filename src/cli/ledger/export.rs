@@ -220,7 +220,7 @@ mod tests {
         assert!(page.add(Told::Grant(Box::new(grants().swap_remove(2)))));
         page.out.extend_from_slice(b"\n]}\n");
         let wanted = concat!(
-            "{\"schema\":2,\n\"names\":{},\n\"listed\":{},\n\"verdicts\":{},\n\"grants\":[\n",
+            "{\"schema\":2,\n\"names\":{},\n\"listed\":{},\n\"grants\":[\n",
             r#"{"alloc_id":"a-1","resource":"nvidia.com/gpu","devices":["GPU-1"],"state":"suspect","#,
             r#""pod":{"uid":"u1","namespace":"ml","name":null},"container":"main","granted_at":"2023-11-14T22:13:20.000Z","#,
             r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":null,"released_by":null,"suspect_at":"2023-11-14T22:13:22.000Z","#,

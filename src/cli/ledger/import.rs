@@ -29,6 +29,7 @@ struct Document {
     listed: Listed,
     #[serde(default)]
     owed: Owed,
+    #[serde(default)]
     verdicts: Verdicts,
     grants: Vec<Exported>,
 }
