@@ -20,6 +20,8 @@ use tokio_stream::wrappers::WatchStream;
 
 /// How long the ledger may take to make an operator's word durable.
 const RECORD_DEADLINE: Duration = Duration::from_secs(5);
+/// Whoever recovers need not wait for the poll; but one that cannot be probed is not to have all others probed without end.
+const PROBE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// A kubelet that has started admits its pods within some seconds; so long afterwards it is settled.
 const ADMISSIONS: Duration = Duration::from_secs(60);
 
@@ -75,6 +77,8 @@ pub struct HealthActor {
     /// The grants that the list is known to have the devices of.
     judged: Arc<Vec<Arc<Grant>>>,
     prober: Option<Prober>,
+    /// When the last round began (`CLOCK_BOOTTIME`).
+    probed_at: Duration,
     /// Devices of which a look does not end.
     stuck: BTreeSet<DeviceId>,
     /// Whether any device or bridge counts errors.
@@ -107,6 +111,7 @@ impl HealthActor {
             judge,
             judged: Arc::default(),
             prober: None,
+            probed_at: Duration::ZERO,
             stuck: BTreeSet::new(),
             has_counters: false,
             timer: None,
@@ -160,7 +165,8 @@ impl HealthActor {
         if let Some(timer) = self.look_timer.take() {
             context.cancel_future(timer);
         }
-        if let Some(wanted) = self.judge.next_look() {
+        let probe_at = self.judge.wants_probe().then(|| self.probed_at + PROBE_AGAIN_AFTER);
+        if let Some(wanted) = [self.judge.next_look(), probe_at].into_iter().flatten().min() {
             self.look_timer = Some(context.run_later(wanted.saturating_sub(now), |this, context| {
                 this.look_timer = None;
                 this.config.rescan.tell(Rescan { asked_at: host::now().boot });
@@ -178,6 +184,7 @@ impl HealthActor {
             return;
         }
         prober.begin(devices);
+        self.probed_at = host::now().boot;
         context.run_later(LOOK_DEADLINE, Self::check_probes);
     }
 

@@ -41,6 +41,8 @@ pub(super) struct Cases {
     changed: BTreeSet<DeviceId>,
     /// The devices with a verdict that were looked at in the last judgement; others wait for nothing.
     looked_at: BTreeSet<DeviceId>,
+    /// Whether one of them would recover if its last probe were not older than its failure.
+    wants_probe: bool,
 }
 
 impl Cases {
@@ -53,6 +55,7 @@ impl Cases {
             checks: BTreeMap::new(),
             changed: BTreeSet::new(),
             looked_at: BTreeSet::new(),
+            wants_probe: false,
         };
         for (id, verdict) in &mut cases.verdicts {
             let before = verdict.clone();
@@ -67,6 +70,7 @@ impl Cases {
     /// A judgement begins: [`Cases::scanned`] follows for every device that matters.
     pub(super) fn begin_looks(&mut self) {
         self.looked_at.clear();
+        self.wants_probe = false;
     }
 
     /// A scan has shown of a device's presence what it could.
@@ -91,6 +95,9 @@ impl Cases {
         let look = Look { at: newest, complete_at, is_away, complaints: &all };
         self.change(id, |verdict| verdict.look(&look));
         self.looked_at.insert(id.clone());
+        let failed_at =
+            self.verdicts.get(id).and_then(|verdict| if let State::Unhealthy { seen, .. } = verdict.state { Some(seen) } else { None });
+        self.wants_probe |= is_probed && all.is_empty() && failed_at.is_some_and(|seen| complete_at <= seen && seen < at.boot);
     }
 
     /// A probe has ended; what it says counts with the next [`Cases::scanned`].
@@ -141,6 +148,11 @@ impl Cases {
             (!waits_for_check).then_some(wanted)
         };
         self.looked_at.iter().filter_map(wanted).min()
+    }
+
+    /// Whether a probe now may begin a recovery.
+    pub(super) fn wants_probe(&self) -> bool {
+        self.wants_probe && self.rules.has_probes
     }
 
     /// What is to be made durable since the last time: `None` where nothing is worth remembering any more. `holders` tells who

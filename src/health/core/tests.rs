@@ -428,9 +428,10 @@ fn a_function_does_not_recover_before_it_was_probed() {
     for secs in [100, 200, 300] {
         second.discovered(cards(secs));
         assert_eq!(list(second.judge(&Held::new(), &Owed::new(), at(secs))), ["mig=ok", "vf=off_the_bus"], "only its files were seen");
+        assert!(second.wants_probe(), "it need not wait for the poll");
     }
     assert_eq!(look(&mut second, 301, "", &[]), ["mig=ok", "vf=off_the_bus"]);
-    assert_eq!(second.next_look(), Some(at(331)));
+    assert_eq!((second.next_look(), second.wants_probe()), (Some(at(331)), false));
     assert_eq!(look(&mut second, 331, "", &[]), ["mig=ok", "vf=ok"]);
 }
 
