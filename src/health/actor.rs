@@ -1,11 +1,10 @@
 //! The shell: hands evidence to the judge, publishes what it says, has it remembered, logs what changed.
 
 use super::core::{self, Judge, Rules};
-use super::prober::{LOOK_DEADLINE, LookAt, Prober};
+use super::prober::{LookAt, Prober};
 use super::report;
 use crate::domain::{
-    AtKubeletStart, Complaint, DeviceId, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, Owed, Reason, ResourceSpec, Signals,
-    Source, Verdicts,
+    AtKubeletStart, DeviceId, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, Owed, ResourceSpec, Source, Verdicts,
 };
 use crate::host;
 use crate::messages::{Broken, Checked, Crash, Discovered, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
@@ -72,17 +71,17 @@ impl fmt::Debug for HealthConfig {
 /// The actor.
 #[derive(Debug)]
 pub struct HealthActor {
-    config: HealthConfig,
-    judge: Judge,
+    pub(super) config: HealthConfig,
+    pub(super) judge: Judge,
     /// The grants that the list is known to have the devices of.
     judged: Arc<Vec<Arc<Grant>>>,
-    prober: Option<Prober>,
+    pub(super) prober: Option<Prober>,
     /// When the last round began (`CLOCK_BOOTTIME`).
-    probed_at: Duration,
+    pub(super) probed_at: Duration,
     /// Devices of which a look does not end.
-    stuck: BTreeSet<DeviceId>,
+    pub(super) stuck: BTreeSet<DeviceId>,
     /// Whether any device or bridge counts errors.
-    has_counters: bool,
+    pub(super) has_counters: bool,
     timer: Option<SpawnHandle>,
     look_timer: Option<SpawnHandle>,
     /// The metric's reasons that have been set.
@@ -121,12 +120,12 @@ impl HealthActor {
         }
     }
 
-    fn held(&self) -> core::Held {
+    pub(super) fn held(&self) -> core::Held {
         core::held(self.config.grants.borrow().iter().map(AsRef::as_ref))
     }
 
     /// Judges, publishes, and has remembered what has changed.
-    fn publish(&mut self, context: &mut Context<Self>) {
+    pub(super) fn publish(&mut self, context: &mut Context<Self>) {
         let verdicts = self.judge_all(context);
         if !verdicts.is_empty() {
             // The list waits for nothing: what the ledger learns too late is seen again, or (a reset) found out again.
@@ -174,84 +173,6 @@ impl HealthActor {
             }));
         }
         changed
-    }
-
-    /// Probes everything that matters.
-    fn probe(&mut self, context: &mut Context<Self>) {
-        let devices = self.judge.probed_devices(&self.held());
-        let Some(prober) = &self.prober else { return };
-        if devices.is_empty() {
-            return;
-        }
-        prober.begin(devices);
-        self.probed_at = host::now().boot;
-        context.run_later(LOOK_DEADLINE, Self::check_probes);
-    }
-
-    /// Takes what has been seen, and gives up waiting for what takes too long.
-    fn check_probes(&mut self, context: &mut Context<Self>) {
-        let Some(prober) = &self.prober else { return };
-        let stuck: BTreeSet<DeviceId> = prober.check().into_iter().collect();
-        let is_busy = prober.is_busy();
-        for device in stuck.difference(&self.stuck) {
-            tracing::warn!(%device, deadline = ?LOOK_DEADLINE, "looking at the device does not end; others are looked at");
-        }
-        self.stuck = stuck;
-        if prober.is_exhausted() {
-            tracing::error!(stuck = self.stuck.len(), "so many looks at devices do not end that none is looked at any more");
-        }
-        if is_busy {
-            context.run_later(LOOK_DEADLINE, Self::check_probes);
-        }
-        self.take_probes(context);
-    }
-
-    fn take_probes(&mut self, context: &mut Context<Self>) {
-        let Some(prober) = &self.prober else { return };
-        let probed = prober.take();
-        let now = host::now();
-        let mut off = BTreeSet::new();
-        for probed in &probed {
-            self.stuck.remove(&probed.device.id);
-            self.judge.probed(&probed.device, probed.at, &probed.signals);
-            off.extend(probed.signals.off.iter().copied());
-        }
-        // A look that does not end shows something too.
-        for id in &self.stuck {
-            let detail = "a read of its files in sysfs does not end".to_owned();
-            let signals = Signals { complaints: BTreeSet::from([Complaint { reason: Reason::ProbeStuck, detail }]), ..Signals::default() };
-            self.judge.stuck(id, now, &signals);
-        }
-        let has_counters = probed.iter().any(|probed| !probed.signals.counters.is_empty());
-        self.has_counters |= has_counters;
-        if !probed.is_empty() {
-            self.note_off(off);
-        }
-        if !probed.is_empty() || !self.stuck.is_empty() {
-            self.publish(context);
-        }
-    }
-
-    /// Says which signals no probe can have.
-    fn note_off(&self, off: BTreeSet<Source>) {
-        let no_privilege = |source| (source, "reading it needs a privilege that the daemon does not have".to_owned());
-        let no_counters =
-            (Source::Aer, "neither the devices nor the bridges above them count errors: the firmware keeps AER to itself".to_owned());
-        let off: BTreeMap<Source, String> = off.into_iter().map(no_privilege).chain((!self.has_counters).then_some(no_counters)).collect();
-        self.config.judgement.send_if_modified(|judgement| {
-            let before = judgement.off.clone();
-            judgement.off.retain(|source, _| !matches!(source, Source::Aer | Source::ConfigSpace));
-            judgement.off.extend(off);
-            judgement.off != before
-        });
-    }
-
-    /// The poll, at the same moments as everybody's.
-    fn schedule_poll(&self, context: &mut Context<Self>) {
-        context.run_later(host::until_tick(self.config.policy.poll), |this, context| {
-            this.probe(context);
-            this.schedule_poll(context);
-        });
     }
 
     /// A kubelet that started just now is not to reject pods for what may be over soon.

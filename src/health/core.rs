@@ -5,6 +5,7 @@
 
 mod case;
 mod cases;
+mod looks;
 mod pool;
 #[cfg(test)]
 mod tests;
@@ -12,9 +13,10 @@ mod tests;
 pub(crate) use self::cases::Rules;
 
 use self::cases::{Cases, Verdicts, parents};
+use self::looks::{absent_health, ghost};
 use crate::domain::{
-    AllocId, Complaint, Device, DeviceClass, DeviceEvent, DeviceId, Evidence, Grant, GrantedDevice, Health, Instruction, Inventory, Listed,
-    Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
+    AllocId, Complaint, Device, DeviceEvent, DeviceId, Evidence, Grant, GrantedDevice, Health, Instruction, Inventory, Listed, Moment,
+    Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -309,36 +311,6 @@ impl Judge {
         offered.iter().flat_map(shares).collect()
     }
 
-    /// What the evidence says of the devices that are offered, and of those above them.
-    fn look_at_selected(&mut self, evidence: &Evidence) {
-        let selected: BTreeSet<&DeviceId> = evidence.selected.values().flatten().collect();
-        let above: BTreeSet<DeviceId> = selected.iter().flat_map(|id| self.parents(id)).collect();
-        for id in above.iter().filter(|id| !selected.contains(*id)) {
-            self.cases.scanned(id, true, evidence.began, BTreeSet::new());
-        }
-        for device in selected.iter().filter_map(|id| evidence.devices.get(*id)) {
-            let found = device.health(evidence.has_nodes(device)).reason().map(|reason| complaint(reason, Some(device), evidence));
-            let broken =
-                self.broken.get(&device.id).map(|(reason, _)| Complaint { reason: *reason, detail: "found by an Allocate".into() });
-            let at = self.broken.get(&device.id).map_or(evidence.began, |(_, at)| Moment { boot: *at, ..evidence.began });
-            self.cases.scanned(&device.id, device.pci.is_some(), at, found.into_iter().chain(broken).collect());
-        }
-    }
-
-    /// The health of an id that is not offered, from what is said of it as such and from its case.
-    fn look_at_absent(&mut self, id: &DeviceId, found: Option<&Device>, health: Health, evidence: &Evidence) -> Health {
-        let id = found.map_or_else(|| id.shared().unwrap_or_else(|| id.clone()), |device| device.id.clone());
-        let is_pool = id.is_number() || id.as_str().contains('/') && !evidence.devices.contains_key(&id);
-        // Another resource may offer it as it is.
-        let is_offered = evidence.selected.values().any(|ids| ids.contains(&id));
-        if !is_pool && !is_offered {
-            let reason = health.reason().filter(|reason| *reason != Reason::Deselected);
-            let complaints = reason.map(|reason| complaint(reason, found, evidence));
-            self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().collect());
-        }
-        if health.is_healthy() { self.health(&id) } else { health }
-    }
-
     /// What is said of a device: by itself, and by what it depends on.
     fn health(&self, id: &DeviceId) -> Health {
         let own = self.cases.health(id);
@@ -365,50 +337,5 @@ impl Judge {
         let other: BTreeSet<DeviceId> = offered.keys().cloned().collect();
         absent.retain(|id, _| !other.contains(id));
         absent
-    }
-}
-
-/// The health of an id that its resource does not select now; `found` is its device, where it is there.
-fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held: bool, evidence: &Evidence) -> Health {
-    let Some(found) = found else { return Health::Unhealthy(Reason::DeviceGone) };
-    let has_driver = |driver: Option<&String>| driver.is_some_and(|driver| spec.select.driver.contains(driver));
-    if !spec.select.driver.is_empty() && found.pci.as_ref().is_some_and(|pci| !has_driver(pci.driver.as_ref())) {
-        return Health::Unhealthy(Reason::DriverLost);
-    }
-    let health = found.health(evidence.has_nodes(found));
-    if !health.is_healthy() {
-        return health;
-    }
-    // A holder keeps what it has with the health that the device deserves; nobody new gets it.
-    if is_held { Health::Healthy } else { Health::Unhealthy(Reason::Deselected) }
-}
-
-/// What a scan has found wrong, in words.
-fn complaint(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Complaint {
-    let detail = match (reason, device) {
-        (Reason::NodeMissing, Some(device)) => {
-            let missing = device.nodes.iter().find(|node| node.required && evidence.missing_nodes.contains(&node.host));
-            missing.map(|node| node.host.clone())
-        }
-        (Reason::GroupNotViable, Some(device)) => device.attribute("group_blocked_by").map(str::to_owned),
-        (Reason::DriverLost, Some(device)) => {
-            let driver = device.pci.as_ref().and_then(|pci| pci.driver.as_deref());
-            Some(driver.map_or_else(|| "no driver".to_owned(), |driver| format!("the driver is {driver}")))
-        }
-        _ => None,
-    };
-    Complaint { reason, detail: detail.unwrap_or_default() }
-}
-
-/// A device of which only the ledger tells.
-fn ghost(class: DeviceClass, known: &GrantedDevice) -> Device {
-    Device {
-        id: known.id.clone(),
-        key: known.key.clone(),
-        class,
-        pci: None,
-        numa_nodes: known.numa_nodes.clone(),
-        nodes: Vec::new(),
-        attributes: BTreeMap::new(),
     }
 }

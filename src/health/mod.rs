@@ -9,6 +9,7 @@
 mod actor;
 pub(crate) mod core;
 mod prober;
+mod probing;
 mod report;
 
 pub use actor::{HealthActor, HealthConfig, Judgement};

@@ -188,8 +188,8 @@ mod tests {
         })
     }
 
-    /// A prober whose looks at `stuck` wait until they are let go.
-    fn prober() -> (Prober, mpsc::Receiver<()>, Arc<Mutex<Vec<mpsc::Receiver<()>>>>, impl Fn() -> mpsc::Sender<()>) {
+    /// A prober whose looks at `stuck` wait until they are let go; what it tells; and what makes one more of them wait.
+    fn prober() -> (Prober, mpsc::Receiver<()>, impl Fn() -> mpsc::Sender<()>) {
         let gates: Arc<Mutex<Vec<mpsc::Receiver<()>>>> = Arc::default();
         let (told, tells) = mpsc::channel();
         let waits = Arc::clone(&gates);
@@ -210,7 +210,7 @@ mod tests {
             more.lock().unwrap().push(gate);
             open
         };
-        (prober, tells, gates, gate)
+        (prober, tells, gate)
     }
 
     fn ids(probed: &[Probed]) -> Vec<&str> {
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_look_that_hangs_keeps_nobody_else_from_being_looked_at() {
-        let (prober, tells, _, gate) = prober();
+        let (prober, tells, gate) = prober();
         let open = gate();
         prober.begin(vec![device("a"), device("stuck"), device("b")]);
         while lock(&prober.state).queue.len() > 1 {
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn only_so_many_threads_hang() {
-        let (prober, tells, _, gate) = prober();
+        let (prober, tells, gate) = prober();
         let opens: Vec<_> = (0..=STUCK_MAX).map(|_| gate()).collect();
         prober.begin((0..=STUCK_MAX).map(|n| device(&format!("stuck{n}"))).collect());
         for n in 1..=STUCK_MAX {

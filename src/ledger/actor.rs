@@ -11,7 +11,7 @@ use super::sight::{refusal, unseen};
 use super::upkeep::Upkeep;
 use crate::domain::{AllocId, Entry, Inventory, Observation, ResourceName, WhenNotDurable};
 use crate::host;
-use crate::messages::{Crash, Judged, Publish, Reconcile, Record, RecordError, Remember};
+use crate::messages::{Crash, Publish, Reconcile, Record, RecordError};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
@@ -307,34 +307,6 @@ impl Handler<Decide> for LedgerActor {
         }
         let answered = self.submit(vec![Entry::Grant(Box::new(grant))], context);
         Box::pin(async move { Ok(answer(answered).await?) })
-    }
-}
-
-impl Handler<Remember> for LedgerActor {
-    type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
-
-    fn handle(&mut self, Remember(names): Remember, context: &mut Self::Context) -> Self::Result {
-        let new = names.into_iter().filter(|(key, id)| self.ledger.names().get(key) != Some(id));
-        let entries: Vec<Entry> = new.map(|(key, id)| Entry::Named { key, id }).collect();
-        if entries.is_empty() {
-            return Box::pin(std::future::ready(Ok(())));
-        }
-        let answered = self.submit(entries, context);
-        Box::pin(answer(answered))
-    }
-}
-
-impl Handler<Judged> for LedgerActor {
-    type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
-
-    fn handle(&mut self, Judged(verdicts): Judged, context: &mut Self::Context) -> Self::Result {
-        let news = verdicts.into_iter().filter(|(device, verdict)| self.ledger.verdicts().get(device) != verdict.as_ref());
-        let entries: Vec<Entry> = news.map(|(device, verdict)| Entry::Judged { device, verdict: verdict.map(Box::new) }).collect();
-        if entries.is_empty() {
-            return Box::pin(std::future::ready(Ok(())));
-        }
-        let answered = self.submit(entries, context);
-        Box::pin(answer(answered))
     }
 }
 

@@ -11,6 +11,7 @@ mod config;
 pub mod core;
 mod hooks;
 pub(crate) mod observe;
+mod remember;
 mod report;
 mod sight;
 mod upkeep;

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 /// A device that keeps failing is believed later each time, but not later than this.
 const HOLD_MAX: Duration = Duration::from_secs(600);
+/// The same of one that is plugged in and out: whoever reloads a driver ten times does not wait for minutes.
+const HOLD_OF_PRESENCE_MAX: Duration = Duration::from_secs(4);
 /// The hold time doubles so many times at most.
 const HOLD_DOUBLINGS_MAX: u32 = 6;
 /// So many failures, each within [`STEADY`] of the last recovery, and an operator has to look.
@@ -176,7 +178,8 @@ fn better(verdict: &mut Verdict, look: &Look<'_>) -> State {
     match verdict.state {
         State::Unhealthy { reason, seen } if look.complete_at > seen => {
             let doublings = verdict.flaps.saturating_sub(1).min(HOLD_DOUBLINGS_MAX);
-            let hold = (reason.weight().hold * 2_u32.pow(doublings)).min(HOLD_MAX);
+            let max = if reason.weight().is_presence() { HOLD_OF_PRESENCE_MAX } else { HOLD_MAX };
+            let hold = (reason.weight().hold * 2_u32.pow(doublings)).min(max);
             State::Recovering { reason, since: look.complete_at, hold }
         }
         State::Recovering { since, hold, .. } if look.complete_at.saturating_sub(since) >= hold => {

@@ -1,6 +1,7 @@
 //! The judge's rules as sentences.
 
 use super::*;
+use crate::domain::DeviceClass;
 use crate::domain::{AllocId, ContainerEdits, DeviceNode, GrantState, GrantedDevice, HookState, Moment, OwedHook, Timestamp, note_hook};
 
 fn at(secs: u64) -> Duration {

@@ -115,9 +115,10 @@ fn what_is_plugged_in_and_out_is_back_soon_and_never_waits_for_an_operator() {
     story.look(10, &[Reason::DeviceGone]);
     assert_eq!(story.heals(11), 12);
     let mut now = 20;
-    for _ in 0..20 {
+    for hold in [2, 4, 4, 4, 4, 4, 4] {
         story.look(now, &[Reason::DeviceGone]);
-        now = story.heals(now + 1) + 1;
+        assert_eq!(story.heals(now + 1), now + 1 + hold);
+        now += 1 + hold + 1;
     }
     assert!(story.look(now, &[]).is_healthy());
 }

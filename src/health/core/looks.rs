@@ -1,0 +1,82 @@
+//! What a scan says of single devices: those that are offered, and those that are only held or about to leave.
+
+use super::Judge;
+use crate::domain::{Complaint, Device, DeviceClass, DeviceId, Evidence, GrantedDevice, Health, Moment, Reason, ResourceSpec};
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Judge {
+    /// What the evidence says of the devices that are offered, and of those above them.
+    pub(super) fn look_at_selected(&mut self, evidence: &Evidence) {
+        let selected: BTreeSet<&DeviceId> = evidence.selected.values().flatten().collect();
+        let above: BTreeSet<DeviceId> = selected.iter().flat_map(|id| self.parents(id)).collect();
+        for id in above.iter().filter(|id| !selected.contains(*id)) {
+            self.cases.scanned(id, true, evidence.began, BTreeSet::new());
+        }
+        for device in selected.iter().filter_map(|id| evidence.devices.get(*id)) {
+            let found = device.health(evidence.has_nodes(device)).reason().map(|reason| complaint(reason, Some(device), evidence));
+            let broken =
+                self.broken.get(&device.id).map(|(reason, _)| Complaint { reason: *reason, detail: "found by an Allocate".into() });
+            let at = self.broken.get(&device.id).map_or(evidence.began, |(_, at)| Moment { boot: *at, ..evidence.began });
+            self.cases.scanned(&device.id, device.pci.is_some(), at, found.into_iter().chain(broken).collect());
+        }
+    }
+
+    /// The health of an id that is not offered, from what is said of it as such and from its case.
+    pub(super) fn look_at_absent(&mut self, id: &DeviceId, found: Option<&Device>, health: Health, evidence: &Evidence) -> Health {
+        let id = found.map_or_else(|| id.shared().unwrap_or_else(|| id.clone()), |device| device.id.clone());
+        let is_pool = id.is_number() || id.as_str().contains('/') && !evidence.devices.contains_key(&id);
+        // Another resource may offer it as it is.
+        let is_offered = evidence.selected.values().any(|ids| ids.contains(&id));
+        if !is_pool && !is_offered {
+            let reason = health.reason().filter(|reason| *reason != Reason::Deselected);
+            let complaints = reason.map(|reason| complaint(reason, found, evidence));
+            self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().collect());
+        }
+        if health.is_healthy() { self.health(&id) } else { health }
+    }
+}
+
+/// The health of an id that its resource does not select now; `found` is its device, where it is there.
+pub(super) fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held: bool, evidence: &Evidence) -> Health {
+    let Some(found) = found else { return Health::Unhealthy(Reason::DeviceGone) };
+    let has_driver = |driver: Option<&String>| driver.is_some_and(|driver| spec.select.driver.contains(driver));
+    if !spec.select.driver.is_empty() && found.pci.as_ref().is_some_and(|pci| !has_driver(pci.driver.as_ref())) {
+        return Health::Unhealthy(Reason::DriverLost);
+    }
+    let health = found.health(evidence.has_nodes(found));
+    if !health.is_healthy() {
+        return health;
+    }
+    // A holder keeps what it has with the health that the device deserves; nobody new gets it.
+    if is_held { Health::Healthy } else { Health::Unhealthy(Reason::Deselected) }
+}
+
+/// What a scan has found wrong, in words.
+fn complaint(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Complaint {
+    let detail = match (reason, device) {
+        (Reason::NodeMissing, Some(device)) => {
+            let missing = device.nodes.iter().find(|node| node.required && evidence.missing_nodes.contains(&node.host));
+            missing.map(|node| node.host.clone())
+        }
+        (Reason::GroupNotViable, Some(device)) => device.attribute("group_blocked_by").map(str::to_owned),
+        (Reason::DriverLost, Some(device)) => {
+            let driver = device.pci.as_ref().and_then(|pci| pci.driver.as_deref());
+            Some(driver.map_or_else(|| "no driver".to_owned(), |driver| format!("the driver is {driver}")))
+        }
+        _ => None,
+    };
+    Complaint { reason, detail: detail.unwrap_or_default() }
+}
+
+/// A device of which only the ledger tells.
+pub(super) fn ghost(class: DeviceClass, known: &GrantedDevice) -> Device {
+    Device {
+        id: known.id.clone(),
+        key: known.key.clone(),
+        class,
+        pci: None,
+        numa_nodes: known.numa_nodes.clone(),
+        nodes: Vec::new(),
+        attributes: BTreeMap::new(),
+    }
+}

@@ -1,0 +1,88 @@
+//! The actor's part in probing: when a round begins, what is taken from it, and what is said where one does not end.
+
+use super::actor::HealthActor;
+use super::prober::LOOK_DEADLINE;
+use crate::domain::{Complaint, DeviceId, Reason, Signals, Source};
+use crate::host;
+use actix::{AsyncContext, Context};
+use std::collections::{BTreeMap, BTreeSet};
+
+impl HealthActor {
+    /// Probes everything that matters.
+    pub(super) fn probe(&mut self, context: &mut Context<Self>) {
+        let devices = self.judge.probed_devices(&self.held());
+        let Some(prober) = &self.prober else { return };
+        if devices.is_empty() {
+            return;
+        }
+        prober.begin(devices);
+        self.probed_at = host::now().boot;
+        context.run_later(LOOK_DEADLINE, Self::check_probes);
+    }
+
+    /// Takes what has been seen, and gives up waiting for what takes too long.
+    fn check_probes(&mut self, context: &mut Context<Self>) {
+        let Some(prober) = &self.prober else { return };
+        let stuck: BTreeSet<DeviceId> = prober.check().into_iter().collect();
+        let is_busy = prober.is_busy();
+        for device in stuck.difference(&self.stuck) {
+            tracing::warn!(%device, deadline = ?LOOK_DEADLINE, "looking at the device does not end; others are looked at");
+        }
+        self.stuck = stuck;
+        if prober.is_exhausted() {
+            tracing::error!(stuck = self.stuck.len(), "so many looks at devices do not end that none is looked at any more");
+        }
+        if is_busy {
+            context.run_later(LOOK_DEADLINE, Self::check_probes);
+        }
+        self.take_probes(context);
+    }
+
+    pub(super) fn take_probes(&mut self, context: &mut Context<Self>) {
+        let Some(prober) = &self.prober else { return };
+        let probed = prober.take();
+        let now = host::now();
+        let mut off = BTreeSet::new();
+        for probed in &probed {
+            self.stuck.remove(&probed.device.id);
+            self.judge.probed(&probed.device, probed.at, &probed.signals);
+            off.extend(probed.signals.off.iter().copied());
+        }
+        // A look that does not end shows something too.
+        for id in &self.stuck {
+            let detail = "a read of its files in sysfs does not end".to_owned();
+            let signals = Signals { complaints: BTreeSet::from([Complaint { reason: Reason::ProbeStuck, detail }]), ..Signals::default() };
+            self.judge.stuck(id, now, &signals);
+        }
+        let has_counters = probed.iter().any(|probed| !probed.signals.counters.is_empty());
+        self.has_counters |= has_counters;
+        if !probed.is_empty() {
+            self.note_off(off);
+        }
+        if !probed.is_empty() || !self.stuck.is_empty() {
+            self.publish(context);
+        }
+    }
+
+    /// Says which signals no probe can have.
+    fn note_off(&self, off: BTreeSet<Source>) {
+        let no_privilege = |source| (source, "reading it needs a privilege that the daemon does not have".to_owned());
+        let no_counters =
+            (Source::Aer, "neither the devices nor the bridges above them count errors: the firmware keeps AER to itself".to_owned());
+        let off: BTreeMap<Source, String> = off.into_iter().map(no_privilege).chain((!self.has_counters).then_some(no_counters)).collect();
+        self.config.judgement.send_if_modified(|judgement| {
+            let before = judgement.off.clone();
+            judgement.off.retain(|source, _| !matches!(source, Source::Aer | Source::ConfigSpace));
+            judgement.off.extend(off);
+            judgement.off != before
+        });
+    }
+
+    /// The poll, at the same moments as everybody's.
+    pub(super) fn schedule_poll(&self, context: &mut Context<Self>) {
+        context.run_later(host::until_tick(self.config.policy.poll), |this, context| {
+            this.probe(context);
+            this.schedule_poll(context);
+        });
+    }
+}
