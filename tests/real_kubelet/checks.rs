@@ -1,6 +1,7 @@
 //! What has to hold, in the order of a node's life. Every figure is printed.
 
 use crate::daemon::{self, Daemon, Held};
+use crate::health;
 use crate::ledger;
 use crate::node::Node;
 use crate::pods::{self, Pod};
@@ -25,6 +26,7 @@ pub(crate) fn all(node: &mut Node, daemon: &mut Daemon) {
     });
     init_and_main_get_the_device(node, daemon);
     exclusive_devices_are_not_shared(node, daemon);
+    health::a_sick_device_is_told_of_a_pod_that_runs_on(node, daemon);
     let shared = pods_survive_every_restart_of_the_kubelet(node, daemon);
     idle_costs_nothing(daemon);
     ledger::pods_come_and_go_through_restarts(node, daemon, &shared, ["first", "second"]);

@@ -66,6 +66,11 @@ impl Daemon {
         serde_json::from_str(&output(holdfast(&self.dir).args([verb, "-o", "json"]))).unwrap()
     }
 
+    /// Has it do something.
+    pub(crate) fn instruct(&self, verb: &[&str]) {
+        output(holdfast(&self.dir).args(verb));
+    }
+
     /// Who holds what.
     pub(crate) fn who(&self) -> Vec<Held> {
         let document = self.ask("who");

@@ -12,6 +12,7 @@
 
 mod checks;
 mod daemon;
+mod health;
 mod image;
 mod ledger;
 mod node;

@@ -1,0 +1,47 @@
+//! A device that fails under a pod: the kubelet says so of the pod, which runs on, and takes it back.
+
+use crate::checks::{of, running};
+use crate::daemon::Daemon;
+use crate::node::Node;
+use crate::{EXCLUSIVE, SOON, say, wait_for};
+use serde_json::Value;
+use std::time::Instant;
+
+/// What a pod's status says of the health of its devices (`allocatedResourcesStatus`), by id.
+fn told(node: &Node, pod: &str) -> Option<Vec<(String, String)>> {
+    let list = node.pods.list()?;
+    let pod = list["items"].as_array()?.iter().find(|item| item["metadata"]["name"] == format!("{pod}-node"))?;
+    let resources = pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"].as_array()?;
+    let devices = resources.iter().filter_map(|resource| resource["resources"].as_array()).flatten();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Some(devices.map(|device| (text(&device["resourceID"]), text(&device["health"]))).collect())
+}
+
+pub(crate) fn a_sick_device_is_told_of_a_pod_that_runs_on(node: &Node, daemon: &Daemon) {
+    let before = running(node, "first");
+    let grants = daemon.who();
+    let held = of(&grants, EXCLUSIVE).find(|held| held.holder.as_ref().is_some_and(|holder| holder.contains(&before.uid)));
+    let device = held.unwrap().devices.first().unwrap().clone();
+    let says = |health: &str| {
+        let began = Instant::now();
+        wait_for(&format!("the pod's status says {health}"), SOON, || {
+            let told = told(node, "first")?;
+            told.iter().any(|(id, said)| *id == device && said == health).then_some(())
+        });
+        began.elapsed().as_millis()
+    };
+    // A kubelet before 1.36 says nothing of devices unless it is told to.
+    if wait_for("the kubelet's pods", SOON, || node.pods.list()) != Value::Null && told(node, "first").is_none() {
+        return say(format_args!("SKIPPED: this kubelet says nothing of a pod's devices (feature gate ResourceHealthStatus)"));
+    }
+    says("Healthy");
+    daemon.instruct(&["device", "cordon", &device, "--reason", "a test"]);
+    let sick = says("Unhealthy");
+    assert_eq!(running(node, "first"), before, "it runs on");
+    daemon.instruct(&["device", "uncordon", &device]);
+    let well = says("Healthy");
+    assert_eq!(running(node, "first"), before, "nothing was restarted");
+    say(format_args!(
+        "a device is cordoned under its pod: the pod's status says Unhealthy {sick} ms later, and Healthy {well} ms after it is given back"
+    ));
+}
