@@ -102,6 +102,7 @@ impl HealthActor {
             has_probes: true,
             fatal_xids: config.policy.fatal_xids.clone(),
             ignored: config.policy.ignored.clone(),
+            poll: config.policy.poll,
         };
         let remembered = Arc::clone(&config.judgement.borrow().verdicts);
         let judge = Judge::new(Arc::clone(&config.specs), config.inventory.borrow().clone(), &config.listed, rules, &remembered);

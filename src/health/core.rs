@@ -15,8 +15,8 @@ pub(crate) use self::cases::Rules;
 use self::cases::{Cases, Verdicts, parents};
 use self::looks::{absent_health, ghost};
 use crate::domain::{
-    AllocId, Complaint, Device, DeviceEvent, DeviceId, Evidence, Grant, GrantedDevice, Health, Instruction, Inventory, Listed, Moment,
-    Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
+    AllocId, Complaint, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice, Health, Instruction, Inventory, Listed,
+    Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,6 +26,9 @@ use std::time::Duration;
 /// and our Allocate ends within two seconds: after this long no Allocate for the id can be under way, and a kubelet
 /// of 1.35 or newer cannot stumble over its absence.
 pub(crate) const LEAVE_AFTER: Duration = Duration::from_secs(60);
+
+/// Events that are kept for the first scan of a life: a machine that fails as a whole tells a few of each device.
+const EARLY_MAX: usize = 256;
 
 /// A look that was asked for to end a wait and did not end it is not asked for again at once.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -57,6 +60,8 @@ pub(crate) struct Judge {
     /// What an earlier process had in its lists, until the first judgement.
     earlier: Listed,
     evidence: Option<Arc<Evidence>>,
+    /// What happened before the first evidence told to whom.
+    early: Vec<(DeviceEvent, Moment)>,
     /// Devices that an Allocate found broken, until newer evidence speaks.
     broken: BTreeMap<DeviceId, (Reason, Duration)>,
     cases: Cases,
@@ -86,6 +91,7 @@ impl Judge {
             specs,
             earlier,
             evidence: None,
+            early: Vec::new(),
             broken: BTreeMap::new(),
             cases: Cases::new(rules, remembered),
             by_address: BTreeMap::new(),
@@ -144,12 +150,20 @@ impl Judge {
 
     /// Something has happened to a function, and so to all that is below it. Whether it is one that matters.
     pub(crate) fn happened(&mut self, event: &DeviceEvent, at: Moment, held: &Held) -> bool {
+        if self.evidence.is_none() {
+            if self.early.len() < EARLY_MAX {
+                self.early.push((event.clone(), at));
+            }
+            return false;
+        }
+        // A bridge's driver comes and goes without a reset of what is below.
+        let spreads = !matches!(event.kind, EventKind::Bound | EventKind::Unbound);
         let mut matters = false;
         for device in self.probed_devices(held) {
             let Some(pci) = &device.pci else { continue };
             let is_it =
                 pci.address == event.at || (event.whole_slot && PciAddress { function: event.at.function, ..pci.address } == event.at);
-            if (is_it && device.attribute("part").is_none()) || pci.bridges.contains(&event.at) {
+            if (is_it && device.attribute("part").is_none()) || (spreads && pci.bridges.contains(&event.at)) {
                 self.cases.happened(&device.id, event, at);
                 matters = true;
             }
@@ -178,9 +192,14 @@ impl Judge {
         self.cases.verdicts()
     }
 
-    /// What is to be made durable: see [`Cases::take_changed`].
+    /// What is to be made durable: see [`Cases::take_changed`]. Who holds a part of a device holds the device.
     pub(crate) fn take_changed(&mut self, holders: impl Fn(&DeviceId) -> Vec<AllocId>) -> Vec<(DeviceId, Option<Verdict>)> {
-        self.cases.take_changed(holders)
+        let Judge { cases, evidence, by_address, .. } = self;
+        cases.take_changed(|id| {
+            let devices = evidence.iter().flat_map(|evidence| evidence.devices.values());
+            let below = devices.filter(|device| parents(device, by_address).contains(id)).flat_map(|device| holders(&device.id));
+            holders(id).into_iter().chain(below).collect()
+        })
     }
 
     /// When a scan and a probe are wanted: one of them may end a wait.
@@ -229,6 +248,9 @@ impl Judge {
     /// `due` are the hooks that devices wait for which nobody holds, as the ledger says: `held` may be older than that.
     pub(crate) fn judge(&mut self, held: &Held, due: &Owed, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
+        for (event, at) in std::mem::take(&mut self.early) {
+            self.happened(&event, at, held);
+        }
         self.cases.begin_looks();
         self.look_at_selected(&evidence);
         let withholds = now < self.withheld_until;
@@ -297,11 +319,10 @@ impl Judge {
             devices.map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) }).collect();
         if let Sharing::Pool(_) = spec.sharing {
             offered = pool::pool(spec, &offered).into_iter().collect();
-            // An Allocate may have found it broken as a whole.
-            for pool in &mut offered {
-                if let (true, Some((reason, _))) = (pool.health.is_healthy(), self.broken.get(&pool.device.id)) {
-                    pool.health = Health::Unhealthy(*reason);
-                }
+            // An Allocate may have found it broken as a whole, and its check is that of the whole.
+            for pool in offered.iter_mut().filter(|pool| pool.health.is_healthy()) {
+                let broken = self.broken.get(&pool.device.id).map(|(reason, _)| Health::Unhealthy(*reason));
+                pool.health = broken.unwrap_or_else(|| self.cases.health(&pool.device.id));
             }
         }
         let shares = |one: &Offered| {

@@ -72,6 +72,22 @@ impl KernelLog {
         Ok(KernelLog(log))
     }
 
+    /// The next record of the kernel itself, if there is one already.
+    ///
+    /// # Errors
+    /// When the log cannot be read for good.
+    pub fn waiting(&self) -> io::Result<Option<KernelRecord>> {
+        let mut buffer = [0; RECORD_BYTES_MAX];
+        loop {
+            let mut file = self.0.get_ref();
+            match answer(file.read(&mut buffer), &buffer) {
+                Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Some(answer) => return answer.map(Some),
+                None => {}
+            }
+        }
+    }
+
     /// Waits for the next record of the kernel itself. May be given up at any moment: no record is lost by that.
     ///
     /// # Errors

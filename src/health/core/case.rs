@@ -12,23 +12,30 @@ const HOLD_OF_PRESENCE_MAX: Duration = Duration::from_secs(4);
 /// The hold time doubles so many times at most.
 const HOLD_DOUBLINGS_MAX: u32 = 6;
 /// So many failures, each within [`STEADY`] of the last recovery, and an operator has to look.
-const FLAPS_MAX: u32 = 5;
+const FLAPS_MAX: usize = 5;
 /// Healthy for so long, and the next failure is the first one again.
 const STEADY: Duration = Duration::from_secs(3600);
 /// Failures that are remembered of a device.
 const INCIDENTS_MAX: usize = 8;
 
+/// A complaint, and the look that found it. A later look of another kind makes it no younger: a scan says nothing of a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Sighting {
+    pub(super) at: Moment,
+    pub(super) complaint: Complaint,
+}
+
 /// What is known of a device from its looks together: what a scan says of its presence, and a probe of its signals.
 #[derive(Debug)]
 pub(super) struct Look<'a> {
-    /// When the newest of them was made.
+    /// When the scan was made.
     pub(super) at: Moment,
     /// When the oldest of them was made: only since then nothing speaks against it, if nothing does.
     pub(super) complete_at: Duration,
     /// Whether it was not there, or without the driver that it needs.
     pub(super) is_away: bool,
     /// What speaks against it.
-    pub(super) complaints: &'a BTreeSet<Complaint>,
+    pub(super) sightings: &'a [Sighting],
 }
 
 /// Which of the numbers of NVIDIA's driver mean that the GPU needs a reset.
@@ -77,7 +84,8 @@ impl Case for Verdict {
                     let detail = format!("{} more at {}", value - known, counter.at);
                     risen.insert(Complaint { reason: counter.reason, detail });
                 }
-                Some(known) if value < known && counter.at == own => reset(self, at),
+                // What the bridges count in the same look is news all the same.
+                Some(known) if value < known && counter.at == own => forgive(self, at),
                 _ => {}
             }
         }
@@ -89,16 +97,21 @@ impl Case for Verdict {
             reset(self, look.at);
         }
         self.is_away = look.is_away;
-        for complaint in look.complaints.iter().filter(|complaint| complaint.reason.weight().is_sticky) {
+        // A probe of before a reset speaks of what the reset has ended.
+        let reset_at = self.reset_at;
+        let is_over = |sighting: &Sighting| sighting.at.boot < reset_at && !sighting.complaint.reason.weight().is_presence();
+        let sightings: Vec<&Sighting> = look.sightings.iter().filter(|sighting| !is_over(sighting)).collect();
+        for Sighting { complaint, .. } in sightings.iter().filter(|sighting| sighting.complaint.reason.weight().is_sticky) {
             self.faults.entry(complaint.reason).or_insert_with(|| complaint.detail.clone());
         }
-        let fault = self.faults.iter().next().map(|(reason, detail)| (*reason, detail.clone()));
-        let worst = look.complaints.iter().min_by_key(|complaint| (complaint.reason.weight().patience, complaint.reason));
-        let worst = fault.or_else(|| worst.map(|complaint| (complaint.reason, complaint.detail.clone())));
+        let fault = self.faults.iter().next().map(|(reason, detail)| (*reason, detail.clone(), look.at));
+        let weight = |sighting: &&&Sighting| (sighting.complaint.reason.weight().patience, sighting.complaint.reason);
+        let worst = sightings.iter().min_by_key(weight);
+        let worst = fault.or_else(|| worst.map(|worst| (worst.complaint.reason, worst.complaint.detail.clone(), worst.at)));
         match worst {
-            Some((reason, detail)) if is_believed(&self.state, reason, look.at.boot) => fail(self, reason, detail, look.at),
-            Some((reason, _)) => {
-                let since = if let State::Suspect { since, .. } = self.state { since } else { look.at.boot };
+            Some((reason, detail, at)) if is_believed(&self.state, reason, at.boot) => fail(self, reason, detail, at),
+            Some((reason, _, at)) => {
+                let since = if let State::Suspect { since, .. } = self.state { since } else { at.boot };
                 self.state = State::Suspect { reason, since };
             }
             None => self.state = better(self, look),
@@ -115,9 +128,12 @@ impl Case for Verdict {
                 reset(self, at);
                 return is_to_be_seen_after(self, at);
             }
-            EventKind::RecoveryBegan => return fail(self, Reason::ErrorRecovery, String::new(), at),
+            EventKind::RecoveryBegan => (Reason::ErrorRecovery, String::new()),
             EventKind::Unbound => return,
-            EventKind::RecoveryFailed => (Reason::RecoveryFailed, String::new()),
+            EventKind::RecoveryFailed => {
+                self.faults.remove(&Reason::ErrorRecovery);
+                (Reason::RecoveryFailed, String::new())
+            }
             EventKind::Wedged(ways) => (Reason::Wedged, format!("its driver wants: {ways}")),
             EventKind::Xid(code) if fatal.contains(code) => (Reason::Xid, format!("Xid {code}")),
             EventKind::Xid(_) => return,
@@ -140,7 +156,8 @@ impl Case for Verdict {
 
     fn wants_look_at(&self) -> Option<Duration> {
         match self.state {
-            State::Healthy | State::Unhealthy { .. } => None,
+            // Whether it counts on, the next poll tells: a look just after another one sees nothing new.
+            State::Healthy | State::Unhealthy { .. } | State::Suspect { reason: Reason::AerNonfatal, .. } => None,
             State::Suspect { reason, since } => Some(since + reason.weight().patience),
             State::Recovering { since, hold, .. } => Some(since + hold),
         }
@@ -163,14 +180,17 @@ fn fail(verdict: &mut Verdict, reason: Reason, detail: String, at: Moment) {
             verdict.flaps = 0;
         }
         verdict.flaps += 1;
-        // What is plugged in and out is no riddle.
-        verdict.is_latched |= verdict.flaps >= FLAPS_MAX && !reason.weight().is_presence();
         if verdict.incidents.len() >= INCIDENTS_MAX {
             verdict.incidents.remove(0);
         }
         verdict.incidents.push(Incident { reason, detail, at: at.wall, until: None, held_by: Vec::new() });
+        // What is plugged in and out is no riddle, and neither is one failure after many of these.
+        let recent = verdict.incidents.iter().rev().take(verdict.flaps as usize);
+        let riddles = recent.filter(|incident| !incident.reason.weight().is_presence()).count();
+        verdict.is_latched |= riddles >= FLAPS_MAX;
     }
-    verdict.state = State::Unhealthy { reason, seen: at.boot };
+    let before = if let State::Unhealthy { seen, .. } = verdict.state { seen } else { Duration::ZERO };
+    verdict.state = State::Unhealthy { reason, seen: at.boot.max(before) };
 }
 
 /// Nothing speaks against the device.
@@ -182,7 +202,8 @@ fn better(verdict: &mut Verdict, look: &Look<'_>) -> State {
             let hold = (reason.weight().hold * 2_u32.pow(doublings)).min(max);
             State::Recovering { reason, since: look.complete_at, hold }
         }
-        State::Recovering { since, hold, .. } if look.complete_at.saturating_sub(since) >= hold => {
+        // Of a device that was not probed in this boot nothing is complete yet.
+        State::Recovering { since, hold, .. } if look.complete_at > since && look.complete_at - since >= hold => {
             verdict.healthy_since = look.complete_at;
             if let Some(incident) = verdict.incidents.last_mut() {
                 incident.until.get_or_insert(look.at.wall);
@@ -194,8 +215,15 @@ fn better(verdict: &mut Verdict, look: &Look<'_>) -> State {
     }
 }
 
-/// There is evidence that the device has begun anew.
+/// There is evidence that the device has begun anew. What was counted since the last look cannot be told from what the reset has
+/// ended: counting begins anew too.
 fn reset(verdict: &mut Verdict, at: Moment) {
+    forgive(verdict, at);
+    verdict.baselines.clear();
+}
+
+/// What happened before is over.
+fn forgive(verdict: &mut Verdict, at: Moment) {
     verdict.faults.clear();
     verdict.reset_at = at.boot;
 }

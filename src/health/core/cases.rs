@@ -1,6 +1,6 @@
 //! Every device's case: which looks go into it, what is read from it, and what is to be remembered of it.
 
-use super::case::{Case, FatalXids, Look};
+use super::case::{Case, FatalXids, Look, Sighting};
 use crate::domain::{
     AllocId, Complaint, Device, DeviceEvent, DeviceId, Health, Instruction, Moment, PciAddress, Reason, Signals, State, Verdict,
 };
@@ -21,13 +21,16 @@ pub(crate) struct Rules {
     pub(crate) fatal_xids: FatalXids,
     /// What is not held against a device.
     pub(crate) ignored: BTreeSet<Reason>,
+    /// How often devices are probed.
+    pub(crate) poll: Duration,
 }
 
 /// What the last probe of a device has shown.
 #[derive(Debug)]
 struct Probe {
     at: Moment,
-    complaints: BTreeSet<Complaint>,
+    /// Of this probe; of a counter that rose at an earlier one and has had no poll to rise again, of that one.
+    sightings: Vec<Sighting>,
 }
 
 /// The verdicts, and the newest probes.
@@ -60,6 +63,8 @@ impl Cases {
         for (id, verdict) in &mut cases.verdicts {
             let before = verdict.clone();
             verdict.continue_in(&cases.rules.boot_id);
+            // Its end may have been told while nobody listened; and what is ignored now may not have been then.
+            verdict.faults.retain(|reason, _| *reason != Reason::ErrorRecovery && !cases.rules.ignored.contains(reason));
             if *verdict != before {
                 cases.changed.insert(id.clone());
             }
@@ -79,25 +84,24 @@ impl Cases {
         // What was probed of a device that is away is no news.
         let probe = self.probes.get(id).filter(|_| !is_away);
         let check = self.checks.get(id).filter(|_| !is_away);
-        let complains = [probe, check].into_iter().flatten().any(|probe| !probe.complaints.is_empty());
+        let complains = [probe, check].into_iter().flatten().any(|probe| !probe.sightings.is_empty());
         if complaints.is_empty() && !complains && !self.verdicts.contains_key(id) {
             return;
         }
-        let (mut newest, mut complete_at, mut all) = (at, at.boot, complaints);
-        for probe in [probe, check].into_iter().flatten() {
-            newest = newest.max(probe.at);
-            complete_at = complete_at.min(probe.at.boot);
-            all.extend(probe.complaints.iter().cloned());
-        }
+        let mut sightings: Vec<Sighting> = complaints.into_iter().map(|complaint| Sighting { at, complaint }).collect();
+        sightings.extend([probe, check].into_iter().flatten().flat_map(|probe| probe.sightings.iter().cloned()));
+        // Whether it passes its check matters to a device that has failed it. Others need not wait for the next one.
+        let check = check.filter(|_| self.waits_for_check(id));
+        let mut complete_at = [probe, check].into_iter().flatten().fold(at.boot, |oldest, probe| oldest.min(probe.at.boot));
         if probe.is_none() && is_probed && self.rules.has_probes {
             complete_at = Duration::ZERO;
         }
-        let look = Look { at: newest, complete_at, is_away, complaints: &all };
+        let look = Look { at, complete_at, is_away, sightings: &sightings };
         self.change(id, |verdict| verdict.look(&look));
         self.looked_at.insert(id.clone());
         let failed_at =
             self.verdicts.get(id).and_then(|verdict| if let State::Unhealthy { seen, .. } = verdict.state { Some(seen) } else { None });
-        self.wants_probe |= is_probed && all.is_empty() && failed_at.is_some_and(|seen| complete_at <= seen && seen < at.boot);
+        self.wants_probe |= is_probed && sightings.is_empty() && failed_at.is_some_and(|seen| complete_at <= seen && seen < at.boot);
     }
 
     /// A probe has ended; what it says counts with the next [`Cases::scanned`].
@@ -107,12 +111,23 @@ impl Cases {
             self.change(id, |verdict| complaints.extend(verdict.count(&signals.counters, own, at)));
         }
         complaints.retain(|complaint| !self.rules.ignored.contains(&complaint.reason));
-        self.probes.insert(id.clone(), Probe { at, complaints });
+        let has_risen = complaints.iter().any(|complaint| complaint.reason == Reason::AerNonfatal);
+        let mut sightings: Vec<Sighting> = complaints.into_iter().map(|complaint| Sighting { at, complaint }).collect();
+        // Looks are not only the poll's, and between two that follow closely nothing is counted.
+        let rose_lately = |before: &&Sighting| {
+            let age = at.boot.saturating_sub(before.at.boot);
+            before.complaint.reason == Reason::AerNonfatal && !has_risen && age < self.rules.poll * 3 / 2
+        };
+        let before = self.probes.get(id).into_iter().flat_map(|probe| &probe.sightings);
+        sightings.extend(before.filter(rose_lately).cloned());
+        self.probes.insert(id.clone(), Probe { at, sightings });
     }
 
     /// The check of its resource has ended: well, or with what speaks against the device.
     pub(super) fn checked(&mut self, id: &DeviceId, at: Moment, complaint: Option<Complaint>) {
-        self.checks.insert(id.clone(), Probe { at, complaints: complaint.into_iter().collect() });
+        let complaint = complaint.filter(|complaint| !self.rules.ignored.contains(&complaint.reason));
+        self.checks
+            .insert(id.clone(), Probe { at, sightings: complaint.into_iter().map(|complaint| Sighting { at, complaint }).collect() });
     }
 
     /// Something has happened to a device.
@@ -144,7 +159,7 @@ impl Cases {
         let wanted = |id: &DeviceId| {
             let wanted = self.verdicts.get(id)?.wants_look_at()?;
             // A check comes by itself, and is not hurried.
-            let waits_for_check = self.checks.get(id).is_some_and(|check| check.at.boot < wanted);
+            let waits_for_check = self.waits_for_check(id) && self.checks.get(id).is_some_and(|check| check.at.boot < wanted);
             (!waits_for_check).then_some(wanted)
         };
         self.looked_at.iter().filter_map(wanted).min()
@@ -157,7 +172,7 @@ impl Cases {
 
     /// What is to be made durable since the last time: `None` where nothing is worth remembering any more. `holders` tells who
     /// holds a device now.
-    pub(super) fn take_changed(&mut self, holders: impl Fn(&DeviceId) -> Vec<AllocId>) -> Vec<(DeviceId, Option<Verdict>)> {
+    pub(super) fn take_changed(&mut self, mut holders: impl FnMut(&DeviceId) -> Vec<AllocId>) -> Vec<(DeviceId, Option<Verdict>)> {
         let changed = std::mem::take(&mut self.changed);
         let mut notes = Vec::with_capacity(changed.len());
         for id in changed {
@@ -176,6 +191,12 @@ impl Cases {
             }
         }
         notes
+    }
+
+    /// Whether it was the check that has failed.
+    fn waits_for_check(&self, id: &DeviceId) -> bool {
+        let state = self.verdicts.get(id).map(|verdict| verdict.state);
+        matches!(state, Some(State::Unhealthy { reason: Reason::CheckFailed, .. } | State::Recovering { reason: Reason::CheckFailed, .. }))
     }
 
     fn change(&mut self, id: &DeviceId, act: impl FnOnce(&mut Verdict)) {

@@ -1,7 +1,7 @@
 //! What a scan says of single devices: those that are offered, and those that are only held or about to leave.
 
-use super::Judge;
-use crate::domain::{Complaint, Device, DeviceClass, DeviceId, Evidence, GrantedDevice, Health, Moment, Reason, ResourceSpec};
+use super::{Judge, pool};
+use crate::domain::{Complaint, Device, DeviceClass, DeviceId, Evidence, GrantedDevice, Health, Moment, Reason, ResourceSpec, Sharing};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Judge {
@@ -11,6 +11,9 @@ impl Judge {
         let above: BTreeSet<DeviceId> = selected.iter().flat_map(|id| self.parents(id)).collect();
         for id in above.iter().filter(|id| !selected.contains(*id)) {
             self.cases.scanned(id, true, evidence.began, BTreeSet::new());
+        }
+        for spec in self.specs.iter().filter(|spec| matches!(spec.sharing, Sharing::Pool(_))) {
+            self.cases.scanned(&pool::id(spec), false, evidence.began, BTreeSet::new());
         }
         for device in selected.iter().filter_map(|id| evidence.devices.get(*id)) {
             let found = device.health(evidence.has_nodes(device)).reason().map(|reason| complaint(reason, Some(device), evidence));

@@ -4,6 +4,11 @@ use crate::domain::{Device, DeviceId, DeviceNode, Offered, ResourceSpec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// The id of a resource's pool, which is no id of its list.
+pub(super) fn id(spec: &ResourceSpec) -> DeviceId {
+    DeviceId::new(spec.name.as_str())
+}
+
 /// The pool of a resource: everything of its healthy members, and healthy with at least one. `None` without members.
 ///
 /// It has no NUMA node: its members may be on several.
@@ -19,7 +24,7 @@ pub(super) fn pool(spec: &ResourceSpec, members: &[Offered]) -> Option<Offered> 
     }
     let name = spec.name.as_str();
     let device = Device {
-        id: DeviceId::new(name),
+        id: id(spec),
         key: format!("pool:{name}"),
         class: spec.class,
         pci: None,

@@ -398,7 +398,7 @@ fn look(judge: &mut Judge, secs: u64, of: &str, complaints: &[Reason]) -> Vec<St
     list(judge.judge(&Held::new(), &Owed::new(), at(secs)))
 }
 
-fn happens(judge: &mut Judge, secs: u64, to: &str, kind: crate::domain::EventKind, whole_slot: bool) -> Vec<String> {
+fn happens(judge: &mut Judge, secs: u64, to: &str, kind: EventKind, whole_slot: bool) -> Vec<String> {
     let event = DeviceEvent { at: to.parse().unwrap(), whole_slot, kind };
     judge.happened(&event, moment(secs), &Held::new());
     list(judge.judge(&Held::new(), &Owed::new(), at(secs)))
@@ -406,7 +406,7 @@ fn happens(judge: &mut Judge, secs: u64, to: &str, kind: crate::domain::EventKin
 
 #[test]
 fn everything_below_a_sick_device_follows_it() {
-    use crate::domain::EventKind::{Bound, RecoveryFailed, Xid};
+    use EventKind::{Bound, RecoveryFailed, Xid};
     let mut judge = judge(1);
     assert_eq!(look(&mut judge, 1, "", &[]), ["mig=ok", "vf=ok"]);
     assert_eq!(look(&mut judge, 2, "card", &[Reason::OffTheBus]), ["mig=ok", "vf=off_the_bus"]);
@@ -481,4 +481,105 @@ fn who_held_a_device_when_it_failed_is_remembered() {
     let noted = judge.take_changed(|id| holders(&grants, id));
     let incident = &noted[0].1.as_ref().unwrap().incidents[0];
     assert_eq!((incident.to_string().as_str(), incident.held_by.as_slice()), ("node_missing (/dev/a)", &[AllocId::new("a-1")][..]));
+}
+
+#[test]
+fn who_holds_a_part_holds_the_device_that_failed() {
+    let mut judge = judge(1);
+    look(&mut judge, 1, "", &[]);
+    happens(&mut judge, 2, "0000:02:00.0", EventKind::Xid(79), true);
+    let grants = [Arc::new(grant(&["mig"]))];
+    let noted: BTreeMap<_, _> = judge.take_changed(|id| holders(&grants, id)).into_iter().collect();
+    assert_eq!(noted[&DeviceId::new("whole")].as_ref().unwrap().incidents[0].held_by, [AllocId::new("a-1")]);
+}
+
+#[test]
+fn what_happened_before_the_first_scan_of_a_life_is_not_forgotten() {
+    let mut judge = judge(1);
+    let event = DeviceEvent { at: "0000:02:00.0".parse().unwrap(), whole_slot: true, kind: EventKind::Xid(79) };
+    judge.happened(&event, moment(1), &Held::new());
+    assert_eq!(look(&mut judge, 2, "", &[]), ["mig=xid", "vf=ok"]);
+}
+
+#[test]
+fn a_bridge_whose_driver_comes_and_goes_has_reset_nothing_below_it() {
+    use EventKind::{Bound, Xid};
+    let mut judge = judge(1);
+    look(&mut judge, 1, "", &[]);
+    happens(&mut judge, 2, "0000:02:00.0", Xid(79), true);
+    happens(&mut judge, 3, "0000:00:01.0", Bound, false);
+    look(&mut judge, 4, "", &[]);
+    assert_eq!(look(&mut judge, 100, "", &[]), ["mig=xid", "vf=ok"]);
+}
+
+#[test]
+fn what_is_ignored_now_is_not_held_against_a_device_from_before() {
+    let mut first = judge(1);
+    look(&mut first, 1, "", &[]);
+    happens(&mut first, 2, "0000:01:00.4", EventKind::Xid(79), false);
+    let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
+    let rules = Rules { ignored: [Reason::Xid, Reason::CheckFailed].into(), ..rules() };
+    let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules, &remembered);
+    assert_eq!(look(&mut second, 10, "", &[]), ["mig=ok", "vf=xid"]);
+    assert_eq!(look(&mut second, 40, "", &[]), ["mig=ok", "vf=ok"]);
+    second.checked(&DeviceId::new("vf"), moment(41), Some("no".into()));
+    assert_eq!(look(&mut second, 42, "", &[]), ["mig=ok", "vf=ok"]);
+}
+
+#[test]
+fn a_device_that_was_away_need_not_wait_for_its_next_check() {
+    let mut judge = judge(1);
+    judge.discovered(evidence(1, &["a"], &["a"], &[]));
+    judge.checked(&DeviceId::new("a"), moment(1), None);
+    for (secs, missing) in [(5, &["/dev/a"][..]), (6, &[]), (7, &[])] {
+        judge.discovered(evidence(secs, &["a"], &["a"], missing));
+        judge.judge(&Held::new(), &Owed::new(), at(secs));
+    }
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(7))), ["a=ok"]);
+    // The check itself is waited for.
+    judge.checked(&DeviceId::new("a"), moment(8), Some("no".into()));
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(8))), ["a=check_failed"]);
+    judge.discovered(evidence(100, &["a"], &["a"], &[]));
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(100))), ["a=check_failed"]);
+    for secs in [101, 161] {
+        judge.checked(&DeviceId::new("a"), moment(secs), None);
+        judge.discovered(evidence(secs, &["a"], &["a"], &[]));
+        judge.judge(&Held::new(), &Owed::new(), at(secs));
+    }
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(161))), ["a=ok"]);
+}
+
+#[test]
+fn a_pool_follows_its_check() {
+    let mut judge = pool_of(2);
+    judge.discovered(evidence(1, &["a"], &["a"], &[]));
+    judge.judge(&Held::new(), &Owed::new(), at(1));
+    let pool = judge.inventory.resources.values().next().unwrap().devices.values().next().unwrap().device.id.clone();
+    judge.checked(&pool, moment(2), Some("no".into()));
+    let now = list(judge.judge(&Held::new(), &Owed::new(), at(2)));
+    assert!(!now.is_empty() && now.iter().all(|id| id.ends_with("=check_failed")), "{now:?}");
+}
+
+#[test]
+fn errors_that_are_not_fatal_count_when_they_are_counted_at_one_poll_after_the_other() {
+    let counter = crate::domain::Counter { reason: Reason::AerNonfatal, at: "0000:01:00.4".parse().unwrap() };
+    let told = |values: &[(u64, u64)]| {
+        let rules = Rules { poll: Duration::from_secs(10), ..rules() };
+        let mut judge = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules, &Verdicts::new());
+        let mut now = Vec::new();
+        for (secs, value) in values {
+            judge.discovered(cards(*secs));
+            for device in judge.probed_devices(&Held::new()) {
+                let counters = if device.id.as_str() == "vf" { [(counter.clone(), *value)].into() } else { BTreeMap::new() };
+                judge.probed(&device, moment(*secs), &Signals { counters, ..Signals::default() });
+            }
+            now = list(judge.judge(&Held::new(), &Owed::new(), at(*secs)));
+        }
+        now
+    };
+    // Looks that others have asked for come between the polls.
+    let rising = [(0, 0), (10, 1), (11, 1), (20, 2), (21, 2), (30, 3), (39, 3), (40, 4)];
+    assert_eq!(told(&rising), ["mig=ok", "vf=aer_nonfatal"]);
+    assert_eq!(told(&[(0, 0), (10, 1), (20, 1), (30, 1), (40, 1), (45, 1)]), ["mig=ok", "vf=ok"]);
+    assert_eq!(told(&[(0, 0), (10, 1), (20, 2), (21, 2), (36, 2), (41, 2)]), ["mig=ok", "vf=ok"]);
 }

@@ -26,9 +26,15 @@ impl Story {
     }
 
     fn look(&mut self, time: u64, reasons: &[Reason]) -> Health {
-        let complaints = reasons.iter().map(|reason| Complaint { reason: *reason, detail: "seen".into() }).collect();
+        self.look_at_what_was_seen(time, time, reasons)
+    }
+
+    /// A look at `time`, with what a probe at `probed` has seen.
+    fn look_at_what_was_seen(&mut self, time: u64, probed: u64, reasons: &[Reason]) -> Health {
+        let complaint = |reason: &Reason| Complaint { reason: *reason, detail: "seen".into() };
+        let sightings: Vec<_> = reasons.iter().map(|reason| Sighting { at: at(probed), complaint: complaint(reason) }).collect();
         let is_away = reasons.contains(&Reason::DeviceGone);
-        self.0.look(&Look { at: at(time), complete_at: secs(time), is_away, complaints: &complaints });
+        self.0.look(&Look { at: at(time), complete_at: secs(probed), is_away, sightings: &sightings });
         self.0.health()
     }
 
@@ -173,6 +179,52 @@ fn a_recovery_of_the_kernel_is_waited_for() {
 }
 
 #[test]
+fn a_recovery_that_does_not_end_is_waited_for_however_long() {
+    let mut story = Story::new();
+    story.happened(10, &EventKind::RecoveryBegan);
+    assert_eq!(story.look(500, &[]), bad(Reason::ErrorRecovery));
+    assert_eq!(story.happened(501, &EventKind::RecoveryFailed), bad(Reason::RecoveryFailed));
+    assert_eq!(story.look(502, &[]), bad(Reason::RecoveryFailed));
+}
+
+#[test]
+fn a_probe_of_before_a_reset_speaks_of_what_is_over() {
+    let mut story = Story::new();
+    assert_eq!(story.look(10, &[Reason::AerFatal]), bad(Reason::AerFatal));
+    story.happened(12, &EventKind::Recovered);
+    assert_eq!(story.look_at_what_was_seen(13, 10, &[Reason::AerFatal]), bad(Reason::AerFatal), "nobody has looked since");
+    assert_eq!(story.heals(14), 14 + 30);
+    // Nor does what was counted before it and is read after it.
+    let counters = |value| BTreeMap::from([(Counter { reason: Reason::AerFatal, at: own() }, value)]);
+    story.0.count(&counters(1), own(), at(100));
+    story.happened(105, &EventKind::Recovered);
+    assert!(story.0.count(&counters(2), own(), at(110)).is_empty());
+    assert_eq!(story.0.count(&counters(3), own(), at(120)).len(), 1);
+}
+
+#[test]
+fn a_soft_complaint_does_not_last_because_something_else_was_looked_at() {
+    let mut story = Story::new();
+    story.look(10, &[Reason::PortDown]);
+    assert!(story.look_at_what_was_seen(39, 30, &[Reason::PortDown]).is_healthy());
+    assert!(story.look_at_what_was_seen(40, 30, &[Reason::PortDown]).is_healthy(), "a scan that overtook the probe");
+    assert!(story.look(41, &[]).is_healthy() && story.0.incidents.is_empty());
+}
+
+#[test]
+fn one_failure_after_a_day_of_drivers_that_come_and_go_waits_for_no_operator() {
+    let mut story = Story::new();
+    let mut now = 10;
+    for _ in 0..6 {
+        story.look(now, &[Reason::DriverLost]);
+        now = story.heals(now + 1) + 1;
+    }
+    story.look(now, &[Reason::OffTheBus]);
+    assert!(!story.0.is_latched);
+    story.heals(now + 1);
+}
+
+#[test]
 fn counters_count_from_where_they_were_first_seen() {
     let counter = |reason| Counter { reason, at: own() };
     let mut verdict = Story::new().0;
@@ -212,6 +264,7 @@ fn a_new_boot_forgives_what_was_not_an_operators_and_asks_for_one_good_look() {
     story.0.continue_in("next");
     assert_eq!(story.0.health(), bad(Reason::Xid), "nobody has looked yet");
     assert_eq!(story.clone().look(1, &[Reason::OffTheBus]), bad(Reason::OffTheBus));
+    assert_eq!(story.look_at_what_was_seen(1, 0, &[]), bad(Reason::Xid), "it was not probed yet");
     assert!(story.look(1, &[]).is_healthy());
     story.0.instructed(&Instruction::Cordon { reason: "fan".into() }, at(2));
     story.0.continue_in("one more");
