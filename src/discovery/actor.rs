@@ -1,6 +1,6 @@
 //! The shell: scans on a hint or on the poll, has new names remembered, and hands the evidence on.
 
-use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, Evidence, Grant, GrantedDevice, ResourceSpec};
+use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, Evidence, Grant, GrantedDevice, Moment, ResourceSpec};
 use crate::hardware;
 use crate::host::{self, HostRoot};
 use crate::messages::{Crash, Discovered, Mailbox, Remember, Rescan};
@@ -58,29 +58,40 @@ impl DiscoveryActor {
         let DiscoveryConfig { host_root, specs, names, .. } = &self.config;
         let remembered = names.borrow().clone();
         let found = hardware::discover(host_root, specs, &remembered);
-        let mut devices: BTreeMap<DeviceId, Arc<Device>> =
-            found.devices.iter().map(|device| (device.id.clone(), Arc::clone(device))).collect();
-        for held in self.config.grants.borrow().iter().flat_map(|grant| &grant.devices) {
-            let id = held.id.shared().unwrap_or_else(|| held.id.clone());
-            if !devices.contains_key(&id)
-                && let Some(device) = held_node(id, held, host_root)
-            {
-                devices.insert(device.id.clone(), Arc::new(device));
-            }
-        }
-        let required = devices.values().flat_map(|device| &device.nodes).filter(|node| node.required);
-        let nodes: BTreeSet<&String> = required.map(|node| &node.host).collect();
-        let missing_nodes = nodes.into_iter().filter(|node| !host_root.node_exists(node)).cloned().collect();
-        let ids = |devices: Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).collect();
-        let selected = found.selection.resources.into_iter().map(|(name, devices)| (name, ids(devices))).collect();
+        let grants = self.config.grants.borrow().clone();
+        let (evidence, warnings, named) = evidence(host_root, began, found, grants.iter().flat_map(|grant| &grant.devices));
         metrics::scanned(clock.elapsed());
-        let warnings: BTreeSet<String> = found.selection.warnings.into_iter().collect();
+        let warnings: BTreeSet<String> = warnings.into_iter().collect();
         for warning in warnings.difference(&self.said) {
             tracing::warn!("{warning}");
         }
         self.said = warnings;
-        (Evidence { began, devices, selected, missing_nodes }, found.named)
+        (evidence, named)
     }
+}
+
+/// What a scan that began then says, of held nodes too that no resource names any more; the warnings, and the names that are new.
+pub(crate) fn evidence<'a>(
+    host_root: &HostRoot,
+    began: Moment,
+    found: hardware::Discovery,
+    held: impl Iterator<Item = &'a GrantedDevice>,
+) -> (Evidence, Vec<String>, Vec<(String, DeviceId)>) {
+    let mut devices: BTreeMap<DeviceId, Arc<Device>> = found.devices.into_iter().map(|device| (device.id.clone(), device)).collect();
+    for held in held {
+        let id = held.id.shared().unwrap_or_else(|| held.id.clone());
+        if !devices.contains_key(&id)
+            && let Some(device) = held_node(id, held, host_root)
+        {
+            devices.insert(device.id.clone(), Arc::new(device));
+        }
+    }
+    let required = devices.values().flat_map(|device| &device.nodes).filter(|node| node.required);
+    let nodes: BTreeSet<&String> = required.map(|node| &node.host).collect();
+    let missing_nodes = nodes.into_iter().filter(|node| !host_root.node_exists(node)).cloned().collect();
+    let ids = |devices: Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).collect();
+    let selected = found.selection.resources.into_iter().map(|(name, devices)| (name, ids(devices))).collect();
+    (Evidence { began, devices, selected, missing_nodes }, found.selection.warnings, found.named)
 }
 
 /// The `/dev` node of a held id, found by the path in its key: no resource may name it any more.

@@ -6,4 +6,5 @@
 
 mod actor;
 
+pub(crate) use actor::evidence;
 pub use actor::{DiscoveryActor, DiscoveryConfig};

@@ -19,8 +19,6 @@ use tokio_stream::wrappers::WatchStream;
 
 /// How long the ledger may take to make an operator's word durable.
 const RECORD_DEADLINE: Duration = Duration::from_secs(5);
-/// Whoever recovers need not wait for the poll; but one that cannot be probed is not to have all others probed without end.
-const PROBE_AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// A kubelet that has started admits its pods within some seconds; so long afterwards it is settled.
 const ADMISSIONS: Duration = Duration::from_secs(60);
 
@@ -76,8 +74,6 @@ pub struct HealthActor {
     /// The grants that the list is known to have the devices of.
     judged: Arc<Vec<Arc<Grant>>>,
     pub(super) prober: Option<Prober>,
-    /// When the last round began (`CLOCK_BOOTTIME`).
-    pub(super) probed_at: Duration,
     /// Devices of which a look does not end.
     pub(super) stuck: BTreeSet<DeviceId>,
     /// Whether any device or bridge counts errors.
@@ -111,7 +107,6 @@ impl HealthActor {
             judge,
             judged: Arc::default(),
             prober: None,
-            probed_at: Duration::ZERO,
             stuck: BTreeSet::new(),
             has_counters: false,
             timer: None,
@@ -165,8 +160,7 @@ impl HealthActor {
         if let Some(timer) = self.look_timer.take() {
             context.cancel_future(timer);
         }
-        let probe_at = self.judge.wants_probe().then(|| self.probed_at + PROBE_AGAIN_AFTER);
-        if let Some(wanted) = [self.judge.next_look(), probe_at].into_iter().flatten().min() {
+        if let Some(wanted) = self.judge.next_look() {
             self.look_timer = Some(context.run_later(wanted.saturating_sub(now), |this, context| {
                 this.look_timer = None;
                 this.config.rescan.tell(Rescan { asked_at: host::now().boot });

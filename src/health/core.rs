@@ -208,11 +208,6 @@ impl Judge {
         self.cases.next_look().map(|wanted| wanted.max(soonest))
     }
 
-    /// Whether a probe now may begin a recovery that would wait for the poll.
-    pub(crate) fn wants_probe(&self) -> bool {
-        self.cases.wants_probe()
-    }
-
     fn parents(&self, id: &DeviceId) -> Vec<DeviceId> {
         let device = self.evidence.as_ref().and_then(|evidence| evidence.devices.get(id));
         device.map(|device| parents(device, &self.by_address)).unwrap_or_default()

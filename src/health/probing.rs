@@ -16,7 +16,6 @@ impl HealthActor {
             return;
         }
         prober.begin(devices);
-        self.probed_at = host::now().boot;
         context.run_later(LOOK_DEADLINE, Self::check_probes);
     }
 

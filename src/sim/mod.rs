@@ -1,10 +1,12 @@
 //! Simulators: a kubelet and a node's hardware, for the demo, the benchmarks and the tests.
 //!
 //! `kubelet` speaks real gRPC over real sockets. `memory` puts the same kubelet on a node in memory, on an `executor`
-//! whose only clock and chance is a seed: ten thousand nights of a node, each of which can be had again.
+//! whose only clock and chance is a seed: ten thousand nights of a node, each of which can be had again. `health` puts the judge
+//! of health before a host's files, without waiting.
 
 pub mod executor;
 pub mod hardware;
+pub mod health;
 pub mod kubelet;
 pub mod memory;
 pub mod random;

@@ -8,10 +8,12 @@
 mod archive;
 mod classes;
 mod damage;
+mod fault;
 mod names;
 mod placement;
 mod rewrite;
 mod signals;
+mod verdicts;
 
 use archive::{Capture, captures};
 use holdfast::cli::discover::document;

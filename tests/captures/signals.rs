@@ -2,11 +2,11 @@
 //! fault exactly that fault, of exactly the devices that have it, and nothing again when it is undone.
 
 use crate::archive::{captures, folder, link_tree, sample};
+use crate::fault::{Edit, Fault, ONES};
 use holdfast::domain::{Device, DeviceEvent, EventKind, PciAddress, Reason, Signals};
 use holdfast::hardware::{discover, event, signals, xid};
 use holdfast::host::{HostRoot, KernelRecord, Uevent};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -71,13 +71,6 @@ struct Seen {
     remarks: BTreeSet<(String, String)>,
 }
 
-/// What is done to a file of a function, below its folder, or of the machine, below its root.
-enum Edit<'a> {
-    Text(&'a str, &'a [u8]),
-    Gone(&'a str),
-    Pipe(&'a str),
-}
-
 impl Machine {
     fn copy(name: &str) -> Option<Self> {
         let capture = captures()?.into_iter().find(|capture| capture.name == name).unwrap();
@@ -109,30 +102,9 @@ impl Machine {
 
     /// The machine with a fault, and again without it.
     fn with(&self, address: &str, edits: &[Edit<'_>]) -> Seen {
-        let mut undo = Vec::new();
-        for (number, edit) in edits.iter().enumerate() {
-            let (Edit::Text(rel, _) | Edit::Gone(rel) | Edit::Pipe(rel)) = edit;
-            let path =
-                if rel.starts_with("sys/") { self.root.join(rel) } else { self.root.join("sys/bus/pci/devices").join(address).join(rel) };
-            let made = path.parent().unwrap().ancestors().take_while(|folder| !folder.exists()).last().map(PathBuf::from);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            let kept = self.root.with_file_name(format!("kept{number}"));
-            let was_there = fs::rename(&path, &kept).is_ok();
-            match edit {
-                Edit::Text(_, text) => fs::write(&path, text).unwrap(),
-                Edit::Gone(_) => assert!(was_there, "{}", path.display()),
-                Edit::Pipe(_) => nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
-            }
-            undo.push((path, kept, was_there, made));
-        }
+        let fault = Fault::make(&self.root, address, edits);
         let seen = self.seen();
-        for (path, kept, was_there, made) in undo.into_iter().rev() {
-            drop(fs::remove_file(&path));
-            if was_there {
-                fs::rename(kept, path).unwrap();
-            }
-            made.into_iter().for_each(|made| fs::remove_dir_all(made).unwrap());
-        }
+        fault.mend();
         assert!(self.seen() == self.whole, "{address} was not mended");
         seen
     }
@@ -173,7 +145,6 @@ impl Machine {
     }
 }
 
-const ONES: [u8; 64] = [0xff; 64];
 /// The GPU of `nvidia-a2-vgpu`, the port above it, its first virtual function, and the machine's disk.
 const GPU: &str = "0000:08:00.0";
 const PORT: &str = "0000:00:03.0";

@@ -44,8 +44,9 @@ pub(super) struct Cases {
     changed: BTreeSet<DeviceId>,
     /// The devices with a verdict that were looked at in the last judgement; others wait for nothing.
     looked_at: BTreeSet<DeviceId>,
-    /// Whether one of them would recover if its last probe were not older than its failure.
-    wants_probe: bool,
+    /// Those among them that nothing speaks against any more, and that nobody has probed since: one that has come back need not
+    /// wait for the poll.
+    unprobed: BTreeSet<DeviceId>,
 }
 
 impl Cases {
@@ -58,7 +59,7 @@ impl Cases {
             checks: BTreeMap::new(),
             changed: BTreeSet::new(),
             looked_at: BTreeSet::new(),
-            wants_probe: false,
+            unprobed: BTreeSet::new(),
         };
         for (id, verdict) in &mut cases.verdicts {
             let before = verdict.clone();
@@ -75,7 +76,7 @@ impl Cases {
     /// A judgement begins: [`Cases::scanned`] follows for every device that matters.
     pub(super) fn begin_looks(&mut self) {
         self.looked_at.clear();
-        self.wants_probe = false;
+        self.unprobed.clear();
     }
 
     /// A scan has shown of a device's presence what it could.
@@ -99,9 +100,13 @@ impl Cases {
         let look = Look { at, complete_at, is_away, sightings: &sightings };
         self.change(id, |verdict| verdict.look(&look));
         self.looked_at.insert(id.clone());
-        let failed_at =
-            self.verdicts.get(id).and_then(|verdict| if let State::Unhealthy { seen, .. } = verdict.state { Some(seen) } else { None });
-        self.wants_probe |= is_probed && sightings.is_empty() && failed_at.is_some_and(|seen| complete_at <= seen && seen < at.boot);
+        let is_unprobed = self.verdicts.get(id).is_some_and(|verdict| {
+            let is_over = sightings.iter().all(|sighting| sighting.at.boot < verdict.reset_at);
+            is_over && verdict.faults.is_empty() && matches!(verdict.state, State::Unhealthy { seen, .. } if complete_at <= seen)
+        });
+        if is_unprobed && is_probed && !self.waits_for_check(id) {
+            self.unprobed.insert(id.clone());
+        }
     }
 
     /// A probe has ended; what it says counts with the next [`Cases::scanned`].
@@ -157,17 +162,15 @@ impl Cases {
     /// The next time at which a look may change something.
     pub(super) fn next_look(&self) -> Option<Duration> {
         let wanted = |id: &DeviceId| {
+            if self.unprobed.contains(id) {
+                return Some(Duration::ZERO);
+            }
             let wanted = self.verdicts.get(id)?.wants_look_at()?;
             // A check comes by itself, and is not hurried.
             let waits_for_check = self.waits_for_check(id) && self.checks.get(id).is_some_and(|check| check.at.boot < wanted);
             (!waits_for_check).then_some(wanted)
         };
         self.looked_at.iter().filter_map(wanted).min()
-    }
-
-    /// Whether a probe now may begin a recovery.
-    pub(super) fn wants_probe(&self) -> bool {
-        self.wants_probe && self.rules.has_probes
     }
 
     /// What is to be made durable since the last time: `None` where nothing is worth remembering any more. `holders` tells who

@@ -35,7 +35,12 @@ impl Judge {
             let complaints = reason.map(|reason| complaint(reason, found, evidence));
             self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().collect());
         }
-        if health.is_healthy() { self.health(&id) } else { health }
+        // What it suffers from says more than that it is not selected: an adapter without its RDMA device is no adapter any more.
+        match health {
+            Health::Healthy => self.health(&id),
+            Health::Unhealthy(Reason::Deselected) => self.health(&id).reason().map_or(health, Health::Unhealthy),
+            worse @ Health::Unhealthy(_) => worse,
+        }
     }
 }
 

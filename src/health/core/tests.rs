@@ -429,10 +429,9 @@ fn a_function_does_not_recover_before_it_was_probed() {
     for secs in [100, 200, 300] {
         second.discovered(cards(secs));
         assert_eq!(list(second.judge(&Held::new(), &Owed::new(), at(secs))), ["mig=ok", "vf=off_the_bus"], "only its files were seen");
-        assert!(second.wants_probe(), "it need not wait for the poll");
     }
     assert_eq!(look(&mut second, 301, "", &[]), ["mig=ok", "vf=off_the_bus"]);
-    assert_eq!((second.next_look(), second.wants_probe()), (Some(at(331)), false));
+    assert_eq!(second.next_look(), Some(at(331)));
     assert_eq!(look(&mut second, 331, "", &[]), ["mig=ok", "vf=ok"]);
 }
 
@@ -582,4 +581,24 @@ fn errors_that_are_not_fatal_count_when_they_are_counted_at_one_poll_after_the_o
     assert_eq!(told(&rising), ["mig=ok", "vf=aer_nonfatal"]);
     assert_eq!(told(&[(0, 0), (10, 1), (20, 1), (30, 1), (40, 1), (45, 1)]), ["mig=ok", "vf=ok"]);
     assert_eq!(told(&[(0, 0), (10, 1), (20, 2), (21, 2), (36, 2), (41, 2)]), ["mig=ok", "vf=ok"]);
+}
+
+#[test]
+fn a_device_that_has_come_back_is_probed_at_once() {
+    let mut judge = judge(1);
+    look(&mut judge, 1, "", &[]);
+    let mut away = (*cards(5)).clone();
+    away.devices.remove(&DeviceId::new("vf"));
+    away.selected.values_mut().for_each(|ids| {
+        ids.remove(&DeviceId::new("vf"));
+    });
+    judge.discovered(Arc::new(away));
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(5))), ["mig=ok", "vf=device_gone"]);
+    assert_eq!(judge.next_look(), None);
+    judge.discovered(cards(8));
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(8))), ["mig=ok", "vf=device_gone"]);
+    assert_eq!(judge.next_look(), Some(at(9)));
+    look(&mut judge, 9, "", &[]);
+    assert_eq!(judge.next_look(), Some(at(10)));
+    assert_eq!(look(&mut judge, 10, "", &[]), ["mig=ok", "vf=ok"]);
 }

@@ -1,0 +1,191 @@
+//! A host's files before the judge of health, on virtual time: what a daemon would tell of them, from second to second.
+//!
+//! Scans, probes and the judge are the daemon's own; what its actors do with timers is done here without waiting. Probing takes no
+//! time and hits the poll exactly.
+
+use crate::discovery;
+use crate::domain::{
+    DeviceEvent, DeviceId, Grant, Health, HealthPolicy, Instruction, Inventory, Listed, Moment, Owed, Reason, ResourceSpec, Timestamp,
+    Verdict, Verdicts,
+};
+use crate::hardware;
+use crate::health::core::{self, Judge, Rules};
+use crate::host::HostRoot;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How often discovery looks of its own accord.
+const SCAN: Duration = Duration::from_secs(30);
+
+/// The judge, and the files that it goes by.
+#[derive(Debug)]
+pub struct HealthTrial {
+    root: HostRoot,
+    specs: Arc<[Arc<ResourceSpec>]>,
+    policy: HealthPolicy,
+    names: BTreeMap<String, DeviceId>,
+    grants: Vec<Arc<Grant>>,
+    judge: Judge,
+    inventory: Arc<Inventory>,
+    remembered: Verdicts,
+    now: Duration,
+}
+
+impl HealthTrial {
+    /// A daemon that has just been started, so long after the boot.
+    #[must_use]
+    pub fn start(root: HostRoot, specs: Vec<Arc<ResourceSpec>>, policy: HealthPolicy, now: Duration) -> Self {
+        let specs: Arc<[_]> = specs.into();
+        let judge = judge(&specs, &policy, "first", &Verdicts::new());
+        let (names, remembered, inventory) = Default::default();
+        let mut trial = HealthTrial { root, specs, policy, names, grants: Vec::new(), judge, inventory, remembered, now };
+        trial.look();
+        trial
+    }
+
+    /// Another process takes over, in the same boot or another one, with what was remembered.
+    pub fn restart(&mut self, boot_id: &str, now: Duration) {
+        self.judge = judge(&self.specs, &self.policy, boot_id, &self.remembered);
+        self.now = now;
+        self.look();
+    }
+
+    /// Containers hold these.
+    pub fn hold(&mut self, grants: Vec<Arc<Grant>>) {
+        self.grants = grants;
+        self.judge_all();
+    }
+
+    /// The daemon has heard that something has changed, and scans.
+    pub fn scan(&mut self) {
+        let began = self.moment();
+        let found = hardware::discover(&self.root, &self.specs, &self.names);
+        let held = self.grants.iter().flat_map(|grant| &grant.devices);
+        let (evidence, _, named) = discovery::evidence(&self.root, began, found, held);
+        self.names.extend(named);
+        self.judge.discovered(Arc::new(evidence));
+        self.judge_all();
+    }
+
+    /// The kernel has told of something.
+    pub fn happened(&mut self, event: &DeviceEvent) {
+        let held = self.held();
+        self.judge.happened(event, self.moment(), &held);
+        self.judge_all();
+    }
+
+    /// An operator has spoken.
+    pub fn instructed(&mut self, device: &DeviceId, instruction: &Instruction) -> bool {
+        let is_known = self.judge.instructed(device, instruction, self.moment());
+        self.look();
+        is_known
+    }
+
+    /// Lives on until then, with every look that falls due.
+    pub fn advance(&mut self, until: Duration) {
+        loop {
+            let wanted = self.judge.next_look().map(|wanted| wanted.max(self.now + Duration::from_millis(1)));
+            let (poll, scan) = (next_tick(self.now, self.policy.poll), next_tick(self.now, SCAN));
+            let next = [Some(poll), Some(scan), wanted, self.judge.next_deadline(self.now)].into_iter().flatten().min().unwrap_or(poll);
+            if next > until {
+                self.now = until;
+                return;
+            }
+            self.now = next;
+            if wanted == Some(next) {
+                self.look();
+                continue;
+            }
+            // The judge never waits for both.
+            if scan == next {
+                self.scan();
+            }
+            if poll == next {
+                self.probe();
+            }
+            self.judge_all();
+        }
+    }
+
+    /// What is unhealthy in any list, and why.
+    #[must_use]
+    pub fn ailing(&self) -> BTreeMap<DeviceId, Reason> {
+        let offered = self.inventory.resources.values().flat_map(|offering| &offering.devices);
+        offered.filter_map(|(id, offered)| Some((id.clone(), Health::reason(offered.health)?))).collect()
+    }
+
+    /// How many ids are in the lists.
+    #[must_use]
+    pub fn listed(&self) -> usize {
+        self.inventory.resources.values().map(|offering| offering.devices.len()).sum()
+    }
+
+    /// The list as it would be sent.
+    #[must_use]
+    pub fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+
+    /// What is remembered of a device.
+    #[must_use]
+    pub fn verdict(&self, device: &DeviceId) -> Option<&Verdict> {
+        self.remembered.get(device)
+    }
+
+    /// The time, since the boot.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        self.now
+    }
+
+    fn look(&mut self) {
+        self.scan();
+        self.probe();
+        self.judge_all();
+    }
+
+    fn probe(&mut self) {
+        let (at, held) = (self.moment(), self.held());
+        for device in self.judge.probed_devices(&held) {
+            let signals = hardware::signals(&self.root, &device);
+            self.judge.probed(&device, at, &signals);
+        }
+    }
+
+    fn judge_all(&mut self) {
+        let held = self.held();
+        if let Some(inventory) = self.judge.judge(&held, &Owed::new(), self.now) {
+            self.inventory = inventory;
+        }
+        let grants = &self.grants;
+        for (device, verdict) in self.judge.take_changed(|device| core::holders(grants, device)) {
+            crate::domain::note_verdict(&mut self.remembered, &device, verdict);
+        }
+    }
+
+    fn held(&self) -> core::Held {
+        core::held(self.grants.iter().map(AsRef::as_ref))
+    }
+
+    fn moment(&self) -> Moment {
+        Moment { boot: self.now, wall: Timestamp(u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX)) }
+    }
+}
+
+fn judge(specs: &Arc<[Arc<ResourceSpec>]>, policy: &HealthPolicy, boot_id: &str, remembered: &Verdicts) -> Judge {
+    let rules = Rules {
+        boot_id: boot_id.to_owned(),
+        has_probes: true,
+        fatal_xids: policy.fatal_xids.clone(),
+        ignored: policy.ignored.clone(),
+        poll: policy.poll,
+    };
+    Judge::new(Arc::clone(specs), Arc::default(), &Listed::new(), rules, remembered)
+}
+
+/// The next multiple of the period.
+fn next_tick(now: Duration, period: Duration) -> Duration {
+    let (now, period) = (now.as_nanos(), period.as_nanos().max(1));
+    Duration::from_nanos(u64::try_from((now / period + 1) * period).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,57 @@
+//! Faults of a copied machine: files that say something else, are gone, or never answer.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What nobody answers with.
+pub(crate) const ONES: [u8; 64] = [0xff; 64];
+
+/// What is done to a file of a function, below its folder, or of the machine, below its root.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Edit<'a> {
+    Text(&'a str, &'a [u8]),
+    Gone(&'a str),
+    Pipe(&'a str),
+}
+
+/// A fault that was made.
+pub(crate) struct Fault {
+    /// Each path, where its file is kept, whether there was one, and the first folder that was made for it.
+    undo: Vec<(PathBuf, PathBuf, bool, Option<PathBuf>)>,
+}
+
+impl Fault {
+    /// Puts other files in the place of the machine's.
+    pub(crate) fn make(root: &Path, address: &str, edits: &[Edit<'_>]) -> Fault {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let mut undo = Vec::new();
+        for edit in edits {
+            let (Edit::Text(rel, _) | Edit::Gone(rel) | Edit::Pipe(rel)) = edit;
+            let is_of_machine = rel.starts_with("sys/") || rel.starts_with("dev/");
+            let path = if is_of_machine { root.join(rel) } else { root.join("sys/bus/pci/devices").join(address).join(rel) };
+            let made = path.parent().unwrap().ancestors().take_while(|folder| !folder.exists()).last().map(PathBuf::from);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let kept = root.with_file_name(format!("kept{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
+            let was_there = fs::rename(&path, &kept).is_ok();
+            match edit {
+                Edit::Text(_, text) => fs::write(&path, text).unwrap(),
+                Edit::Gone(_) => assert!(was_there, "{}", path.display()),
+                Edit::Pipe(_) => nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+            }
+            undo.push((path, kept, was_there, made));
+        }
+        Fault { undo }
+    }
+
+    /// Puts everything back.
+    pub(crate) fn mend(self) {
+        for (path, kept, was_there, made) in self.undo.into_iter().rev() {
+            drop(fs::remove_file(&path));
+            if was_there {
+                fs::rename(kept, path).unwrap();
+            }
+            made.into_iter().for_each(|made| fs::remove_dir_all(made).unwrap());
+        }
+    }
+}
