@@ -174,6 +174,15 @@ fn a_soft_failure_of_a_held_device_is_kept_from_a_kubelet_that_has_just_started(
         node.write_config(&text.replace("[health]\n", "[health]\nat_kubelet_start = \"tell\"\n"));
         let _daemon = node.start_daemon();
         listed(&kubelet, &rdma, (7, 1)).await;
+        // Everywhere the reason is seen, and who held it.
+        assert_eq!(node.json(&["who"])["grants"][0]["unhealthy"][held.as_str()], "port_down");
+        assert_eq!(node.json(&["who", held.as_str()])["grants"][0]["unhealthy"][held.as_str()], "port_down");
+        let failure = node.json(&["history", "--device", held.as_str()])["failures"][0].clone();
+        assert_eq!((&failure["reason"], &failure["held_by"][0]), (&"port_down".into(), &node.grants()[0].alloc_id.to_string().into()));
+        let text = String::from_utf8(node.output(&["history", "--device", held.as_str()]).stdout).unwrap();
+        assert!(text.contains("port_down (port 1 is 1: DOWN, 5: LinkUp)  default/train, container main"), "{text}");
+        let found = node.json(&["discover"])["devices"].as_array().unwrap().iter().find(|row| row["id"] == held.as_str()).cloned().unwrap();
+        assert_eq!((&found["reason"], &found["detail"]), (&"port_down".into(), &"port 1 is 1: DOWN, 5: LinkUp".into()));
     });
 }
 

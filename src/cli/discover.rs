@@ -3,9 +3,9 @@
 use super::exit::Failed;
 use super::table::Table;
 use super::{Global, show};
-use crate::domain::{Device, DeviceClass, Health, PciAddress};
+use crate::domain::{Device, DeviceClass, DeviceId, Health, PciAddress, Reason, Verdicts};
 use crate::hardware::{self, Discovery, node_health};
-use crate::host::HostRoot;
+use crate::host::{self, HostRoot};
 use crate::store;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -23,12 +23,14 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
         specs = hardware::defaults::specs(&scan).into_iter().map(Arc::new).collect();
     }
     // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
-    let names = store::peek(&global.state_dir).map(|recovered| recovered.names).unwrap_or_default();
+    let (names, verdicts) = store::peek(&global.state_dir).map(|recovered| (recovered.names, recovered.verdicts)).unwrap_or_default();
     let discovery = hardware::discover_in(&root, scan, &specs, &names);
     for warning in &discovery.selection.warnings {
         super::eprintln(format_args!("holdfast: {warning}"));
     }
-    show(global.output, &document(&root, &discovery, all), |document| {
+    let boot_id = host::boot_id(&global.host_root).unwrap_or_else(|| "unknown".into());
+    let document = document(&root, &discovery, all).with_verdicts(&verdicts, &boot_id);
+    show(global.output, &document, |document| {
         let table = table(document);
         if table.is_empty() { "no devices found; --all lists every PCI function\n".into() } else { table.to_string() }
     })
@@ -93,6 +95,37 @@ pub struct Row {
     pub attributes: BTreeMap<String, String>,
     /// The number of a virtual function among those of its physical one.
     pub vf_index: Option<u32>,
+    /// What was read or told of the reason; `null` where the look alone says it.
+    pub detail: Option<String>,
+}
+
+impl Document {
+    /// The same, with what the ledger remembers of the devices: a look at the files sees neither what the kernel has told nor what
+    /// an operator has said. What a device was in another boot is over, but for what waits for an operator.
+    #[must_use]
+    pub fn with_verdicts(mut self, verdicts: &Verdicts, boot_id: &str) -> Self {
+        let told = |id: &str| {
+            let verdict = verdicts.get(&DeviceId::new(id))?;
+            let reason = Health::reason(verdict.health())?;
+            let waits = matches!(reason, Reason::Cordoned | Reason::Flapping);
+            (waits || verdict.boot_id == boot_id).then(|| (reason, verdict.detail(reason).to_owned()))
+        };
+        let by_address: BTreeMap<PciAddress, String> = self
+            .devices
+            .iter()
+            .filter(|row| !row.attributes.contains_key("part"))
+            .filter_map(|row| Some((row.pci_address?, row.id.clone())))
+            .collect();
+        for row in self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str())) {
+            let above = [row.attributes.get("parent"), row.pf.and_then(|pf| by_address.get(&pf))];
+            let found = told(&row.id).or_else(|| above.into_iter().flatten().find_map(|id| told(id)));
+            if let Some((reason, detail)) = found {
+                (row.health, row.reason) = (Some(Health::Unhealthy(reason).as_str()), Some(reason.as_str()));
+                row.detail = Some(detail).filter(|detail| !detail.is_empty());
+            }
+        }
+        self
+    }
 }
 
 /// Builds the document. Without `all` it holds the devices of known classes and what a resource offers; with it, every
@@ -137,6 +170,7 @@ fn row(device: &Device, resource: Option<String>, health: Option<Health>) -> Row
         reason: health.and_then(Health::reason).map(|reason| reason.as_str()),
         attributes: device.attributes.clone(),
         vf_index: pci.and_then(|pci| pci.vf_index),
+        detail: None,
     }
 }
 
@@ -200,13 +234,34 @@ mod tests {
             r#""nodes":["/dev/nvidia0","/dev/nvidiactl","/dev/nvidia-uvm","/dev/nvidia-uvm-tools"],"#,
             r#""bridges":["0000:15:01.0","0000:16:00.0","0000:17:00.0"],"resource":"nvidia.com/gpu","#,
             r#""health":"Healthy","reason":null,"attributes":{"index":"0","minor":"0","model":"NVIDIA H100 80GB HBM3","#,
-            r#""uuid":"GPU-5ca1ab1e-0000-4000-8000-000000000000"},"vf_index":null},"#,
+            r#""uuid":"GPU-5ca1ab1e-0000-4000-8000-000000000000"},"vf_index":null,"detail":null},"#,
         );
         assert!(json.starts_with(start), "{json}");
         let broken = &document.devices[1];
         assert_eq!((broken.health, broken.reason), (Some("Unhealthy"), Some("node_missing")));
         let adapter = document.devices.iter().find(|row| row.rdma == ["mlx5_0"]).unwrap();
         assert_eq!((adapter.resource.as_ref(), adapter.health, adapter.vfs.len()), (None, None, 4));
+    }
+
+    #[test]
+    fn what_the_ledger_remembers_is_told_where_a_look_finds_nothing() {
+        use crate::domain::{Cordon, State, Timestamp, Verdict};
+        use std::time::Duration;
+        let found = simulated(false, |node| node.remove_gpu_node(1).unwrap());
+        let failed = State::Unhealthy { reason: Reason::Xid, seen: Duration::ZERO };
+        let faults = [(Reason::Xid, "Xid 79".to_owned())].into();
+        let verdict = Verdict { boot_id: "boot".into(), state: failed, faults, ..Verdict::default() };
+        let cordon = Some(Cordon { reason: "fan".into(), at: Timestamp(0) });
+        let ids: Vec<DeviceId> = found.devices.iter().map(|row| DeviceId::new(&row.id)).collect();
+        let cordoned = Verdict { cordon, ..verdict.clone() };
+        let verdicts = Verdicts::from([(ids[0].clone(), verdict.clone()), (ids[1].clone(), verdict), (ids[2].clone(), cordoned)]);
+        let reasons = |boot_id| {
+            let devices = found.clone().with_verdicts(&verdicts, boot_id).devices;
+            devices.into_iter().take(4).map(|row| (row.reason, row.detail)).collect::<Vec<_>>()
+        };
+        let (missing, fan) = ((Some("node_missing"), None), (Some("cordoned"), Some("fan".to_owned())));
+        assert_eq!(reasons("boot"), [(Some("xid"), Some("Xid 79".to_owned())), missing.clone(), fan.clone(), (None, None)]);
+        assert_eq!(reasons("next"), [(None, None), missing, fan, (None, None)]);
     }
 
     #[test]

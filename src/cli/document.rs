@@ -2,10 +2,10 @@
 
 use super::table::Table;
 use crate::app::Processors;
-use crate::domain::{Grant, GrantState, PodRef, Timestamp};
+use crate::domain::{DeviceId, Grant, GrantState, PodRef, Timestamp};
 use crate::ledger::core::{NEVER_STARTED, POD_GONE};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A document of grants, such as that of `who -o json`. A name that cannot be known is `null`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -32,6 +32,34 @@ pub struct Row<'a> {
     /// The exclusive processors of the container, as `2-3,10`, and their nodes; null where it has none, or nothing is known.
     cpus: Option<String>,
     cpu_numa_nodes: Option<&'a BTreeSet<u32>>,
+    /// Which of the devices are unhealthy now, and why; absent where none is.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    unhealthy: BTreeMap<&'a str, &'a str>,
+}
+
+impl<'a> Row<'a> {
+    /// The same, with what is known of the devices' health.
+    #[must_use]
+    pub fn with_health(self, of: &'a Grant, ailing: &'a Ailing) -> Row<'a> {
+        Row { unhealthy: sick(of, ailing).map(|(id, reason)| (id.as_str(), reason)).collect(), ..self }
+    }
+}
+
+/// The devices that are not well, by their own ids, each with the reason.
+pub type Ailing = BTreeMap<DeviceId, String>;
+
+/// Which devices of a grant are not well; a share is as its device.
+fn sick<'a>(grant: &'a Grant, ailing: &'a Ailing) -> impl Iterator<Item = (&'a DeviceId, &'a str)> {
+    let reason = |id: &DeviceId| ailing.get(id).or_else(|| ailing.get(&id.shared()?)).map(String::as_str);
+    let devices = grant.devices.iter().filter(|_| grant.is_live());
+    devices.filter_map(move |device| Some((&device.id, reason(&device.id)?)))
+}
+
+/// The reason of the one device, or each device that is not well with its own.
+fn health(grant: &Grant, ailing: &Ailing) -> String {
+    let alone = grant.devices.len() == 1;
+    let cells = sick(grant, ailing).map(|(id, reason)| if alone { reason.to_owned() } else { format!("{id} {reason}") });
+    cells.collect::<Vec<_>>().join(", ")
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -42,8 +70,8 @@ struct Pod<'a> {
 }
 
 /// Grants as a document, in the order in which they come.
-pub fn document<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &'a [Processors]) -> Document<'a> {
-    Document { schema: 1, grants: grants.into_iter().map(|grant| row(grant, processors)).collect() }
+pub fn document<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &'a [Processors], ailing: &'a Ailing) -> Document<'a> {
+    Document { schema: 1, grants: grants.into_iter().map(|grant| row(grant, processors).with_health(grant, ailing)).collect() }
 }
 
 /// The exclusive processors of the container that has a grant. The kubelet tells pods by name, so of two with one name only
@@ -80,6 +108,7 @@ pub fn row<'a>(grant: &'a Grant, processors: &'a [Processors]) -> Row<'a> {
         numa_nodes: numa_nodes(grant),
         cpus: processors.map(Processors::list),
         cpu_numa_nodes: processors.map(|processors| &processors.numa_nodes),
+        unhealthy: BTreeMap::new(),
     }
 }
 
@@ -96,10 +125,13 @@ fn bound_at(grant: &Grant) -> Option<Timestamp> {
 }
 
 /// Grants as a table: who, what, since when they have been in that state. Where containers have processors of their own,
-/// these and the NUMA nodes of both are beside it.
-pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Processors]) -> String {
+/// these and the NUMA nodes of both are beside it; where a device is not well, the reason.
+pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Processors], ailing: &Ailing) -> String {
+    let grants: Vec<&Grant> = grants.into_iter().collect();
     let near: &[&str] = if processors.is_empty() { &[] } else { &["NUMA", "CPUS"] };
-    let mut table = Table::new(&[&["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE"], near, &["DEVICES"]].concat());
+    let is_anybody_sick = grants.iter().any(|grant| sick(grant, ailing).next().is_some());
+    let unhealthy: &[&str] = if is_anybody_sick { &["UNHEALTHY"] } else { &[] };
+    let mut table = Table::new(&[&["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE"], near, unhealthy, &["DEVICES"]].concat());
     for grant in grants {
         let [namespace, pod, container] = holder(grant);
         let mut cells =
@@ -109,6 +141,7 @@ pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Proc
             let own = |own: &Processors| format!("{} (NUMA {})", own.list(), numbers(&own.numa_nodes));
             cells.push(of_holder(grant, processors).map(own).unwrap_or_default());
         }
+        cells.extend(is_anybody_sick.then(|| health(grant, ailing)));
         cells.push(devices(grant));
         table.row(cells);
     }
@@ -180,7 +213,7 @@ fn since(grant: &Grant) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{AllocId, ContainerEdits, DeviceId, GrantedDevice};
+    use crate::domain::{AllocId, ContainerEdits, GrantedDevice};
 
     fn grant(state: GrantState) -> Grant {
         let device = |id: &str| GrantedDevice { id: DeviceId::new(id), key: format!("pci:{id}"), numa_nodes: vec![], nodes: Vec::new() };
@@ -223,12 +256,12 @@ mod tests {
             r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":"2023-11-14T22:13:22.000Z","released_by":"pod_gone","#,
             r#""numa_nodes":[],"cpus":null,"cpu_numa_nodes":null}]}"#,
         );
-        assert_eq!(serde_json::to_string(&document(&two(), &[])).unwrap(), wanted);
+        assert_eq!(serde_json::to_string(&document(&two(), &[], &Ailing::new())).unwrap(), wanted);
     }
 
     #[test]
     fn a_grant_that_nobody_is_known_to_have_has_no_pod() {
-        let json = serde_json::to_value(document([&grant(GrantState::Granted)], &[])).unwrap();
+        let json = serde_json::to_value(document([&grant(GrantState::Granted)], &[], &Ailing::new())).unwrap();
         assert!(json["grants"][0]["pod"].is_null() && json["grants"][0]["container"].is_null());
     }
 
@@ -241,7 +274,7 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:21Z  GP
 -          -       -          nvidia.com/gpu  granted   2023-11-14T22:13:20Z  GPU-b,GPU-a
 ";
         let [bound, released] = two();
-        assert_eq!(table([&bound, &released, &grant(GrantState::Granted)], &[]), wanted);
+        assert_eq!(table([&bound, &released, &grant(GrantState::Granted)], &[], &Ailing::new()), wanted);
     }
 
     #[test]
@@ -261,11 +294,28 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:21Z  1 
 -          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:22Z  -     -                GPU-b,GPU-a
 ";
         let processors = [own];
-        assert_eq!(table([&bound, &released], &processors), wanted);
-        let json = serde_json::to_value(document([&bound, &released], &processors)).unwrap();
+        assert_eq!(table([&bound, &released], &processors, &Ailing::new()), wanted);
+        let json = serde_json::to_value(document([&bound, &released], &processors, &Ailing::new())).unwrap();
         let of = |row: usize| ["numa_nodes", "cpus", "cpu_numa_nodes"].map(|key| json["grants"][row][key].to_string());
         assert_eq!(of(0), ["[1]", "\"2-3,10\"", "[0]"]);
         assert_eq!(of(1), ["[]", "null", "null"]);
+    }
+
+    #[test]
+    fn a_device_that_is_not_well_is_named_beside_its_holder() {
+        let ailing = Ailing::from([(DeviceId::new("GPU-b"), "xid".to_owned())]);
+        let wanted = "\
+NAMESPACE  POD     CONTAINER  RESOURCE        STATE     SINCE                 UNHEALTHY  DEVICES
+default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:21Z  GPU-b xid  GPU-b,GPU-a
+-          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:22Z  -          GPU-b,GPU-a
+";
+        let [mut bound, released] = two();
+        assert_eq!(table([&bound, &released], &[], &ailing), wanted);
+        let json = serde_json::to_value(document([&bound, &released], &[], &ailing)).unwrap();
+        assert_eq!(json["grants"][0]["unhealthy"], serde_json::json!({"GPU-b": "xid"}));
+        assert!(json["grants"][1]["unhealthy"].is_null(), "it is not the holder's any more");
+        bound.devices = vec![GrantedDevice { id: DeviceId::new("GPU-b::1"), ..bound.devices[0].clone() }];
+        assert!(table([&bound], &[], &ailing).contains("  xid        GPU-b::1"));
     }
 
     #[test]

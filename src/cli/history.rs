@@ -1,15 +1,17 @@
 //! `holdfast history`: every grant, held and given back, and who held what at a given time.
 
-use super::document::{Row, history_table, row};
+use super::document::{Row, history_table, holder_in_words, row};
 use super::exit::{FAILURE, Failed, USAGE};
 use super::query::{Wanted, Whose};
+use super::table::Table;
 use super::when;
 use super::{Global, show, source};
-use crate::domain::{ContainerEdits, Grant, GrantState, Timestamp};
+use crate::domain::{AllocId, ContainerEdits, DeviceId, Grant, GrantState, Incident, Timestamp, Verdicts};
 use crate::store::Told;
 use clap::Args;
 use jiff::tz::TimeZone;
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// What is asked.
 #[derive(Debug, Clone, Default, Args)]
@@ -38,6 +40,16 @@ struct Document<'a> {
     /// Why what was given back cannot be read.
     problem: Option<&'a str>,
     grants: Vec<Row<'a>>,
+    /// With `--device`: its failures in that time, the newest last.
+    failures: Option<Vec<Failure>>,
+}
+
+/// A failure of a device, and who held it then.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Failure {
+    device: DeviceId,
+    #[serde(flatten)]
+    incident: Incident,
 }
 
 /// When a grant must have been held.
@@ -67,6 +79,15 @@ impl Time {
         }
     }
 
+    /// Whether a failure was, or still is.
+    fn fits_failure(self, incident: &Incident) -> bool {
+        match self {
+            Time::Ever => true,
+            Time::At(at) => incident.at <= at && incident.until.is_none_or(|until| at < until),
+            Time::Since(since) => incident.until.is_none_or(|until| since < until),
+        }
+    }
+
     fn at(self) -> Option<Timestamp> {
         if let Time::At(at) = self { Some(at) } else { None }
     }
@@ -87,10 +108,16 @@ fn released_at(grant: &Grant) -> Option<Timestamp> {
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let time = Time::of(options, when::now(), &TimeZone::system()).map_err(|sentence| Failed::new(USAGE, sentence))?;
     let mut wanted = options.device.as_deref().map(Wanted::new);
-    let (mut grants, mut remembers_from) = (Vec::new(), None);
+    let (mut grants, mut remembers_from, mut verdicts) = (Vec::new(), None, Verdicts::new());
     let problem = source::read(global, |told| {
         match told {
-            Told::Notes { names, .. } => wanted.iter_mut().for_each(|wanted| names.iter().for_each(|(key, id)| wanted.see(key, id))),
+            Told::Notes { names, verdicts: told, .. } => {
+                if let Some(wanted) = &mut wanted {
+                    names.iter().for_each(|(key, id)| wanted.see(key, id));
+                    told.keys().for_each(|id| wanted.see("", id));
+                }
+                verdicts = told;
+            }
             Told::Grant(mut grant) => {
                 if let Some(released) = released_at(&grant) {
                     remembers_from = Some(remembers_from.map_or(released, |earliest: Timestamp| earliest.min(released)));
@@ -107,9 +134,11 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         }
         true
     })?;
+    let mut failures = None;
     if let Some(wanted) = &wanted {
-        wanted.decide().map_err(|sentence| Failed::new(FAILURE, sentence))?;
+        let ids = wanted.decide().map_err(|sentence| Failed::new(FAILURE, sentence))?;
         grants.retain(|grant| wanted.is_of(grant));
+        failures = Some(failures_of(ids, &verdicts, time));
     }
     grants.sort_by(|a, b| (a.granted_at, &a.alloc_id).cmp(&(b.granted_at, &b.alloc_id)));
     let document = Document {
@@ -119,12 +148,48 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         remembers_from,
         problem: problem.as_deref(),
         grants: grants.iter().map(|grant| row(grant, &[])).collect(),
+        failures,
     };
-    show(global.output, &document, |_| if grants.is_empty() { nothing(time) } else { history_table(&grants) })?;
+    show(global.output, &document, |document| {
+        let held = if grants.is_empty() { nothing(time) } else { history_table(&grants) };
+        held + &document.failures.as_deref().map(|failures| failures_table(failures, &grants)).unwrap_or_default()
+    })?;
     for remark in remarks(time, remembers_from, problem.as_deref(), &grants) {
         super::eprintln(format_args!("holdfast: {remark}"));
     }
     Ok(())
+}
+
+/// The failures of these devices; a share fails with its device.
+fn failures_of(ids: &BTreeSet<DeviceId>, verdicts: &Verdicts, time: Time) -> Vec<Failure> {
+    let devices: BTreeSet<DeviceId> =
+        ids.iter().map(|id| if verdicts.contains_key(id) { None } else { id.shared() }.unwrap_or_else(|| id.clone())).collect();
+    let of = |device: &DeviceId| {
+        let incidents = verdicts.get(device).into_iter().flat_map(|verdict| &verdict.incidents);
+        let told = incidents.filter(|incident| time.fits_failure(incident));
+        told.map(|incident| Failure { device: device.clone(), incident: incident.clone() }).collect::<Vec<_>>()
+    };
+    let mut failures: Vec<Failure> = devices.iter().flat_map(of).collect();
+    failures.sort_by_key(|failure| failure.incident.at);
+    failures
+}
+
+/// When it failed, and who held it then: the pod where its grant is known, else the grant's name.
+fn failures_table(failures: &[Failure], grants: &[Grant]) -> String {
+    if failures.is_empty() {
+        return String::new();
+    }
+    let holder = |alloc_id: &AllocId| {
+        let grant = grants.iter().find(|grant| grant.alloc_id == *alloc_id);
+        grant.map_or_else(|| alloc_id.to_string(), holder_in_words)
+    };
+    let mut table = Table::new(&["FAILED", "HEALTHY AGAIN", "WHY", "HELD BY"]);
+    for Failure { incident, .. } in failures {
+        let until = incident.until.map(Timestamp::to_seconds).unwrap_or_default();
+        let held_by = incident.held_by.iter().map(holder).collect::<Vec<_>>().join("; ");
+        table.row([incident.at.to_seconds(), until, incident.to_string(), held_by]);
+    }
+    format!("\n{table}")
 }
 
 fn nothing(time: Time) -> String {
@@ -194,9 +259,41 @@ mod tests {
     #[test]
     fn the_document_is_what_is_promised() {
         let at = Some(Timestamp(1_700_000_000_000));
-        let document = Document { schema: 1, at, since: None, remembers_from: None, problem: None, grants: Vec::new() };
-        let wanted = r#"{"schema":1,"at":"2023-11-14T22:13:20.000Z","since":null,"remembers_from":null,"problem":null,"grants":[]}"#;
+        let document = Document { schema: 1, at, since: None, remembers_from: None, problem: None, grants: Vec::new(), failures: None };
+        let wanted =
+            r#"{"schema":1,"at":"2023-11-14T22:13:20.000Z","since":null,"remembers_from":null,"problem":null,"grants":[],"failures":null}"#;
         assert_eq!(serde_json::to_string(&document).unwrap(), wanted);
+    }
+
+    #[test]
+    fn a_device_has_failed_in_somebodys_hands() {
+        use crate::domain::{Reason, Verdict};
+        let incident = |at, until: Option<u64>| Incident {
+            reason: Reason::Xid,
+            detail: "Xid 79".into(),
+            at: Timestamp(at),
+            until: until.map(Timestamp),
+            held_by: vec![AllocId::new("a-1"), AllocId::new("a-9")],
+        };
+        let verdict = Verdict { incidents: vec![incident(10_000, Some(20_000)), incident(30_000, None)], ..Verdict::default() };
+        let verdicts = Verdicts::from([(DeviceId::new("GPU-a"), verdict)]);
+        let failures = |time| failures_of(&BTreeSet::from([DeviceId::new("GPU-a::1")]), &verdicts, time);
+        assert_eq!(
+            [Time::Ever, Time::At(Timestamp(15_000)), Time::At(Timestamp(25_000)), Time::Since(Timestamp(25_000))]
+                .map(|time| failures(time).len()),
+            [2, 1, 0, 1]
+        );
+        let pod = PodRef { uid: "u".into(), namespace: Some("default".into()), name: Some("train".into()) };
+        let mut held = grant(1, GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(2) });
+        held.alloc_id = AllocId::new("a-1");
+        let wanted = "
+FAILED                HEALTHY AGAIN         WHY           HELD BY
+1970-01-01T00:00:10Z  1970-01-01T00:00:20Z  xid (Xid 79)  default/train, container main; a-9
+1970-01-01T00:00:30Z  -                     xid (Xid 79)  default/train, container main; a-9
+";
+        assert_eq!(failures_table(&failures(Time::Ever), &[held]), wanted);
+        let json = serde_json::to_value(&failures(Time::Ever)[0]).unwrap();
+        assert_eq!((&json["device"], &json["reason"], &json["held_by"][1]), (&"GPU-a".into(), &"xid".into(), &"a-9".into()));
     }
 
     #[test]

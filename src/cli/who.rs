@@ -1,10 +1,10 @@
 //! `holdfast who`: which container holds which device.
 
-use super::document::{self, Row, devices, holder_in_words, proof_in_words, row, table};
+use super::document::{self, Ailing, Row, devices, holder_in_words, proof_in_words, row, table};
 use super::exit::{FAILURE, Failed, NOBODY};
 use super::query::{Wanted, Whose};
 use super::{Global, block_on, show, source};
-use crate::app::{ControlError, Processors, control_get};
+use crate::app::{ControlError, DeviceReport, Processors, control_get};
 use crate::domain::{DeviceId, Grant, GrantState};
 use crate::store::{self, Told};
 use clap::Args;
@@ -40,8 +40,18 @@ fn everything(global: &Global) -> Result<(), Failed> {
         Err(error) => return Err(Failed::new(FAILURE, error)),
     };
     let processors = processors(global);
-    let table = |_: &_| if grants.is_empty() { "nobody holds a device\n".into() } else { table(&grants, &processors) };
-    show(global.output, &document::document(&grants, &processors), table)
+    let ailing = ailing(global);
+    let table = |_: &_| if grants.is_empty() { "nobody holds a device\n".into() } else { table(&grants, &processors, &ailing) };
+    show(global.output, &document::document(&grants, &processors, &ailing), table)
+}
+
+/// The devices that are not well, as the running daemon tells; without one, nobody judges them.
+fn ailing(global: &Global) -> Ailing {
+    let asked = block_on(control_get::<Vec<DeviceReport>>(&global.run_dir, "/v1/devices"));
+    let devices = asked.ok().and_then(Result::ok).unwrap_or_default();
+    // A device that no list has any more, of which only a verdict is left, is judged all the same.
+    let reason = |device: DeviceReport| Some((DeviceId::new(&device.id), device.reason?));
+    devices.into_iter().filter_map(reason).collect()
 }
 
 /// The processors that containers have for themselves; none where nobody tells.
@@ -64,11 +74,11 @@ fn asked_for(global: &Global, options: &Options) -> Result<(), Failed> {
     let problem = source::read(global, |told| search.take(told))?;
     let ids = search.wanted.as_ref().map(Wanted::decide).transpose().map_err(|sentence| Failed::new(FAILURE, sentence))?;
     let (held, last) = search.found();
-    let processors = if held.is_empty() { Vec::new() } else { processors(global) };
-    let answer =
-        Answer { schema: 1, grants: held.iter().map(|grant| row(grant, &processors)).collect(), last: last.map(|grant| row(grant, &[])) };
+    let (processors, ailing) = if held.is_empty() { Default::default() } else { (processors(global), ailing(global)) };
+    let rows = held.iter().map(|grant| row(grant, &processors).with_health(grant, &ailing));
+    let answer = Answer { schema: 1, grants: rows.collect(), last: last.map(|grant| row(grant, &[])) };
     show(global.output, &answer, |_| {
-        if held.is_empty() { nobody(ids, &options.whose, last) } else { table(held.iter().copied(), &processors) }
+        if held.is_empty() { nobody(ids, &options.whose, last) } else { table(held.iter().copied(), &processors, &ailing) }
     })?;
     if !held.is_empty() {
         return Ok(());

@@ -213,3 +213,44 @@ impl Health {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every reason, as serde lists them where a word is none.
+    fn all() -> Vec<Reason> {
+        let error = serde_json::from_str::<Reason>("\"no such reason\"").unwrap_err().to_string();
+        let words = error.split_once("one of ").unwrap().1.split('`').skip(1).step_by(2);
+        words.map(|word| serde_json::from_str(&format!("\"{word}\"")).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_reason_has_one_word_everywhere() {
+        let all = all();
+        assert!(all.len() > 25, "{all:?}");
+        for reason in all {
+            assert_eq!(serde_json::to_value(reason).unwrap(), reason.as_str());
+        }
+    }
+
+    #[test]
+    fn the_operators_page_has_a_row_for_every_reason_with_its_weight() {
+        let page = include_str!("../../docs/health.md");
+        for reason in all() {
+            let Weight { patience, hold, is_sticky } = reason.weight();
+            let seconds = |time: Duration| format!("{} s", time.as_secs());
+            let (kind, heals) = match reason {
+                Reason::Cordoned | Reason::Flapping => ("operator", "uncordon".to_owned()),
+                _ if reason.is_of_hook() => ("hook", "its hook".to_owned()),
+                _ if is_sticky => ("sticky", seconds(hold)),
+                _ if reason.weight().is_presence() => ("presence", seconds(hold)),
+                _ if patience.is_zero() => ("hard", seconds(hold)),
+                _ => ("soft", seconds(hold)),
+            };
+            let after = if patience.is_zero() { "at once".to_owned() } else { seconds(patience) };
+            let row = format!("\n| `{reason}` | {kind} | {after} | {heals} | ");
+            assert_eq!(page.matches(&row).count(), 1, "docs/health.md has no row `{}`", row.trim());
+        }
+    }
+}
