@@ -7,18 +7,27 @@
 
 mod common;
 
+use actix::{Actor, Message};
 use common::{HANG, Node, name, offered, resource, run, soon, until};
+use futures_util::future::BoxFuture;
 use holdfast::app::App;
-use holdfast::domain::{DeviceId, Durability, Entry, Reason, ResourceName, State, Timestamp, Verdict};
+use holdfast::domain::{
+    AllocId, Complaint, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice,
+    Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Reason, ResourceName, ResourceSpec, Signals, State,
+    Timestamp, Verdict, Verdicts,
+};
 use holdfast::hardware::{self, discover};
+use holdfast::health::{HealthActor, HealthConfig, Judgement};
 use holdfast::host::{self, HostRoot, KernelRecord, Uevent};
-use holdfast::messages::Happened;
+use holdfast::messages::{CallError, Discovered, Door, Happened, Judged, Mailbox, Rescan};
 use holdfast::sim::hardware::{GPUS, SimNode};
 use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec, View};
 use holdfast::store::Store;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// The bound of lists of one resource within a second (`serving/plugin.rs`).
 const LISTS_A_SECOND: usize = 20;
@@ -96,11 +105,11 @@ fn a_port_that_stays_down_is_told_and_one_that_is_up_again_too() {
         let root = HostRoot::new(host.root());
         let found = discover(&root, &[], &BTreeMap::new()).devices;
         let of = |function: u8| {
-            let address = holdfast::domain::PciAddress { function, ..host.adapter_address(0) };
+            let address = PciAddress { function, ..host.adapter_address(0) };
             found.iter().find(|device| device.pci.as_ref().unwrap().address == address).unwrap().id.clone()
         };
         let port = |function: u8| {
-            let address = holdfast::domain::PciAddress { function, ..host.adapter_address(0) };
+            let address = PciAddress { function, ..host.adapter_address(0) };
             let folder = host.root().join(format!("sys/bus/pci/devices/{address}/infiniband"));
             let adapter = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
             adapter.join("ports/1/state")
@@ -305,5 +314,150 @@ fn what_the_kernel_says_of_a_gpu_is_believed_until_a_reset_or_another_boot() {
         let incidents = app.views.judgement.borrow().verdicts.values().next().unwrap().incidents.clone();
         assert!(incidents.len() == 1 && incidents[0].at > Timestamp(0), "{incidents:?}");
         app.shut_down().await;
+    });
+}
+
+/// Answers nothing and forgets everything.
+struct Nobody;
+
+impl Door<Rescan> for Nobody {
+    fn call(&self, _: Rescan, _: Duration) -> BoxFuture<'static, Result<(), CallError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn tell(&self, _: Rescan) {}
+}
+
+impl Door<Judged> for Nobody {
+    fn call(&self, _: Judged, _: Duration) -> BoxFuture<'static, Result<<Judged as Message>::Result, CallError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn tell(&self, _: Judged) {}
+}
+
+/// The actor alone, with two devices `a` and `b`, and what it sees and shows.
+struct Alone {
+    inventory: watch::Receiver<Arc<Inventory>>,
+    judgement: watch::Receiver<Judgement>,
+    kubelet: watch::Sender<Option<KubeletGeneration>>,
+    _others: Box<dyn std::any::Any>,
+}
+
+impl Alone {
+    fn start(look_at: impl Fn(&Device) -> Signals + Send + Sync + 'static, remembered: Verdicts, held: &[&str]) -> Alone {
+        let device = |id: &str, address: &str| Device {
+            id: DeviceId::new(id),
+            key: id.into(),
+            class: DeviceClass::Rdma,
+            pci: Some(PciFunction::at(address.parse().unwrap())),
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            attributes: BTreeMap::new(),
+        };
+        let spec = Arc::new(ResourceSpec::new(gpu(), DeviceClass::Rdma));
+        let grants = held.iter().map(|id| {
+            let device = GrantedDevice { id: DeviceId::new(*id), key: (*id).into(), numa_nodes: Vec::new(), nodes: Vec::new() };
+            Arc::new(Grant {
+                alloc_id: AllocId::new("a-1"),
+                resource: gpu(),
+                devices: vec![device],
+                edits: ContainerEdits::default(),
+                boot_id: "boot".into(),
+                kubelet: None,
+                granted_at: Timestamp(1),
+                version: "1".into(),
+                state: GrantState::Granted,
+            })
+        });
+        let (inventory, inventory_view) = watch::channel(Arc::default());
+        let (judgement, judgement_view) = watch::channel(Judgement { verdicts: Arc::new(remembered), ..Judgement::default() });
+        let (kubelet, kubelet_view) = watch::channel(None);
+        let (grants, grants_view) = watch::channel(Arc::new(grants.collect::<Vec<_>>()));
+        let (due, due_view) = watch::channel(Arc::default());
+        let config = HealthConfig {
+            specs: Arc::from([Arc::clone(&spec)]),
+            policy: HealthPolicy { poll: Duration::from_secs(1), ..HealthPolicy::default() },
+            boot_id: "boot".into(),
+            listed: Arc::default(),
+            grants: grants_view,
+            due: due_view,
+            kubelet: kubelet_view,
+            inventory: Arc::new(inventory),
+            judgement: Arc::new(judgement),
+            look_at: Arc::new(look_at),
+            rescan: Mailbox::new(Nobody),
+            judged: Mailbox::new(Nobody),
+        };
+        let actor = HealthActor::new(config, ()).start();
+        let devices = [device("a", "0000:01:00.0"), device("b", "0000:02:00.0")].map(|device| (device.id.clone(), Arc::new(device)));
+        let selected = devices.iter().map(|(id, _)| id.clone()).collect();
+        let evidence = Evidence {
+            began: host::now(),
+            devices: devices.into(),
+            selected: [(gpu(), selected)].into(),
+            missing_nodes: Default::default(),
+        };
+        actor.do_send(Discovered(Arc::new(evidence)));
+        Alone { inventory: inventory_view, judgement: judgement_view, kubelet, _others: Box::new((grants, due, actor)) }
+    }
+
+    /// Waits until both devices are so: the reason, or none.
+    async fn shows(&mut self, wanted: [Option<Reason>; 2]) {
+        let seen = |inventory: &Arc<Inventory>| {
+            let listed = inventory.resources.values().flat_map(|offering| offering.devices.values());
+            listed.map(|offered| Health::reason(offered.health)).eq(wanted)
+        };
+        let _ = soon("the list", self.inventory.wait_for(seen)).await.unwrap();
+    }
+}
+
+fn complaint(reason: Reason) -> Signals {
+    Signals { complaints: [Complaint { reason, detail: "seen".into() }].into(), ..Signals::default() }
+}
+
+#[test]
+fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged() {
+    run(async {
+        let (let_go, gate) = std::sync::mpsc::channel::<()>();
+        let gate = std::sync::Mutex::new(gate);
+        let look_at = move |device: &Device| {
+            if device.id.as_str() == "a" {
+                // Until the test has let go.
+                let _ = gate.lock().unwrap().recv();
+                return Signals::default();
+            }
+            complaint(Reason::OffTheBus)
+        };
+        // It has hung for as long as it takes to be told.
+        let stuck = Verdict {
+            boot_id: "boot".into(),
+            state: State::Suspect { reason: Reason::ProbeStuck, since: Duration::ZERO },
+            ..Verdict::default()
+        };
+        let mut alone = Alone::start(look_at, [(DeviceId::new("a"), stuck)].into(), &[]);
+        alone.shows([Some(Reason::ProbeStuck), Some(Reason::OffTheBus)]).await;
+        drop(let_go);
+    });
+}
+
+#[test]
+fn a_kubelet_is_told_of_a_soft_failure_of_a_held_device_when_it_has_run_for_a_minute() {
+    run(async {
+        let down =
+            |since| Verdict { boot_id: "boot".into(), state: State::Suspect { reason: Reason::PortDown, since }, ..Verdict::default() };
+        let remembered: Verdicts = ["a", "b"].map(|id| (DeviceId::new(id), down(Duration::ZERO))).into();
+        let started = |age: Duration| {
+            let now = i64::try_from(host::now().wall.0 * 1_000_000).unwrap();
+            Some(KubeletGeneration { inode: 1, ctime_ns: now - i64::try_from(age.as_nanos()).unwrap() })
+        };
+        let mut alone = Alone::start(|_| complaint(Reason::PortDown), remembered, &["a"]);
+        alone.shows([Some(Reason::PortDown), Some(Reason::PortDown)]).await;
+        alone.kubelet.send_replace(started(Duration::from_secs(1)));
+        alone.shows([None, Some(Reason::PortDown)]).await;
+        let of_a = alone.judgement.borrow().verdicts[&DeviceId::new("a")].health();
+        assert_eq!(of_a, Health::Unhealthy(Reason::PortDown), "it is known");
+        alone.kubelet.send_replace(started(Duration::from_millis(59_500)));
+        alone.shows([Some(Reason::PortDown), Some(Reason::PortDown)]).await;
     });
 }
