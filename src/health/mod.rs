@@ -11,6 +11,7 @@ pub(crate) mod core;
 mod prober;
 mod probing;
 mod report;
+mod since;
 
 pub use actor::{HealthActor, HealthConfig, Judgement};
 pub use prober::LookAt;

@@ -4,7 +4,7 @@
 //! read too. Their `aer_rootport_*` files are not, for they count what any device below has reported.
 //!
 //! A file that does not exist counts nothing. That is no source which is off: the device has no such capability, or the
-//! firmware keeps it for itself, and no privilege would change it. Where no function of the host has one, [`missing_sources`]
+//! firmware keeps it for itself, and no privilege would change it. Where no function of the host has one, `status`
 //! says so once.
 
 use super::super::pci::folder;

@@ -1,0 +1,50 @@
+//! Which grants are new since the last list.
+
+use crate::domain::Grant;
+use std::sync::Arc;
+
+/// The grants that are not the same as before. Both lists are in the order of their ids.
+pub(super) fn new_since<'a>(before: &'a [Arc<Grant>], grants: &'a [Arc<Grant>]) -> impl Iterator<Item = &'a Grant> {
+    let mut before = before.iter().peekable();
+    let is_new = move |grant: &&Arc<Grant>| {
+        while before.next_if(|known| !Arc::ptr_eq(known, grant) && known.alloc_id < grant.alloc_id).is_some() {}
+        before.next_if(|known| Arc::ptr_eq(known, grant)).is_none()
+    };
+    grants.iter().filter(is_new).map(AsRef::as_ref)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{AllocId, ContainerEdits, GrantState, Timestamp};
+
+    fn grant(id: &str) -> Arc<Grant> {
+        Arc::new(Grant {
+            alloc_id: AllocId::new(id),
+            resource: "example.com/gpu".parse().unwrap(),
+            devices: Vec::new(),
+            edits: ContainerEdits::default(),
+            boot_id: "boot".into(),
+            kubelet: None,
+            granted_at: Timestamp(1),
+            version: "1".into(),
+            state: GrantState::Granted,
+        })
+    }
+
+    #[test]
+    fn only_what_is_new_or_has_changed_is_looked_at_again() {
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(grant);
+        let new = |before: &[&Arc<Grant>], grants: &[&Arc<Grant>]| {
+            let owned = |grants: &[&Arc<Grant>]| grants.iter().map(|grant| Arc::clone(grant)).collect::<Vec<_>>();
+            let (before, grants) = (owned(before), owned(grants));
+            new_since(&before, &grants).map(|grant| grant.alloc_id.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(new(&[], &[&a, &b]), ["a", "b"]);
+        assert_eq!(new(&[&a, &b], &[&a, &b, &c]), ["c"]);
+        assert_eq!(new(&[&a, &b, &c], &[&b, &d]), ["d"], "two were released");
+        assert_eq!(new(&[&b, &d], &[&a, &b, &c, &d]), ["a", "c"]);
+        assert_eq!(new(&[&a, &b], &[&a, &grant("b")]), ["b"], "it has moved on");
+        assert_eq!(new(&[&a, &b], &[]), [""; 0]);
+    }
+}
