@@ -171,7 +171,7 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_told_it() {
 #[test]
 fn a_mig_instance_has_a_cdi_name_with_its_own_uuid() {
     run(async {
-        let resource = "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nselect = { part = true }\nnvidia = { device_list_strategy = [\"cdi-cri\"] }\n";
+        let resource = "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\ncontract = \"nvidia\"\nselect = { part = true }\nnvidia = { device_list_strategy = [\"cdi-cri\"] }\n";
         let (node, hardware, script) = node(resource);
         let library = node.path("elsewhere/libnvidia-ml.so.1");
         if !compile("cdi", LIBRARY, &library, &script, &[]) {
@@ -247,8 +247,8 @@ fn a_library_that_lacks_something_or_is_none_is_told_with_the_reason() {
     compile("endless", "int nvmlInit_v2(void) { return 0; }", &library, &script, &[]);
     assert!(why(ask()).contains("is not complete"), "{:?}", ask());
 
-    // What it does know is told, whatever else it does not.
-    fs::remove_file(&library).unwrap();
+    // What it does know is told, whatever else it does not. (The one before was never let go, and keeps its path.)
+    let library = dir.path().join("another/libnvidia-ml.so.1");
     compile("partial", LIBRARY, &library, &script, &[]);
     fs::write(&script, format!("{gpu} GPU-1\nMIG-GPU-1/1/0 {FIRST}\n")).unwrap();
     let other: PciAddress = "0000:19:00.0".parse().unwrap();

@@ -29,7 +29,7 @@ pub use views::{Actors, Views};
 use self::supervisor::{Policy, Slot, Supervision};
 use crate::config::{Config, Roots};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
-use crate::domain::{Durability, Inventory, NvmlQuestion, NvmlSnapshot, ResourceName};
+use crate::domain::{Durability, Inventory, ResourceName};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::Performer;
@@ -215,15 +215,14 @@ impl App {
         };
         health.start(here.clone(), supervision.clone(), move |life| HealthActor::new(config.clone(), life));
 
-        let (snapshot, nvml) = watch::channel(Arc::new(NvmlSnapshot::default()));
-        let (question, asked) = watch::channel(NvmlQuestion::new());
+        let (asker, question, nvml) = nvml::Asker::new(&settings, &actors, &judgement);
         let config = DiscoveryConfig {
             host_root: host_root.clone(),
             specs: Arc::clone(&specs),
             grants: grants_view.clone(),
             names: names_view,
             nvml,
-            question: Arc::new(question),
+            question,
             remember: actors.ledger.mailbox(),
             discovered: actors.health.mailbox(),
         };
@@ -317,16 +316,7 @@ impl App {
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
         tasks.push(tokio::spawn(telemetry::metrics::upkeep()));
         // What the log tells of devices is understood now that they are known.
-        tasks.push(tokio::spawn(kernel_log::follow(host_root.clone(), actors.health.mailbox(), Arc::clone(&judgement))));
-        let asker = nvml::Asker {
-            host_root: host_root.clone(),
-            library: settings.config.nvml.clone(),
-            question: asked,
-            snapshot,
-            rescan: actors.discovery.mailbox(),
-            judgement,
-            pace: nvml::Pace::default(),
-        };
+        tasks.push(tokio::spawn(kernel_log::follow(host_root.clone(), actors.health.mailbox(), judgement)));
         tasks.push(tokio::spawn(asker.run()));
         tasks.push(tokio::spawn(runner.run()));
         tasks.push(tokio::spawn(checker.run()));

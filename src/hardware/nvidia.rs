@@ -236,6 +236,39 @@ mod tests {
     }
 
     #[test]
+    fn nvml_is_asked_for_what_the_files_leave_open_and_answers_name_without_renaming() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::new(dir.path());
+        let known = "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n";
+        write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", known);
+        assert!(question(&root).is_empty() && question(&HostRoot::new(dir.path().join("nothing"))).is_empty());
+
+        write(dir.path(), "proc/driver/nvidia/gpus/0004:05:00.0/information", "GPU UUID: \t GPU-????????\nDevice Minor: \t 3\n");
+        for instance in ["gi1/ci0", "gi1/ci1", "gi13/ci0"] {
+            let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
+            write(dir.path(), &format!("{mig}/{instance}/access"), "DeviceFileMinor: 301\n");
+            write(dir.path(), &format!("{mig}/{}/access", &instance[..instance.len() - 4]), "DeviceFileMinor: 300\n");
+        }
+        let [cut, unused]: [PciAddress; 2] = ["0004:04:00.0", "0004:05:00.0"].map(|address| address.parse().unwrap());
+        let asked = question(&root);
+        assert_eq!(asked, [(cut, [(1, 0), (1, 1), (13, 0)].into()), (unused, [].into())].into());
+
+        let mut told = NvmlSnapshot::default();
+        told.gpus.entry(cut).or_default().instances.insert((13, 0), "MIG-a".into());
+        told.gpus.entry(unused).or_default().uuid = Some("GPU-2".into());
+        let cut = facts(&root, &gpu(), &told);
+        let uuids: Vec<_> = cut.parts.iter().map(|part| part.facts.attributes.get("uuid").map(String::as_str)).collect();
+        assert_eq!(uuids, [None, None, Some("MIG-a")]);
+        assert!(cut.parts.iter().all(|part| part.facts.identity.is_none()), "its place names it, whatever NVML says and when");
+        let unused = facts(&root, &PciFunction { address: unused, ..gpu() }, &told);
+        assert_eq!((unused.identity.as_deref(), unused.attributes["uuid"].as_str()), (Some("GPU-2"), "GPU-2"));
+
+        // A driver that calls instances by their places needs nobody.
+        write(dir.path(), "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu\n");
+        assert_eq!(question(&root).into_values().collect::<Vec<_>>(), [BTreeSet::new()]);
+    }
+
+    #[test]
     fn without_its_driver_a_gpu_has_no_nodes() {
         let dir = tempfile::tempdir().unwrap();
         let facts = facts(&HostRoot::new(dir.path()), &PciFunction { driver: Some("nouveau".into()), ..gpu() }, &NvmlSnapshot::default());
