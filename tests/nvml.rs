@@ -7,10 +7,11 @@
 mod common;
 
 use common::inside::{has_program, say};
-use common::{Node, allocate, dial, name, offered, run, soon};
+use common::{Node, allocate, count, dial, name, offered, run, soon};
 use holdfast::domain::{ContainerEdits, NvmlLibrary, NvmlQuestion, PciAddress};
 use holdfast::host::{HostRoot, NvmlAnswer, ask_nvml};
 use holdfast::sim::hardware::{GPUS, SimNode};
+use holdfast::sim::kubelet::EventKind;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -161,10 +162,21 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_told_it() {
         assert_eq!(names(&found), 2, "a person is told the same");
         drop(daemon);
 
-        // Held devices stay in the list of the next daemon, and come with their names.
+        // Held devices stay in the list of the next daemon, but cannot be given without their names.
+        fs::write(node.path("script.hang"), "").unwrap();
+        let registered = |kind: &EventKind| matches!(kind, EventKind::Registered { .. });
+        let before = count(&kubelet, registered);
         let daemon = node.start_daemon();
-        daemon.logged("offered").await;
+        kubelet.wait_for(|view| view.events().iter().filter(|event| registered(&event.kind)).count() > before, common::HANG).await.unwrap();
         offered(&kubelet, &gpu, GPUS + 1).await;
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        let id = format!("{whole}-gi1-ci0");
+        let refused = allocate(&mut api, &[&id]).await.unwrap_err();
+        assert!(refused.message().contains("told by NVML only"), "{refused}");
+        fs::remove_file(node.path("script.hang")).unwrap();
+        soon("the name", async { while allocate(&mut api, &[&id]).await.is_err() {} }).await;
+        assert_eq!(visible(&node.grants().last().unwrap().edits), FIRST);
+        drop(daemon);
     });
 }
 
