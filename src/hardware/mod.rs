@@ -7,9 +7,8 @@
 //!  a device ─ signals ─▶ what speaks against it now;  a uevent ─ event, a line of the kernel's log ─ xid ─▶ what happened to it
 //! ```
 //!
-//! Everything here is a function of the host's files, the configuration, the remembered ids and what NVML has told (a value: this
-//! layer asks nobody); nothing is kept
-//! between two passes, and nothing is written.
+//! Everything here is a function of the host's files, the configuration, the remembered ids and what NVML has told (a value:
+//! nobody is asked here); nothing is kept between two passes, and nothing is written.
 
 mod chardev;
 mod classify;
