@@ -27,6 +27,7 @@ const ACTORS: &[&str] = LAYERS[4];
 const ONE_PLACE: &[(&str, &[&str], &str)] = &[
     ("sled::", &["store/database"], "the `Store`"),
     ("nix::", &["host/", "sim/hardware.rs"], "a function of `host`"),
+    ("nvml_wrapper::", &["host/nvml.rs"], "`host::ask_nvml`"),
     ("inotify::", &["host/"], "`host::DirWatch`"),
     ("metrics::counter!", &["telemetry/metrics.rs"], "a function of `telemetry::metrics`"),
     ("metrics::gauge!", &["telemetry/metrics.rs"], "a function of `telemetry::metrics`"),

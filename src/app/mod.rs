@@ -10,6 +10,7 @@ mod error;
 mod files;
 mod hooks;
 mod kernel_log;
+mod nvml;
 mod processors;
 mod rebuild;
 mod specs;
@@ -214,11 +215,14 @@ impl App {
         };
         health.start(here.clone(), supervision.clone(), move |life| HealthActor::new(config.clone(), life));
 
+        let (asker, question, nvml) = nvml::Asker::new(&settings, &actors, &judgement);
         let config = DiscoveryConfig {
             host_root: host_root.clone(),
             specs: Arc::clone(&specs),
             grants: grants_view.clone(),
             names: names_view,
+            nvml,
+            question,
             remember: actors.ledger.mailbox(),
             discovered: actors.health.mailbox(),
         };
@@ -313,6 +317,7 @@ impl App {
         tasks.push(tokio::spawn(telemetry::metrics::upkeep()));
         // What the log tells of devices is understood now that they are known.
         tasks.push(tokio::spawn(kernel_log::follow(host_root.clone(), actors.health.mailbox(), judgement)));
+        tasks.push(tokio::spawn(asker.run()));
         tasks.push(tokio::spawn(runner.run()));
         tasks.push(tokio::spawn(checker.run()));
         tasks.extend(keeper.map(|keeper| tokio::spawn(keeper.run())));

@@ -3,20 +3,25 @@
 use super::exit::Failed;
 use super::table::Table;
 use super::{Global, show};
-use crate::domain::{Device, DeviceClass, DeviceId, Health, PciAddress, Reason, Verdicts};
+use crate::domain::{Device, DeviceClass, DeviceId, Health, NvmlLibrary, NvmlSnapshot, PciAddress, Reason, Verdicts};
 use crate::hardware::{self, Discovery, node_health};
 use crate::host::{self, HostRoot};
 use crate::store;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+/// How long NVML may take: GPUs that nobody uses are first woken up.
+const NVML_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Looks at the host and prints what is there, with the resources of the configuration, else the usual ones.
 ///
 /// # Errors
 /// When the configuration is not valid.
 pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
-    let mut specs = global.load_config()?.resources;
+    let config = global.load_config()?;
+    let mut specs = config.resources;
     let root = HostRoot::new(&global.host_root);
     let scan = hardware::scan(&root);
     if specs.is_empty() {
@@ -24,7 +29,8 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     }
     // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
     let (names, verdicts) = store::peek(&global.state_dir).map(|recovered| (recovered.names, recovered.verdicts)).unwrap_or_default();
-    let discovery = hardware::discover_in(&root, scan, &specs, &names);
+    let nvml = ask_nvml(&root, &config.nvml);
+    let discovery = hardware::discover_told(&root, scan, &specs, &names, &nvml);
     for warning in &discovery.selection.warnings {
         super::eprintln(format_args!("holdfast: {warning}"));
     }
@@ -34,6 +40,25 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
         let table = table(document);
         if table.is_empty() { "no devices found; --all lists every PCI function\n".into() } else { table.to_string() }
     })
+}
+
+/// What only NVML tells, if it does so soon: a person waits.
+fn ask_nvml(root: &HostRoot, library: &NvmlLibrary) -> NvmlSnapshot {
+    let question = hardware::nvml_question(root);
+    if question.is_empty() || *library == NvmlLibrary::Off {
+        return NvmlSnapshot::default();
+    }
+    let (tell, told) = mpsc::channel();
+    // Who does not wait any more does not hear it.
+    let asked = host::ask_nvml(root, library, question, move |answer| drop(tell.send(answer)));
+    let answer = asked.map_err(|error| error.to_string()).and_then(|()| {
+        told.recv_timeout(NVML_DEADLINE).map_err(|_| format!("it has not answered for {}", humantime::format_duration(NVML_DEADLINE)))
+    });
+    let (told, failed) = answer.map_or_else(|why| (NvmlSnapshot::default(), Some(why)), |answer| (answer.told, answer.failed));
+    if let Some(why) = failed {
+        super::eprintln(format_args!("holdfast: NVML does not tell everything: {why}"));
+    }
+    told
 }
 
 /// The version of the document's format.

@@ -19,6 +19,7 @@ pub(super) struct Fragment {
     pub(super) cdi: Folder,
     pub(super) device_info: Folder,
     pub(super) health: Health,
+    pub(super) nvidia: Nvidia,
     pub(super) resource: Vec<Resource>,
 }
 
@@ -55,6 +56,13 @@ pub(super) struct Health {
     pub(super) fatal_xids: Option<BTreeSet<u32>>,
     pub(super) ignore: Option<BTreeSet<Reason>>,
     pub(super) at_kubelet_start: Option<AtKubeletStart>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Nvidia {
+    /// `auto`, `off`, or the path of the library.
+    pub(super) nvml: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

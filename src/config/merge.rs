@@ -33,7 +33,7 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
 }
 
 fn lay_over(merged: &mut Fragment, fragment: Fragment) {
-    let Fragment { ledger, telemetry, kubelet, cdi, device_info, health, resource } = fragment;
+    let Fragment { ledger, telemetry, kubelet, cdi, device_info, health, nvidia, resource } = fragment;
     merged.ledger.durability = ledger.durability.or(merged.ledger.durability);
     merged.ledger.history_age = ledger.history_age.or(merged.ledger.history_age.take());
     merged.ledger.history_size = ledger.history_size.or(merged.ledger.history_size);
@@ -47,6 +47,7 @@ fn lay_over(merged: &mut Fragment, fragment: Fragment) {
     merged.health.fatal_xids = health.fatal_xids.or(merged.health.fatal_xids.take());
     merged.health.ignore = health.ignore.or(merged.health.ignore.take());
     merged.health.at_kubelet_start = health.at_kubelet_start.or(merged.health.at_kubelet_start);
+    merged.nvidia.nvml = nvidia.nvml.or(merged.nvidia.nvml.take());
     merged.resource.extend(resource);
 }
 
@@ -116,6 +117,7 @@ mod tests {
         let resource = |rest: &str| format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\n{rest}");
         let select = |rest: &str| format!("[[resource]]\nname = \"a.b/c\"\nclass = \"nic\"\nselect = {{ {rest} }}");
         for (text, expected) in [
+            ("[nvidia]\nnvml = \"on\"".to_owned(), "`nvidia.nvml` is `on`, but must be `auto`, `off`, or the absolute path"),
             ("[ledgr]\n".to_owned(), "line 1: unknown key `ledgr`; did you mean `ledger`?"),
             (resource("replica = 3"), "line 4: unknown key `replica`; did you mean `replicas`?"),
             (resource("paths = [{ hots = \"/dev/fuse\" }]"), "unknown key `hots`; did you mean `host`?"),

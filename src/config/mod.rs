@@ -18,7 +18,7 @@ mod validate;
 pub use error::ConfigError;
 pub use merge::load;
 
-use crate::domain::{Durability, HealthPolicy, Policy, ResourceSpec, Retention};
+use crate::domain::{Durability, HealthPolicy, NvmlLibrary, Policy, ResourceSpec, Retention};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -56,6 +56,8 @@ pub struct Config {
     pub cdi_directory: PathBuf,
     /// Where device-info files are written, for resources with the contract `sriov`.
     pub device_info_directory: PathBuf,
+    /// Which NVML is asked for what NVIDIA's driver does not tell in its files.
+    pub nvml: NvmlLibrary,
     /// How devices are judged.
     pub health: HealthPolicy,
     /// The resources in the order of the files: the first that selects a device gets it. Empty means that known

@@ -7,7 +7,7 @@ use super::hooks::hooks;
 use super::sharing::sharing;
 use super::{Config, ConfigError};
 use crate::domain::{
-    CharPath, DeviceClass, DeviceId, MountSpec, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention, Select,
+    CharPath, DeviceClass, DeviceId, MountSpec, NvmlLibrary, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention, Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -60,6 +60,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         listen: listen(fragment.telemetry.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?,
         pod_resources_socket,
         cdi_directory: directory("cdi", &fragment.cdi.directory, CDI_DIRECTORY)?,
+        nvml: nvml(fragment.nvidia.nvml.as_deref().unwrap_or("auto"))?,
         health: health::health(&fragment.health)?,
         device_info_directory: directory("device_info", &fragment.device_info.directory, DEVICE_INFO_DIRECTORY)?,
         resources,
@@ -86,6 +87,17 @@ fn listen(text: &str) -> Result<Option<SocketAddr>, ConfigError> {
         ConfigError::new(format!("`telemetry.listen` is `{text}`, but must be an address and port such as `{DEFAULT_LISTEN}`, or `off`"))
     };
     if text == "off" { Ok(None) } else { text.parse().map(Some).map_err(|_| problem()) }
+}
+
+fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
+    match text {
+        "auto" => Ok(NvmlLibrary::Auto),
+        "off" => Ok(NvmlLibrary::Off),
+        path if path.starts_with('/') => Ok(NvmlLibrary::At(path.into())),
+        other => Err(ConfigError::new(format!(
+            "`nvidia.nvml` is `{other}`, but must be `auto`, `off`, or the absolute path of libnvidia-ml.so.1"
+        ))),
+    }
 }
 
 fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {

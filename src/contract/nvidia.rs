@@ -71,7 +71,8 @@ pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<S
     }
     let Some(uuid) = attribute(device, "uuid") else {
         return Some(
-            "the name by which NVIDIA's toolkit knows this MIG instance is told by NVML only; `contract = \"generic\"` gives its nodes"
+            "the name by which NVIDIA's toolkit knows this MIG instance is told by NVML only, which has not told it (`holdfast status` \
+             says why); `contract = \"generic\"` gives its nodes"
                 .into(),
         );
     };

@@ -1,6 +1,8 @@
 //! The shell: scans on a hint or on the poll, has new names remembered, and hands the evidence on.
 
-use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, Evidence, Grant, GrantedDevice, Moment, ResourceSpec};
+use crate::domain::{
+    Device, DeviceClass, DeviceId, DeviceNode, Evidence, Grant, GrantedDevice, Moment, NvmlQuestion, NvmlSnapshot, ResourceSpec,
+};
 use crate::hardware;
 use crate::host::{self, HostRoot};
 use crate::messages::{Crash, Discovered, Mailbox, Remember, Rescan};
@@ -29,6 +31,10 @@ pub struct DiscoveryConfig {
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// The ids that devices have been given, by physical key.
     pub names: watch::Receiver<Arc<BTreeMap<String, DeviceId>>>,
+    /// What NVML has told so far: nothing at the first scan, which does not wait for it.
+    pub nvml: watch::Receiver<Arc<NvmlSnapshot>>,
+    /// Where it is published what NVML is to be asked for.
+    pub question: Arc<watch::Sender<NvmlQuestion>>,
     /// The ledger.
     pub remember: Mailbox<Remember>,
     /// Health.
@@ -57,7 +63,15 @@ impl DiscoveryActor {
         let (began, clock) = (host::now(), Instant::now());
         let DiscoveryConfig { host_root, specs, names, .. } = &self.config;
         let remembered = names.borrow().clone();
-        let found = hardware::discover(host_root, specs, &remembered);
+        let nvml = self.config.nvml.borrow().clone();
+        let found = hardware::discover_told(host_root, hardware::scan(host_root), specs, &remembered, &nvml);
+        let question = hardware::nvml_question(host_root);
+        self.config.question.send_if_modified(|asked| {
+            *asked != question && {
+                *asked = question;
+                true
+            }
+        });
         let grants = self.config.grants.borrow().clone();
         let (evidence, warnings, named) = evidence(host_root, began, found, grants.iter().flat_map(|grant| &grant.devices));
         metrics::scanned(clock.elapsed());

@@ -143,7 +143,7 @@ pub struct Device {
     ///
     /// | name | of | value |
     /// | --- | --- | --- |
-    /// | `uuid` | NVIDIA | of the GPU; of a MIG instance as drivers before 470 spell it, `MIG-<GPU>/<gi>/<ci>` |
+    /// | `uuid` | NVIDIA | of the GPU; of a MIG instance as NVML tells it, or as drivers before 470 spell it, `MIG-<GPU>/<gi>/<ci>` |
     /// | `minor`, `index` | NVIDIA GPU | number of `/dev/nvidiaN`; place among the driver's GPUs by address |
     /// | `gi`, `ci`, `gi_cap`, `ci_cap` | MIG instance | ids of GPU and compute instance; numbers of their `/dev/nvidia-caps/nvidia-capN` |
     /// | `vgpu_type` | NVIDIA virtual function | number of the vGPU type that it is set to |

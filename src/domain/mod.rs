@@ -13,6 +13,7 @@ mod grant;
 mod health;
 mod hook;
 mod inventory;
+mod nvml;
 mod observation;
 mod pci;
 mod policy;
@@ -39,6 +40,7 @@ pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGenerat
 pub use health::{Health, Reason, Weight};
 pub use hook::{Check, Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook};
 pub use inventory::{Inventory, Offered, Offering};
+pub use nvml::{MigPlace, NvmlGpu, NvmlLibrary, NvmlQuestion, NvmlSnapshot};
 pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, ListedContainer, ListedPod, Observation, PodName};
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};

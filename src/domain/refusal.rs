@@ -33,6 +33,16 @@ pub enum Refusal {
         /// Why.
         reason: Reason,
     },
+    /// No container could be told of it now: it is in the list because somebody holds it.
+    #[error("device `{id}` of {resource} cannot be given, because {why}")]
+    Unanswerable {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// The id asked for.
+        id: DeviceId,
+        /// What the contract says.
+        why: String,
+    },
     /// A container of another pod has it, provably.
     #[error(
         "device `{id}` of {resource} is still in use by container `{container}` of pod {pod}, which the kubelet has forgotten; it runs on          until its processes have ended"

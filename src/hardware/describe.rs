@@ -5,13 +5,14 @@ use super::kfd::Kfd;
 use super::numa::NumaNodes;
 use super::rdma::RdmaNodes;
 use super::{Scan, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
-use crate::domain::{Device, DeviceClass, DeviceId, PciFunction};
+use crate::domain::{Device, DeviceClass, DeviceId, NvmlSnapshot, PciFunction};
 use crate::host::HostRoot;
 
 /// What one look at the host serves for every device of a pass.
 pub(super) struct Describer<'a> {
     root: &'a HostRoot,
     scan: &'a Scan,
+    nvml: &'a NvmlSnapshot,
     rdma: RdmaNodes,
     numa: NumaNodes,
     kfd: Kfd,
@@ -20,10 +21,11 @@ pub(super) struct Describer<'a> {
 }
 
 impl<'a> Describer<'a> {
-    pub(super) fn new(root: &'a HostRoot, scan: &'a Scan) -> Self {
+    pub(super) fn new(root: &'a HostRoot, scan: &'a Scan, nvml: &'a NvmlSnapshot) -> Self {
         Describer {
             root,
             scan,
+            nvml,
             rdma: RdmaNodes::read(root),
             numa: NumaNodes::read(root),
             kfd: Kfd::read(root),
@@ -68,7 +70,7 @@ impl<'a> Describer<'a> {
 
     fn facts(&self, class: DeviceClass, function: &PciFunction) -> Facts {
         let mut facts = match class {
-            DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => nvidia::facts(self.root, function),
+            DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => nvidia::facts(self.root, function, self.nvml),
             DeviceClass::Gpu => drm::facts(self.root, function, &self.kfd),
             DeviceClass::Rdma => rdma::facts(self.root, function, &self.rdma),
             DeviceClass::Nvme => nvme::facts(self.root, function, &self.uses),
@@ -100,7 +102,7 @@ mod tests {
 
     fn describe(dir: &tempfile::TempDir, function: &PciFunction) -> Vec<Device> {
         let scan = Scan { functions: [(function.address, function.clone())].into() };
-        Describer::new(&HostRoot::new(dir.path()), &scan).devices(function)
+        Describer::new(&HostRoot::new(dir.path()), &scan, &NvmlSnapshot::default()).devices(function)
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //!  a device ─ signals ─▶ what speaks against it now;  a uevent ─ event, a line of the kernel's log ─ xid ─▶ what happened to it
 //! ```
 //!
-//! Everything here is a function of the host's files, the configuration and the remembered ids; nothing is kept
-//! between two passes, and nothing is written.
+//! Everything here is a function of the host's files, the configuration, the remembered ids and what NVML has told (a value:
+//! nobody is asked here); nothing is kept between two passes, and nothing is written.
 
 mod chardev;
 mod classify;
@@ -41,7 +41,7 @@ pub use select::{Selection, select};
 pub use signals::signals;
 pub use xid::xid;
 
-use crate::domain::{Device, DeviceId, Health, ResourceName, ResourceSpec};
+use crate::domain::{Device, DeviceId, Health, NvmlQuestion, NvmlSnapshot, ResourceName, ResourceSpec};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -66,6 +66,12 @@ pub fn numa_nodes_of(root: &HostRoot, processors: &BTreeSet<u32>) -> BTreeSet<u3
     numa::NumaNodes::read(root).of(processors)
 }
 
+/// What NVIDIA's driver does not tell in its files and NVML is to be asked for.
+#[must_use]
+pub fn nvml_question(root: &HostRoot) -> NvmlQuestion {
+    nvidia::question(root)
+}
+
 /// One pass over the host. `remembered` holds the ids that were given before, by [`Device::key`].
 #[must_use]
 pub fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], remembered: &BTreeMap<String, DeviceId>) -> Discovery {
@@ -75,7 +81,19 @@ pub fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], remembered: &BTree
 /// [`discover`] with the PCI functions of a scan that was made already, as [`defaults::specs`] needs one first.
 #[must_use]
 pub fn discover_in(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], remembered: &BTreeMap<String, DeviceId>) -> Discovery {
-    let describer = describe::Describer::new(root, &scan);
+    discover_told(root, scan, specs, remembered, &NvmlSnapshot::default())
+}
+
+/// [`discover_in`] with what NVML has told, of what [`nvml_question`] asks for.
+#[must_use]
+pub fn discover_told(
+    root: &HostRoot,
+    scan: Scan,
+    specs: &[Arc<ResourceSpec>],
+    remembered: &BTreeMap<String, DeviceId>,
+    nvml: &NvmlSnapshot,
+) -> Discovery {
+    let describer = describe::Describer::new(root, &scan, nvml);
     let mut devices: Vec<Device> = scan.functions.values().flat_map(|function| describer.devices(function)).collect();
     let found = chardev::discover(root, specs);
     let mut chars: BTreeMap<String, ResourceName> = BTreeMap::new();

@@ -3,14 +3,15 @@
 //!
 //! MIG instances are not in sysfs either: each has a folder below `/proc/driver/nvidia/capabilities/gpu<minor>/mig`, and
 //! a container needs the nodes of both of its capabilities beside the GPU's own (NVIDIA's MIG user guide, "Device nodes
-//! and capabilities"). Their profiles are told by NVML only, and so are their names: until driver 470 an instance was
-//! `MIG-<UUID of the GPU>/<GPU instance>/<compute instance>`, since then it has a UUID of its own (the same guide, "CUDA
-//! visible devices"), and the order of NVML's numbers is written nowhere.
+//! and capabilities"). Until driver 470 an instance was `MIG-<UUID of the GPU>/<GPU instance>/<compute instance>`; since then
+//! it has a UUID of its own (the same guide, "CUDA visible devices"), which only NVML tells. What is to be asked there is
+//! [`question`]; the ids of instances do not depend on the answer, which may come late or never.
 
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::{PciAddress, PciFunction};
+use crate::domain::{MigPlace, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
+use std::collections::BTreeSet;
 
 /// PCI vendor id of NVIDIA.
 pub(super) const VENDOR: u16 = 0x10de;
@@ -19,22 +20,20 @@ pub(super) const DRIVER: &str = "nvidia";
 /// The first release of the driver in which MIG instances have UUIDs of their own.
 const FIRST_WITH_MIG_UUIDS: u32 = 470;
 
-pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
+pub(super) fn facts(root: &HostRoot, function: &PciFunction, nvml: &NvmlSnapshot) -> Facts {
     let mut facts = Facts::default();
     if function.driver.as_deref() != Some(DRIVER) {
         return facts;
     }
-    let information = root.read(&format!("proc/driver/nvidia/gpus/{}/information", function.address)).unwrap_or_default();
-    let minor = field(&information, "Device Minor").filter(|minor| minor.parse::<u32>().is_ok());
-    // Until a GPU was initialised once, its UUID is shown with question marks.
-    let uuid = field(&information, "GPU UUID").filter(|uuid| !uuid.contains('?'));
+    let Information { text: information, minor, uuid } = Information::read(root, function.address);
+    let uuid = uuid.or_else(|| nvml.uuid(function.address).map(str::to_owned));
     facts.nodes.extend(minor.as_ref().map(|minor| required(format!("/dev/nvidia{minor}"))));
     facts.nodes.push(required("/dev/nvidiactl"));
     // Made on first use (nvidia-modprobe), or never when the module is not loaded: their absence is no fault.
     facts.nodes.extend(["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"].map(optional));
     facts.note("model", field(&information, "Model"));
     if let Some(minor) = &minor {
-        cut_into_instances(root, &mut facts, minor, uuid.as_deref());
+        cut_into_instances(root, &mut facts, minor, uuid.as_deref(), |place| nvml.instance(function.address, place));
     }
     facts.note("minor", minor);
     facts.note("index", index(root, function));
@@ -49,18 +48,63 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     facts
 }
 
-/// A GPU that has GPU instances is used by its compute instances only.
-fn cut_into_instances(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Option<&str>) {
-    let dir = format!("proc/driver/nvidia/capabilities/gpu{minor}/mig");
-    let numbered = |dir: &str, prefix: &str| -> Vec<String> {
-        root.entries(dir).iter().filter(|entry| is_numbered(entry, prefix)).map(|entry| entry[prefix.len()..].to_owned()).collect()
+/// What the driver's files leave open: GPUs that show no UUID, and the MIG instances of a driver that gives them UUIDs.
+pub(super) fn question(root: &HostRoot) -> NvmlQuestion {
+    let gpus: Vec<PciAddress> = root.entries("proc/driver/nvidia/gpus").iter().filter_map(|name| name.parse().ok()).collect();
+    if gpus.is_empty() {
+        return NvmlQuestion::new();
+    }
+    let by_place = names_by_place(root);
+    let ask = |gpu: PciAddress| {
+        let information = Information::read(root, gpu);
+        let places = information.minor.filter(|_| !by_place).map(|minor| places(root, &minor)).unwrap_or_default();
+        (information.uuid.is_none() || !places.is_empty()).then_some((gpu, places))
     };
-    let instances = numbered(&dir, "gi");
+    gpus.into_iter().filter_map(ask).collect()
+}
+
+fn places(root: &HostRoot, minor: &str) -> BTreeSet<MigPlace> {
+    let dir = format!("proc/driver/nvidia/capabilities/gpu{minor}/mig");
+    let of = |gi: String| {
+        let instances = numbered(root, &format!("{dir}/gi{gi}"), "ci");
+        instances.into_iter().filter_map(move |ci| Some((gi.parse().ok()?, ci.parse().ok()?)))
+    };
+    numbered(root, &dir, "gi").into_iter().flat_map(of).collect()
+}
+
+/// What the driver shows of a GPU in `/proc`.
+struct Information {
+    text: String,
+    minor: Option<String>,
+    uuid: Option<String>,
+}
+
+impl Information {
+    fn read(root: &HostRoot, gpu: PciAddress) -> Self {
+        let text = root.read(&format!("proc/driver/nvidia/gpus/{gpu}/information")).unwrap_or_default();
+        Information {
+            minor: field(&text, "Device Minor").filter(|minor| minor.parse::<u32>().is_ok()),
+            // Until a GPU was initialised once, its UUID is shown with question marks.
+            uuid: field(&text, "GPU UUID").filter(|uuid| !uuid.contains('?')),
+            text,
+        }
+    }
+}
+
+/// The numbers of the entries `<prefix><number>` of a folder.
+fn numbered(root: &HostRoot, dir: &str, prefix: &str) -> Vec<String> {
+    root.entries(dir).iter().filter(|entry| is_numbered(entry, prefix)).map(|entry| entry[prefix.len()..].to_owned()).collect()
+}
+
+/// A GPU that has GPU instances is used by its compute instances only. `told` is what NVML calls them.
+fn cut_into_instances<'a>(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Option<&str>, told: impl Fn(MigPlace) -> Option<&'a str>) {
+    let dir = format!("proc/driver/nvidia/capabilities/gpu{minor}/mig");
+    let instances = numbered(root, &dir, "gi");
     if instances.is_empty() {
         return;
     }
     let minors = root.read("proc/driver/nvidia-caps/mig-minors").unwrap_or_default();
-    let by_place = driver_release(root).is_some_and(|release| release < FIRST_WITH_MIG_UUIDS);
+    let by_place = names_by_place(root);
     let mut parts = Vec::new();
     for gi in instances {
         let capability = |path: &str| {
@@ -70,12 +114,14 @@ fn cut_into_instances(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Opt
             access.or_else(listed).filter(|minor| minor.parse::<u32>().is_ok())
         };
         let gi_cap = capability(&format!("gi{gi}"));
-        for ci in numbered(&format!("{dir}/gi{gi}"), "ci") {
+        for ci in numbered(root, &format!("{dir}/gi{gi}"), "ci") {
             // Without both capabilities a container can do nothing with it.
             let Some((gi_cap, ci_cap)) = gi_cap.clone().zip(capability(&format!("gi{gi}/ci{ci}"))) else { continue };
             let mut instance = Facts { nodes: facts.nodes.clone(), ..Facts::default() };
             instance.nodes.extend([&gi_cap, &ci_cap].map(|minor| required(format!("/dev/nvidia-caps/nvidia-cap{minor}"))));
-            instance.note("uuid", uuid.filter(|_| by_place).map(|uuid| format!("MIG-{uuid}/{gi}/{ci}")));
+            let of_its_place = || uuid.filter(|_| by_place).map(|uuid| format!("MIG-{uuid}/{gi}/{ci}"));
+            let own = gi.parse().ok().zip(ci.parse().ok()).and_then(&told).map(str::to_owned);
+            instance.note("uuid", own.or_else(of_its_place));
             instance.note("model", facts.attributes.get("model").cloned());
             for (name, value) in [("gi", &gi), ("ci", &ci), ("gi_cap", &gi_cap), ("ci_cap", &ci_cap)] {
                 instance.note(name, Some(value));
@@ -84,6 +130,11 @@ fn cut_into_instances(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Opt
         }
     }
     facts.cut("mig", parts);
+}
+
+/// Whether the driver calls a MIG instance by its place.
+fn names_by_place(root: &HostRoot) -> bool {
+    driver_release(root).is_some_and(|release| release < FIRST_WITH_MIG_UUIDS)
 }
 
 /// The `470` of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 …`.
@@ -120,7 +171,7 @@ mod tests {
         let text = "Model: \t\t Tesla V100\nIRQ:   \t\t 33\nGPU UUID: \t GPU-04732404-7fc3\nDevice Minor: \t 3\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", text);
         write(dir.path(), "proc/driver/nvidia/gpus/0004:03:00.0/information", "Device Minor: \t 0\n");
-        let facts = facts(&HostRoot::new(dir.path()), &gpu());
+        let facts = facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default());
         assert_eq!(facts.identity.as_deref(), Some("GPU-04732404-7fc3"));
         assert_eq!(facts.nodes[0].host, "/dev/nvidia3");
         assert_eq!(facts.attributes["index"], "1", "the minor number is not the number of NVIDIA's tools");
@@ -132,7 +183,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let text = "GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t 0\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", text);
-        let facts = facts(&HostRoot::new(dir.path()), &gpu());
+        let facts = facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default());
         assert_eq!(facts.identity, None);
         assert!(!facts.attributes.contains_key("uuid"));
     }
@@ -150,7 +201,7 @@ mod tests {
         write(dir.path(), "proc/driver/nvidia-caps/mig-minors", "config 1\ngpu2/gi11/access 390\ngpu2/gi11/ci1/access 391\n");
         // Nobody knows the capabilities of this one.
         write(dir.path(), &format!("{mig}/gi9/ci0/access"), "DeviceFileMinor: none\n");
-        let facts = facts(&HostRoot::new(dir.path()), &gpu());
+        let facts = facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default());
         assert_eq!(facts.parts_are, Some("mig"));
         let parts: Vec<_> = facts.parts.iter().map(|part| part.name.as_str()).collect();
         assert_eq!(parts, ["gi1-ci0", "gi11-ci1"]);
@@ -172,7 +223,7 @@ mod tests {
         let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
         write(dir.path(), &format!("{mig}/gi1/access"), "DeviceFileMinor: 300\n");
         write(dir.path(), &format!("{mig}/gi1/ci0/access"), "DeviceFileMinor: 301\n");
-        let uuid = || facts(&HostRoot::new(dir.path()), &gpu()).parts[0].facts.attributes.get("uuid").cloned();
+        let uuid = || facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default()).parts[0].facts.attributes.get("uuid").cloned();
         assert_eq!(uuid(), None, "of a driver that says nothing, nothing is known");
         for (version, expected) in [
             ("NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu Apr  1 21:40:36 UTC 2021", Some("MIG-GPU-1/1/0")),
@@ -185,9 +236,42 @@ mod tests {
     }
 
     #[test]
+    fn nvml_is_asked_for_what_the_files_leave_open_and_answers_name_without_renaming() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::new(dir.path());
+        let known = "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n";
+        write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", known);
+        assert!(question(&root).is_empty() && question(&HostRoot::new(dir.path().join("nothing"))).is_empty());
+
+        write(dir.path(), "proc/driver/nvidia/gpus/0004:05:00.0/information", "GPU UUID: \t GPU-????????\nDevice Minor: \t 3\n");
+        for instance in ["gi1/ci0", "gi1/ci1", "gi13/ci0"] {
+            let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
+            write(dir.path(), &format!("{mig}/{instance}/access"), "DeviceFileMinor: 301\n");
+            write(dir.path(), &format!("{mig}/{}/access", &instance[..instance.len() - 4]), "DeviceFileMinor: 300\n");
+        }
+        let [cut, unused]: [PciAddress; 2] = ["0004:04:00.0", "0004:05:00.0"].map(|address| address.parse().unwrap());
+        let asked = question(&root);
+        assert_eq!(asked, [(cut, [(1, 0), (1, 1), (13, 0)].into()), (unused, [].into())].into());
+
+        let mut told = NvmlSnapshot::default();
+        told.gpus.entry(cut).or_default().instances.insert((13, 0), "MIG-a".into());
+        told.gpus.entry(unused).or_default().uuid = Some("GPU-2".into());
+        let cut = facts(&root, &gpu(), &told);
+        let uuids: Vec<_> = cut.parts.iter().map(|part| part.facts.attributes.get("uuid").map(String::as_str)).collect();
+        assert_eq!(uuids, [None, None, Some("MIG-a")]);
+        assert!(cut.parts.iter().all(|part| part.facts.identity.is_none()), "its place names it, whatever NVML says and when");
+        let unused = facts(&root, &PciFunction { address: unused, ..gpu() }, &told);
+        assert_eq!((unused.identity.as_deref(), unused.attributes["uuid"].as_str()), (Some("GPU-2"), "GPU-2"));
+
+        // A driver that calls instances by their places needs nobody.
+        write(dir.path(), "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu\n");
+        assert_eq!(question(&root).into_values().collect::<Vec<_>>(), [BTreeSet::new()]);
+    }
+
+    #[test]
     fn without_its_driver_a_gpu_has_no_nodes() {
         let dir = tempfile::tempdir().unwrap();
-        let facts = facts(&HostRoot::new(dir.path()), &PciFunction { driver: Some("nouveau".into()), ..gpu() });
+        let facts = facts(&HostRoot::new(dir.path()), &PciFunction { driver: Some("nouveau".into()), ..gpu() }, &NvmlSnapshot::default());
         assert!(facts.nodes.is_empty());
     }
 }

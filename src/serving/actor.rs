@@ -83,6 +83,10 @@ impl Serving {
             if offered.device.nodes.iter().any(missing) {
                 return Err(Refusal::Unhealthy { resource: resource.clone(), id: id.clone(), reason: Reason::NodeMissing });
             }
+            // A held device stays in the list while NVML does not tell its name.
+            if let Some(why) = contract::unanswerable(&offering.spec, &offered.device) {
+                return Err(Refusal::Unanswerable { resource: resource.clone(), id: id.clone(), why });
+            }
         }
         let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
         let node_exists = |path: &str| self.config.host_root.node_exists(path);

@@ -145,6 +145,7 @@ fn status(error: &AllocateError) -> Status {
         AllocateError::Refused(Refusal::Duplicate { .. } | Refusal::Empty(_) | Refusal::TooMany { .. }) => Status::invalid_argument(text),
         AllocateError::Refused(
             Refusal::Unhealthy { .. }
+            | Refusal::Unanswerable { .. }
             | Refusal::InUse { .. }
             | Refusal::SameDevice { .. }
             | Refusal::NoRoomForCdi { .. }

@@ -1,0 +1,405 @@
+//! Asks NVML for what discovery has found no answer to in the driver's files, and has discovery look again when it is told.
+//!
+//! ```text
+//!  discovery ─ question (watch) ─▶ asker ─ a thread for each call ─▶ NVML
+//!      ▲──── snapshot (watch), Rescan ──┘
+//! ```
+//!
+//! Nobody waits for it: the first list goes out without it. A call that does not end is told as a signal that is off and tried
+//! again ever more rarely, on so many threads at most; an answer that comes late counts all the same.
+
+use super::{Actors, Settings};
+use crate::domain::{NvmlLibrary, NvmlQuestion, NvmlSnapshot, Source};
+use crate::health::Judgement;
+use crate::host::{self, HostRoot, NvmlAnswer, ask_nvml};
+use crate::messages::{Mailbox, Rescan};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+/// Calls that may hang. With so many nothing is asked any more before one of them ends.
+const HANGING_MAX: usize = 3;
+
+/// How patient the asker is.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// After so long a call is told as hanging. To wake up the GPUs of a node may take tens of seconds.
+    deadline: Duration,
+    /// How long after a failure it is tried again; doubled from time to time.
+    retry: Duration,
+    /// But not longer than this.
+    retry_max: Duration,
+    /// MIG instances can be made anew under their old numbers, and nothing tells.
+    renew: Duration,
+    /// The moments of polls, for which the machine is woken up anyway.
+    tick: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace {
+            deadline: Duration::from_secs(60),
+            retry: Duration::from_secs(10),
+            retry_max: Duration::from_secs(600),
+            renew: Duration::from_secs(300),
+            tick: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Hands the answer of a call on, once.
+type Tell = Box<dyn FnOnce(NvmlAnswer) + Send>;
+/// Makes a call on a thread of its own.
+type Ask = Box<dyn Fn(NvmlQuestion, Tell) -> io::Result<()> + Send>;
+
+/// Who asks.
+pub(super) struct Asker {
+    /// None where the configuration wants none.
+    call: Option<Ask>,
+    question: watch::Receiver<NvmlQuestion>,
+    snapshot: watch::Sender<Arc<NvmlSnapshot>>,
+    rescan: Mailbox<Rescan>,
+    judgement: Arc<watch::Sender<Judgement>>,
+    pace: Pace,
+}
+
+/// The answer of one call.
+struct Told {
+    /// The call.
+    number: u64,
+    question: NvmlQuestion,
+    answer: NvmlAnswer,
+}
+
+impl Asker {
+    /// The asker, where its question comes from, and what it is told.
+    pub(super) fn new(
+        settings: &Settings,
+        actors: &Actors,
+        judgement: &Arc<watch::Sender<Judgement>>,
+    ) -> (Asker, Arc<watch::Sender<NvmlQuestion>>, watch::Receiver<Arc<NvmlSnapshot>>) {
+        let (root, library) = (HostRoot::new(&settings.roots.host), settings.config.nvml.clone());
+        let is_on = library != NvmlLibrary::Off;
+        let call = is_on.then(|| -> Ask { Box::new(move |question, tell| ask_nvml(&root, &library, question, tell)) });
+        let (question, asked) = watch::channel(NvmlQuestion::new());
+        let (snapshot, told) = watch::channel(Arc::default());
+        let (rescan, judgement) = (actors.discovery.mailbox(), Arc::clone(judgement));
+        (Asker { call, question: asked, snapshot, rescan, judgement, pace: Pace::default() }, Arc::new(question), told)
+    }
+
+    /// Until discovery is gone.
+    pub(super) async fn run(mut self) {
+        let (tell, mut told) = mpsc::channel::<Told>(HANGING_MAX);
+        // Calls that have not ended; until when the last of them is waited for; when the next one is due.
+        let (mut calls, mut waiting, mut due) = (0, None, Some(Instant::now()));
+        // The last call, and the last one whose answer was taken: it is not undone by one that comes late.
+        let (mut last, mut taken) = (0, 0);
+        let mut pause = self.pace.retry;
+        loop {
+            tokio::select! {
+                changed = self.question.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    (due, pause) = (Some(Instant::now()), self.pace.retry);
+                }
+                Some(Told { number, question, answer }) = told.recv() => {
+                    calls -= 1;
+                    let is_complete = number > taken && self.take(answer);
+                    taken = taken.max(number);
+                    if number == last {
+                        waiting = None;
+                        due = self.after(&question, is_complete, &mut pause);
+                    } else if waiting.is_none() && due.is_none() {
+                        due = Some(Instant::now());
+                    }
+                }
+                () = at(waiting) => {
+                    waiting = None;
+                    let deadline = humantime::format_duration(self.pace.deadline);
+                    self.off(&format!("NVML has not answered for {deadline}: the driver hangs, or its GPUs take long to wake up"));
+                    due = Some(self.after_failure(&mut pause));
+                }
+                () = at(due), if waiting.is_none() => {
+                    due = None;
+                    let question = self.question.borrow_and_update().clone();
+                    if question.is_empty() {
+                        self.publish(NvmlSnapshot::default());
+                        self.on();
+                    } else if let Some(call) = &self.call && calls < HANGING_MAX {
+                        match ask(call, last + 1, question, tell.clone()) {
+                            Ok(()) => (last, calls, waiting) = (last + 1, calls + 1, Some(Instant::now() + self.pace.deadline)),
+                            Err(error) => {
+                                self.off(&format!("there is no thread to ask NVML on ({error})"));
+                                due = Some(self.after_failure(&mut pause));
+                            }
+                        }
+                    } else if self.call.is_none() {
+                        self.off("the configuration says so (`[nvidia] nvml = \"off\"`)");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the answer was complete.
+    fn take(&self, answer: NvmlAnswer) -> bool {
+        let renewed = self.snapshot.borrow().renewed(answer.told, &self.question.borrow());
+        self.publish(renewed);
+        match &answer.failed {
+            Some(why) => self.off(&format!("NVML does not tell everything: {why}")),
+            None => self.on(),
+        }
+        answer.failed.is_none()
+    }
+
+    /// When to ask again after an answer.
+    fn after(&self, question: &NvmlQuestion, is_complete: bool, pause: &mut Duration) -> Option<Instant> {
+        if *self.question.borrow() != *question {
+            return Some(Instant::now());
+        }
+        if !is_complete {
+            return Some(self.after_failure(pause));
+        }
+        *pause = self.pace.retry;
+        let can_change = question.values().any(|instances| !instances.is_empty());
+        can_change.then(|| self.at_tick(self.pace.renew))
+    }
+
+    fn publish(&self, snapshot: NvmlSnapshot) {
+        let is_news = self.snapshot.send_if_modified(|known| {
+            **known != snapshot && {
+                *known = Arc::new(snapshot);
+                true
+            }
+        });
+        if is_news {
+            self.rescan.tell(Rescan { asked_at: host::now().boot });
+        }
+    }
+
+    /// Says it once for each reason.
+    fn off(&self, why: &str) {
+        let known = |judgement: &Judgement| judgement.off.get(&Source::Nvml).is_some_and(|known| known == why);
+        let is_news = self.judgement.send_if_modified(|judgement| {
+            !known(judgement) && {
+                judgement.off.insert(Source::Nvml, why.to_owned());
+                true
+            }
+        });
+        if is_news {
+            tracing::info!(why, "what only NVML tells is not known: UUIDs of MIG instances, and of GPUs that nobody has used yet");
+        }
+    }
+
+    fn on(&self) {
+        if self.judgement.send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some()) {
+            tracing::info!("NVML tells again all that it is asked for");
+        }
+    }
+
+    fn after_failure(&self, pause: &mut Duration) -> Instant {
+        let at = self.at_tick(*pause);
+        *pause = (*pause * 2).min(self.pace.retry_max);
+        at
+    }
+
+    /// The first moment of a poll after `pause`.
+    fn at_tick(&self, pause: Duration) -> Instant {
+        let now = Instant::now();
+        let ticks = |until: Duration| until.as_nanos().saturating_sub(1) / self.pace.tick.as_nanos().max(1);
+        let first = host::until_tick(self.pace.tick);
+        let more = u32::try_from(ticks(pause)).unwrap_or(u32::MAX);
+        now + first + self.pace.tick * more
+    }
+}
+
+fn ask(call: &Ask, number: u64, question: NvmlQuestion, tell: mpsc::Sender<Told>) -> io::Result<()> {
+    let asked = question.clone();
+    // A send that fails is one to a daemon that ends.
+    call(asked, Box::new(move |answer| drop(tell.blocking_send(Told { number, question, answer }))))
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{NvmlGpu, PciAddress};
+    use crate::messages::{CallError, Door};
+    use futures_util::future::BoxFuture;
+    use std::sync::Mutex;
+
+    /// Discovery, which looks again.
+    struct Looks;
+
+    impl Door<Rescan> for Looks {
+        fn call(&self, _: Rescan, _: Duration) -> BoxFuture<'static, Result<(), CallError>> {
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn tell(&self, _: Rescan) {}
+    }
+
+    /// An asker whose calls end when the test says so.
+    struct Stage {
+        calls: Arc<Mutex<Vec<Option<Tell>>>>,
+        made: watch::Receiver<usize>,
+        question: watch::Sender<NvmlQuestion>,
+        snapshot: watch::Receiver<Arc<NvmlSnapshot>>,
+        judgement: watch::Receiver<Judgement>,
+    }
+
+    const HANG: Duration = Duration::from_secs(60);
+
+    fn gpu() -> PciAddress {
+        "0000:18:00.0".parse().unwrap()
+    }
+
+    fn told(name: &str) -> NvmlAnswer {
+        let gpus = [(gpu(), NvmlGpu { uuid: None, instances: [((1, 0), name.to_owned())].into() })].into();
+        NvmlAnswer { told: NvmlSnapshot { gpus }, failed: None }
+    }
+
+    impl Stage {
+        fn begin(pace: Pace) -> Stage {
+            let calls: Arc<Mutex<Vec<Option<Tell>>>> = Arc::default();
+            let (made, made_view) = watch::channel(0);
+            let log = Arc::clone(&calls);
+            let call: Ask = Box::new(move |_, tell| {
+                let mut calls = log.lock().unwrap();
+                calls.push(Some(tell));
+                let hanging = calls.iter().flatten().count();
+                assert!(hanging <= HANGING_MAX, "{hanging} calls hang");
+                made.send_modify(|made| *made += 1);
+                Ok(())
+            });
+            let (question, asked) = watch::channel([(gpu(), [(1, 0)].into())].into());
+            let (snapshot, snapshot_view) = watch::channel(Arc::default());
+            let (judgement, judgement_view) = watch::channel(Judgement::default());
+            let asker =
+                Asker { call: Some(call), question: asked, snapshot, rescan: Mailbox::new(Looks), judgement: Arc::new(judgement), pace };
+            tokio::spawn(asker.run());
+            Stage { calls, made: made_view, question, snapshot: snapshot_view, judgement: judgement_view }
+        }
+
+        async fn made(&mut self, calls: usize) {
+            tokio::time::timeout(HANG, self.made.wait_for(|made| *made >= calls)).await.unwrap().unwrap();
+        }
+
+        /// Ends a call and lets the asker hear of it.
+        async fn end(&self, call: usize, answer: NvmlAnswer) {
+            let tell = self.calls.lock().unwrap()[call].take().unwrap();
+            std::thread::spawn(move || tell(answer)).join().unwrap();
+            self.settle().await;
+        }
+
+        /// Everybody else on this thread has had their turns.
+        async fn settle(&self) {
+            for _ in 0..50 {
+                tokio::task::yield_now().await;
+            }
+        }
+
+        fn name(&self) -> Option<String> {
+            self.snapshot.borrow().instance(gpu(), (1, 0)).map(str::to_owned)
+        }
+
+        fn off(&self) -> Option<String> {
+            self.judgement.borrow().off.get(&Source::Nvml).cloned()
+        }
+    }
+
+    /// So hasty that a test need not wait.
+    const HASTY: Pace = Pace {
+        deadline: Duration::from_millis(1),
+        retry: Duration::from_millis(1),
+        retry_max: Duration::from_millis(2),
+        renew: HANG,
+        tick: Duration::from_millis(1),
+    };
+
+    #[tokio::test]
+    async fn calls_that_hang_are_told_and_bounded_and_an_older_answer_undoes_no_newer_one() {
+        let mut stage = Stage::begin(HASTY);
+        stage.made(HANGING_MAX).await;
+        let off = stage.judgement.wait_for(|judgement| judgement.off.contains_key(&Source::Nvml));
+        tokio::time::timeout(HANG, off).await.unwrap().unwrap();
+        assert!(stage.off().unwrap().contains("has not answered for 1ms"), "{:?}", stage.off());
+        // Whatever is asked for now: one more call, and the asker would be no more.
+        stage.question.send_modify(|_| ());
+        stage.settle().await;
+
+        stage.end(1, told("MIG-new")).await;
+        assert_eq!(stage.name().as_deref(), Some("MIG-new"), "late, but an answer");
+        stage.end(0, told("MIG-old")).await;
+        assert_eq!(stage.name().as_deref(), Some("MIG-new"));
+        // Those that have ended make room.
+        stage.made(HANGING_MAX + 2).await;
+        stage.end(HANGING_MAX + 1, told("MIG-newest")).await;
+        assert_eq!(stage.name().as_deref(), Some("MIG-newest"));
+    }
+
+    #[tokio::test]
+    async fn a_failure_takes_no_name_away_and_what_is_gone_is_forgotten() {
+        let mut stage = Stage::begin(Pace { deadline: HANG, ..HASTY });
+        stage.made(1).await;
+        stage.end(0, NvmlAnswer { failed: Some("half of it".into()), ..told("MIG-1") }).await;
+        assert_eq!(stage.name().as_deref(), Some("MIG-1"));
+        assert!(stage.off().unwrap().contains("half of it"));
+        stage.made(2).await;
+        stage.end(1, NvmlAnswer { failed: Some("all of it".into()), ..NvmlAnswer::default() }).await;
+        assert_eq!(stage.name().as_deref(), Some("MIG-1"));
+        stage.made(3).await;
+        stage.end(2, told("MIG-1")).await;
+        assert_eq!(stage.off(), None);
+        // The instance is gone; then the driver tells everything by itself.
+        stage.question.send_replace(NvmlQuestion::new());
+        tokio::time::timeout(HANG, stage.snapshot.wait_for(|known| known.gpus.is_empty())).await.unwrap().unwrap();
+        assert_eq!((stage.off(), *stage.made.borrow()), (None, 3));
+    }
+
+    #[tokio::test]
+    async fn a_question_that_changes_meanwhile_is_asked_when_the_call_has_ended() {
+        let mut stage = Stage::begin(Pace { deadline: HANG, retry: HANG, retry_max: HANG, ..HASTY });
+        stage.made(1).await;
+        stage.question.send_replace([(gpu(), [(1, 0), (2, 0)].into())].into());
+        stage.settle().await;
+        assert_eq!(*stage.made.borrow(), 1, "one call at a time");
+        stage.end(0, told("MIG-1")).await;
+        stage.made(2).await;
+        assert_eq!(stage.name().as_deref(), Some("MIG-1"));
+    }
+
+    #[test]
+    fn retries_and_renewals_come_at_the_moments_of_polls() {
+        let (_, question) = watch::channel(NvmlQuestion::new());
+        let asker = Asker {
+            call: None,
+            question,
+            snapshot: watch::channel(Arc::default()).0,
+            rescan: Mailbox::new(Looks),
+            judgement: Arc::new(watch::channel(Judgement::default()).0),
+            pace: Pace::default(),
+        };
+        let mut pause = asker.pace.retry;
+        let mut seen = Vec::new();
+        for _ in 0..8 {
+            seen.push(pause.as_secs());
+            let before = Instant::now();
+            let at = asker.after_failure(&mut pause);
+            let wait = at - before;
+            let ticks = asker.pace.tick.as_nanos();
+            let from_tick = (host::now().boot + (at - Instant::now())).as_nanos() % ticks;
+            assert!(from_tick < 1_000_000_000 || from_tick > ticks - 1_000_000_000, "{wait:?} ends {from_tick} ns after a tick");
+        }
+        assert_eq!(seen, [10, 20, 40, 80, 160, 320, 600, 600]);
+    }
+}
