@@ -130,7 +130,7 @@ fn every_fault_is_told_with_its_reason_at_its_time_and_forgotten_at_its_time() {
         let case = format!("{name} {address} {reason}");
         let machine = Machine::named(name).unwrap();
         let mut trial = machine.start();
-        trial.advance(at(1013));
+        trial.advance(at(1035));
         let before = trial.ailing();
         let of = if *address == PORT { GPU } else { address };
         let of: BTreeSet<&DeviceId> = machine.ids.get(of).into_iter().collect();
@@ -192,7 +192,7 @@ fn what_the_kernel_tells_stays_until_a_reset_whatever_a_probe_shows() {
         (EventKind::RecoveryFailed, Reason::RecoveryFailed),
     ] {
         let mut trial = machine.start();
-        trial.advance(at(1013));
+        trial.advance(at(1035));
         let before = trial.ailing();
         trial.happened(&event(kind.clone()));
         let told = trial.ailing();
@@ -230,7 +230,7 @@ fn what_only_looks_like_a_fault_is_none_on_any_machine() {
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         let mut trial = machine.start();
-        trial.advance(at(1013));
+        trial.advance(at(1035));
         let before = trial.ailing();
         // One capture is put together from files of many machines: an interface there has no carrier.
         assert!(before.values().all(|reason| matches!(reason, Reason::NoCarrier | Reason::GroupNotViable)), "{}: {before:?}", capture.name);
@@ -254,8 +254,8 @@ fn what_only_looks_like_a_fault_is_none_on_any_machine() {
             }
             told_lies += faults.len();
             trial.scan();
-            // Longer than any patience.
-            trial.advance(trial.now() + at(70));
+            // Longer than the patience with any of these.
+            trial.advance(trial.now() + at(35));
             assert_eq!(trial.ailing(), before, "{}: {lies:?}", capture.name);
             faults.into_iter().for_each(Fault::mend);
         }
