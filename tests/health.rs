@@ -398,7 +398,7 @@ impl Alone {
             selected: [(gpu(), selected)].into(),
             missing_nodes: Default::default(),
         };
-        actor.do_send(Discovered(Arc::new(evidence)));
+        actor.try_send(Discovered(Arc::new(evidence))).unwrap();
         Alone { inventory: inventory_view, judgement: judgement_view, kubelet, _others: Box::new((grants, due, actor)) }
     }
 
