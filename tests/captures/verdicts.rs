@@ -130,7 +130,7 @@ fn every_fault_is_told_with_its_reason_at_its_time_and_forgotten_at_its_time() {
         let case = format!("{name} {address} {reason}");
         let machine = Machine::named(name).unwrap();
         let mut trial = machine.start();
-        trial.advance(at(1035));
+        trial.advance(at(1013));
         let before = trial.ailing();
         let of = if *address == PORT { GPU } else { address };
         let of: BTreeSet<&DeviceId> = machine.ids.get(of).into_iter().collect();
@@ -192,7 +192,7 @@ fn what_the_kernel_tells_stays_until_a_reset_whatever_a_probe_shows() {
         (EventKind::RecoveryFailed, Reason::RecoveryFailed),
     ] {
         let mut trial = machine.start();
-        trial.advance(at(1035));
+        trial.advance(at(1013));
         let before = trial.ailing();
         trial.happened(&event(kind.clone()));
         let told = trial.ailing();
