@@ -4,7 +4,7 @@
 //! before is not known any more. A device that is new is checked at the next moment. Those of one period end before the next of
 //! them begin.
 
-use crate::domain::{Check, Device, Hook, Inventory, Phase, ResourceName};
+use crate::domain::{Check, Device, Inventory, Phase, ResourceName};
 use crate::hook::{Occasion, Performer};
 use crate::host;
 use crate::messages::{Checked, Mailbox};
@@ -60,7 +60,7 @@ impl Checker {
     async fn one(self, resource: ResourceName, check: Check, device: Arc<Device>) {
         let (id, at) = (device.id.clone(), host::now());
         let occasion = Occasion { phase: Phase::Check, resource, device, alloc_id: None, pod: None, container: None };
-        let ended = self.performer.perform(&Hook::Command { argv: check.argv, limit: check.limit }, &occasion).await;
+        let ended = self.performer.perform(&check.run, &occasion).await;
         self.checked.tell(Checked { device: id, at, failed: ended.err().map(|error| error.to_string()) });
     }
 }

@@ -98,7 +98,7 @@ impl Watcher {
         if self.host_root.is_live() {
             uevents = UeventSocket::open().inspect_err(|error| self.without_uevents(error)).ok();
         }
-        let mut poll_at = Instant::now() + POLL;
+        let mut poll_at = Instant::now() + host::until_tick(POLL);
         let (mut rescan_at, mut reconcile_at) = (None, Some(Instant::now()));
         let mut may_rescan = Instant::now();
         // The kubelet may have come between the first look and the watch.
@@ -160,7 +160,8 @@ impl Watcher {
                 }
             }
             let every = if watch.is_some() { POLL } else { POLL_ALONE };
-            poll_at = if is_poll { Instant::now() + every } else { poll_at.min(Instant::now() + every) };
+            let next = Instant::now() + host::until_tick(every);
+            poll_at = if is_poll { next } else { poll_at.min(next) };
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::fragments::{self, Resource};
 use crate::domain::{Check, DeviceClass, Hook, Hooks, Phase, Select, Sharing};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// The kubelet waits for 30 s, and several devices of a container may have to wait for each other.
@@ -33,22 +34,16 @@ pub(super) fn hooks(resource: &Resource, class: DeviceClass, select: &Select, sh
 }
 
 fn check(check: &fragments::Check) -> Result<Check, String> {
-    let every = match &check.every {
-        None => CHECK_EVERY,
-        Some(text) => {
-            let (min, max) = (humantime::format_duration(CHECK_EVERY_MIN), humantime::format_duration(CHECK_EVERY_MAX));
-            let problem = || format!("the `every` of `check` is `{text}`, but must be a time such as `60s`, from {min} to {max}");
-            let every = humantime::parse_duration(text).map_err(|_| problem())?;
-            if !(CHECK_EVERY_MIN..=CHECK_EVERY_MAX).contains(&every) {
-                return Err(problem());
-            }
-            every
-        }
-    };
-    match command(Phase::Check, &check.command, check.timeout.as_deref())? {
-        Hook::Command { argv, limit } => Ok(Check { argv, limit, every }),
-        Hook::Reset => Err("a check is a command".into()),
-    }
+    let every = check.every.as_ref().map(|text| time(Phase::Check, "every", text, "60s", CHECK_EVERY_MIN..=CHECK_EVERY_MAX)).transpose()?;
+    let run = command(Phase::Check, &check.command, check.timeout.as_deref())?;
+    Ok(Check { run, every: every.unwrap_or(CHECK_EVERY) })
+}
+
+/// A time within its bounds, or the sentence.
+fn time(phase: Phase, key: &str, text: &str, example: &str, bounds: RangeInclusive<Duration>) -> Result<Duration, String> {
+    let (min, max) = (humantime::format_duration(*bounds.start()), humantime::format_duration(*bounds.end()));
+    let time = humantime::parse_duration(text).ok().filter(|time| bounds.contains(time));
+    time.ok_or_else(|| format!("the `{key}` of `{phase}` is `{text}`, but must be a time such as `{example}`, from {min} to {max}"))
 }
 
 fn reset(phase: Phase, class: DeviceClass, select: &Select, sharing: Sharing) -> Result<Hook, String> {
@@ -87,18 +82,7 @@ fn command(phase: Phase, argv: &[String], timeout: Option<&str>) -> Result<Hook,
         Phase::AfterRelease => (AFTER_RELEASE_USUAL, AFTER_RELEASE_MAX),
         Phase::Check => (CHECK_USUAL, CHECK_MAX),
     };
-    let limit = match timeout {
-        None => usual,
-        Some(text) => {
-            let (min, most) = (humantime::format_duration(LIMIT_MIN), humantime::format_duration(max));
-            let problem = || format!("the `timeout` of `{phase}` is `{text}`, but must be a time such as `20s`, from {min} to {most}");
-            let limit = humantime::parse_duration(text).map_err(|_| problem())?;
-            if !(LIMIT_MIN..=max).contains(&limit) {
-                return Err(problem());
-            }
-            limit
-        }
-    };
+    let limit = timeout.map(|text| time(phase, "timeout", text, "20s", LIMIT_MIN..=max)).transpose()?.unwrap_or(usual);
     Ok(Hook::Command { argv: argv.to_vec(), limit })
 }
 
@@ -136,9 +120,7 @@ mod tests {
 
     #[test]
     fn a_check_is_a_command_that_is_run_now_and_then() {
-        let check = |seconds, every| {
-            Some(Check { argv: vec!["/bin/a".into()], limit: Duration::from_secs(seconds), every: Duration::from_secs(every) })
-        };
+        let check = |seconds, every| command(&["/bin/a"], seconds).map(|run| Check { run, every: Duration::from_secs(every) });
         for (text, wanted) in [
             ("check = { command = [\"/bin/a\"] }", check(10, 60)),
             ("check = { command = [\"/bin/a\"], timeout = \"3s\", every = \"5m\" }", check(3, 300)),

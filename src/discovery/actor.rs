@@ -126,14 +126,22 @@ impl Actor for DiscoveryActor {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        let address = context.address();
-        let scan = move |address: &actix::Addr<Self>| {
-            // Full means that a scan is due anyway.
-            drop(address.try_send(Rescan { asked_at: host::now().boot }));
-        };
-        scan(&address);
-        context.run_interval(POLL, move |_, context| scan(&context.address()));
+        ask(&context.address());
+        schedule_poll(context);
     }
+}
+
+/// The poll, at the same moments as everybody's.
+fn schedule_poll(context: &mut Context<DiscoveryActor>) {
+    context.run_later(host::until_tick(POLL), |_, context| {
+        ask(&context.address());
+        schedule_poll(context);
+    });
+}
+
+/// Asks for a scan. A full mailbox means that one is due anyway.
+fn ask(address: &actix::Addr<DiscoveryActor>) {
+    drop(address.try_send(Rescan { asked_at: host::now().boot }));
 }
 
 impl Handler<Rescan> for DiscoveryActor {

@@ -53,10 +53,8 @@ pub struct Hooks {
 /// A program that says whether a device is well: its end with status 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    /// Its absolute path, and its arguments.
-    pub argv: Vec<String>,
-    /// It is killed when it takes longer, which is a failure.
-    pub limit: Duration,
+    /// The command; that it takes too long is a failure too.
+    pub run: Hook,
     /// How often it is run.
     pub every: Duration,
 }

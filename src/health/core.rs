@@ -122,14 +122,13 @@ impl Judge {
         let mut ids: BTreeSet<DeviceId> = selected.chain(held).collect();
         let above: Vec<DeviceId> = ids.iter().flat_map(|id| self.parents(id)).collect();
         ids.extend(above);
-        let offered = |id: &DeviceId| self.inventory.resources.values().find_map(|offering| Some(&offering.devices.get(id)?.device));
-        let device = |id: &DeviceId| {
-            let found = evidence.devices.get(id)?;
-            // An adapter that has lost its RDMA device is another class of device to a scan; it is looked at as what it was.
-            let was = offered(id).filter(|was| was.class != found.class && was.pci.is_some());
-            Some(Arc::clone(was.unwrap_or(found)))
-        };
-        ids.iter().filter_map(device).filter(|device| device.pci.is_some()).collect()
+        // An adapter that has lost its RDMA device is another class of device to a scan; it is looked at as what it was.
+        let is_other =
+            |was: &&Arc<Device>| was.pci.is_some() && evidence.devices.get(&was.id).is_some_and(|found| found.class != was.class);
+        let listed = self.inventory.resources.values().flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
+        let former: BTreeMap<&DeviceId, &Arc<Device>> = listed.filter(is_other).map(|was| (&was.id, was)).collect();
+        let devices = ids.iter().filter_map(|id| former.get(id).copied().or_else(|| evidence.devices.get(id)));
+        devices.filter(|device| device.pci.is_some()).cloned().collect()
     }
 
     /// A probe has ended.

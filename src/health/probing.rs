@@ -27,8 +27,9 @@ impl HealthActor {
         for device in stuck.difference(&self.stuck) {
             tracing::warn!(%device, deadline = ?LOOK_DEADLINE, "looking at the device does not end; others are looked at");
         }
+        let is_news = !stuck.is_subset(&self.stuck);
         self.stuck = stuck;
-        if prober.is_exhausted() {
+        if is_news && prober.is_exhausted() {
             tracing::error!(stuck = self.stuck.len(), "so many looks at devices do not end that none is looked at any more");
         }
         if is_busy {
@@ -53,8 +54,7 @@ impl HealthActor {
             let signals = Signals { complaints: BTreeSet::from([Complaint { reason: Reason::ProbeStuck, detail }]), ..Signals::default() };
             self.judge.stuck(id, now, &signals);
         }
-        let has_counters = probed.iter().any(|probed| !probed.signals.counters.is_empty());
-        self.has_counters |= has_counters;
+        self.has_counters |= probed.iter().any(|probed| !probed.signals.counters.is_empty());
         if !probed.is_empty() {
             self.note_off(off);
         }

@@ -14,9 +14,7 @@ fn what_the_kernel_makes_is_offered_and_what_it_takes_away_is_not() {
     }
     run(async {
         let host = Host::new("/dev/zram*");
-        let first = Zram::new();
-        let running = host.start().await;
-        running.listed(&first.id(), true).await;
+        let (first, running) = Zram::offered(&host).await;
         let (mut made, mut taken) = (Vec::new(), Vec::new());
         let mut others = Vec::new();
         for _ in 0..10 {

@@ -18,9 +18,7 @@ fn an_event_that_is_not_true_changes_nothing() {
     }
     run(async {
         let host = Host::new("/dev/zram*");
-        let first = Zram::new();
-        let running = host.start().await;
-        running.listed(&first.id(), true).await;
+        let (first, running) = Zram::offered(&host).await;
         let mut others = Vec::new();
         for action in ["remove", "unbind", "offline", "move", "change", "bind", "add", "online"] {
             first.say(action);
@@ -43,9 +41,7 @@ fn a_swarm_of_events_is_looked_into_now_and_then() {
     let Some(function) = function.filter(|_| has_zram("a_swarm_of_events_is_looked_into_now_and_then")) else { return };
     run(async {
         let host = Host::new("/dev/zram*");
-        let first = Zram::new();
-        let running = host.start().await;
-        running.listed(&first.id(), true).await;
+        let (_first, running) = Zram::offered(&host).await;
         running.rest().await;
         let before = running.work().await;
         // What `udevadm trigger` does.
@@ -68,9 +64,7 @@ fn events_that_were_lost_are_made_up_for() {
     }
     run(async {
         let host = Host::new("/dev/zram*");
-        let first = Zram::new();
-        let running = host.start().await;
-        running.listed(&first.id(), true).await;
+        let (first, running) = Zram::offered(&host).await;
         running.daemon.signal(Signal::SIGSTOP);
         // More than the socket's buffer takes.
         (0..20_000).for_each(|_| first.say("change"));

@@ -161,6 +161,14 @@ impl Zram {
         Zram(fs::read_to_string(format!("{ZRAM}/hot_add")).unwrap().trim().parse().unwrap())
     }
 
+    /// The first one, and a daemon that offers it.
+    pub(crate) async fn offered(host: &Host) -> (Zram, Running<'_>) {
+        let first = Zram::new();
+        let running = host.start().await;
+        running.listed(&first.id(), true).await;
+        (first, running)
+    }
+
     pub(crate) fn id(&self) -> String {
         format!("block:zram{}", self.0)
     }

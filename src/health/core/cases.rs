@@ -222,12 +222,11 @@ impl Cases {
 /// Whether a change is to be made durable. That the same still speaks against a device is none: a sick one would write at
 /// every look.
 fn is_news(before: &Verdict, after: &Verdict) -> bool {
-    let without_time = |verdict: &Verdict| match verdict.state {
-        State::Unhealthy { reason, .. } => State::Unhealthy { reason, seen: Duration::ZERO },
-        state => state,
+    let timeless = |verdict: &Verdict| match verdict.state {
+        State::Unhealthy { reason, .. } => Verdict { state: State::Unhealthy { reason, seen: Duration::ZERO }, ..verdict.clone() },
+        _ => verdict.clone(),
     };
-    without_time(before) != without_time(after)
-        || Verdict { state: State::Healthy, ..before.clone() } != Verdict { state: State::Healthy, ..after.clone() }
+    before != after && timeless(before) != timeless(after)
 }
 
 /// Which devices a device depends on: the whole of which it is a part, the physical function of a virtual one.

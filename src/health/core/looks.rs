@@ -26,11 +26,12 @@ impl Judge {
 
     /// The health of an id that is not offered, from what is said of it as such and from its case.
     pub(super) fn look_at_absent(&mut self, id: &DeviceId, found: Option<&Device>, health: Health, evidence: &Evidence) -> Health {
+        // Of a pool nothing is said but by its members.
+        let is_of_pool = id.is_number();
         let id = found.map_or_else(|| id.shared().unwrap_or_else(|| id.clone()), |device| device.id.clone());
-        let is_pool = id.is_number() || id.as_str().contains('/') && !evidence.devices.contains_key(&id);
         // Another resource may offer it as it is.
         let is_offered = evidence.selected.values().any(|ids| ids.contains(&id));
-        if !is_pool && !is_offered {
+        if !is_of_pool && !is_offered {
             let reason = health.reason().filter(|reason| *reason != Reason::Deselected);
             let complaints = reason.map(|reason| complaint(reason, found, evidence));
             self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().collect());

@@ -473,6 +473,18 @@ fn a_kubelet_that_has_just_started_is_not_told_of_soft_failures_of_held_devices(
 }
 
 #[test]
+fn a_device_that_is_named_by_its_path_fails_as_any_other() {
+    let mut judge = judge(1);
+    judge.discovered(evidence(1, &["/dev/a"], &["/dev/a"], &[]));
+    judge.judge(&Held::new(), &Owed::new(), at(1));
+    judge.discovered(evidence(2, &[], &[], &[]));
+    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(2))), ["/dev/a=device_gone"]);
+    let noted = judge.take_changed(|_| Vec::new());
+    let reasons: Vec<_> = noted.iter().filter_map(|(_, verdict)| verdict.as_ref()).flat_map(|verdict| &verdict.incidents).collect();
+    assert_eq!(reasons.iter().map(|incident| incident.reason).collect::<Vec<_>>(), [Reason::DeviceGone]);
+}
+
+#[test]
 fn who_held_a_device_when_it_failed_is_remembered() {
     let mut judge = judge(2);
     judge.discovered(evidence(1, &["a"], &["a"], &["/dev/a"]));
