@@ -8,6 +8,7 @@
 //!   hook runner ─ HookEnded ───────▶ ledger ─ due hooks (watch) ─▶ hook runner, health, cli
 //!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish ─ app
 //!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
+//!   app ─ Detach, Reattach ────────▶ registration
 //!   registration ─ Bind, Retire ───▶ serving ◀─ Allocate ─ the kubelet's connections
 //! ```
 //!
@@ -207,6 +208,17 @@ pub struct KubeletSeen(pub Option<KubeletGeneration>);
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub struct CheckpointWritten;
+
+/// app → registration: have the kubelet forget which connection has each resource, so that the end of another instance's
+/// streams cuts nobody off; answered when it has.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct Detach;
+
+/// app → registration: these streams have ended; register again what was detached.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct Reattach;
 
 /// Counts the registrations of this process; each has a socket of its own.
 pub type RegistrationNumber = u64;

@@ -4,30 +4,33 @@
 
 mod client;
 
-pub use client::{ControlError, get, order, read_ledger, verify};
+pub use client::{ControlError, get, hand_over as ask_to_hand_over, order, read_ledger, verify};
 
 use super::devices::{self, DeviceReport};
+use super::handover::{Installed, Upgrade, UpgradeOrder};
 use super::processors::{self, Processors};
 use super::{Status, Views};
 use crate::domain::{DeviceId, Grant, Instruction};
+use crate::host::peer::TrustedListener;
 use crate::messages::{Instruct, InstructError, Mailbox, Publish};
 use crate::store::{Export, Store, StoreError, Told, Verification};
+use crate::telemetry::metrics;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
-use axum::routing::get as route;
+use axum::routing::{get as route, post};
+use axum::serve::Listener;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
-use tokio::net::UnixListener;
+use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
@@ -48,6 +51,8 @@ const CHUNKS_MAX: usize = 2;
 const READER_PATIENCE: Duration = Duration::from_secs(30);
 /// How many may read the ledger at the same time. They are people and their scripts; each has a thread.
 const READERS_MAX: usize = 4;
+/// After an error of the system the next connection is waited for this long.
+const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 /// How often a ledger in use is looked at again that seems to be wrong.
 const VERIFY_TRIES: usize = 2;
 
@@ -59,23 +64,28 @@ pub(super) fn socket_path(run_dir: &Path) -> PathBuf {
 #[derive(Debug, Clone)]
 pub(super) struct Source {
     views: Views,
-    store: Arc<Mutex<Store>>,
+    /// Not held: a question that takes long must not keep the ledger from whoever takes it over.
+    store: Weak<Mutex<Store>>,
     started: Instant,
     publish: Mailbox<Publish>,
     instruct: Mailbox<Instruct>,
     processors: processors::Asker,
+    upgrade: mpsc::Sender<UpgradeOrder>,
     readers: Arc<Semaphore>,
 }
 
 impl Source {
     pub(super) fn new(
         views: Views,
-        store: Arc<Mutex<Store>>,
+        store: &Arc<Mutex<Store>>,
         publish: Mailbox<Publish>,
         instruct: Mailbox<Instruct>,
         processors: processors::Asker,
+        upgrade: mpsc::Sender<UpgradeOrder>,
     ) -> Self {
-        Source { views, store, started: Instant::now(), publish, instruct, processors, readers: Arc::new(Semaphore::new(READERS_MAX)) }
+        let readers = Arc::new(Semaphore::new(READERS_MAX));
+        let store = Arc::downgrade(store);
+        Source { views, store, started: Instant::now(), publish, instruct, processors, upgrade, readers }
     }
 
     /// The views with everything that has been answered. A ledger that is stuck is not waited for long.
@@ -84,6 +94,11 @@ impl Source {
             tracing::debug!(%error, "the grants may be a little old");
         }
         &self.views
+    }
+
+    fn store(&self) -> Result<Arc<Mutex<Store>>, Failure> {
+        let given = || (StatusCode::SERVICE_UNAVAILABLE, "this instance has given its ledger to another one; ask again".to_owned());
+        self.store.upgrade().ok_or_else(given)
     }
 
     /// Runs what reads the disk, behind everything that is more important.
@@ -120,7 +135,7 @@ fn failure(error: impl std::fmt::Display) -> Failure {
 }
 
 async fn ledger(State(source): State<Source>) -> Result<impl IntoResponse, Failure> {
-    let export = source.store.lock().unwrap_or_else(PoisonError::into_inner).exporter().map_err(failure)?;
+    let export = source.store()?.lock().unwrap_or_else(PoisonError::into_inner).exporter().map_err(failure)?;
     let (pieces, body) = mpsc::channel(CHUNKS_MAX);
     let runtime = Handle::current();
     // A reader that has gone, or stands still, gets nothing more.
@@ -158,7 +173,7 @@ fn write(piece: &mut Vec<u8>, line: &Line) {
 
 async fn verify_ledger(State(source): State<Source>) -> Result<Json<Verification>, Failure> {
     let (answer, verified) = oneshot::channel();
-    let store = Arc::clone(&source.store);
+    let store = source.store()?;
     source.on_a_thread(move || {
         let verify = || store.lock().unwrap_or_else(PoisonError::into_inner).verifier().verify();
         let is_in_doubt = |found: &Result<Verification, StoreError>| found.as_ref().is_ok_and(|found| !found.sound);
@@ -197,8 +212,39 @@ async fn instruct(State(source): State<Source>, Json(Order { device, instruction
     }
 }
 
+/// Answered when another instance serves, or when this one does again.
+async fn hand_over(State(source): State<Source>, Json(upgrade): Json<Upgrade>) -> Result<Json<Installed>, Failure> {
+    let (answer, installed) = oneshot::channel();
+    source.upgrade.send(UpgradeOrder { upgrade, answer }).await.map_err(failure)?;
+    installed.await.map_err(failure)?.map(Json).map_err(failure)
+}
+
 async fn status(State(source): State<Source>) -> Json<Status> {
     Json(Status::of(source.views().await, source.started.elapsed()))
+}
+
+/// The socket, as axum wants it.
+struct Door(TrustedListener);
+
+impl Listener for Door {
+    type Io = UnixStream;
+    type Addr = ();
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            match self.0.accept().await {
+                Ok(stream) => return (stream, ()),
+                Err(error) => {
+                    tracing::warn!(%error, "the control socket takes no connection");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                }
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Ok(())
+    }
 }
 
 /// Serves the socket. Without it the daemon works on, and says so.
@@ -210,10 +256,12 @@ pub(super) fn serve(path: &Path, source: Source) -> Option<tokio::task::JoinHand
         .route("/v1/processors", route(processors))
         .route("/v1/devices", route(devices).post(instruct))
         .route("/v1/status", route(status))
+        .route("/v1/handover", post(hand_over))
         .with_state(source);
-    match bind(path) {
+    // Grants name pods. A file of an earlier daemon goes: the ledger's lock has made sure that this one is the only one.
+    match TrustedListener::bind(path, || metrics::refused("control")) {
         Ok(listener) => Some(tokio::spawn(async move {
-            if let Err(error) = axum::serve(listener, routes).await {
+            if let Err(error) = axum::serve(Door(listener), routes).await {
                 tracing::error!(%error, "the control socket failed");
             }
         })),
@@ -222,19 +270,4 @@ pub(super) fn serve(path: &Path, source: Source) -> Option<tokio::task::JoinHand
             None
         }
     }
-}
-
-/// Only root may ask: grants name pods. A file of an earlier daemon is in the way and goes; the ledger's lock has made
-/// sure that this daemon is the only one.
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    if let Some(dir) = path.parent() {
-        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
-    }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = UnixListener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
 }

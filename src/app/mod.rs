@@ -1,13 +1,15 @@
 //! The application: wiring, supervision and shutdown; the only place that knows all actors.
 //!
 //! [`App::start`] is one straight line: directories, ledger, resources, actors, first inventory, registration.
-//! [`App::shut_down`] is the way back, and the streams end last: as long as they are open the kubelet counts on us.
+//! [`App::shut_down`] is the way back (`ending.rs`), and the streams end last: as long as they are open the kubelet counts on us.
 
 mod checks;
 mod control;
 mod devices;
+mod ending;
 mod error;
 mod files;
+pub mod handover;
 mod hooks;
 mod kernel_log;
 mod nvml;
@@ -19,7 +21,9 @@ pub mod supervisor;
 mod views;
 mod watcher;
 
-pub use control::{ControlError, Order, get as control_get, order as control_order, read_ledger, verify as verify_ledger};
+pub use control::{
+    ControlError, Order, ask_to_hand_over, get as control_get, order as control_order, read_ledger, verify as verify_ledger,
+};
 pub use devices::DeviceReport;
 pub use error::StartError;
 pub use processors::Processors;
@@ -29,7 +33,7 @@ pub use views::{Actors, Views};
 use self::supervisor::{Policy, Slot, Supervision};
 use crate::config::{Config, Roots};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
-use crate::domain::{Durability, Inventory, ResourceName};
+use crate::domain::{Durability, Inventory, ResourceName, Stage};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::Performer;
@@ -44,21 +48,8 @@ use crate::telemetry;
 use actix::Arbiter;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 use tokio::sync::{RwLock, mpsc, watch};
-
-/// How long a shutdown waits for Allocates that have begun. Their own deadline is two seconds.
-const DRAIN_DEADLINE: Duration = Duration::from_millis(2500);
-
-/// How long a shutdown waits for the last checkpoint. It takes milliseconds, or may never end on a disk without room.
-const CHECKPOINT_DEADLINE: Duration = Duration::from_millis(2000);
-
-/// Turns of the event loop in a shutdown. A request that lies in a socket is read, decoded and begun after four.
-const TURNS: usize = 32;
-
-/// How long a shutdown waits for connections to take their last answers. All are of this machine.
-const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// What the daemon runs on.
 #[derive(Debug, Clone)]
@@ -92,11 +83,25 @@ pub struct App {
     store: Arc<Mutex<Store>>,
     sockets: Arc<Sockets>,
     gate: Arc<RwLock<()>>,
-    drain: watch::Sender<bool>,
+    stage: watch::Sender<Stage>,
     ending: watch::Sender<bool>,
     arbiters: Vec<Arbiter>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
-    control: PathBuf,
+    asked: mpsc::Receiver<handover::Asked>,
+    upgrades: mpsc::Receiver<handover::UpgradeOrder>,
+    /// Files that end with the daemon.
+    files: Vec<PathBuf>,
+}
+
+/// What concerns the daemon as a whole.
+#[derive(Debug)]
+pub enum AppEvent {
+    /// This actor has died too often.
+    Escalated(&'static str),
+    /// Another instance wants to take over.
+    Asked(handover::Asked),
+    /// An operator wants another binary in the place of this one.
+    Upgrade(handover::UpgradeOrder),
 }
 
 impl App {
@@ -149,7 +154,7 @@ impl App {
         let judgement = Arc::new(judgement);
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
-        let (drain, drain_view) = watch::channel(false);
+        let (stage, stage_view) = watch::channel(Stage::default());
         let (ending, ending_view) = watch::channel(false);
         let gate = Arc::new(RwLock::new(()));
         // One connection for all who ask.
@@ -246,7 +251,7 @@ impl App {
             opened: actors.registration.mailbox(),
             ended: actors.registration.mailbox(),
             gate: Arc::clone(&gate),
-            drain: drain_view.clone(),
+            stage: stage_view.clone(),
         };
         serving.start(here.clone(), supervision.clone(), move |life| Serving::new(config.clone(), life));
 
@@ -288,7 +293,7 @@ impl App {
             retire: actors.serving.mailbox(),
             kubelet: kubelet_view.clone(),
             status: Arc::new(registrations),
-            drain: drain_view,
+            stage: stage_view,
         };
         registration.start(here, supervision, move |life| Registration::new(config.clone(), life.number, life));
 
@@ -326,8 +331,14 @@ impl App {
         }
         let control = control::socket_path(&roots.run);
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };
-        let source = control::Source::new(views.clone(), Arc::clone(&store), actors.ledger.mailbox(), actors.health.mailbox(), processors);
+        let (upgrade, upgrades) = mpsc::channel(1);
+        let (publish, instruct) = (actors.ledger.mailbox(), actors.health.mailbox());
+        let source = control::Source::new(views.clone(), &store, publish, instruct, processors, upgrade);
         tasks.extend(control::serve(&control, source));
+        // One at a time, and one that waits.
+        let (ask, asked) = mpsc::channel(1);
+        tasks.extend(handover::listen(&roots.run, ask));
+        let files = vec![control, handover::socket_path(&roots.run)];
 
         Ok(App {
             actors,
@@ -336,64 +347,27 @@ impl App {
             store,
             sockets,
             gate,
-            drain,
+            stage,
             ending,
             arbiters: vec![ledger_arbiter, discovery_arbiter],
             tasks,
-            control,
+            asked,
+            upgrades,
+            files,
         })
+    }
+
+    /// Waits for what concerns the daemon as a whole.
+    pub async fn event(&mut self) -> AppEvent {
+        tokio::select! {
+            actor = self.escalated.recv() => AppEvent::Escalated(actor.unwrap_or("supervisor")),
+            Some(asked) = self.asked.recv() => AppEvent::Asked(asked),
+            Some(order) = self.upgrades.recv() => AppEvent::Upgrade(order),
+        }
     }
 
     /// Waits until an actor has died too often. Its name.
     pub async fn escalated(&mut self) -> &'static str {
         self.escalated.recv().await.unwrap_or("supervisor")
-    }
-
-    /// Ends everything in order: the ledger is checkpointed, Allocates that have begun are answered, the streams end
-    /// last. An empty list is never sent: the kubelet would take every device for gone.
-    pub async fn shut_down(self) {
-        let App { gate, store, sockets, drain, ending, arbiters, tasks, control, .. } = self;
-        for task in tasks {
-            task.abort();
-        }
-        let let_go = Arc::downgrade(&store);
-        // Away from this thread, which goes on serving.
-        let checkpoint = tokio::task::spawn_blocking(move || {
-            let begun = store.lock().unwrap_or_else(PoisonError::into_inner).begin_checkpoint();
-            // The process does not end before this thread does.
-            drop(store);
-            begun.and_then(|begun| begun.wait_for(CHECKPOINT_DEADLINE))
-        });
-        match tokio::time::timeout(DRAIN_DEADLINE, checkpoint).await {
-            Ok(Ok(Ok(()))) => {}
-            Ok(Ok(Err(error))) => tracing::warn!(%error, "the last checkpoint failed; the journal has everything"),
-            Ok(Err(_)) | Err(_) => tracing::warn!("the last checkpoint did not end; the journal has everything"),
-        }
-        // What the kubelet has sent by now is read, and an Allocate among it begins.
-        for _ in 0..TURNS {
-            tokio::task::yield_now().await;
-        }
-        if tokio::time::timeout(DRAIN_DEADLINE, gate.write()).await.is_err() {
-            tracing::warn!("an Allocate is still under way and is cut off");
-        }
-        drain.send_replace(true);
-        // An answer is not given before its connection has sent it.
-        if tokio::time::timeout(CLOSE_DEADLINE, sockets.close_all()).await.is_err() {
-            tracing::warn!("a connection is not closed by its other side and is cut off");
-        }
-        ending.send_replace(true);
-        drop(std::fs::remove_file(control));
-        for arbiter in arbiters {
-            arbiter.stop();
-            // The ledger's lock is free only when its actor is gone. A panic there has been logged.
-            drop(tokio::task::spawn_blocking(move || arbiter.join()).await);
-        }
-        // Its guardian and the tasks above let go of it when they see their end: whoever starts again finds it free.
-        for _ in 0..TURNS {
-            if let_go.strong_count() > 0 {
-                tokio::task::yield_now().await;
-            }
-        }
-        tracing::info!("ended");
     }
 }

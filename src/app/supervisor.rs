@@ -15,7 +15,8 @@
 use crate::messages::{CallError, Crash, Door, Mailbox};
 use crate::telemetry::metrics;
 use actix::dev::ToEnvelope;
-use actix::{Actor, Addr, ArbiterHandle, Context, Handler, MailboxError, Message};
+use actix::fut::{ActorFutureExt as _, wrap_future};
+use actix::{Actor, ActorContext as _, Addr, ArbiterHandle, AsyncContext as _, Context, Handler, MailboxError, Message};
 use futures_util::future::BoxFuture;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -57,7 +58,7 @@ pub struct Supervision {
     pub policy: Policy,
     /// Gets the name of an actor that has died too often.
     pub escalate: mpsc::Sender<&'static str>,
-    /// True while the daemon shuts down: a death then is meant.
+    /// True once the actors are to end: each does, and none is built again.
     pub ending: watch::Receiver<bool>,
 }
 
@@ -117,9 +118,16 @@ impl<A: Actor<Context = Context<A>>> Slot<A> {
             for number in 1.. {
                 let (death, died) = oneshot::channel();
                 let life = Life { number, _death: death };
-                let factory = factory.clone();
+                let (factory, mut ends) = (factory.clone(), ending.clone());
                 let addr = A::start_in_arbiter(&arbiter, move |context| {
                     context.set_mailbox_capacity(MAILBOX_CAPACITY);
+                    let end = async move {
+                        if ends.wait_for(|ending| *ending).await.is_err() {
+                            // Nobody is left to end anything.
+                            std::future::pending::<()>().await;
+                        }
+                    };
+                    context.spawn(wrap_future::<_, A>(end).map(|(), _, context| context.stop()));
                     factory(life)
                 });
                 publish.send_replace(Some(addr));

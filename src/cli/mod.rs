@@ -6,6 +6,7 @@ pub mod device;
 pub mod discover;
 pub mod document;
 pub mod exit;
+pub mod handover;
 pub mod history;
 pub mod ledger;
 pub mod query;
@@ -78,7 +79,7 @@ pub enum Output {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Run the daemon
-    Run,
+    Run(run::Options),
     /// Show what Holdfast does, on a simulated node with a simulated kubelet: no privileges, no hardware
     Demo(demo::Options),
     /// List the devices of this node
@@ -96,6 +97,8 @@ enum Verb {
     /// Show devices' health, take one out, give it back
     #[command(subcommand)]
     Device(device::Verb),
+    /// Have the running daemon hand over to this binary, without an Allocate that fails: after an upgrade
+    Handover,
     /// Work on the ledger
     #[command(subcommand)]
     Ledger(ledger::Verb),
@@ -131,7 +134,8 @@ pub fn main() -> ExitCode {
     let quiet = matches!(verb, Verb::Demo(_) | Verb::Bench(_));
     logging::init(global.log_format, if quiet { "off" } else { "info" });
     exit::end(match verb {
-        Verb::Run => run::run(&global),
+        Verb::Run(options) => run::run(&global, &options),
+        Verb::Handover => handover::run(&global),
         Verb::Demo(options) => demo::run(&options),
         Verb::Discover { all } => discover::run(&global, all),
         Verb::Status => status::run(&global),

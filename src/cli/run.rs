@@ -1,52 +1,212 @@
-//! `holdfast run`: the daemon in the foreground, until a signal.
+//! `holdfast run`: the daemon in the foreground, until a signal, or until another instance has taken over.
 
 use super::Global;
-use super::exit::{ESCALATED, Failed};
-use crate::app::{App, Settings};
-use tokio::signal::unix::{SignalKind, signal};
+use super::exit::{ESCALATED, FAILURE, Failed};
+use crate::app::handover::{self, Asked, Former, Given, Installed, UpgradeOrder};
+use crate::app::{App, AppEvent, Settings};
+use clap::Args;
+use sd_notify::NotifyState;
+use std::time::Duration;
+use tokio::process::Child;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
-/// Runs the daemon until SIGTERM or SIGINT, which end it in order, or until an actor has died too often.
+/// How long an instance that ended in the midst of a handover may hold its ledger.
+const LOCKED_FOR: Duration = Duration::from_secs(5);
+/// How long a former instance may take to tell systemd who the main process is.
+const NAMED_WITHIN: Duration = Duration::from_secs(2);
+/// Turns of the event loop that an answer on the control socket takes, and more.
+const TURNS: usize = 32;
+
+/// How it begins.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Ask a daemon that runs already to hand over, instead of ending; start as usual when there is none
+    #[arg(long)]
+    take_over: bool,
+}
+
+/// Runs the daemon until SIGTERM or SIGINT, which end it in order, until another instance has taken over, or until an actor
+/// has died too often.
 ///
 /// # Errors
 /// What hinders the start, or the escalation.
-pub fn run(global: &Global) -> Result<(), Failed> {
+pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let settings = Settings { roots: global.roots(), config: global.load_config()? };
     // gRPC and the light actors share one thread; the ledger and discovery get their own in `App::start`.
     let system = actix::System::new();
-    system.block_on(serve(settings))
+    system.block_on(serve(settings, options.take_over))
 }
 
-async fn serve(settings: Settings) -> Result<(), Failed> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let mut app = tokio::select! {
-        app = App::start(settings) => app?,
+async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {
+    let mut signals = Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
+    let (app, former) = tokio::select! {
+        started = start(&settings, take_over) => started?,
         // Nothing has been promised yet: there is nothing to end in order.
-        _ = terminate.recv() => return Ok(()),
-        _ = interrupt.recv() => return Ok(()),
+        _ = signals.next() => return Ok(()),
     };
-    let mut ready = app.views.ready.clone();
-    let announce = tokio::spawn(async move {
-        if ready.wait_for(|ready| *ready).await.is_ok() {
-            notify(sd_notify::NotifyState::Ready);
-            tracing::info!("ready");
+    Daemon { handing: relieve(&app, former, settings.config.detaches), settings, upgrade: None }.live(app, &mut signals).await
+}
+
+async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Former>), Failed> {
+    let former = if take_over { handover::ask(&settings.roots.run).await.map_err(|error| Failed::new(FAILURE, error))? } else { None };
+    let app = if take_over { handover::start_when_free(settings, LOCKED_FOR).await? } else { App::start(settings.clone()).await? };
+    Ok((app, former))
+}
+
+/// Says that the daemon is ready, once it is, and once a former instance has left the kubelet to it.
+fn relieve(app: &App, former: Option<Former>, detaches: bool) -> JoinHandle<()> {
+    let (mut ready, standing) = (app.views.ready.clone(), app.standing());
+    tokio::spawn(async move {
+        if ready.wait_for(|ready| *ready).await.is_err() {
+            return;
         }
-    });
-    let outcome = tokio::select! {
-        _ = terminate.recv() => Ok("SIGTERM"),
-        _ = interrupt.recv() => Ok("SIGINT"),
-        actor = app.escalated() => Err(Failed::new(ESCALATED, format_args!("the {actor} actor died too often; see the log for its panics"))),
-    };
-    if let Ok(signal) = &outcome {
-        tracing::info!(signal, "ending: open requests first, streams last");
+        let Some(former) = former else {
+            notify(NotifyState::Ready);
+            tracing::info!("ready");
+            return;
+        };
+        let mut relieved = former.relieve(standing, detaches).await;
+        // systemd listens to the main process, which this one is when the former instance has said so and ended.
+        drop(tokio::time::timeout(NAMED_WITHIN, relieved.gone()).await);
+        notify(NotifyState::Ready);
+        tracing::info!("ready");
+        // The former instance would serve again if this connection ended.
+        relieved.gone().await;
+    })
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
     }
-    announce.abort();
-    notify(sd_notify::NotifyState::Stopping);
-    app.shut_down().await;
-    outcome.map(drop)
+}
+
+/// Another binary that is to take the place of this one.
+struct Upgrade {
+    child: Child,
+    answer: oneshot::Sender<Result<Installed, String>>,
+}
+
+/// The daemon through all of its handovers.
+struct Daemon {
+    settings: Settings,
+    /// Takes over from a former instance, and holds the connection to it.
+    handing: JoinHandle<()>,
+    upgrade: Option<Upgrade>,
+}
+
+impl Daemon {
+    async fn live(mut self, mut app: App, signals: &mut Signals) -> Result<(), Failed> {
+        loop {
+            tokio::select! {
+                signal = signals.next() => {
+                    tracing::info!(signal, "ending: open requests first, streams last");
+                    self.end(app).await;
+                    return Ok(());
+                }
+                event = app.event() => match event {
+                    AppEvent::Escalated(actor) => {
+                        self.end(app).await;
+                        return Err(Failed::new(ESCALATED, format_args!("the {actor} actor died too often; see the log for its panics")));
+                    }
+                    AppEvent::Upgrade(order) => self.begin(order),
+                    AppEvent::Asked(asked) => match self.give(app, asked, signals).await? {
+                        Some(back) => app = back,
+                        None => return Ok(()),
+                    },
+                },
+                status = ended(&mut self.upgrade) => self.fail(format!("the new instance ended before it took over ({status}); its log says why")),
+            }
+        }
+    }
+
+    async fn end(&self, app: App) {
+        self.handing.abort();
+        notify(NotifyState::Stopping);
+        app.shut_down().await;
+    }
+
+    /// Starts the binary of an order, which will ask this process to hand over.
+    fn begin(&mut self, UpgradeOrder { upgrade, answer }: UpgradeOrder) {
+        let refuse = |answer: oneshot::Sender<_>, why: String| {
+            tracing::warn!(executable = %upgrade.executable.display(), why, "no handover");
+            // Whoever asked may have gone.
+            drop(answer.send(Err(why)));
+        };
+        if self.upgrade.is_some() {
+            return refuse(answer, "a handover is under way already".into());
+        }
+        match handover::start_installed(&upgrade) {
+            Ok(child) => {
+                tracing::info!(executable = %upgrade.executable.display(), pid = child.id(), "started the instance that is to take over");
+                self.upgrade = Some(Upgrade { child, answer });
+            }
+            Err(error) => refuse(answer, format!("`{}` cannot be started: {error}", upgrade.executable.display())),
+        }
+    }
+
+    /// The order has come to nothing, and this instance serves.
+    fn fail(&mut self, why: String) {
+        if let Some(Upgrade { answer, .. }) = self.upgrade.take() {
+            tracing::error!(why, "no handover; this instance goes on");
+            drop(answer.send(Err(why)));
+        }
+    }
+
+    /// Hands over. The daemon, if it serves again.
+    async fn give(&mut self, app: App, asked: Asked, signals: &mut Signals) -> Result<Option<App>, Failed> {
+        // An instance before this one, if there still is one, is of no use any more.
+        self.handing.abort();
+        let mut own = self.upgrade.take_if(|upgrade| asked.is_of(&upgrade.child));
+        let stop = async {
+            signals.next().await;
+        };
+        let given = handover::give(app, asked, &self.settings, own.as_mut().map(|upgrade| &mut upgrade.child), stop).await?;
+        match given {
+            Given::Stopped => Ok(None),
+            Given::Left { version } => {
+                if let Some(Upgrade { child, answer }) = own
+                    && let Some(pid) = child.id()
+                {
+                    notify(NotifyState::MainPid(pid));
+                    drop(answer.send(Ok(Installed { from: env!("CARGO_PKG_VERSION").into(), to: version, pid })));
+                    // The answer is written before this process ends.
+                    for _ in 0..TURNS {
+                        tokio::task::yield_now().await;
+                    }
+                }
+                Ok(None)
+            }
+            Given::Back(app) => {
+                self.upgrade = own;
+                self.fail("the new instance ended before everything was handed over; its log says why".into());
+                self.handing = relieve(&app, None, false);
+                Ok(Some(*app))
+            }
+        }
+    }
+}
+
+/// Waits for the end of the other binary's process, while there is one.
+async fn ended(upgrade: &mut Option<Upgrade>) -> String {
+    match upgrade {
+        Some(Upgrade { child, .. }) => child.wait().await.map_or_else(|error| error.to_string(), |status| status.to_string()),
+        None => std::future::pending().await,
+    }
 }
 
 /// Tells systemd, where it listens.
-fn notify(state: sd_notify::NotifyState<'_>) {
+fn notify(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "systemd could not be told");
     }

@@ -20,6 +20,7 @@ pub(super) struct Fragment {
     pub(super) device_info: Folder,
     pub(super) health: Health,
     pub(super) nvidia: Nvidia,
+    pub(super) upgrade: Upgrade,
     pub(super) resource: Vec<Resource>,
 }
 
@@ -63,6 +64,12 @@ pub(super) struct Health {
 pub(super) struct Nvidia {
     /// `auto`, `off`, or the path of the library.
     pub(super) nvml: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Upgrade {
+    pub(super) detach: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]

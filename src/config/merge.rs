@@ -33,7 +33,7 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
 }
 
 fn lay_over(merged: &mut Fragment, fragment: Fragment) {
-    let Fragment { ledger, telemetry, kubelet, cdi, device_info, health, nvidia, resource } = fragment;
+    let Fragment { ledger, telemetry, kubelet, cdi, device_info, health, nvidia, upgrade, resource } = fragment;
     merged.ledger.durability = ledger.durability.or(merged.ledger.durability);
     merged.ledger.history_age = ledger.history_age.or(merged.ledger.history_age.take());
     merged.ledger.history_size = ledger.history_size.or(merged.ledger.history_size);
@@ -43,6 +43,7 @@ fn lay_over(merged: &mut Fragment, fragment: Fragment) {
     merged.kubelet.pod_resources_socket = kubelet.pod_resources_socket.or(merged.kubelet.pod_resources_socket.take());
     merged.cdi.directory = cdi.directory.or(merged.cdi.directory.take());
     merged.device_info.directory = device_info.directory.or(merged.device_info.directory.take());
+    merged.upgrade.detach = upgrade.detach.or(merged.upgrade.detach);
     merged.health.poll = health.poll.or(merged.health.poll.take());
     merged.health.fatal_xids = health.fatal_xids.or(merged.health.fatal_xids.take());
     merged.health.ignore = health.ignore.or(merged.health.ignore.take());

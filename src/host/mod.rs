@@ -5,6 +5,7 @@ mod command;
 mod filesystem;
 mod kmsg;
 mod nvml;
+pub mod peer;
 pub mod pods;
 mod reset;
 mod root;

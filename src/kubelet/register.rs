@@ -45,6 +45,15 @@ impl Registrar {
         }
     }
 
+    /// Registers once, in one version of the API; the kubelet is to give up when the time is over.
+    ///
+    /// # Errors
+    /// [`RegisterError::Refused`] with the kubelet's words, or when it has none in time.
+    pub async fn try_once(self, announcement: Announcement, time: Duration) -> Result<(), RegisterError> {
+        let dialect = announcement.version.dialect();
+        dialect.register(self.0, announcement, time).await.map_err(|status| RegisterError::Refused(Box::new(status)))
+    }
+
     /// Registers `resource`, served on `endpoint` (a path below the device-plugin directory), in a version of the API that
     /// the kubelet speaks; `worked` is tried first. `pre_start` asks for a call before a container starts. Answers the version.
     ///

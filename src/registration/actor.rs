@@ -1,18 +1,20 @@
 //! The shell: performs what the machines decide, and reports to them what came of it.
 
-use super::attempt::{Attempted, Outcome, attempt};
+use super::attempt::{Attempted, Outcome, attempt, detach};
 use super::audit::{Audit, Healthy};
 use super::core::{Event, Machine, State};
 use super::sighting::{Looked, Looker};
-use crate::domain::{Inventory, KubeletGeneration, ResourceName};
+use crate::domain::{Inventory, KubeletGeneration, ResourceName, Stage};
 use crate::host;
 use crate::kubelet::api::negotiation::Spoken;
 use crate::kubelet::pod_resources::PodResources;
 use crate::messages::{
-    Bind, CheckpointWritten, Crash, KubeletSeen, Mailbox, RegistrationNumber, Retire, SocketLost, StreamEnded, StreamOpened,
+    Bind, CheckpointWritten, Crash, Detach, KubeletSeen, Mailbox, Reattach, RegistrationNumber, Retire, SocketLost, StreamEnded,
+    StreamOpened,
 };
 use crate::telemetry::metrics;
-use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle};
+use actix::{Actor, AsyncContext, Context, Handler, ResponseFuture, SpawnHandle};
+use futures_util::future::join_all;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -58,8 +60,8 @@ pub struct RegistrationConfig {
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// Where the state of every resource is published.
     pub status: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
-    /// Becomes true when the daemon ends its streams: they are not to be replaced.
-    pub drain: watch::Receiver<bool>,
+    /// What this instance is to the kubelet: streams that it ends itself are not to be replaced.
+    pub stage: watch::Receiver<Stage>,
 }
 
 struct Resource {
@@ -115,7 +117,7 @@ impl Registration {
     }
 
     fn on(&mut self, name: &ResourceName, event: Event, context: &mut Context<Self>) {
-        if *self.config.drain.borrow() {
+        if *self.config.stage.borrow() != Stage::Serving {
             return;
         }
         let now = host::now().boot;
@@ -319,6 +321,33 @@ impl Handler<Looked> for Registration {
         }
         self.publish();
         self.arm(context);
+    }
+}
+
+impl Handler<Detach> for Registration {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: Detach, context: &mut Self::Context) -> Self::Result {
+        // Kubelets that know connections by identity cut nobody off.
+        let needs = |spoken: &Spoken| !spoken.version.dialect().closes_the_former();
+        let versions = self.resources.iter().filter_map(|(name, resource)| Some((name.clone(), resource.spoken.filter(needs)?.version)));
+        let mut attempts = Vec::new();
+        for (name, version) in versions.collect::<Vec<_>>() {
+            self.on(&name, Event::Detach, context);
+            let is_detached = |resource: &Resource| matches!(resource.machine.state(), State::Detached { .. });
+            if self.resources.get(&name).is_some_and(is_detached) {
+                attempts.push(detach(self.config.clone(), name, version));
+            }
+        }
+        Box::pin(async move { drop(join_all(attempts).await) })
+    }
+}
+
+impl Handler<Reattach> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, _: Reattach, context: &mut Self::Context) {
+        self.on_all(Event::Reattach, context);
     }
 }
 

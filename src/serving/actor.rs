@@ -5,7 +5,9 @@ use super::files::SpecFiles;
 use super::plugin::{Affinity, Plugin, Shared};
 use super::sockets::Sockets;
 use crate::contract;
-use crate::domain::{AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal};
+use crate::domain::{
+    AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal, Stage,
+};
 use crate::hook::Performer;
 use crate::host::{self, HostRoot};
 use crate::kubelet::api;
@@ -15,7 +17,6 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{RwLock, watch};
-use tokio_stream::wrappers::UnixListenerStream;
 
 /// How long an Allocate waits for the ledger, and for health to publish a broken device.
 const RECORD_DEADLINE: Duration = Duration::from_millis(1800);
@@ -54,8 +55,8 @@ pub struct ServingConfig {
     pub ended: Mailbox<StreamEnded>,
     /// Keeps pod listings and Allocates apart.
     pub gate: Arc<RwLock<()>>,
-    /// Becomes true when the streams should end.
-    pub drain: watch::Receiver<bool>,
+    /// What this instance is to the kubelet.
+    pub stage: watch::Receiver<Stage>,
 }
 
 /// The actor.
@@ -163,11 +164,11 @@ impl Handler<Bind> for Serving {
     type Result = Result<String, String>;
 
     fn handle(&mut self, Bind { resource, registration }: Bind, _: &mut Self::Context) -> Self::Result {
-        let ServingConfig { inventory, grants, performer, sockets, affinity, allocate, opened, ended, gate, drain, .. } =
+        let ServingConfig { inventory, grants, performer, sockets, affinity, allocate, opened, ended, gate, stage, .. } =
             self.config.clone();
         let problem = |error| format!("no socket can be made in `{}`: {error}", sockets.directory().display());
         let bound = sockets.bind(&resource, registration).map_err(problem)?;
-        let shared = Shared { inventory, grants, performer, allocate, opened, ended, sockets: Arc::clone(&sockets), affinity, gate, drain };
+        let shared = Shared { inventory, grants, performer, allocate, opened, ended, sockets: Arc::clone(&sockets), affinity, gate, stage };
         let plugin: Arc<dyn api::Plugin> = Arc::new(Plugin { resource: resource.clone(), registration, shared });
         let (mut close, serving) = (bound.close.clone(), bound.close);
         let closed = async move {
@@ -176,7 +177,7 @@ impl Handler<Bind> for Serving {
         };
         let server = tonic::transport::Server::builder()
             .add_routes(api::serve(&plugin))
-            .serve_with_incoming_shutdown(UnixListenerStream::new(bound.listener), closed);
+            .serve_with_incoming_shutdown(bound.listener.incoming(), closed);
         tokio::spawn(async move {
             if let Err(error) = server.await {
                 tracing::error!(%resource, %error, "the server of a socket failed");

@@ -9,6 +9,9 @@
 //! A resource with a hook before start answers PreStartContainer in the same way, from the inventory and the grants: the
 //! hook runs away from this thread.
 //!
+//! What comes while this instance hands over to another one waits, and is passed on to it (`pass_on.rs`): an Allocate that
+//! fails is final for its pod.
+//!
 //! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration. Emits: `Record` to the ledger, `Broken` to
 //! health, `StreamOpened` and `StreamEnded` to registration.
 
@@ -17,6 +20,7 @@ mod affinity;
 mod before_start;
 pub(crate) mod core;
 mod files;
+mod pass_on;
 pub mod placement;
 mod plugin;
 mod sockets;

@@ -2,9 +2,11 @@
 
 use super::affinity::Recent;
 use super::before_start;
+use super::core;
+use super::pass_on::{self, Passed, Turn, Turns};
 use super::placement;
 use super::sockets::Sockets;
-use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Wire};
+use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Stage, Wire};
 use crate::hook::Performer;
 use crate::host;
 use crate::kubelet::api;
@@ -57,8 +59,8 @@ pub(super) struct Shared {
     /// Read while an Allocate is under way; written while the kubelet is asked to list pods, which would make it
     /// forget what it has just reserved.
     pub(super) gate: Arc<RwLock<()>>,
-    /// Becomes true when streams should end: the last step of the daemon's shutdown.
-    pub(super) drain: watch::Receiver<bool>,
+    /// What this instance is to the kubelet.
+    pub(super) stage: watch::Receiver<Stage>,
 }
 
 /// The service behind one socket.
@@ -74,7 +76,7 @@ impl api::Plugin for Plugin {
     fn lists(&self) -> BoxStream<'static, Arc<Offering>> {
         let lists = Lists {
             inventory: self.shared.inventory.clone(),
-            drain: self.shared.drain.clone(),
+            stage: self.shared.stage.clone(),
             sent: None,
             guard: StreamGuard::new(self.clone()),
         };
@@ -83,7 +85,7 @@ impl api::Plugin for Plugin {
 
     async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
         let began = Instant::now();
-        let answer = self.allocate_all(containers, wire).await;
+        let answer = self.allocate_here_or_there(containers, wire).await;
         metrics::allocated(self.resource.as_str(), answer.is_ok(), began.elapsed());
         answer
     }
@@ -102,13 +104,49 @@ impl api::Plugin for Plugin {
     }
 
     async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status> {
-        before_start::before_start(&self.shared, &self.resource, ids).await
+        let mut turns = Turns::new(&self.shared, &self.resource);
+        loop {
+            match turns.next().await? {
+                Turn::Ours(gate) => {
+                    // A hook may take long, and changes nothing that a listing of pods could disturb.
+                    drop(gate);
+                    return before_start::before_start(&self.shared, &self.resource, ids).await;
+                }
+                Turn::Theirs(socket) => match pass_on::pre_start(&socket, &ids).await {
+                    Passed::Answered(answer) => return answer,
+                    Passed::Lost(error) => turns.lost(&error),
+                },
+            }
+        }
     }
 }
 
 impl Plugin {
+    async fn allocate_here_or_there(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
+        let mut turns = Turns::new(&self.shared, &self.resource);
+        loop {
+            match turns.next().await? {
+                Turn::Ours(_gate) => return self.allocate_all(containers, wire).await,
+                Turn::Theirs(socket) => match pass_on::allocate(&socket, &containers).await {
+                    Passed::Answered(answer) => return self.fitting(answer?, wire),
+                    Passed::Lost(error) => turns.lost(&error),
+                },
+            }
+        }
+    }
+
+    /// What another instance answered, if the kubelet's version has room for it.
+    fn fitting(&self, answers: Vec<ContainerEdits>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
+        let inventory = self.shared.inventory.borrow();
+        if let Some(offering) = inventory.resources.get(&self.resource) {
+            for edits in &answers {
+                core::fits(&offering.spec, edits, wire).map_err(|refusal| status(&refusal.into()))?;
+            }
+        }
+        Ok(answers)
+    }
+
     async fn allocate_all(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
-        let _gate = self.shared.gate.read().await;
         let mut answers = Vec::with_capacity(containers.len());
         for ids in containers {
             let alloc_id = AllocId::new(uuid::Uuid::now_v7().to_string());
@@ -171,14 +209,23 @@ impl Drop for StreamGuard {
     fn drop(&mut self) {
         let Plugin { resource, registration, shared } = &self.0;
         shared.sockets.stream_ended(resource, *registration);
+        // Nobody is left to be told once the ledger is given away.
+        if *shared.stage.borrow() != Stage::Serving {
+            return;
+        }
         shared.ended.tell(StreamEnded { resource: resource.clone(), registration: *registration });
     }
+}
+
+/// Done when the streams are to end, or when nobody is left to say so.
+async fn ending(stage: &mut watch::Receiver<Stage>) {
+    drop(stage.wait_for(|stage| matches!(stage, Stage::Ending(_))).await);
 }
 
 /// One ListAndWatch stream: the whole list at once, then again after every change of this resource.
 struct Lists {
     inventory: watch::Receiver<Arc<Inventory>>,
-    drain: watch::Receiver<bool>,
+    stage: watch::Receiver<Stage>,
     sent: Option<(Instant, Arc<Offering>)>,
     guard: StreamGuard,
 }
@@ -187,7 +234,9 @@ impl Lists {
     async fn next(mut self) -> Option<(Arc<Offering>, Self)> {
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
-            let current = inventory.resources.get(&self.guard.0.resource);
+            // The kubelet takes the last list of any instance for the truth: one that hands over tells no more.
+            let tells = *self.stage.borrow_and_update() == Stage::Serving;
+            let current = inventory.resources.get(&self.guard.0.resource).filter(|_| tells);
             // A resource that is not in the inventory has no list; an empty one is sent only when it has no devices.
             if let Some(offering) = current.filter(|offering| self.sent.as_ref().is_none_or(|(_, sent)| **sent != **offering)) {
                 if let Some((at, _)) = &self.sent {
@@ -196,7 +245,7 @@ impl Lists {
                     if Instant::now() < due {
                         tokio::select! {
                             () = tokio::time::sleep_until(due) => continue,
-                            _ = self.drain.wait_for(|drain| *drain) => return None,
+                            () = ending(&mut self.stage) => return None,
                         }
                     }
                 }
@@ -205,8 +254,9 @@ impl Lists {
                 return Some((offering, self));
             }
             tokio::select! {
-                changed = self.inventory.changed() => changed.ok()?,
-                _ = self.drain.wait_for(|drain| *drain) => return None,
+                // Nobody publishes any more once the ledger is given away; the stream stays open all the same.
+                Ok(()) = self.inventory.changed() => {}
+                () = ending(&mut self.stage) => return None,
             }
         }
     }

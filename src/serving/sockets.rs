@@ -4,14 +4,14 @@
 //! has ended: the kubelet still feeds on it, and its early end would cut the newer one off.
 
 use crate::domain::ResourceName;
-use crate::host;
+use crate::host::{self, peer::TrustedListener};
 use crate::messages::RegistrationNumber;
+use crate::telemetry::metrics;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tokio::net::UnixListener;
 use tokio::sync::watch;
 
 /// The directory of our sockets, below the kubelet's device-plugin directory.
@@ -46,7 +46,7 @@ pub struct Sockets {
 /// A fresh listening socket.
 #[derive(Debug)]
 pub(super) struct Bound {
-    pub(super) listener: UnixListener,
+    pub(super) listener: TrustedListener,
     /// The path below the device-plugin directory, as Register wants it.
     pub(super) endpoint: String,
     /// Becomes true when the server should end; its last copy is dropped when the server has.
@@ -81,7 +81,7 @@ impl Sockets {
                 format!("the socket path `{}` is longer than {SOCKET_PATH_MAX} bytes; use a shorter --kubelet-dir", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
-        let listener = UnixListener::bind(&path)?;
+        let listener = TrustedListener::bind(&path, || metrics::refused("plugin"))?;
         let (close, closed) = watch::channel(false);
         let socket = Socket { path, streams: 0, superseded: false, close };
         self.table().insert((resource.clone(), registration), socket);
@@ -123,6 +123,15 @@ impl Sockets {
     /// How many streams of a resource are open, on all of its sockets: after a second Register the kubelet reads two.
     pub(super) fn streams(&self, resource: &ResourceName) -> usize {
         self.table().iter().filter(|((name, _), _)| name == resource).map(|(_, socket)| socket.streams).sum()
+    }
+
+    /// The newest socket of each resource: its file name in [`Sockets::directory`].
+    #[must_use]
+    pub fn newest(&self) -> BTreeMap<ResourceName, String> {
+        // In the order of their numbers, so a later one takes the place of an earlier one.
+        let table = self.table();
+        let name = |socket: &Socket| Some(socket.path.file_name()?.to_str()?.to_owned());
+        table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), name(socket)?))).collect()
     }
 
     /// Registrations whose socket file somebody has removed.

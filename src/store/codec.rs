@@ -17,7 +17,7 @@ pub(super) const FRAMING: u32 = 2;
 /// The version of sled's trees.
 pub(super) const TREES: u32 = 1;
 /// The highest version of a record that is known. Version 2 has [`Entry::Listed`], version 3 [`Entry::Hook`] and [`Entry::Judged`].
-pub(super) const VERSION: u32 = 3;
+pub const VERSION: u32 = 3;
 /// How a payload begins when this code wrote it.
 const FRONTS: [&[u8]; VERSION as usize] = [br#"{"v":1,"record":"#, br#"{"v":2,"record":"#, br#"{"v":3,"record":"#];
 /// Bytes in front of the payload.

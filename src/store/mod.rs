@@ -36,6 +36,7 @@ mod take_over;
 mod tests;
 mod verify;
 
+pub use codec::VERSION as RECORDS;
 pub use error::StoreError;
 pub use export::{Export, Told};
 pub use journal::PendingSync;

@@ -29,6 +29,16 @@ async fn scrape() -> Result<impl IntoResponse, (StatusCode, String)> {
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
 }
 
+/// Says that this process is alive, while another instance serves: what that one's probes see is its own. Where it has the
+/// address, nothing is said here.
+pub async fn stand_by(address: SocketAddr) {
+    if let Ok(listener) = tokio::net::TcpListener::bind(address).await {
+        let alive = || async { "standing by\n" };
+        let routes = Router::new().route("/healthz", get(alive)).route("/readyz", get(alive));
+        drop(axum::serve(listener, routes).await);
+    }
+}
+
 /// Serves `routes` on `address`. Where that is taken the daemon works on without, and says so.
 pub async fn serve(address: SocketAddr, routes: Router) -> Option<tokio::task::JoinHandle<()>> {
     let listener = match tokio::net::TcpListener::bind(address).await {

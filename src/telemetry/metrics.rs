@@ -19,6 +19,7 @@ const JOURNAL_SYNC_SECONDS: &str = "holdfast_journal_sync_duration_seconds";
 const CONTESTED: &str = "holdfast_registration_contested";
 const LEDGER_KEPT: &str = "holdfast_ledger_kept";
 const NOT_DURABLE: &str = "holdfast_ledger_entries_not_durable";
+const REFUSED: &str = "holdfast_connections_refused_total";
 const REGISTRATIONS: &str = "holdfast_registrations_total";
 const SCAN_SECONDS: &str = "holdfast_scan_duration_seconds";
 const UNHEALTHY: &str = "holdfast_devices_unhealthy";
@@ -128,6 +129,7 @@ fn describe() {
         "1 while this copy of the ledger (journal or database) can be written; without the journal grants are refused, or answered and not durable."
     );
     metrics::describe_gauge!(NOT_DURABLE, "Entries that were answered while the ledger could not be written, and are in memory only.");
+    metrics::describe_counter!(REFUSED, "Connections refused to somebody who is not root, by socket (plugin, control or handover).");
     metrics::describe_counter!(REGISTRATIONS, "Register calls by resource and result (ok or error).");
     metrics::describe_histogram!(SCAN_SECONDS, "One scan of the node's hardware.");
     metrics::describe_counter!(STREAM_ENDS, "ListAndWatch streams that ended, by resource.");
@@ -141,6 +143,11 @@ fn result(ok: bool) -> &'static str {
 /// An actor died.
 pub fn actor_restarted(actor: &'static str) {
     sample(move || metrics::counter!(ACTOR_RESTARTS, "actor" => actor).increment(1));
+}
+
+/// A connection of somebody who may not ask was refused; `socket` is `plugin`, `control` or `handover`.
+pub fn refused(socket: &'static str) {
+    sample(move || metrics::counter!(REFUSED, "socket" => socket).increment(1));
 }
 
 /// An Allocate was answered.

@@ -250,6 +250,19 @@ impl Daemon {
         self.child.wait().unwrap()
     }
 
+    /// Waits for the end of this process alone: another one may go on writing its log.
+    pub(crate) async fn exited(&mut self) -> ExitStatus {
+        let exited = async {
+            loop {
+                if let Some(status) = self.child.try_wait().unwrap() {
+                    return status;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        soon("the end of the daemon", exited).await
+    }
+
     /// Kills it with SIGKILL, and waits until nothing is left of it.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();

@@ -226,7 +226,7 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
             opened: Mailbox::new(Nobody),
             ended: Mailbox::new(Nobody),
             gate: Arc::default(),
-            drain: watch::channel(false).1,
+            stage: watch::channel(holdfast::domain::Stage::default()).1,
         };
         let bind = serving.handle().mailbox::<Bind>();
         ledger.start(Arbiter::current(), supervision.clone(), |_| Stuck);

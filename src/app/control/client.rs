@@ -1,6 +1,6 @@
 //! The other side of the control socket: how a verb asks the running daemon.
 
-use super::{Line, Order, socket_path};
+use super::{Installed, Line, Order, Upgrade, socket_path};
 use crate::store::{Told, Verification};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -14,6 +14,8 @@ use tokio::time::timeout;
 
 /// How long a verb waits for the daemon, or for its next words.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// How long another instance may take to start and to take over: it takes two seconds, most of them to be sure.
+const HANDOVER_DEADLINE: Duration = Duration::from_secs(180);
 /// How long it may take to read both copies of the ledger.
 const VERIFY_DEADLINE: Duration = Duration::from_secs(300);
 
@@ -63,6 +65,21 @@ pub async fn order(run_dir: &Path, order: &Order) -> Result<(), ControlError> {
         let order = serde_json::to_vec(order).map_err(|error| error.to_string())?;
         let request = hyper::Request::post("/v1/devices").header("content-type", "application/json");
         in_time(ANSWER_DEADLINE, send(stream, "/v1/devices", request, order)).await?.map(drop)
+    };
+    with(run_dir, ask).await
+}
+
+/// Has the daemon of `run_dir` hand over to another binary; returns when that one serves.
+///
+/// # Errors
+/// As [`get`]; the former daemon then goes on, unless it says otherwise.
+pub async fn hand_over(run_dir: &Path, upgrade: &Upgrade) -> Result<Installed, ControlError> {
+    let ask = async |stream| {
+        let upgrade = serde_json::to_vec(upgrade).map_err(|error| error.to_string())?;
+        let request = hyper::Request::post("/v1/handover").header("content-type", "application/json");
+        let body = in_time(HANDOVER_DEADLINE, send(stream, "/v1/handover", request, upgrade)).await??;
+        let body = in_time(ANSWER_DEADLINE, body.collect()).await?.map_err(|error| error.to_string())?.to_bytes();
+        serde_json::from_slice(&body).map_err(not_understood)
     };
     with(run_dir, ask).await
 }

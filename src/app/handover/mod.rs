@@ -1,0 +1,63 @@
+//! Handover: two instances on one node, and the ledger and the kubelet go from OLD to NEW without an Allocate that fails.
+//!
+//! ```text
+//!   NEW (run --take-over)                      OLD
+//!        ── connects ──────────────────────────▶
+//!        ◀── Offer: version, ledger's version ──     NEW ends here if it cannot read that ledger
+//!        ── Take ──────────────────────────────▶
+//!                                                    answers what has begun, lets the rest wait,
+//!        ◀── Yours ─────────────────────────────     closes the ledger
+//!   opens it, scans, serves, registers
+//!        ── Serving: its sockets ──────────────▶     passes on what waits, and what still comes
+//!   detaches (below)
+//!        ── Leave ─────────────────────────────▶     ends its streams
+//!        ◀── Left ──────────────────────────────
+//!   registers again, until the kubelet has it
+//!        ── Confirmed ─────────────────────────▶     ends, or waits to be ended
+//! ```
+//!
+//! **Whoever is left serves.** The connection lives as long as both do. When NEW is gone OLD takes everything back, as a
+//! start of its own in the same process, before it is confirmed and after; when OLD is gone NEW goes on, and registers
+//! again as after any loss. When both are, the next start finds the ledger as any crash leaves it.
+//!
+//! **Detach** (`upgrade.detach`). A kubelet up to 1.36 knows connections by the name of the resource: the end of OLD's stream
+//! makes it drop NEW's, and for a moment it has no device. It does not when it has forgotten whose the resource is, which a
+//! Register does that fails on purpose; OLD's stream then ends unnoticed, and one more Register makes NEW known again.
+//!
+//! **Who waits to be ended.** An instance that was asked by another pod must not end: its container would start again, and
+//! take over what it has just given away. It stands by until SIGTERM. One that started its successor itself, for `holdfast
+//! handover`, tells systemd who the main process is, and ends.
+
+mod give;
+mod install;
+mod take;
+mod wire;
+
+pub use give::{Asked, Given, give};
+pub use install::{Installed, Upgrade, UpgradeOrder, start_installed};
+pub use take::{Former, Relieved, Standing, TakeOverError, ask};
+
+pub(super) use give::listen;
+pub(super) use wire::socket_path;
+
+use super::{App, Settings, StartError};
+use crate::store::StoreError;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Between tries to open a ledger that another process has not let go of yet.
+const TRY_EVERY: Duration = Duration::from_millis(20);
+
+/// Starts as soon as the ledger is free.
+///
+/// # Errors
+/// As [`App::start`]; that the ledger is in use only after `patience`.
+pub async fn start_when_free(settings: &Settings, patience: Duration) -> Result<App, StartError> {
+    let until = Instant::now() + patience;
+    loop {
+        match App::start(settings.clone()).await {
+            Err(StartError::Store(StoreError::InUse { .. })) if Instant::now() < until => tokio::time::sleep(TRY_EVERY).await,
+            done => return done,
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Unix sockets for few: who is at the other end, as the kernel says (`SO_PEERCRED`, unix(7)).
+
+use futures_util::Stream;
+use nix::unistd::geteuid;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::Path;
+use tokio::net::{UnixListener, UnixStream};
+
+/// A socket that takes connections of root, and of whoever runs this daemon, and of nobody else.
+///
+/// The file's mode says so too, but a mode can be changed, and a descriptor handed on.
+#[derive(Debug)]
+pub struct TrustedListener {
+    listener: UnixListener,
+    refused: fn(),
+}
+
+impl TrustedListener {
+    /// Listens at `path`, in a directory that is made where there is none. A file of an earlier process is in the way and
+    /// goes. `refused` is called for each connection that is not taken.
+    ///
+    /// # Errors
+    /// When the directory or the socket cannot be made.
+    pub fn bind(path: &Path, refused: fn()) -> io::Result<Self> {
+        if let Some(dir) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+        }
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        Ok(TrustedListener { listener, refused })
+    }
+
+    /// All of them, one after the other.
+    pub fn incoming(self) -> impl Stream<Item = io::Result<UnixStream>> + Send {
+        futures_util::stream::unfold(self, |listener| async move { Some((listener.accept().await, listener)) })
+    }
+
+    /// The next connection of somebody who may.
+    ///
+    /// # Errors
+    /// When the system has no more room for connections; later it may have.
+    pub async fn accept(&self) -> io::Result<UnixStream> {
+        loop {
+            let (stream, _) = self.listener.accept().await?;
+            match is_trusted(&stream) {
+                Ok(()) => return Ok(stream),
+                Err(why) => {
+                    let path = self.listener.local_addr().ok();
+                    let path = path.as_ref().and_then(|address| address.as_pathname()).unwrap_or(Path::new("?"));
+                    tracing::warn!(path = %path.display(), why, "a connection was refused");
+                    (self.refused)();
+                }
+            }
+        }
+    }
+}
+
+fn is_trusted(stream: &UnixStream) -> Result<(), String> {
+    match stream.peer_cred().map(|peer| (peer.uid(), peer.pid())) {
+        Ok((uid, _)) if uid == 0 || uid == geteuid().as_raw() => Ok(()),
+        // A process in a user namespace of its own is somebody else, whatever it is called there.
+        Ok((uid, pid)) => Err(format!("it is of uid {uid} (process {}), and only root may ask", pid.unwrap_or_default())),
+        Err(error) => Err(format!("the kernel does not say whose it is: {error}")),
+    }
+}
+
+/// The process at the other side when it connected; `None` where the kernel does not say, as for one of another process
+/// namespace.
+#[must_use]
+pub fn pid(stream: &UnixStream) -> Option<u32> {
+    stream.peer_cred().ok()?.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0)
+}

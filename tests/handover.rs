@@ -1,0 +1,340 @@
+//! Two instances on one node: the ledger and the kubelet go from one to the other, and back when the other one dies.
+//!
+//! `HOLDFAST_ROUNDS` says how many handovers are made under load (12 in every run), `HOLDFAST_SEED` repeats a run.
+
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a helper of a test fails the test, and a figure is to be seen")]
+
+mod common;
+
+use common::{Daemon, Node, Random, name, offered, percentiles, resource, run, soon, until};
+use holdfast::domain::{AllocId, ResourceName};
+use holdfast::kubelet::checkpoint;
+use holdfast::sim::kubelet::{Event, EventKind, Kubelet, PodOutcome, PodPhase, PodSpec};
+use holdfast::store;
+use nix::sys::signal::Signal;
+use std::cell::Cell;
+use std::collections::{BTreeSet, VecDeque};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tokio::net::UnixDatagram;
+
+const DEVICES: usize = 16;
+/// Pods that are there at a time: others have gone, and their devices are free for the kubelet.
+const PODS: usize = 6;
+
+fn gpu() -> ResourceName {
+    name("example.com/gpu")
+}
+
+fn config(detach: bool) -> String {
+    format!("[telemetry]\nlisten = \"off\"\n[upgrade]\ndetach = {detach}\n{}", resource("gpu"))
+}
+
+fn take_over(node: &Node) -> Daemon {
+    Daemon::spawn(&mut node.command(&["run", "--take-over"]))
+}
+
+/// Pods come and go, one after the other, until it is said to stop. What became of each.
+async fn pods_come_and_go(kubelet: &Kubelet, stop: &Cell<bool>) -> Vec<PodOutcome> {
+    let (mut outcomes, mut there) = (Vec::new(), VecDeque::new());
+    while !stop.get() {
+        let spec = PodSpec::new("default", format!("pod-{}", outcomes.len())).app("main", &gpu(), 1);
+        let outcome = soon("an admission", kubelet.add_pod(spec)).await;
+        there.push_back(outcome.uid.clone());
+        outcomes.push(outcome);
+        if there.len() > PODS {
+            kubelet.force_delete_pod(&there.pop_front().unwrap());
+        }
+        // The kubelet admits what it hears of, and hears of it now and then.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    outcomes
+}
+
+/// The moments at which the kubelet had no device, each until its next list.
+fn dips(kubelet: &Kubelet, since: Duration) -> Vec<Duration> {
+    kubelet.view(|view| {
+        let events: Vec<&Event> = view.events().iter().filter(|event| event.at >= since).collect();
+        let cut = |event: &&Event| matches!(event.kind, EventKind::Disconnected { .. });
+        let back = |event: &&&Event| matches!(event.kind, EventKind::Listed { healthy: DEVICES, .. });
+        let mut dips = Vec::new();
+        let mut rest = events.as_slice();
+        while let Some(begin) = rest.iter().position(&cut) {
+            let end = rest[begin..].iter().find(back).unwrap_or_else(|| panic!("never back: {:?}", rest.last()));
+            dips.push(end.at - rest[begin].at);
+            let next = rest.iter().position(|event| event.at > end.at).unwrap_or(rest.len());
+            rest = &rest[next..];
+        }
+        dips
+    })
+}
+
+/// Every answer that the kubelet has got is known, live or released.
+fn nothing_is_lost(node: &Node) {
+    let checkpoint = checkpoint::read(&node.path("kubelet/device-plugins")).unwrap();
+    let answered: BTreeSet<AllocId> = checkpoint.entries.into_iter().filter_map(|entry| entry.alloc_id).collect();
+    let mut known: BTreeSet<AllocId> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
+    if !answered.is_subset(&known) {
+        known.extend(store::peek_history(&node.state()).unwrap().0.into_iter().map(|grant| grant.alloc_id));
+    }
+    assert!(answered.is_subset(&known), "{:?}", answered.difference(&known).collect::<Vec<_>>());
+}
+
+/// A node with a kubelet and a daemon that serves it.
+async fn served(detach: bool) -> (Node, Kubelet, Daemon) {
+    let node = Node::with(&[("gpu", DEVICES)]);
+    node.write_config(&config(detach));
+    let kubelet = node.start_kubelet().await;
+    let daemon = node.start_daemon();
+    offered(&kubelet, &gpu(), DEVICES).await;
+    daemon.logged("ready").await;
+    (node, kubelet, daemon)
+}
+
+async fn handed_over_under_load(detach: bool) {
+    let (node, kubelet, mut old) = served(detach).await;
+    let began = kubelet.now();
+    let stop = Cell::new(false);
+    let handovers = async {
+        for _ in 0..3 {
+            let new = take_over(&node);
+            new.logged("took over from another instance").await;
+            old.logged("standing by").await;
+            old.signal(Signal::SIGTERM);
+            assert_eq!(old.ended().await.code(), Some(0));
+            old = new;
+        }
+        stop.set(true);
+    };
+    let (outcomes, ()) = tokio::join!(pods_come_and_go(&kubelet, &stop), handovers);
+    offered(&kubelet, &gpu(), DEVICES).await;
+    let dips = dips(&kubelet, began);
+    let rejected = outcomes.iter().filter(|outcome| outcome.phase != PodPhase::Running).count();
+    println!("detach {detach}: {} pods, {rejected} rejected, moments without devices: {dips:?}", outcomes.len());
+    assert!(outcomes.len() > 3, "the load has hardly run");
+    if detach {
+        assert!(dips.is_empty(), "{dips:?}");
+        assert_eq!(
+            rejected,
+            0,
+            "{:#?}",
+            kubelet.view(|view| view
+                .events()
+                .iter()
+                .filter(|e| matches!(e.kind, EventKind::Rejected { .. }))
+                .map(ToString::to_string)
+                .collect::<Vec<_>>())
+        );
+    }
+    nothing_is_lost(&node);
+    assert_eq!(kubelet.panicked(), None);
+}
+
+#[test]
+fn a_handover_with_detach_takes_no_device_from_the_kubelet_and_fails_no_pod() {
+    run(handed_over_under_load(true));
+}
+
+#[test]
+fn a_handover_without_detach_has_the_devices_back_at_once() {
+    run(handed_over_under_load(false));
+}
+
+#[test]
+fn whoever_is_left_serves_wherever_the_other_one_dies() {
+    run(async {
+        let rounds: usize = std::env::var("HOLDFAST_ROUNDS").map_or(12, |text| text.parse().unwrap());
+        let mut random = Random::new();
+        let (node, kubelet, mut old) = served(true).await;
+        let began = kubelet.now();
+        let stop = Cell::new(false);
+        let mut usual = Duration::from_millis(1500);
+        let handovers = async {
+            for round in 0..rounds {
+                let started = Instant::now();
+                let mut new = take_over(&node);
+                let wait = usual.mul_f64(random.below(1000) as f64 / 900.0);
+                match round % 3 {
+                    0 => {
+                        new.logged("took over from another instance").await;
+                        usual = started.elapsed();
+                        old.signal(Signal::SIGTERM);
+                        assert_eq!(old.ended().await.code(), Some(0));
+                        old = new;
+                    }
+                    1 => {
+                        tokio::time::sleep(wait).await;
+                        old.kill();
+                        new.logged("ready").await;
+                        old = new;
+                    }
+                    _ => {
+                        tokio::time::sleep(wait).await;
+                        new.kill();
+                    }
+                }
+                offered(&kubelet, &gpu(), DEVICES).await;
+                // Not only listed: somebody answers too, as soon as the kubelet has seen the end of the other one.
+                let answered = async {
+                    for attempt in 0.. {
+                        let spec = PodSpec::new("default", format!("after-{round}-{attempt}")).app("main", &gpu(), 1);
+                        let outcome = kubelet.add_pod(spec).await;
+                        kubelet.force_delete_pod(&outcome.uid);
+                        if outcome.phase == PodPhase::Running {
+                            return;
+                        }
+                    }
+                };
+                soon("an answer", answered).await;
+            }
+            stop.set(true);
+        };
+        let (outcomes, ()) = tokio::join!(pods_come_and_go(&kubelet, &stop), handovers);
+        nothing_is_lost(&node);
+        assert_eq!(kubelet.panicked(), None);
+        let rejected = outcomes.iter().filter(|outcome| outcome.phase != PodPhase::Running).count();
+        let dips = dips(&kubelet, began);
+        println!(
+            "{rounds} rounds: {} pods, {rejected} rejected; moments without devices: {}, {}",
+            outcomes.len(),
+            dips.len(),
+            percentiles(dips)
+        );
+        drop(old);
+    });
+}
+
+#[test]
+fn an_instance_that_stands_by_serves_again_when_the_other_one_dies() {
+    run(async {
+        let (node, kubelet, old) = served(true).await;
+        let mut new = take_over(&node);
+        old.logged("standing by").await;
+        new.kill();
+        old.logged("serving again").await;
+        offered(&kubelet, &gpu(), DEVICES).await;
+        old.logged_often("registered with the kubelet", 2).await;
+        let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1))).await;
+        assert_eq!(outcome.phase, PodPhase::Running);
+        until("its grant", || node.grants().len(), |grants| *grants == 1);
+        // And it can hand over once more.
+        let third = take_over(&node);
+        third.logged("took over from another instance").await;
+    });
+}
+
+#[test]
+fn without_a_living_instance_the_flag_changes_nothing_and_without_the_flag_a_second_one_is_an_error() {
+    run(async {
+        let node = Node::with(&[("gpu", DEVICES)]);
+        let kubelet = node.start_kubelet().await;
+        let first = take_over(&node);
+        offered(&kubelet, &gpu(), DEVICES).await;
+        first.logged("ready").await;
+        let second = node.output(&["run"]);
+        assert_eq!(second.status.code(), Some(6), "{}", String::from_utf8_lossy(&second.stderr));
+        // What cannot be started is found before anything is asked for.
+        node.write_config("[nonsense]\n");
+        let third = node.output(&["run", "--take-over"]);
+        assert_eq!(third.status.code(), Some(3));
+        assert!(!first.log().iter().any(|line| line.contains("handing over")));
+    });
+}
+
+/// Reads what the daemon tells systemd, until it tells `wanted`.
+async fn notified(socket: &UnixDatagram, wanted: &str) -> String {
+    let mut buffer = [0; 256];
+    let told = async {
+        loop {
+            let length = socket.recv(&mut buffer).await.unwrap();
+            let told = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            if let Some(line) = told.lines().find(|line| line.starts_with(wanted)) {
+                return line.to_owned();
+            }
+        }
+    };
+    soon(wanted, told).await
+}
+
+#[test]
+fn an_upgrade_in_place_tells_systemd_of_the_new_main_process_and_one_that_fails_changes_nothing() {
+    run(async {
+        let node = Node::with(&[("gpu", DEVICES)]);
+        node.write_config(&config(true));
+        let kubelet = node.start_kubelet().await;
+        let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
+        let mut old = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")).process_group(0));
+        notified(&systemd, "READY=1").await;
+        offered(&kubelet, &gpu(), DEVICES).await;
+
+        let verb = |node: &Node| {
+            let mut command = node.command(&["handover"]);
+            tokio::task::spawn_blocking(move || command.output().unwrap())
+        };
+        // The next start would fail; the one that runs goes on.
+        let sound = std::fs::read_to_string(node.config_file()).unwrap();
+        node.write_config("[nonsense]\n");
+        let failed = soon("the verb", verb(&node)).await.unwrap();
+        let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert_eq!(failed.status.code(), Some(1), "{said}");
+        assert!(said.contains("the new instance ended before it took over"), "{said}");
+        node.write_config(&sound);
+
+        let began = kubelet.now();
+        let done = soon("the verb", verb(&node)).await.unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        let pid = notified(&systemd, "MAINPID=").await["MAINPID=".len()..].to_owned();
+        assert!(said.contains(&format!("process {pid}")), "{said}");
+        notified(&systemd, "READY=1").await;
+        assert_eq!(old.exited().await.code(), Some(0));
+        assert_eq!(dips(&kubelet, began), []);
+        let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1))).await;
+        assert_eq!(outcome.phase, PodPhase::Running);
+        // It is nobody's child by now.
+        let pid = nix::unistd::Pid::from_raw(pid.parse().unwrap());
+        nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
+        until("its end", || node.path("run/control.sock").exists(), |exists| !exists);
+    });
+}
+
+#[test]
+fn a_process_of_another_user_is_refused_and_counted() {
+    if !common::is_root() {
+        common::inside::say("SKIPPED: only root can be somebody else");
+        return;
+    }
+    run(async {
+        let node = Node::with(&[("gpu", DEVICES)]);
+        node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), DEVICES).await;
+        let plugin = std::fs::read_dir(node.sockets()).unwrap().next().unwrap().unwrap().path();
+        let sockets = [("control", node.path("run/control.sock")), ("handover", node.path("run/handover.sock")), ("plugin", plugin)];
+        for (socket, path) in sockets {
+            // As somebody who was given the file: its mode alone is no protection.
+            for dir in path.ancestors().take_while(|dir| dir.starts_with(node.path(""))) {
+                std::fs::set_permissions(dir, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+            }
+            let script = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.settimeout(30); s.connect(sys.argv[1]); \
+                          s.sendall(b'GET /v1/status HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n'); sys.exit(len(s.recv(1)))";
+            let mut client = Command::new("python3");
+            client.args(["-c", script]).arg(&path).uid(65534).gid(65534);
+            let output = soon("the stranger", tokio::task::spawn_blocking(move || client.output())).await.unwrap();
+            let Ok(output) = output else {
+                common::inside::say("SKIPPED: python3 is not there to be a stranger");
+                return;
+            };
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success() || said.contains("ConnectionResetError") || said.contains("BrokenPipe"), "{socket}: {said}");
+            let address = common::telemetry(&daemon).await;
+            let counted = format!("holdfast_connections_refused_total{{socket=\"{socket}\"}} 1");
+            let scrape = move || common::http_get(address, "/metrics").1;
+            let scraped = tokio::task::spawn_blocking(scrape).await.unwrap();
+            assert!(scraped.contains(&counted), "{socket}: {scraped}");
+        }
+        drop(kubelet);
+    });
+}
