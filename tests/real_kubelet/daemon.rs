@@ -62,6 +62,22 @@ impl Daemon {
         self.process = Process::start(holdfast(&self.dir).arg("run"), log);
     }
 
+    /// Changes what the next instance finds.
+    pub(crate) fn configure(&self, change: impl FnOnce(&str) -> String) {
+        let file = self.dir.join("holdfast.toml");
+        fs::write(&file, change(crate::CONFIG)).unwrap();
+    }
+
+    /// Has another one take over, and ends it when `leaves` says so, before or after that is complete.
+    pub(crate) fn hand_over(&mut self, leaves: impl FnOnce(&Path) -> Signal) {
+        self.starts += 1;
+        let log = self.dir.join(format!("holdfast-{}.log", self.starts));
+        let mut next = Process::start(holdfast(&self.dir).args(["run", "--take-over"]), log.clone());
+        let signal = leaves(&log);
+        std::mem::swap(&mut self.process, &mut next);
+        next.stop(signal);
+    }
+
     fn ask(&self, verb: &str) -> Value {
         serde_json::from_str(&output(holdfast(&self.dir).args([verb, "-o", "json"]))).unwrap()
     }

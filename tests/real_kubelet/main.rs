@@ -12,6 +12,7 @@
 
 mod checks;
 mod daemon;
+mod handover;
 mod health;
 mod image;
 mod ledger;
@@ -90,6 +91,19 @@ fn pods_of_a_real_kubelet_keep_their_devices() {
             let mut node = Node::start(&dir, &kubelet);
             let mut daemon = Daemon::start(&dir, CONFIG);
             checks::all(&mut node, &mut daemon);
+        }
+    }
+}
+
+#[test]
+fn a_real_kubelet_does_not_notice_an_upgrade() {
+    let Some(kubelet) = kubelet() else { return };
+    match sandbox::work_dir() {
+        None => sandbox::run("a_real_kubelet_does_not_notice_an_upgrade", &kubelet),
+        Some(dir) => {
+            sandbox::furnish(&dir);
+            let node = Node::start(&dir, &kubelet);
+            handover::all(&node, &mut Daemon::start(&dir, CONFIG));
         }
     }
 }

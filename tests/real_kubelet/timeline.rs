@@ -5,6 +5,8 @@ const BEGIN: &str = "Starting device plugin registration server";
 const LISTED: &str = "State pushed for device plugin";
 /// Logged when the kubelet comes to pods; at first perhaps to none.
 const PODS: &str = "\"SyncLoop ADD\"";
+/// Logged when the kubelet drops the connection of a resource: it has no device until the next list.
+const DROPPED: &str = "Mark all resources Unhealthy for resource";
 
 /// Milliseconds from the begin of registration to the first list of `resource`; `None` when it has not come yet.
 pub(crate) fn first_list_ms(log: &str, resource: &str) -> Option<f64> {
@@ -24,11 +26,41 @@ fn since_begin_ms(log: &str, fits: impl Fn(&str) -> bool) -> Option<f64> {
     Some((found - begin).rem_euclid(86_400_000.0))
 }
 
+/// The moments without devices of `resource`, each from its begin to the next list, in milliseconds. One that goes on is infinite.
+pub(crate) fn dips_ms(log: &str, resource: &str) -> Vec<f64> {
+    let named = format!("\"{resource}\"");
+    let (mut dips, mut begin) = (Vec::new(), None);
+    for line in log.lines().filter(|line| line.contains(&named)) {
+        if line.contains(DROPPED) {
+            begin = begin.or(stamp(line));
+        } else if line.contains(LISTED)
+            && let Some((begin, end)) = begin.take().zip(stamp(line))
+        {
+            dips.push((end - begin).rem_euclid(86_400_000.0));
+        }
+    }
+    dips.extend(begin.map(|_| f64::INFINITY));
+    dips
+}
+
 /// Milliseconds of the day of a line such as `I1120 11:34:56.123456  77 server.go:90] …`.
 fn stamp(line: &str) -> Option<f64> {
     let mut parts = line.split_whitespace().nth(1)?.split(':');
     let mut part = || parts.next()?.parse::<f64>().ok();
     Some(((part()? * 60.0 + part()?) * 60.0 + part()?) * 1000.0)
+}
+
+#[test]
+fn moments_without_devices_are_read_from_the_log() {
+    let log = "\
+I1120 23:59:59.990000   77 manager.go:420] \"Mark all resources Unhealthy for resource\" resourceName=\"example.com/x\"
+I1120 23:59:59.991000   77 manager.go:300] \"State pushed for device plugin\" resource=\"example.com/other\" resourceCapacity=1
+I1121 00:00:00.002750   77 manager.go:300] \"State pushed for device plugin\" resource=\"example.com/x\" resourceCapacity=8
+I1121 00:00:00.003000   77 manager.go:300] \"State pushed for device plugin\" resource=\"example.com/x\" resourceCapacity=8
+I1121 00:00:01.000000   77 manager.go:420] \"Mark all resources Unhealthy for resource\" resourceName=\"example.com/x\"";
+    let dips = dips_ms(log, "example.com/x");
+    assert!((dips[0] - 12.75).abs() < 1e-3 && dips[1].is_infinite() && dips.len() == 2, "{dips:?}");
+    assert!(dips_ms(log, "example.com/other").is_empty());
 }
 
 /// The middle one.

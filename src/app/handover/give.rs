@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::process::Child;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 
 /// How long somebody who connects may take to say what is wanted.
@@ -25,6 +25,8 @@ const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 const LOCKED_FOR: Duration = Duration::from_secs(1);
 /// How long this instance may take to be registered again before the streams of its former life end.
 const BACK_WITHIN: Duration = Duration::from_secs(10);
+/// How long a handover that is under way may take when this instance is to end: a second and a half are usual.
+const COMPLETED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a successor of our own making may be at one step. A start takes a tenth of a second.
 const STEP_MAX: Duration = Duration::from_secs(60);
 
@@ -113,26 +115,45 @@ pub async fn give(
     tracing::info!(version, pid = peer.pid, "handing over to another instance");
     let sockets = app.sockets.directory().to_owned();
     let frozen = app.freeze().await;
+    let confirmed = Notify::new();
     let handed_over = async {
         // Where this fails the other one is gone, which is heard next.
         drop(peer.tell(&Word::Yours).await);
-        if converse(&mut peer, &frozen, &sockets, settings, own).await {
+        if converse(&mut peer, &frozen, &sockets, settings, own, &confirmed).await {
             return Ok(Given::Left { version });
         }
         drop(peer);
         Ok(Given::Back(Box::new(take_back(&frozen, settings).await?)))
     };
+    tokio::pin!(handed_over);
     tokio::select! {
-        given = handed_over => given,
-        () = stop => {
-            frozen.end_streams().await;
-            Ok(Given::Stopped)
-        }
+        given = &mut handed_over => return given,
+        () = stop => {}
     }
+    // Whoever ends this one because the other one is ready may be a moment early.
+    let over = async {
+        tokio::select! {
+            given = &mut handed_over => Some(given),
+            () = confirmed.notified() => None,
+        }
+    };
+    match tokio::time::timeout(COMPLETED_WITHIN, over).await {
+        Ok(Some(Ok(Given::Back(app)))) => app.shut_down().await,
+        Ok(Some(given)) => return given,
+        Ok(None) | Err(_) => frozen.end_streams().await,
+    }
+    Ok(Given::Stopped)
 }
 
 /// Does what the other one says. Whether this instance is to end; otherwise the other one is gone.
-async fn converse(peer: &mut Peer, frozen: &Frozen, sockets: &Path, settings: &Settings, mut own: Option<&mut Child>) -> bool {
+async fn converse(
+    peer: &mut Peer,
+    frozen: &Frozen,
+    sockets: &Path,
+    settings: &Settings,
+    mut own: Option<&mut Child>,
+    confirmed: &Notify,
+) -> bool {
     let mut standby = JoinSet::new();
     loop {
         let heard = match own {
@@ -154,6 +175,7 @@ async fn converse(peer: &mut Peer, frozen: &Frozen, sockets: &Path, settings: &S
             }
             Heard::Word(Word::Confirmed) => {
                 tracing::info!("handed over: the other instance has the ledger and the kubelet");
+                confirmed.notify_one();
                 if own.is_some() {
                     return true;
                 }
