@@ -341,6 +341,8 @@ struct Alone {
     inventory: watch::Receiver<Arc<Inventory>>,
     judgement: watch::Receiver<Judgement>,
     kubelet: watch::Sender<Option<KubeletGeneration>>,
+    /// Has both found again.
+    scan: Box<dyn Fn()>,
     _others: Box<dyn std::any::Any>,
 }
 
@@ -398,8 +400,12 @@ impl Alone {
             selected: [(gpu(), selected)].into(),
             missing_nodes: Default::default(),
         };
-        actor.try_send(Discovered(Arc::new(evidence))).unwrap();
-        Alone { inventory: inventory_view, judgement: judgement_view, kubelet, _others: Box::new((grants, due, actor)) }
+        let scan = Box::new(move || {
+            let evidence = Evidence { began: host::now(), ..evidence.clone() };
+            actor.try_send(Discovered(Arc::new(evidence))).unwrap();
+        });
+        scan();
+        Alone { inventory: inventory_view, judgement: judgement_view, kubelet, scan, _others: Box::new((grants, due)) }
     }
 
     /// Waits until both devices are so: the reason, or none.
@@ -417,15 +423,17 @@ fn complaint(reason: Reason) -> Signals {
 }
 
 #[test]
-fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged() {
+fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged_and_is_forgotten_when_it_ends() {
     run(async {
-        let (let_go, gate) = std::sync::mpsc::channel::<()>();
-        let gate = std::sync::Mutex::new(gate);
+        // A pipe in the place of a file of sysfs: whoever reads it waits, as for a driver that does not answer.
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("state");
+        nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let read = file.clone();
         let look_at = move |device: &Device| {
             if device.id.as_str() == "a" {
-                // Until the test has let go.
-                let _ = gate.lock().unwrap().recv();
-                return Signals::default();
+                let text = std::fs::read_to_string(&read).unwrap();
+                return if text == "live\n" { Signals::default() } else { complaint(Reason::NvmeDead) };
             }
             complaint(Reason::OffTheBus)
         };
@@ -437,7 +445,25 @@ fn a_look_that_does_not_end_keeps_nobody_else_from_being_judged() {
         };
         let mut alone = Alone::start(look_at, [(DeviceId::new("a"), stuck)].into(), &[]);
         alone.shows([Some(Reason::ProbeStuck), Some(Reason::OffTheBus)]).await;
-        drop(let_go);
+        // The look that hangs ends, and the next one finds the file in its place.
+        let mut pipe = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(&file, "live\n").unwrap();
+        std::io::Write::write_all(&mut pipe, b"live\n").unwrap();
+        drop(pipe);
+        let recovers = |judgement: &Judgement| {
+            let state = judgement.verdicts.get(&DeviceId::new("a")).map(|verdict| verdict.state);
+            matches!(state, Some(State::Recovering { reason: Reason::ProbeStuck, .. }))
+        };
+        let has_recovered = async {
+            // It is believed when a scan and a look are newer than what hung.
+            while !recovers(&alone.judgement.borrow_and_update()) {
+                (alone.scan)();
+                drop(tokio::time::timeout(Duration::from_millis(100), alone.judgement.changed()).await);
+            }
+        };
+        soon("its recovery", has_recovered).await;
+        alone.shows([Some(Reason::ProbeStuck), Some(Reason::OffTheBus)]).await;
     });
 }
 

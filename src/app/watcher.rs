@@ -93,11 +93,7 @@ impl Watcher {
                 None
             }
         };
-        // Events of this machine say nothing of a captured tree.
-        let mut uevents = None;
-        if self.host_root.is_live() {
-            uevents = UeventSocket::open().inspect_err(|error| self.without_uevents(error)).ok();
-        }
+        let mut uevents = UeventSocket::open(&self.host_root).inspect_err(|error| self.without_uevents(error)).ok().flatten();
         let mut poll_at = Instant::now() + host::until_tick(POLL);
         let (mut rescan_at, mut reconcile_at) = (None, Some(Instant::now()));
         let mut may_rescan = Instant::now();

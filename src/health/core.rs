@@ -114,12 +114,15 @@ impl Judge {
         self.evidence.replace(evidence).is_none()
     }
 
-    /// What is to be probed: everything that is offered or held, and what these depend on.
+    /// What is to be probed: everything that is offered, held or still in the list, and what these depend on. A disk that has lost
+    /// its controller is not offered any more; that it has lost it, only a probe tells.
     pub(crate) fn probed_devices(&self, held: &Held) -> Vec<Arc<Device>> {
         let Some(evidence) = &self.evidence else { return Vec::new() };
         let selected = evidence.selected.values().flatten().cloned();
-        let held = held.values().flat_map(BTreeMap::keys).map(|id| id.shared().unwrap_or_else(|| id.clone()));
-        let mut ids: BTreeSet<DeviceId> = selected.chain(held).collect();
+        let held = held.values().flat_map(BTreeMap::keys);
+        let leaving = self.leaving.keys().map(|(_, id)| id);
+        let absent = held.chain(leaving).map(|id| id.shared().unwrap_or_else(|| id.clone()));
+        let mut ids: BTreeSet<DeviceId> = selected.chain(absent).collect();
         let above: Vec<DeviceId> = ids.iter().flat_map(|id| self.parents(id)).collect();
         ids.extend(above);
         // An adapter that has lost its RDMA device is another class of device to a scan; it is looked at as what it was.
@@ -142,9 +145,11 @@ impl Judge {
         self.cases.checked(id, at, complaint);
     }
 
-    /// A probe does not end.
-    pub(crate) fn stuck(&mut self, id: &DeviceId, at: Moment, signals: &Signals) {
-        self.cases.probed(id, None, at, signals);
+    /// A probe does not end, which shows something too.
+    pub(crate) fn stuck(&mut self, id: &DeviceId, at: Moment) {
+        let detail = "a read of its files in sysfs does not end".to_owned();
+        let complaints = BTreeSet::from([Complaint { reason: Reason::ProbeStuck, detail }]);
+        self.cases.probed(id, None, at, &Signals { complaints, ..Signals::default() });
     }
 
     /// Something has happened to a function, and so to all that is below it. Whether it is one that matters.

@@ -14,4 +14,5 @@ mod report;
 mod since;
 
 pub use actor::{HealthActor, HealthConfig, Judgement};
+pub(crate) use prober::LOOK_DEADLINE;
 pub use prober::LookAt;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a look may take. One that is in order takes microseconds.
-pub(super) const LOOK_DEADLINE: Duration = Duration::from_secs(2);
+pub(crate) const LOOK_DEADLINE: Duration = Duration::from_secs(2);
 /// Threads that may hang. With one more hanging look nothing is probed any more, which is said.
 const STUCK_MAX: usize = 8;
 

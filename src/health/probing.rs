@@ -2,7 +2,7 @@
 
 use super::actor::HealthActor;
 use super::prober::LOOK_DEADLINE;
-use crate::domain::{Complaint, DeviceId, Reason, Signals, Source};
+use crate::domain::{DeviceId, Source};
 use crate::host;
 use actix::{AsyncContext, Context};
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,11 +48,8 @@ impl HealthActor {
             self.judge.probed(&probed.device, probed.at, &probed.signals);
             off.extend(probed.signals.off.iter().copied());
         }
-        // A look that does not end shows something too.
         for id in &self.stuck {
-            let detail = "a read of its files in sysfs does not end".to_owned();
-            let signals = Signals { complaints: BTreeSet::from([Complaint { reason: Reason::ProbeStuck, detail }]), ..Signals::default() };
-            self.judge.stuck(id, now, &signals);
+            self.judge.stuck(id, now);
         }
         self.has_counters |= probed.iter().any(|probed| !probed.signals.counters.is_empty());
         if !probed.is_empty() {

@@ -21,5 +21,5 @@ pub use nvml::{NvmlAnswer, ask_nvml};
 pub use reset::{ResetError, reset_function};
 pub use root::HostRoot;
 pub use spec_folder::SpecFolder;
-pub use uevent::{Uevent, UeventSocket};
+pub use uevent::{PLAYED_EVENTS, Uevent, UeventSocket};
 pub use watch::{Change, DirWatch};

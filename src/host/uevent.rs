@@ -3,10 +3,11 @@
 //! An event is never believed, only taken as a reason to read sysfs again; the slow poll is the truth. A pod in a
 //! user namespace of its own gets none at all (kernel `lib/kobject_uevent.c`), so their absence proves nothing.
 
-use nix::sys::socket::{self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType};
+use super::HostRoot;
+use nix::sys::socket::{self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, UnixAddr};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -74,22 +75,45 @@ impl Uevent {
     }
 }
 
-/// The netlink socket of the kernel's event group.
+/// Where whoever plays the kernel of a tree listens, with a socket of the type `SOCK_SEQPACKET`; each packet is one datagram of the
+/// kernel's. Events of this machine say nothing of a tree.
+pub const PLAYED_EVENTS: &str = "sys/kernel/uevents";
+
+/// The socket of the kernel's events.
 #[derive(Debug)]
-pub struct UeventSocket(AsyncFd<OwnedFd>);
+pub struct UeventSocket {
+    fd: AsyncFd<OwnedFd>,
+    /// The port of the only sender that is believed; the played one has none.
+    sender: Option<u32>,
+}
 
 impl UeventSocket {
-    /// Joins the kernel's group (1); group 2 is udev's.
+    /// Joins the kernel's group (1); group 2 is udev's. Of a tree that is no running machine it is who plays its kernel, where
+    /// somebody does.
     ///
     /// # Errors
     /// When the system refuses the socket; discovery then goes by its poll alone.
-    pub fn open() -> io::Result<Self> {
+    pub fn open(root: &HostRoot) -> io::Result<Option<Self>> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = socket::socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkKObjectUEvent)?;
-        socket::bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &NetlinkAddr::new(0, 1))?;
+        if root.is_live() {
+            let fd = socket::socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkKObjectUEvent)?;
+            socket::bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 1))?;
+            // Only the kernel has port 0; any process may send to the group's members.
+            return Self::with(fd, Some(0)).map(Some);
+        }
+        let path = root.path(PLAYED_EVENTS);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let fd = socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+        socket::connect(fd.as_raw_fd(), &UnixAddr::new(&path)?)?;
+        Self::with(fd, None).map(Some)
+    }
+
+    fn with(fd: OwnedFd, sender: Option<u32>) -> io::Result<Self> {
         #[expect(deprecated, reason = "its replacement is unsafe; an owned descriptor that nobody else closes is what it asks for")]
-        let socket = AsyncFd::with_interest(fd, Interest::READABLE)?;
-        Ok(UeventSocket(socket))
+        let fd = AsyncFd::with_interest(fd, Interest::READABLE)?;
+        Ok(UeventSocket { fd, sender })
     }
 
     /// Waits for the next event of the kernel. `None` means that events were lost: read everything again.
@@ -101,17 +125,19 @@ impl UeventSocket {
         let mut buffer = [0_u8; 8192];
         loop {
             let received = self
-                .0
+                .fd
                 .async_io(Interest::READABLE, |fd| {
-                    let fd = std::os::fd::AsRawFd::as_raw_fd(fd);
+                    if self.sender.is_none() {
+                        return Ok((socket::recv(fd.as_raw_fd(), &mut buffer, MsgFlags::empty())?, None));
+                    }
                     let mut parts = [io::IoSliceMut::new(&mut buffer)];
-                    let message = socket::recvmsg::<NetlinkAddr>(fd, &mut parts, None, MsgFlags::empty())?;
+                    let message = socket::recvmsg::<NetlinkAddr>(fd.as_raw_fd(), &mut parts, None, MsgFlags::empty())?;
                     Ok((message.bytes, message.address.map(|from| from.pid())))
                 })
                 .await;
             match received {
-                // Only the kernel has port 0; any process may send to the group's members.
-                Ok((len, Some(0))) => {
+                Ok((0, None)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((len, sender)) if sender == self.sender => {
                     if let Some(event) = buffer.get(..len).and_then(Uevent::parse) {
                         return Ok(Some(event));
                     }

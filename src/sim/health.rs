@@ -1,14 +1,15 @@
 //! A host's files before the judge of health, on virtual time: what a daemon would tell of them, from second to second.
 //!
 //! Scans, probes and the judge are the daemon's own; what its actors do with timers is done here without waiting. Probing takes no
-//! time and hits the poll exactly.
+//! time and hits the poll exactly, but for a look that hangs: that is given up when the daemon would.
 
 use crate::discovery;
 use crate::domain::{
-    DeviceEvent, DeviceId, Grant, Health, HealthPolicy, Instruction, Inventory, Listed, Moment, Owed, Reason, ResourceSpec, Timestamp,
-    Verdict, Verdicts,
+    Device, DeviceEvent, DeviceId, Grant, Health, HealthPolicy, Instruction, Inventory, Listed, Moment, Owed, Reason, ResourceSpec,
+    Timestamp, Verdict, Verdicts,
 };
 use crate::hardware;
+use crate::health::LOOK_DEADLINE;
 use crate::health::core::{self, Judge, Rules};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
@@ -29,6 +30,8 @@ pub struct HealthTrial {
     judge: Judge,
     inventory: Arc<Inventory>,
     remembered: Verdicts,
+    /// Devices of which no look ends, with the look that hangs since it began.
+    hanging: BTreeMap<DeviceId, Option<(Arc<Device>, Moment)>>,
     now: Duration,
 }
 
@@ -38,8 +41,8 @@ impl HealthTrial {
     pub fn start(root: HostRoot, specs: Vec<Arc<ResourceSpec>>, policy: HealthPolicy, now: Duration) -> Self {
         let specs: Arc<[_]> = specs.into();
         let judge = judge(&specs, &policy, "first", &Verdicts::new());
-        let (names, remembered, inventory) = Default::default();
-        let mut trial = HealthTrial { root, specs, policy, names, grants: Vec::new(), judge, inventory, remembered, now };
+        let (names, remembered, inventory, hanging) = Default::default();
+        let mut trial = HealthTrial { root, specs, policy, names, grants: Vec::new(), judge, inventory, remembered, hanging, now };
         trial.look();
         trial
     }
@@ -75,6 +78,20 @@ impl HealthTrial {
         self.judge_all();
     }
 
+    /// From now on no look at this device ends.
+    pub fn hang(&mut self, device: &DeviceId) {
+        self.hanging.entry(device.clone()).or_default();
+    }
+
+    /// Looks at it end again, the one that hangs too.
+    pub fn let_go(&mut self, device: &DeviceId) {
+        if let Some(Some((device, began))) = self.hanging.remove(device) {
+            let signals = hardware::signals(&self.root, &device);
+            self.judge.probed(&device, began, &signals);
+            self.judge_all();
+        }
+    }
+
     /// An operator has spoken.
     pub fn instructed(&mut self, device: &DeviceId, instruction: &Instruction) -> bool {
         let is_known = self.judge.instructed(device, instruction, self.moment());
@@ -87,12 +104,16 @@ impl HealthTrial {
         loop {
             let wanted = self.judge.next_look().map(|wanted| wanted.max(self.now + Duration::from_millis(1)));
             let (poll, scan) = (next_tick(self.now, self.policy.poll), next_tick(self.now, SCAN));
-            let next = [Some(poll), Some(scan), wanted, self.judge.next_deadline(self.now)].into_iter().flatten().min().unwrap_or(poll);
+            let given_up = self.hanging.values().flatten().map(|(_, began)| began.boot + LOOK_DEADLINE);
+            let given_up = given_up.filter(|at| *at > self.now).min();
+            let dues = [Some(poll), Some(scan), wanted, self.judge.next_deadline(self.now), given_up];
+            let next = dues.into_iter().flatten().min().unwrap_or(poll);
             if next > until {
                 self.now = until;
                 return;
             }
             self.now = next;
+            self.note_stuck();
             if wanted == Some(next) {
                 self.look();
                 continue;
@@ -148,8 +169,20 @@ impl HealthTrial {
     fn probe(&mut self) {
         let (at, held) = (self.moment(), self.held());
         for device in self.judge.probed_devices(&held) {
+            if let Some(look) = self.hanging.get_mut(&device.id) {
+                look.get_or_insert((device, at));
+                continue;
+            }
             let signals = hardware::signals(&self.root, &device);
             self.judge.probed(&device, at, &signals);
+        }
+    }
+
+    /// Has it judged that looks hang: those that have been given up.
+    fn note_stuck(&mut self) {
+        let (at, looks) = (self.moment(), self.hanging.values().flatten());
+        for (device, _) in looks.filter(|(_, began)| at.boot >= began.boot + LOOK_DEADLINE) {
+            self.judge.stuck(&device.id, at);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Faults of a copied machine: files that say something else, are gone, or never answer.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,6 +14,17 @@ pub(crate) enum Edit<'a> {
     Text(&'a str, &'a [u8]),
     Gone(&'a str),
     Pipe(&'a str),
+    /// A link that leads elsewhere.
+    Leads(&'a str, &'a str),
+}
+
+impl<'a> Edit<'a> {
+    /// The file.
+    pub(crate) fn file(&self) -> &'a str {
+        match self {
+            Edit::Text(file, _) | Edit::Gone(file) | Edit::Pipe(file) | Edit::Leads(file, _) => file,
+        }
+    }
 }
 
 /// A fault that was made.
@@ -27,7 +39,7 @@ impl Fault {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let mut undo = Vec::new();
         for edit in edits {
-            let (Edit::Text(rel, _) | Edit::Gone(rel) | Edit::Pipe(rel)) = edit;
+            let rel = edit.file();
             let is_of_machine = rel.starts_with("sys/") || rel.starts_with("dev/");
             let path = if is_of_machine { root.join(rel) } else { root.join("sys/bus/pci/devices").join(address).join(rel) };
             let made = path.parent().unwrap().ancestors().take_while(|folder| !folder.exists()).last().map(PathBuf::from);
@@ -37,6 +49,7 @@ impl Fault {
             match edit {
                 Edit::Text(_, text) => fs::write(&path, text).unwrap(),
                 Edit::Gone(_) => assert!(was_there, "{}", path.display()),
+                Edit::Leads(_, target) => symlink(target, &path).unwrap(),
                 Edit::Pipe(_) => nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
             }
             undo.push((path, kept, was_there, made));

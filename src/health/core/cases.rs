@@ -82,8 +82,11 @@ impl Cases {
     /// A scan has shown of a device's presence what it could.
     pub(super) fn scanned(&mut self, id: &DeviceId, is_probed: bool, at: Moment, complaints: BTreeSet<Complaint>) {
         let is_away = complaints.iter().any(|complaint| matches!(complaint.reason, Reason::DeviceGone | Reason::DriverLost));
-        // What was probed of a device that is away is no news.
-        let probe = self.probes.get(id).filter(|_| !is_away);
+        // What was probed of a device that is away is no news, nor is it evidence when the device is back.
+        if is_away {
+            self.probes.remove(id);
+        }
+        let probe = self.probes.get(id);
         let check = self.checks.get(id).filter(|_| !is_away);
         let complains = [probe, check].into_iter().flatten().any(|probe| !probe.sightings.is_empty());
         if complaints.is_empty() && !complains && !self.verdicts.contains_key(id) {

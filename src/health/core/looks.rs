@@ -48,8 +48,9 @@ impl Judge {
 /// The health of an id that its resource does not select now; `found` is its device, where it is there.
 pub(super) fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held: bool, evidence: &Evidence) -> Health {
     let Some(found) = found else { return Health::Unhealthy(Reason::DeviceGone) };
-    let has_driver = |driver: Option<&String>| driver.is_some_and(|driver| spec.select.driver.contains(driver));
-    if !spec.select.driver.is_empty() && found.pci.as_ref().is_some_and(|pci| !has_driver(pci.driver.as_ref())) {
+    // Without any driver no resource selects it.
+    let is_meant = |driver: &String| spec.select.driver.is_empty() || spec.select.driver.contains(driver);
+    if found.pci.as_ref().is_some_and(|pci| !pci.driver.as_ref().is_some_and(is_meant)) {
         return Health::Unhealthy(Reason::DriverLost);
     }
     let health = found.health(evidence.has_nodes(found));

@@ -613,3 +613,32 @@ fn a_device_that_has_come_back_is_probed_at_once() {
     assert_eq!(judge.next_look(), Some(at(10)));
     assert_eq!(look(&mut judge, 10, "", &[]), ["mig=ok", "vf=ok"]);
 }
+
+#[test]
+fn what_is_not_selected_any_more_is_probed_and_a_driver_that_is_gone_is_the_reason() {
+    let mut judge = judge(1);
+    look(&mut judge, 1, "", &[]);
+    let without = |secs: u64, driver: Option<&str>| {
+        let mut evidence = (*cards(secs)).clone();
+        evidence.selected.values_mut().for_each(|ids| ids.retain(|id| id.as_str() != "vf"));
+        let mut vf = (*evidence.devices[&DeviceId::new("vf")]).clone();
+        vf.pci.as_mut().unwrap().driver = driver.map(str::to_owned);
+        evidence.devices.insert(vf.id.clone(), Arc::new(vf));
+        Arc::new(evidence)
+    };
+    let told = |judge: &mut Judge, secs| list(judge.judge(&Held::new(), &Owed::new(), at(secs)))[1].clone();
+    judge.discovered(without(5, Some("nvme")));
+    assert_eq!(told(&mut judge, 5), "vf=deselected");
+    let vf = judge.probed_devices(&Held::new()).into_iter().find(|device| device.id.as_str() == "vf").unwrap();
+    let complaints = [Complaint { reason: Reason::NvmeDead, detail: String::new() }].into();
+    judge.probed(&vf, moment(6), &Signals { complaints, ..Signals::default() });
+    assert_eq!(told(&mut judge, 6), "vf=nvme_dead");
+    judge.discovered(without(7, None));
+    assert_eq!(told(&mut judge, 7), "vf=driver_lost");
+    // Nothing spoke against it while it was away, and that is no evidence now.
+    judge.probed(&vf, moment(8), &Signals::default());
+    assert_eq!(told(&mut judge, 8), "vf=driver_lost");
+    judge.discovered(cards(9));
+    assert_eq!(told(&mut judge, 9), "vf=driver_lost");
+    assert_eq!(judge.next_look(), Some(at(10)), "it is to be probed");
+}
