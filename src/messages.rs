@@ -4,7 +4,7 @@
 //!   app, host watch ─ Rescan ──────▶ discovery ─ Discovered ─▶ health ─ Inventory (watch) ─▶ serving, registration
 //!   serving ─ Broken ──────────────▶ health ◀─ Happened ─ host watch; Instruct ─ app
 //!   health ─ Judged ───────────────▶ ledger
-//!   serving ─ Record ──────────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
+//!   serving ─ Record, Pass ────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
 //!   hook runner ─ HookEnded ───────▶ ledger ─ due hooks (watch) ─▶ hook runner, health, cli
 //!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish ─ app
 //!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
@@ -16,7 +16,7 @@
 //! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
 
 use crate::domain::{
-    ContainerEdits, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Reason, Refusal,
+    Barred, ContainerEdits, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Reason, Refusal,
     ResourceName, Verdict, Wire,
 };
 use crate::store::StoreError;
@@ -178,6 +178,17 @@ pub enum RecordError {
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), Arc<StoreError>>")]
 pub struct Remember(pub Vec<(String, DeviceId)>);
+
+/// serving → ledger: a container is about to start with these ids. It may, or why it has to wait for which of them; it is asked
+/// again until it may.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<(), (DeviceId, Barred)>")]
+pub struct Pass {
+    /// The resource.
+    pub resource: ResourceName,
+    /// Every id that the container gets of it.
+    pub ids: Vec<DeviceId>,
+}
 
 /// hook runner → ledger: this hook has been run after a release; answered when that is durable. `Err` says why it has failed.
 #[derive(Debug, Clone, Message)]

@@ -475,7 +475,7 @@ fn a_kubelet_is_told_of_a_soft_failure_of_a_held_device_when_it_has_run_for_a_mi
         let remembered: Verdicts = ["a", "b"].map(|id| (DeviceId::new(id), down(Duration::ZERO))).into();
         let started = |age: Duration| {
             let now = i64::try_from(host::now().wall.0 * 1_000_000).unwrap();
-            Some(KubeletGeneration { inode: 1, ctime_ns: now - i64::try_from(age.as_nanos()).unwrap() })
+            Some(KubeletGeneration { inode: 1, made_ns: now - i64::try_from(age.as_nanos()).unwrap() })
         };
         let mut alone = Alone::start(|_| complaint(Reason::PortDown), remembered, &["a"]);
         alone.shows([Some(Reason::PortDown), Some(Reason::PortDown)]).await;

@@ -6,16 +6,13 @@
 mod common;
 
 use common::{Daemon, HANG, Node, allocate, dial, name, offered, resource, run, soon, until};
-use holdfast::domain::{AllocId, DeviceId, Durability, Entry, HookState, OwedHook, PodRef, ResourceName, Timestamp};
+use holdfast::domain::{AllocId, DeviceId, Durability, Entry, Grant, HookState, OwedHook, PodRef, ResourceName, Timestamp};
 use holdfast::sim::hardware::SimNode;
-use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
+use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec};
 use holdfast::store::{self, Store};
 use std::path::PathBuf;
 use std::time::Duration;
 use tonic::Code;
-
-/// A release takes a kubelet that is older than a minute.
-const RELEASED_WITHIN: Duration = Duration::from_secs(180);
 
 fn gpu() -> ResourceName {
     name("example.com/gpu")
@@ -92,7 +89,7 @@ fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill()
                     [ -e \"$1/key\" ] || { echo no key >&2; exit 3; }\n";
         let after_release = format!("after_release = {{ {}, timeout = \"1h\" }}", script(&node, text));
         node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
-        let kubelet = node.start_kubelet().await;
+        let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
         let mut daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 1).await;
         let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1))).await;
@@ -102,7 +99,7 @@ fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill()
         let alloc_id = node.grants()[0].alloc_id.clone();
 
         assert!(kubelet.delete_pod(&pod.uid).unwrap());
-        listed(&kubelet, &gpu(), (0, 1), RELEASED_WITHIN).await;
+        listed(&kubelet, &gpu(), (0, 1), HANG).await;
         until("the run", || lines(&node, "runs").len(), |runs| *runs == 1);
         assert_eq!(shown(&node), Some(("due".to_owned(), String::new())));
         let mut api = dial(&kubelet, &node, &gpu()).await;
@@ -143,6 +140,97 @@ fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill()
         listed(&kubelet, &gpu(), (1, 0), HANG).await;
         assert_eq!((shown(&node), owed(&node)), (None, 0));
         allocate(&mut api, &["dev:gpu0"]).await.unwrap();
+    });
+}
+
+/// Waits beside the kubelet, which runs on this thread.
+async fn beside<T>(what: &str, look: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
+    let seen = async {
+        loop {
+            let value = look();
+            if fits(&value) {
+                return value;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    soon(what, seen).await
+}
+
+/// The kubelet gives a device on while something of the former pod still runs. The next pod's container is kept from starting
+/// until that has gone and the hook has ended well, across two kills, and is never disturbed afterwards.
+#[test]
+fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_former_ones_hook_across_kills() {
+    run(async {
+        let node = node("");
+        let text = "env >\"$1/env\"; echo run >>\"$1/runs\"\n\
+                    while [ ! -e \"$1/go\" ]; do sleep 0.05; done\n\
+                    [ -e \"$1/key\" ] || { echo no key >&2; exit 3; }\n";
+        let after_release = format!("after_release = {{ {}, timeout = \"1h\" }}", script(&node, text));
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
+        // A kubelet that has started lately: nothing is refused to it, and nothing released by its listings.
+        let restart_after = Duration::from_millis(100);
+        let kubelet = Kubelet::start(KubeletConfig { restart_after, ..node.kubelet_config() }).await.unwrap();
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 1).await;
+        let one = PodSpec::new("default", "one").init("prepare", &gpu(), 1).app("main", &gpu(), 1);
+        let one = soon("an admission", kubelet.add_pod(one)).await;
+        let runs = |uid: &str| kubelet.view(|view| view.pod(uid).is_some_and(|pod| pod.phase == PodPhase::Running));
+        beside("the first pod", || runs(&one.uid), |runs| *runs).await;
+        daemon.logged_often("bound", 2).await;
+
+        assert!(kubelet.force_delete_pod(&one.uid));
+        let spec = PodSpec::new("default", "two").app("main", &gpu(), 1);
+        let two = spec.uid.clone();
+        let mut adding = Box::pin(kubelet.add_pod(spec));
+        tokio::select! {
+            decided = &mut adding => panic!("it does not wait: {decided:?}"),
+            said = daemon.logged("is about to start, and waits") => {
+                assert!(said.contains("dev:gpu0") && said.contains("default/one"), "{said}");
+            }
+        }
+        daemon.kill();
+        assert!(lines(&node, "runs").is_empty() && node.grants().len() == 3 && owed(&node) == 0);
+        let mut daemon = node.start_daemon();
+        tokio::select! {
+            said = daemon.logged("is about to start, and waits") => assert!(said.contains("default/one"), "{said}"),
+            () = async { drop(adding.await); std::future::pending().await } => {}
+        }
+        let are_named = |grants: &Vec<Grant>| grants.iter().filter(|grant| grant.pod().is_some_and(|pod| pod.name.is_some())).count() == 2;
+        until("the names", || node.grants(), are_named);
+
+        assert!(kubelet.delete_pod(&one.uid).unwrap());
+        beside("the run", || lines(&node, "runs").len(), |runs| *runs == 1).await;
+        assert!(!runs(&two) && owed(&node) == 1 && node.grants().len() == 1, "the former ones are released, with a hook");
+        for told in ["HOLDFAST_PHASE=after_release", "HOLDFAST_POD_NAME=one", &format!("HOLDFAST_POD_UID={}", one.uid)] {
+            assert!(lines(&node, "env").iter().any(|line| line == told), "`{told}` is not in {:#?}", lines(&node, "env"));
+        }
+        assert_eq!(kubelet.capacity(&gpu()).allocatable, 1, "a held device stays healthy, or a restart rejects the pod that waits");
+        daemon.kill();
+        let daemon = node.start_daemon();
+        beside("the second run", || lines(&node, "runs").len(), |runs| *runs == 2).await;
+        assert!(!runs(&two) && owed(&node) == 1);
+        std::fs::write(left(&node, "go"), "").unwrap();
+        let waiting = || kubelet.view(|view| view.pod(&two)?.containers.get("main")?.waiting.clone()).unwrap_or_default();
+        let said = beside("the error", waiting, |text| text.contains("no key")).await;
+        for part in
+            ["CreateContainerConfigError", "FailedPrecondition", "example.com/gpu", "`dev:gpu0`", "default/one", "exit status: 3", "mend"]
+        {
+            assert!(said.contains(part), "`{part}` is not in: {said}");
+        }
+        assert!(!runs(&two));
+        std::fs::write(left(&node, "key"), "").unwrap();
+        beside("the second pod", || runs(&two), |runs| *runs).await;
+        daemon.logged("the hook after release is done").await;
+        let often = lines(&node, "runs").len();
+        assert_eq!((owed(&node), node.grants().len()), (0, 1));
+
+        // Its own next start is nobody's business.
+        let starts = || common::count(&kubelet, |kind| matches!(kind, EventKind::ContainerStarted { pod_uid, .. } if *pod_uid == two));
+        let before = starts();
+        kubelet.crash_container(&two, "main");
+        beside("another start", starts, |starts| *starts > before).await;
+        assert_eq!(lines(&node, "runs").len(), often);
     });
 }
 
@@ -232,7 +320,8 @@ fn a_container_starts_when_its_hook_has_ended_well_and_every_start_has_its_own()
         node.create_device("plain", 0);
         let config = format!("[telemetry]\nlisten = \"off\"\n{}{before_start}\n{}", resource("gpu"), resource("plain"));
         node.write_config(&config);
-        let kubelet = node.start_kubelet().await;
+        let restart_after = Duration::from_millis(100);
+        let kubelet = Kubelet::start(KubeletConfig { restart_after, ..node.kubelet_config() }).await.unwrap();
         let _daemon: Daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 1).await;
         offered(&kubelet, &name("example.com/plain"), 1).await;

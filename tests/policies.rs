@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
 /// A kubelet that has been there for long.
-const KUBELET: Option<KubeletGeneration> = Some(KubeletGeneration { inode: 1, ctime_ns: 1 });
+const KUBELET: Option<KubeletGeneration> = Some(KubeletGeneration { inode: 1, made_ns: 1 });
 
 fn grant(alloc_id: &str, state: GrantState) -> Grant {
     Grant {

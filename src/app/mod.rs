@@ -39,7 +39,7 @@ use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::Performer;
 use crate::host::{self, HostRoot};
 use crate::kubelet::pod_resources::PodResources;
-use crate::ledger::core::Ledger;
+use crate::ledger::core::{HeldBack, Ledger};
 use crate::ledger::{LedgerActor, LedgerConfig};
 use crate::registration::{Registration, RegistrationConfig};
 use crate::serving::{Affinity, Serving, ServingConfig, Sockets, SpecFiles};
@@ -144,7 +144,7 @@ impl App {
         let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts);
         let hooks = specs::release_hooks(&specs);
         // And so is what free devices wait for.
-        let (due, due_view) = watch::channel(Arc::new(recovered.due(&hooks)));
+        let (due, due_view) = watch::channel(Arc::new(recovered.due(&hooks, &HeldBack::new())));
         let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
         let (kept, kept_view) = watch::channel(store.kept());
         let (remembered, names_view) = watch::channel(Arc::new(recovered.names().clone()));
@@ -246,6 +246,7 @@ impl App {
             boot_id: boot_of_grants.clone(),
             kubelet: kubelet_view.clone(),
             record: actors.ledger.mailbox(),
+            pass: actors.ledger.mailbox(),
             broken: actors.health.mailbox(),
             allocate: actors.serving.mailbox(),
             opened: actors.registration.mailbox(),

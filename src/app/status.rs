@@ -25,7 +25,8 @@ pub struct Status {
     /// What was wrong with the ledger at the start, and what came of it; `null` where everything was sound.
     #[serde(default)]
     pub recovery: Option<String>,
-    /// The hooks after release that are due or have failed: their devices are free and unhealthy meanwhile.
+    /// The hooks after release that are due or have failed: their devices are free and unhealthy meanwhile, or their next
+    /// holder waits for its start.
     #[serde(default)]
     pub hooks: Vec<OwedHook>,
     /// The resources by name.
@@ -94,7 +95,7 @@ impl Status {
             ready: *views.ready.borrow(),
             kubelet: *views.kubelet.borrow(),
             ledger: *views.kept.borrow(),
-            hooks: views.due.borrow().values().flat_map(BTreeMap::values).cloned().collect(),
+            hooks: views.due.borrow().all().cloned().collect(),
             recovery: views.recovery.as_deref().map(str::to_owned),
             resources: views.inventory.borrow().resources.iter().map(report).collect(),
             ailing: devices::reports(views).into_iter().filter(is_ailing).collect(),

@@ -2,7 +2,7 @@
 
 use super::supervisor::Handle;
 use crate::discovery::DiscoveryActor;
-use crate::domain::{Grant, Inventory, Kept, KubeletGeneration, Owed, ResourceName};
+use crate::domain::{Due, Grant, Inventory, Kept, KubeletGeneration, ResourceName};
 use crate::health::{HealthActor, Judgement};
 use crate::ledger::LedgerActor;
 use crate::registration::{Registration, ResourceStatus};
@@ -33,8 +33,8 @@ pub struct Views {
     pub inventory: watch::Receiver<Arc<Inventory>>,
     /// Who holds what.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    /// The hooks that free devices wait for.
-    pub due: watch::Receiver<Arc<Owed>>,
+    /// The hooks that may run: of free devices, and of those whose next holder waits for its start.
+    pub due: watch::Receiver<Arc<Due>>,
     /// What is known of the devices' health.
     pub judgement: watch::Receiver<Judgement>,
     /// Each resource's place in the kubelet.

@@ -63,7 +63,7 @@ impl Watcher {
         let socket = kubelet_socket(&self.device_plugins).symlink_metadata().ok();
         let generation = socket.filter(|metadata| metadata.file_type().is_socket()).map(|metadata| KubeletGeneration {
             inode: metadata.ino(),
-            ctime_ns: metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec()),
+            made_ns: metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()),
         });
         self.kubelet.send_if_modified(|known| std::mem::replace(known, generation) != generation)
     }

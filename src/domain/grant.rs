@@ -55,8 +55,10 @@ impl fmt::Display for AllocId {
 pub struct KubeletGeneration {
     /// Inode of `kubelet.sock`.
     pub inode: u64,
-    /// Its change time, nanoseconds since 1970: an inode number alone may be used again.
-    pub ctime_ns: i64,
+    /// When it was made, nanoseconds since 1970: an inode number alone may be used again. It is the time of its modification,
+    /// which `bind` sets; a `chmod` or a relabelling of the socket makes no other kubelet of it.
+    #[serde(rename = "ctime_ns")]
+    pub made_ns: i64,
 }
 
 /// A pod. Its UID tells it from an earlier pod of the same name; a name that cannot be known is `None`.
@@ -68,6 +70,16 @@ pub struct PodRef {
     pub namespace: Option<String>,
     /// Its name.
     pub name: Option<String>,
+}
+
+impl fmt::Display for PodRef {
+    /// `namespace/name`, or the UID where the name is not known.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.namespace, &self.name) {
+            (Some(namespace), Some(name)) => write!(f, "{namespace}/{name}"),
+            _ => f.pad(&self.uid),
+        }
+    }
 }
 
 /// One id of a grant, with what is needed to offer it on when the device itself has gone.
@@ -129,7 +141,7 @@ pub enum GrantState {
         bound_at: Option<Timestamp>,
         /// When the proof was complete.
         released_at: Timestamp,
-        /// The proof, in words of the documentation: `pod_gone`, `never_started`.
+        /// The proof, in words of the documentation: `pod_gone`, `handed_on`, `never_started`.
         released_by: String,
     },
 }

@@ -10,6 +10,8 @@
 //!                             └────────────▶ Done ◀───────────┘
 //! ```
 //!
+//! While another pod's container waits at the gate ([`Barred`]) the hook is run for it, although that pod holds the device.
+//!
 //! A [`Check`] is no hook: it changes nothing, and is run now and then to find out whether a device is well.
 //!
 //! A hook is **idempotent**: a daemon that dies between a run and its record runs it again. Until `Done` the free device is
@@ -18,6 +20,7 @@
 use super::device::DeviceId;
 use super::grant::{AllocId, PodRef};
 use super::health::Reason;
+use super::observation::CgroupState;
 use super::resource::ResourceName;
 use super::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -142,6 +145,120 @@ impl OwedHook {
 
 /// Every hook that is owed, by resource and device.
 pub type Owed = BTreeMap<ResourceName, BTreeMap<DeviceId, OwedHook>>;
+
+/// The hooks that may run, by who waits for them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Due {
+    /// Of devices that nobody holds: unhealthy until then.
+    pub free: Owed,
+    /// Of devices whose next holder is kept from starting. They are held, and as healthy as ever: a kubelet that starts again
+    /// rejects a waiting pod with an unhealthy device.
+    pub gated: Owed,
+}
+
+impl Due {
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &OwedHook> {
+        self.free.values().chain(self.gated.values()).flat_map(BTreeMap::values)
+    }
+
+    /// The hook of a device.
+    #[must_use]
+    pub fn get(&self, resource: &ResourceName, device: &DeviceId) -> Option<&OwedHook> {
+        [&self.free, &self.gated].into_iter().find_map(|owed| owed.get(resource)?.get(device))
+    }
+}
+
+/// Who had a device before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Former {
+    /// The pod.
+    pub pod: PodRef,
+    /// Its container.
+    pub container: String,
+}
+
+impl fmt::Display for Former {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pod {} (container {})", self.pod, self.container)
+    }
+}
+
+/// Why a container may not start yet with a device that another pod had. The kubelet shows the text and tries again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Barred {
+    /// Something of the former pod runs, or may.
+    #[error(
+        "{former} had it before, and {}; its hook after_release comes first. The kubelet tries again by itself; if that pod does not end, \
+         delete it or end its processes on the node", seen(*cgroup)
+    )]
+    Runs {
+        /// Who had it.
+        former: Former,
+        /// What that pod's cgroup tells.
+        cgroup: CgroupState,
+    },
+    /// The kubelet's checkpoint does not say which of two pods has it now.
+    #[error(
+        "{former} had it before, and the kubelet's checkpoint does not tell that it has it no more. The kubelet tries again by itself; if \
+         that pod is over and this lasts, restart the kubelet, which writes the checkpoint anew"
+    )]
+    Remembered {
+        /// Who had it.
+        former: Former,
+    },
+    /// A grant of it is no container's as far as anybody has seen.
+    #[error(
+        "grant {alloc_id} of it, made before, is not known to be of any pod. That none got it is proven about a minute after it was made; \
+         the kubelet tries again by itself"
+    )]
+    Unknown {
+        /// The grant.
+        alloc_id: AllocId,
+    },
+    /// The hook is about to be run, or runs.
+    #[error("the hook after_release of {former}, which had it before, has not ended yet; the kubelet tries again by itself")]
+    Due {
+        /// Who had it: a pod, or the grant of nobody who is known.
+        former: String,
+    },
+    /// The hook has failed.
+    #[error(
+        "the hook after_release of {former}, which had it before, has failed {tries} times: {why}. It is run again by itself, and so does \
+         the kubelet try again; mend what it says, or take the hook out of the configuration and restart Holdfast"
+    )]
+    Failed {
+        /// Who had it.
+        former: String,
+        /// How often it has failed.
+        tries: u32,
+        /// Why it did the last time.
+        why: String,
+    },
+}
+
+fn seen(cgroup: CgroupState) -> &'static str {
+    match cgroup {
+        CgroupState::Populated => "processes of it still run (its cgroup is populated)",
+        CgroupState::Unknown => "whether anything of it runs cannot be seen, since the kubelet's cgroups are not found on this host",
+        CgroupState::Empty | CgroupState::Gone => "it has just ended",
+    }
+}
+
+impl OwedHook {
+    /// Why a container has to wait for it.
+    #[must_use]
+    pub fn bars(&self) -> Barred {
+        let former = match (&self.pod, &self.container) {
+            (Some(pod), Some(container)) => Former { pod: pod.clone(), container: container.clone() }.to_string(),
+            _ => format!("grant {}", self.alloc_id),
+        };
+        match &self.state {
+            HookState::Failed { tries, why, .. } => Barred::Failed { former, tries: *tries, why: why.clone() },
+            HookState::Due | HookState::Done => Barred::Due { former },
+        }
+    }
+}
 
 /// Takes note of how far a hook has come; one that is done is owed no more.
 pub fn note_hook(owed: &mut Owed, hook: &OwedHook) {

@@ -39,7 +39,7 @@ pub use edits::{ContainerEdits, EditDevice, EditMount, Wire};
 pub use evidence::Evidence;
 pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Listed, PodRef, note_list};
 pub use health::{Health, Reason, Weight};
-pub use hook::{Check, Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook};
+pub use hook::{Barred, Check, Due, Former, Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook};
 pub use inventory::{Inventory, Offered, Offering};
 pub use nvml::{MigPlace, NvmlGpu, NvmlLibrary, NvmlQuestion, NvmlSnapshot};
 pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, ListedContainer, ListedPod, Observation, PodName};

@@ -95,7 +95,9 @@ pub enum Refusal {
         why: String,
     },
     /// The kubelet's version of the API has no call before a container starts.
-    #[error("{resource} has a hook `before_start`, and the kubelet's device-plugin API {api} has no call before a container starts")]
+    #[error(
+        "{resource} has hooks that come before a container starts, and the kubelet's device-plugin API {api} has no call before a container starts"
+    )]
     NoRoomForHook {
         /// The resource asked for.
         resource: ResourceName,

@@ -218,6 +218,19 @@ impl ResourceSpec {
     pub fn is_exclusive(&self) -> bool {
         self.sharing == Sharing::Exclusive
     }
+
+    /// Whether a container waits until the hook after release of the pod that had its device before has ended. Only where one
+    /// container has a device at a time: a share that is given on has others beside it.
+    #[must_use]
+    pub fn is_gated(&self) -> bool {
+        self.hooks.after_release.is_some() && self.is_exclusive()
+    }
+
+    /// Whether the kubelet is to ask before a container starts (`pre_start_required`).
+    #[must_use]
+    pub fn needs_pre_start(&self) -> bool {
+        self.hooks.before_start.is_some() || self.is_gated()
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::prober::{LookAt, Prober};
 use super::report;
 use super::since::new_since;
 use crate::domain::{
-    AtKubeletStart, DeviceId, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, Owed, ResourceSpec, Source, Verdicts,
+    AtKubeletStart, DeviceId, Due, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, ResourceSpec, Source, Verdicts,
 };
 use crate::host;
 use crate::messages::{Broken, Checked, Crash, Discovered, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
@@ -46,7 +46,7 @@ pub struct HealthConfig {
     /// Who holds what.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// The hooks that free devices wait for.
-    pub due: watch::Receiver<Arc<Owed>>,
+    pub due: watch::Receiver<Arc<Due>>,
     /// The kubelet's socket.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// Where the inventory is published. Outlives the actor, as does what was published last.
@@ -138,7 +138,7 @@ impl HealthActor {
         let now = host::now().boot;
         // After the grants: the ledger publishes a hook before the end of the hold that makes it due.
         let due = self.config.due.borrow().clone();
-        let Some(inventory) = self.judge.judge(&held, &due, now) else { return Vec::new() };
+        let Some(inventory) = self.judge.judge(&held, &due.free, now) else { return Vec::new() };
         let before = self.config.inventory.borrow().clone();
         if before != inventory {
             report::changes(&before, &inventory, self.judge.verdicts(), &mut self.measured);
@@ -177,7 +177,7 @@ impl HealthActor {
             return;
         }
         let now = host::now();
-        let Some(started) = generation.and_then(|generation| u64::try_from(generation.ctime_ns / 1_000_000).ok()) else { return };
+        let Some(started) = generation.and_then(|generation| u64::try_from(generation.made_ns / 1_000_000).ok()) else { return };
         let age = Duration::from_millis(now.wall.0.saturating_sub(started));
         self.judge.withhold_until(now.boot + ADMISSIONS.saturating_sub(age));
     }
@@ -216,8 +216,8 @@ impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
-impl StreamHandler<Arc<Owed>> for HealthActor {
-    fn handle(&mut self, _: Arc<Owed>, context: &mut Self::Context) {
+impl StreamHandler<Arc<Due>> for HealthActor {
+    fn handle(&mut self, _: Arc<Due>, context: &mut Self::Context) {
         self.publish(context);
     }
 

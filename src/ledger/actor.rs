@@ -4,7 +4,7 @@
 //! already wait, so one write and one fdatasync answer them all, and a lone one waits for nobody.
 
 use super::config::LedgerConfig;
-use super::core::{Agenda, Change, Ledger, Watchlist, has_dead_holder, is_calm, next_look, owing, reconcile};
+use super::core::{Agenda, Change, HeldBack, Ledger, Watchlist, has_dead_holder, is_calm, next_look, owing, reconcile};
 use super::observe::{KubeletAge, Looker, Wants};
 use super::report;
 use super::sight::{refusal, unseen};
@@ -34,7 +34,8 @@ pub struct LedgerActor {
     pub(super) config: LedgerConfig,
     ledger: Ledger,
     watchlist: Watchlist,
-    looker: Looker,
+    pub(super) looker: Looker,
+    pub(super) held_back: HeldBack,
     kubelet_age: KubeletAge,
     pending: Vec<(Vec<Entry>, Answer)>,
     /// Whether a `Publish` is on its way.
@@ -92,6 +93,7 @@ impl LedgerActor {
             ledger,
             watchlist: Watchlist::default(),
             looker,
+            held_back: HeldBack::new(),
             kubelet_age: KubeletAge::default(),
             pending: Vec::new(),
             unpublished: false,
@@ -111,7 +113,7 @@ impl LedgerActor {
     }
 
     /// What is about to be written.
-    fn written(&self) -> impl Iterator<Item = &Entry> {
+    pub(super) fn written(&self) -> impl Iterator<Item = &Entry> {
         self.pending.iter().flat_map(|(entries, _)| entries)
     }
 
@@ -192,7 +194,7 @@ impl LedgerActor {
     }
 
     /// Looks at the kubelet's files and at the pods, away from this thread; `Observed` brings the result.
-    fn look(&mut self, context: &mut Context<Self>) {
+    pub(super) fn look(&mut self, context: &mut Context<Self>) {
         if self.ledger.grants().len() == 0 {
             return;
         }
@@ -251,6 +253,7 @@ impl Actor for LedgerActor {
         self.publish_names();
         self.drop_undue(context);
         context.add_stream(WatchStream::new(self.config.inventory.clone()));
+        context.add_stream(WatchStream::from_changes(self.config.kubelet.clone()));
         self.begin_upkeep(context);
         self.look(context);
     }

@@ -1,7 +1,7 @@
 //! What the ledger actor is built with.
 
 use super::core::{Ledger, ReleaseHooks};
-use crate::domain::{DeviceId, Grant, Inventory, Kept, KubeletGeneration, Owed, Policy};
+use crate::domain::{DeviceId, Due, Grant, Inventory, Kept, KubeletGeneration, Policy};
 use crate::kubelet::pod_resources::PodResources;
 use crate::store::Store;
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub struct LedgerConfig {
     /// Which resources have a hook after release.
     pub hooks: Arc<ReleaseHooks>,
     /// Where the hooks are published that may run.
-    pub due: Arc<watch::Sender<Arc<Owed>>>,
+    pub due: Arc<watch::Sender<Arc<Due>>>,
     /// Where the remembered ids are published.
     pub names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
     /// What the kubelet is told.

@@ -12,6 +12,8 @@
 //!                        ▼                                         │
 //!               Released(never_started)                            ▼ absent twice, kubelet settled, cgroup dead
 //!                                                           Released(pod_gone)
+//!                                                                  or given on by the kubelet, cgroup dead, at the gate
+//!                                                           Released(handed_on)
 //! ```
 //!
 //! A release removes the grant from here; the store keeps it as history. [`reconcile()`] decides the moves after the first,
@@ -21,6 +23,7 @@
 mod agenda;
 mod evidence;
 mod hooks;
+mod passage;
 mod rebuild;
 mod reconcile;
 mod refusal;
@@ -29,9 +32,10 @@ mod refusal;
 mod tests;
 
 pub use self::agenda::{Agenda, has_dead_holder, is_calm, next_look};
-pub use self::hooks::{ReleaseHooks, ended, owing, undue};
+pub use self::hooks::{HeldBack, ReleaseHooks, ended, owing, undue};
+pub use self::passage::{Passage, View, passage};
 pub use self::rebuild::rebuild;
-pub use self::reconcile::{ABSENCE_MIN, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, Watchlist, reconcile};
+pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, Watchlist, reconcile};
 pub use self::refusal::{Doubt, Sight, doubt};
 
 use crate::domain::{

@@ -1,18 +1,21 @@
-//! The ledger's part in hooks after release: it says which are due, and writes down what became of them.
+//! The ledger's part in hooks after release: it says which are due, writes down what became of them, and lets no container
+//! start before the one that is owed for what another pod had.
 
 use super::actor::LedgerActor;
-use super::core::{ended, undue};
-use crate::domain::{HookState, OwedHook};
+use super::core::{HeldBack, Passage, View, ended, owing, passage, undue};
+use super::observe::Looker;
+use crate::domain::{AllocId, Barred, CgroupState, Checkpoint, DeviceId, Entry, HookState, KubeletGeneration, OwedHook, PodName};
 use crate::host;
-use crate::messages::HookEnded;
+use crate::messages::{HookEnded, Pass};
 use crate::store::StoreError;
-use actix::{Context, Handler, ResponseFuture};
+use actix::{Context, Handler, ResponseFuture, StreamHandler};
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 impl LedgerActor {
     /// Publishes the hooks that may run, before the grants whose end made them due: nobody sees the device free before.
     pub(super) fn publish_due(&self) {
-        let due = self.ledger().due(&self.config.hooks);
+        let due = self.ledger().due(&self.config.hooks, &self.held_back);
         self.config.due.send_if_modified(|published| {
             let is_new = **published != due;
             if is_new {
@@ -44,6 +47,80 @@ impl Handler<HookEnded> for LedgerActor {
         };
         let answered = self.submit(vec![entry], context);
         Box::pin(super::actor::answer(answered))
+    }
+}
+
+impl Handler<Pass> for LedgerActor {
+    type Result = Result<(), (DeviceId, Barred)>;
+
+    fn handle(&mut self, Pass { resource, ids }: Pass, context: &mut Self::Context) -> Self::Result {
+        let view = Now { looker: &self.looker, checkpoint: OnceCell::new() };
+        let passage = passage(self.ledger(), &self.config.hooks, &resource, &ids, &view, host::now().wall);
+        let Some(sharing) = self.config.hooks.get(&resource) else { return Ok(()) };
+        let devices = ids.iter().map(|id| (resource.clone(), sharing.whole(&resource, id)));
+        if passage.waits_for_hooks() {
+            self.held_back.extend(devices);
+            self.publish_due();
+        } else {
+            let devices: HeldBack = devices.collect();
+            self.held_back.retain(|device| !devices.contains(device));
+        }
+        match passage {
+            Passage::Open => Ok(()),
+            Passage::Barred(id, barred) => {
+                if let Barred::Runs { cgroup: CgroupState::Unknown, .. } = barred {
+                    // A look finds the kubelet's hierarchies again.
+                    self.look(context);
+                }
+                Err((id, barred))
+            }
+            Passage::HandedOn(id, former, moves) => {
+                // It may be on its way since the last time.
+                let released: Vec<&AllocId> = moves.iter().filter_map(released).collect();
+                if !self.written().filter_map(self::released).any(|alloc_id| released.contains(&alloc_id)) {
+                    let mut entries = owing(self.ledger(), &self.config.hooks, &moves, self.written());
+                    entries.extend(moves);
+                    // The container waits for what is due then.
+                    drop(self.submit(entries, context));
+                }
+                Err((id, Barred::Due { former: former.to_string() }))
+            }
+        }
+    }
+}
+
+/// Another kubelet: it may start what the one before had to leave, without asking. Whoever has to wait asks again.
+impl StreamHandler<Option<KubeletGeneration>> for LedgerActor {
+    fn handle(&mut self, _: Option<KubeletGeneration>, _: &mut Self::Context) {
+        self.held_back.clear();
+        self.publish_due();
+    }
+
+    /// The publisher ends with the daemon only.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+fn released(entry: &Entry) -> Option<&AllocId> {
+    if let Entry::Moved { alloc_id, .. } = entry { Some(alloc_id) } else { None }
+}
+
+/// What is seen when a container waits for its start.
+struct Now<'a> {
+    looker: &'a Looker,
+    checkpoint: OnceCell<Option<Checkpoint>>,
+}
+
+impl View for Now<'_> {
+    fn cgroup(&self, uid: &str) -> CgroupState {
+        self.looker.cgroup(uid)
+    }
+
+    fn name(&self, uid: &str) -> Option<PodName> {
+        self.looker.name(uid)
+    }
+
+    fn checkpoint(&self) -> Option<&Checkpoint> {
+        self.checkpoint.get_or_init(|| self.looker.checkpoint()).as_ref()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::config::LedgerConfig;
 use super::core::Agenda;
-use crate::domain::{AllocId, CgroupState, Checkpoint, Grant, KubeletGeneration, Moment, Observation};
+use crate::domain::{AllocId, CgroupState, Checkpoint, Grant, KubeletGeneration, Moment, Observation, PodName};
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint;
 use crate::kubelet::pod_resources::PodResources;
@@ -50,7 +50,7 @@ impl KubeletAge {
         };
         let Some(kubelet) = kubelet else { return false };
         let watched = now.boot.saturating_sub(since);
-        let made = Duration::from_nanos(u64::try_from(kubelet.ctime_ns).unwrap_or_default());
+        let made = Duration::from_nanos(u64::try_from(kubelet.made_ns).unwrap_or_default());
         let by_socket = Duration::from_millis(now.wall.0).saturating_sub(made);
         watched >= SETTLED_AFTER || (!self.changed && by_socket >= SETTLED_AFTER)
     }
@@ -84,6 +84,11 @@ impl Looker {
     /// What the pod's cgroup tells now.
     pub(super) fn cgroup(&self, uid: &str) -> CgroupState {
         self.hierarchies().state(uid)
+    }
+
+    /// The pod's names, by its log folder.
+    pub(super) fn name(&self, uid: &str) -> Option<PodName> {
+        pods::names(&self.host_root).ok()?.remove(uid)
     }
 
     /// In how many cgroups below the pod's own something runs now.
@@ -171,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_kubelet_settles_a_minute_after_its_start() {
-        let kubelet = |secs: i64| Some(KubeletGeneration { inode: 1, ctime_ns: secs * 1_000_000_000 });
+        let kubelet = |secs: i64| Some(KubeletGeneration { inode: 1, made_ns: secs * 1_000_000_000 });
         let mut age = KubeletAge::default();
         assert!(!age.is_settled(None, at(100, 1_000)));
         assert!(!age.is_settled(kubelet(1_000), at(100, 1_000)));

@@ -26,11 +26,8 @@ pub(super) fn refusal(
     let doubt = doubt(ledger, watchlist, grant, &Now { looker, settled, listed, checkpoint: OnceCell::new() })?;
     report::doubted(grant, &doubt, refuse);
     let Doubt { id, pod, container, proven } = doubt;
-    let pod = match (pod.namespace, pod.name) {
-        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
-        _ => pod.uid,
-    };
-    (proven && refuse == Refuse::Proven).then(|| Refusal::InUse { resource: grant.resource.clone(), id, pod, container })
+    let resource = grant.resource.clone();
+    (proven && refuse == Refuse::Proven).then(|| Refusal::InUse { resource, id, pod: pod.to_string(), container })
 }
 
 /// Those that hold a device of a grant without a container that is seen to run: of them the kubelet is asked.

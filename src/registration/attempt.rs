@@ -84,7 +84,7 @@ async fn register(
     let bind = Bind { resource: resource.clone(), registration: number };
     let bound = config.bind.call(bind, REGISTER_DEADLINE).await.map_err(|error| Outcome::Failed(error.to_string()))?;
     let endpoint = bound.map_err(Outcome::Failed)?;
-    let pre_start = config.inventory.borrow().resources.get(resource).is_some_and(|offering| offering.spec.hooks.before_start.is_some());
+    let pre_start = config.inventory.borrow().resources.get(resource).is_some_and(|offering| offering.spec.needs_pre_start());
     let version = registrar.register(resource, &endpoint, pre_start, worked).await.map_err(failed)?;
     Ok(Spoken { version, kubelet })
 }

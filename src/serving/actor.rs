@@ -11,7 +11,9 @@ use crate::domain::{
 use crate::hook::Performer;
 use crate::host::{self, HostRoot};
 use crate::kubelet::api;
-use crate::messages::{Allocate, AllocateError, Bind, Broken, Crash, Mailbox, Record, RecordError, Retire, StreamEnded, StreamOpened};
+use crate::messages::{
+    Allocate, AllocateError, Bind, Broken, Crash, Mailbox, Pass, Record, RecordError, Retire, StreamEnded, StreamOpened,
+};
 use actix::{Actor, Context, Handler, ResponseFuture};
 use std::any::Any;
 use std::sync::Arc;
@@ -45,6 +47,8 @@ pub struct ServingConfig {
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// The ledger.
     pub record: Mailbox<Record>,
+    /// The ledger.
+    pub pass: Mailbox<Pass>,
     /// Health.
     pub broken: Mailbox<Broken>,
     /// This actor itself, across its deaths: where the kubelet's calls go.
@@ -164,11 +168,12 @@ impl Handler<Bind> for Serving {
     type Result = Result<String, String>;
 
     fn handle(&mut self, Bind { resource, registration }: Bind, _: &mut Self::Context) -> Self::Result {
-        let ServingConfig { inventory, grants, performer, sockets, affinity, allocate, opened, ended, gate, stage, .. } =
+        let ServingConfig { inventory, grants, performer, sockets, affinity, allocate, pass, opened, ended, gate, stage, .. } =
             self.config.clone();
         let problem = |error| format!("no socket can be made in `{}`: {error}", sockets.directory().display());
         let bound = sockets.bind(&resource, registration).map_err(problem)?;
-        let shared = Shared { inventory, grants, performer, allocate, opened, ended, sockets: Arc::clone(&sockets), affinity, gate, stage };
+        let shared =
+            Shared { inventory, grants, performer, allocate, pass, opened, ended, sockets: Arc::clone(&sockets), affinity, gate, stage };
         let plugin: Arc<dyn api::Plugin> = Arc::new(Plugin { resource: resource.clone(), registration, shared });
         let (mut close, serving) = (bound.close.clone(), bound.close);
         let closed = async move {

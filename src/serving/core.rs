@@ -44,13 +44,13 @@ pub(crate) fn decide<'a>(offering: &'a Offering, ids: &[DeviceId]) -> Result<Vec
 /// Decides whether an answer on this wire loses nothing that the container needs.
 ///
 /// # Errors
-/// When it would lose CDI names, or the hook before start: the container would start without what they stand for.
+/// When it would lose CDI names, a hook before start or the gate: the container would start without what they stand for.
 pub(super) fn fits(spec: &ResourceSpec, edits: &ContainerEdits, wire: Wire) -> Result<(), Refusal> {
     let resource = || spec.name.clone();
     if !edits.cdi_devices.is_empty() && !wire.has_cdi {
         return Err(Refusal::NoRoomForCdi { resource: resource(), api: wire.api });
     }
-    if spec.hooks.before_start.is_some() && !wire.has_pre_start {
+    if spec.needs_pre_start() && !wire.has_pre_start {
         return Err(Refusal::NoRoomForHook { resource: resource(), api: wire.api });
     }
     Ok(())
@@ -77,10 +77,7 @@ pub(super) fn holders<'a>(grants: impl Iterator<Item = &'a Grant>, device: &Devi
     for other in others {
         match other.pod() {
             None => return Holders::Unknown,
-            Some(other) if other.uid != pod.uid => {
-                let name = other.namespace.as_ref().zip(other.name.as_ref()).map(|(namespace, name)| format!("{namespace}/{name}"));
-                return Holders::Several(name.unwrap_or_else(|| other.uid.clone()));
-            }
+            Some(other) if other.uid != pod.uid => return Holders::Several(other.to_string()),
             Some(_) => {}
         }
     }
@@ -167,7 +164,7 @@ pub(super) mod tests {
         let hooked = ResourceSpec { hooks, ..spec };
         assert_eq!(fits(&hooked, &plain, beta), Ok(()));
         let error = fits(&hooked, &plain, alpha).unwrap_err().to_string();
-        assert!(error.contains("before_start") && error.contains("v1alpha"), "{error}");
+        assert!(error.contains("before a container starts") && error.contains("v1alpha"), "{error}");
     }
 
     #[test]

@@ -6,13 +6,13 @@
 //! What must not wait for an actor does not: the options, the list and the preferred allocation are answered from the
 //! published inventory alone, and an open ListAndWatch stream is a task of its own that outlives every actor (I10).
 //!
-//! A resource with a hook before start answers PreStartContainer in the same way, from the inventory and the grants: the
-//! hook runs away from this thread.
+//! A resource with a hook answers PreStartContainer: it asks the ledger whether the container may start with what it was given,
+//! and runs the hook before start away from this thread.
 //!
 //! What comes while this instance hands over to another one waits, and is passed on to it (`pass_on.rs`): an Allocate that
 //! fails is final for its pod.
 //!
-//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration. Emits: `Record` to the ledger, `Broken` to
+//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration. Emits: `Record` and `Pass` to the ledger, `Broken` to
 //! health, `StreamOpened` and `StreamEnded` to registration.
 
 mod actor;

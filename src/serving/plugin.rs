@@ -10,7 +10,7 @@ use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory,
 use crate::hook::Performer;
 use crate::host;
 use crate::kubelet::api;
-use crate::messages::{Allocate, AllocateError, Mailbox, RegistrationNumber, StreamEnded, StreamOpened};
+use crate::messages::{Allocate, AllocateError, Mailbox, Pass, RegistrationNumber, StreamEnded, StreamOpened};
 use crate::telemetry::metrics;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
@@ -52,6 +52,7 @@ pub(super) struct Shared {
     pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     pub(super) performer: Performer,
     pub(super) allocate: Mailbox<Allocate>,
+    pub(super) pass: Mailbox<Pass>,
     pub(super) opened: Mailbox<StreamOpened>,
     pub(super) ended: Mailbox<StreamEnded>,
     pub(super) sockets: Arc<Sockets>,

@@ -26,7 +26,7 @@ pub(super) fn grant(n: u64) -> Grant {
             cdi_devices: vec![],
         },
         boot_id: "6f1d7d0c-8a54-4b2a-8a3f-0d1f6a4f2b11".into(),
-        kubelet: Some(KubeletGeneration { inode: 4_242, ctime_ns: 1_700_000_000_000_000_000 }),
+        kubelet: Some(KubeletGeneration { inode: 4_242, made_ns: 1_700_000_000_000_000_000 }),
         granted_at: Timestamp(1_700_000_000_000 + n),
         version: "0.1.0".into(),
         state: GrantState::Granted,

@@ -95,7 +95,7 @@ impl Load {
             }],
             edits: ContainerEdits { envs: BTreeMap::from([("FILLER".into(), filler)]), ..ContainerEdits::default() },
             boot_id: "the boot before".into(),
-            kubelet: Some(KubeletGeneration { inode: n, ctime_ns: 1 }),
+            kubelet: Some(KubeletGeneration { inode: n, made_ns: 1 }),
             granted_at: Timestamp(self.now),
             version: "1".into(),
             state: GrantState::Granted,

@@ -16,6 +16,9 @@ use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::kubelet::uds;
 use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig};
 use holdfast::store;
+use nix::fcntl::AT_FDCWD;
+use nix::sys::stat::{UtimensatFlags, utimensat};
+use nix::sys::time::TimeSpec;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,7 +26,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tonic::transport::Channel;
@@ -152,6 +155,15 @@ impl Node {
 
     pub(crate) async fn start_kubelet(&self) -> Kubelet {
         Kubelet::start(self.kubelet_config()).await.unwrap()
+    }
+
+    /// A kubelet that has been there for an hour, as far as its socket tells: what it lists is believed at once.
+    pub(crate) async fn start_old_kubelet(&self, config: KubeletConfig) -> Kubelet {
+        let kubelet = Kubelet::start(config).await.unwrap();
+        let made = TimeSpec::from_duration(UNIX_EPOCH.elapsed().unwrap() - Duration::from_secs(3600));
+        let socket = self.path("kubelet/device-plugins/kubelet.sock");
+        utimensat(AT_FDCWD, &socket, &made, &made, UtimensatFlags::NoFollowSymlink).unwrap();
+        kubelet
     }
 
     /// A verb with this node's roots. `HOLDFAST_BIN` takes the place of the binary that was just built.
@@ -353,7 +365,7 @@ pub(crate) struct Random(u64);
 
 impl Random {
     pub(crate) fn new() -> Random {
-        let fresh = || u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() & u128::from(u64::MAX)).unwrap();
+        let fresh = || u64::try_from(UNIX_EPOCH.elapsed().unwrap().as_nanos() & u128::from(u64::MAX)).unwrap();
         let seed = std::env::var("HOLDFAST_SEED").ok().map_or_else(fresh, |text| text.parse().unwrap());
         println!("seed {seed}; HOLDFAST_SEED={seed} repeats this run");
         Random(seed)

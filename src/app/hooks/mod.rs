@@ -14,17 +14,17 @@
 mod schedule;
 
 use self::schedule::{Run, Schedule};
-use crate::domain::{Device, Grant, Hook, Inventory, Owed, OwedHook, Phase};
+use crate::domain::{Device, Due, Grant, GrantedDevice, Hook, Inventory, OwedHook, Phase};
 use crate::hook::{Occasion, Performer};
 use crate::host;
-use crate::messages::{HookEnded, Mailbox};
+use crate::messages::{CallError, HookEnded, Mailbox};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// How long the ledger may take to write down what became of a run. Then it is run again.
+/// How long the ledger may take to write down what became of a run, before that is said and it is told again.
 const RECORD_DEADLINE: Duration = Duration::from_secs(10);
 /// When nothing is due, to look again all the same: nothing depends on it.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -33,7 +33,7 @@ const IDLE: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub(super) struct Runner {
     pub(super) performer: Performer,
-    pub(super) due: watch::Receiver<Arc<Owed>>,
+    pub(super) due: watch::Receiver<Arc<Due>>,
     pub(super) inventory: watch::Receiver<Arc<Inventory>>,
     pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     pub(super) ended: Mailbox<HookEnded>,
@@ -77,10 +77,17 @@ async fn one(performer: Performer, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>
         Some(alloc_id) => Err(format!("grant {alloc_id} has another part of its PCI function, which a reset would hit")),
         None => perform(&performer, &hook, &owed, device).await,
     };
-    match ended.call(HookEnded { hook: owed, result }, RECORD_DEADLINE).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(device = %key.1, %error, "the end of a hook cannot be written down; it will be run again"),
-        Err(error) => tracing::warn!(device = %key.1, %error, "the end of a hook is not written down; it will be run again"),
+    let message = HookEnded { hook: owed, result };
+    loop {
+        match ended.call(message.clone(), RECORD_DEADLINE).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => {
+                return tracing::warn!(device = %key.1, %error, "the end of a hook cannot be written down; it will be run again");
+            }
+            // It may be written down any moment, and somebody start with the device: nothing is run beside that.
+            Err(error @ CallError::TimedOut(..)) => tracing::warn!(device = %key.1, %error, "the end of a hook is not written down yet"),
+            Err(error @ CallError::GivenUp(_)) => return tracing::warn!(device = %key.1, %error, "the end of a hook is not written down"),
+        }
     }
 }
 
@@ -90,9 +97,12 @@ async fn perform(performer: &Performer, hook: &Hook, owed: &OwedHook, device: Ar
     performer.perform(hook, &occasion).await.map_err(|error| error.to_string())
 }
 
-/// A grant that a reset would hit, although it does not have the device itself.
+/// A grant that a reset would hit, although it does not have the device itself: whoever has that is held back.
 fn sharer(grants: &[Arc<Grant>], hook: &Hook, device: &Device) -> Option<String> {
     let function = device.pci.as_ref().filter(|_| *hook == Hook::Reset)?.address.to_string();
-    let has_it = |grant: &&Arc<Grant>| grant.is_live() && grant.devices.iter().any(|held| held.function() == Some(&function));
+    let has_it = |grant: &&Arc<Grant>| {
+        let is_hit = |held: &GrantedDevice| held.function() == Some(&function) && held.key != device.key;
+        grant.is_live() && grant.devices.iter().any(is_hit)
+    };
     grants.iter().find(has_it).map(|grant| grant.alloc_id.to_string())
 }

@@ -1,6 +1,6 @@
 //! When a hook that is due is run: at once, and after a failure later and later, or on new evidence. Pure.
 
-use crate::domain::{Device, DeviceId, Health, Hook, Inventory, Owed, OwedHook, Reason, ResourceName};
+use crate::domain::{Device, DeviceId, Due, Health, Hook, Inventory, OwedHook, Reason, ResourceName};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,11 +45,11 @@ enum State {
 
 impl Schedule {
     /// The runs that begin now.
-    pub(super) fn start(&mut self, due: &Owed, inventory: &Inventory, now: Duration) -> Vec<Run> {
-        let is_due = |(resource, device): &Key| due.get(resource).is_some_and(|devices| devices.contains_key(device));
+    pub(super) fn start(&mut self, due: &Due, inventory: &Inventory, now: Duration) -> Vec<Run> {
+        let is_due = |(resource, device): &Key| due.get(resource, device).is_some();
         self.0.retain(|key, known| known.state == State::Running || is_due(key));
         let mut runs = Vec::new();
-        for owed in due.values().flat_map(BTreeMap::values) {
+        for owed in due.all() {
             let key = (owed.resource.clone(), owed.device.clone());
             let found = found(inventory, owed);
             let known = self.0.get(&key).filter(|known| known.state == State::Running || known.owed.alloc_id == owed.alloc_id);
@@ -112,8 +112,8 @@ mod tests {
         "example.com/gpu".parse().unwrap()
     }
 
-    fn due(devices: &[(&str, &str)]) -> Owed {
-        let mut owed = Owed::new();
+    fn due(devices: &[(&str, &str)]) -> Due {
+        let mut due = Due::default();
         for (device, alloc_id) in devices {
             let hook = OwedHook {
                 resource: resource(),
@@ -125,9 +125,9 @@ mod tests {
                 released_at: Timestamp(0),
                 state: HookState::Due,
             };
-            note_hook(&mut owed, &hook);
+            note_hook(&mut due.free, &hook);
         }
-        owed
+        due
     }
 
     fn inventory(devices: &[(&str, Health)]) -> Inventory {
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(started(&schedule.start(&due(&[("a", "2")]), &inventory, at(1))), ["a"]);
         // What is due no more is forgotten.
         schedule.ended(&key("a"), at(2));
-        assert!(schedule.start(&Owed::new(), &inventory, at(2)).is_empty());
+        assert!(schedule.start(&Due::default(), &inventory, at(2)).is_empty());
         assert_eq!(started(&schedule.start(&due(&[("a", "2")]), &inventory, at(2))), ["a"]);
     }
 
@@ -215,7 +215,7 @@ mod tests {
             let (mut alloc, mut is_due, mut is_there) = (0, true, true);
             let step = |schedule: &mut Schedule, now: Duration, alloc: u64, is_due: bool, is_there: bool, running: &mut bool| {
                 let alloc = alloc.to_string();
-                let due = if is_due { due(&[("a", &alloc)]) } else { Owed::new() };
+                let due = if is_due { due(&[("a", &alloc)]) } else { Due::default() };
                 let runs = schedule.start(&due, &inventory(&[("a", if is_there { PENDING } else { GONE })]), now);
                 if !runs.is_empty() {
                     assert!(!*running && is_due && is_there && runs.len() == 1);

@@ -108,7 +108,7 @@ impl Story {
     /// The age of the kubelet's socket.
     fn kubelet_age(&self) -> Result<Duration, Stop> {
         let generation = *self.stage.daemon()?.views.kubelet.borrow();
-        let born = generation.and_then(|kubelet| u64::try_from(kubelet.ctime_ns).ok()).unwrap_or_default();
+        let born = generation.and_then(|kubelet| u64::try_from(kubelet.made_ns).ok()).unwrap_or_default();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Ok(now.saturating_sub(Duration::from_nanos(born)))
     }

@@ -192,7 +192,7 @@ mod tests {
             }],
             edits: ContainerEdits { cdi_devices: vec!["a/b=c".into()], ..ContainerEdits::default() },
             boot_id: "boot".into(),
-            kubelet: Some(KubeletGeneration { inode: 7, ctime_ns: 8 }),
+            kubelet: Some(KubeletGeneration { inode: 7, made_ns: 8 }),
             granted_at: Timestamp(1_700_000_000_000),
             version: "0.1.0".into(),
             state,

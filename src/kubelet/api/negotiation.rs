@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn what_worked_is_kept_for_as_long_as_the_kubelet_lives() {
-        let kubelet = |inode| Some(KubeletGeneration { inode, ctime_ns: 0 });
+        let kubelet = |inode| Some(KubeletGeneration { inode, made_ns: 0 });
         let version = versions().last().unwrap();
         let spoken = Spoken { version, kubelet: kubelet(1) };
         assert_eq!((spoken.with(kubelet(1)), spoken.with(kubelet(2)), spoken.with(None)), (Some(version), None, None));

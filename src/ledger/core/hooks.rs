@@ -4,13 +4,23 @@
 //! same commit, in front of itself: a write that was cut off may leave a hook that is owed while somebody holds the device,
 //! and that one waits; it never leaves a release without its hook. From the moment of that decision until the hook is done
 //! nobody is granted the device, whatever the kubelet's list still says.
+//!
+//! An exclusive device may be another pod's already: the kubelet gives it on before its release is proven. Then the last holder
+//! of *its pod* owes the hook, and it is due when the next pod's container waits at the gate ([`super::passage()`]), which lets
+//! no container start while its device is owed one. So what is due is what nobody runs with.
 
 use super::Ledger;
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, HookState, Owed, OwedHook, Refusal, ResourceName, Sharing, Timestamp};
+use crate::domain::{
+    AllocId, DeviceId, Due, Entry, Grant, GrantState, HookState, Owed, OwedHook, Refusal, ResourceName, Sharing, Timestamp, note_hook,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The resources that have a hook after release, and how their devices are shared.
 pub type ReleaseHooks = BTreeMap<ResourceName, Sharing>;
+
+/// The devices that one pod alone has, and with which its container has asked to start and waits for hooks. Not durable: it asks
+/// again.
+pub type HeldBack = BTreeSet<(ResourceName, DeviceId)>;
 
 impl Ledger {
     /// Every hook that is owed, also those that wait for a holder.
@@ -19,24 +29,34 @@ impl Ledger {
         &self.owed
     }
 
-    /// The hooks that may run: those of devices that nobody holds.
+    /// The hooks that may run: those of devices that nobody holds, or of which the holder is held back.
     #[must_use]
-    pub fn due(&self, hooks: &ReleaseHooks) -> Owed {
-        let mut due = self.owed.clone();
-        due.retain(|resource, devices| {
-            let Some(sharing) = hooks.get(resource) else { return false };
-            devices.retain(|_, hook| !self.grants.values().any(|grant| holds(grant, *sharing, hook)));
-            !devices.is_empty()
-        });
+    pub fn due(&self, hooks: &ReleaseHooks, held_back: &HeldBack) -> Due {
+        let mut due = Due::default();
+        for hook in self.owed.values().flat_map(BTreeMap::values) {
+            let Some(sharing) = hooks.get(&hook.resource) else { continue };
+            let mut holders = self.grants.values().filter(|grant| holds(grant, *sharing, hook)).peekable();
+            let is_held_back = || held_back.contains(&(hook.resource.clone(), hook.device.clone()));
+            if holders.peek().is_none() {
+                note_hook(&mut due.free, hook);
+            } else if *sharing == Sharing::Exclusive && is_held_back() && holders.all(|grant| comes_after(grant, hook)) {
+                note_hook(&mut due.gated, hook);
+            }
+        }
         due
     }
 
     /// Why a grant has to wait: one of its devices is owed a hook, or will be by what is about to be written.
     pub fn waits<'a>(&self, hooks: &ReleaseHooks, written: impl Iterator<Item = &'a Entry>, wanted: &Grant) -> Option<Refusal> {
         let sharing = hooks.get(&wanted.resource)?;
-        let due = self.due(hooks).remove(&wanted.resource).unwrap_or_default();
+        let due = self.due(hooks, &HeldBack::new()).free.remove(&wanted.resource).unwrap_or_default();
+        // Of a device that another pod has already only that pod waits.
+        let is_free = |hook: &OwedHook| {
+            let mut holders = self.grants.values().filter(|grant| holds(grant, *sharing, hook));
+            holders.all(|grant| goes_on(grant, *sharing, hook))
+        };
         let about = |entry: &'a Entry| match entry {
-            Entry::Hook(hook) if hook.resource == wanted.resource && hook.state != HookState::Done => Some(&**hook),
+            Entry::Hook(hook) if hook.resource == wanted.resource && hook.state != HookState::Done && is_free(hook) => Some(&**hook),
             _ => None,
         };
         let about: Vec<&OwedHook> = written.filter_map(about).collect();
@@ -53,6 +73,23 @@ impl Ledger {
 fn holds(grant: &Grant, sharing: Sharing, hook: &OwedHook) -> bool {
     let is_same = |id: &DeviceId| grant.resource == hook.resource && sharing.whole(&hook.resource, id) == hook.device;
     grant.devices.iter().any(|device| is_same(&device.id) || !hook.key.is_empty() && device.key == hook.key)
+}
+
+/// Whether the hook is for what was before this grant: one that a cut-off write has left is for a holder that is still there.
+pub(super) fn comes_after(grant: &Grant, hook: &OwedHook) -> bool {
+    grant.resource == hook.resource && grant.alloc_id != hook.alloc_id
+}
+
+/// Whether nothing is owed yet for what a pod had, since this grant goes on with it. An exclusive device that another pod has
+/// meanwhile is not gone on with: that pod waits at the gate. So does whoever got the device after a grant of which nobody has
+/// ever known the pod; who had it before that one may run.
+fn goes_on(grant: &Grant, sharing: Sharing, hook: &OwedHook) -> bool {
+    let is_gated = sharing == Sharing::Exclusive && grant.resource == hook.resource;
+    let is_same = || match &hook.pod {
+        Some(pod) => grant.pod().is_some_and(|other| other.uid == pod.uid),
+        None => grant.alloc_id < hook.alloc_id,
+    };
+    holds(grant, sharing, hook) && (!is_gated || is_same())
 }
 
 /// The hooks that these moves will owe, to be written in front of them. `written` is about to be, and not known yet: a
@@ -89,7 +126,7 @@ pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written
                 released_at: *released_at,
                 state: HookState::Due,
             };
-            if !holders.iter().any(|holder| holds(holder, *sharing, &hook)) {
+            if !holders.iter().any(|holder| goes_on(holder, *sharing, &hook)) {
                 owed.insert((hook.resource.clone(), hook.device.clone()), hook);
             }
         }
@@ -120,7 +157,7 @@ pub fn undue(ledger: &Ledger, hooks: &ReleaseHooks) -> Vec<Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{ContainerEdits, GrantedDevice, Listed, Reason};
+    use crate::domain::{ContainerEdits, GrantedDevice, Listed, PodRef, Reason};
     use proptest::prelude::*;
 
     fn resource() -> ResourceName {
@@ -141,8 +178,12 @@ mod tests {
             kubelet: None,
             granted_at: Timestamp(n),
             version: "1".into(),
-            state: GrantState::Granted,
+            state: GrantState::Bound { pod: pod("u1"), container: "main".into(), bound_at: Timestamp(n) },
         }
+    }
+
+    fn pod(uid: &str) -> PodRef {
+        PodRef { uid: uid.into(), namespace: None, name: None }
     }
 
     fn made(n: u64, id: &str) -> Entry {
@@ -151,8 +192,8 @@ mod tests {
 
     fn released(n: u64) -> Entry {
         let state = GrantState::Released {
-            pod: None,
-            container: None,
+            pod: Some(pod("u1")),
+            container: Some("main".into()),
             bound_at: None,
             released_at: Timestamp(100 + n),
             released_by: "pod_gone".into(),
@@ -193,10 +234,10 @@ mod tests {
         release(&mut ledger, &hooks, &[released(1)]);
         assert!(ledger.owed().is_empty(), "the next container of the pod has it");
         release(&mut ledger, &hooks, &[released(2)]);
-        assert_eq!(devices(&ledger.due(&hooks)), ["a after a-2"]);
+        assert_eq!(devices(&ledger.due(&hooks, &HeldBack::new()).free), ["a after a-2"]);
         let mut both = self::ledger(&[made(1, "a"), made(2, "a")]);
         release(&mut both, &hooks, &[released(1), released(2)]);
-        assert_eq!(devices(&both.due(&hooks)), ["a after a-2"], "once for both");
+        assert_eq!(devices(&both.due(&hooks, &HeldBack::new()).free), ["a after a-2"], "once for both");
     }
 
     #[test]
@@ -207,7 +248,7 @@ mod tests {
             release(&mut ledger, &hooks, &[released(1)]);
             assert!(ledger.owed().is_empty());
             release(&mut ledger, &hooks, &[released(2)]);
-            assert_eq!(devices(&ledger.due(&hooks)), [format!("{whole} after a-2")]);
+            assert_eq!(devices(&ledger.due(&hooks, &HeldBack::new()).free), [format!("{whole} after a-2")]);
             assert!(ledger.waits(&hooks, [].iter(), &grant(3, ids[0])).is_some(), "no share of it is given");
         }
     }
@@ -256,9 +297,9 @@ mod tests {
         // As a cut-off write leaves it: the hook without the release.
         let owed = owing(&ledger, &hooks, &[released(1)], [].iter());
         apply(&mut ledger, &owed);
-        assert!(ledger.due(&hooks).is_empty() && ledger.waits(&hooks, [].iter(), &grant(2, "a")).is_none());
+        assert!(ledger.due(&hooks, &HeldBack::new()).free.is_empty() && ledger.waits(&hooks, [].iter(), &grant(2, "a")).is_none());
         release(&mut ledger, &hooks, &[released(1)]);
-        assert_eq!(devices(&ledger.due(&hooks)), ["a after a-1"]);
+        assert_eq!(devices(&ledger.due(&hooks, &HeldBack::new()).free), ["a after a-1"]);
     }
 
     #[test]
@@ -272,6 +313,61 @@ mod tests {
         let mut ledger = ledger(&[keyed(grant(1, "a"), "example.com/gpu"), keyed(grant(2, "other"), "example.com/other")]);
         release(&mut ledger, &hooks, &[released(1)]);
         assert!(ledger.owed().is_empty());
+        // That resource has no gate: nobody there is held back.
+        let mut ledger = self::ledger(&[keyed(grant(1, "a"), "example.com/gpu")]);
+        release(&mut ledger, &hooks, &[released(1)]);
+        ledger.evolve(&keyed(grant(2, "other"), "example.com/other"));
+        let held_back = HeldBack::from([(resource(), DeviceId::new("a"))]);
+        assert_eq!((ledger.due(&hooks, &held_back), ledger.owed().len()), (Due::default(), 1));
+    }
+
+    #[test]
+    fn an_exclusive_device_that_another_pod_has_already_is_owed_its_hook_which_waits_for_that_pod_to_be_held_back() {
+        let hooks = hooks(Sharing::Exclusive);
+        let of = |uid: Option<&str>, n: u64| {
+            let state = uid.map_or(GrantState::Granted, |uid| GrantState::Bound {
+                pod: pod(uid),
+                container: "main".into(),
+                bound_at: Timestamp(n),
+            });
+            Entry::Grant(Box::new(Grant { state, ..grant(n, "a") }))
+        };
+        for next in [Some("u2"), None] {
+            let mut ledger = ledger(&[of(Some("u1"), 1), of(next, 2)]);
+            let written = owing(&ledger, &hooks, &[released(1)], [].iter());
+            assert_eq!((written.len(), ledger.waits(&hooks, written.iter(), &grant(3, "a"))), (1, None), "nor while it is written");
+            release(&mut ledger, &hooks, &[released(1)]);
+            assert_eq!(ledger.due(&hooks, &HeldBack::new()), Due::default(), "somebody may run with it");
+            assert_eq!(ledger.waits(&hooks, [].iter(), &grant(3, "a")), None, "the kubelet decides who has it");
+            let held_back = HeldBack::from([(resource(), DeviceId::new("a"))]);
+            let due = ledger.due(&hooks, &held_back);
+            assert_eq!((devices(&due.gated), due.free.len()), (vec!["a after a-1".to_owned()], 0));
+            release(&mut ledger, &hooks, &[released(2)]);
+            assert_eq!(devices(&ledger.due(&hooks, &held_back).free), ["a after a-2"]);
+        }
+        // Shares are never given on alone.
+        let hooks = self::hooks(Sharing::Replicas(2));
+        let mut ledger = ledger(&[of(Some("u1"), 1), of(Some("u2"), 2)]);
+        release(&mut ledger, &hooks, &[released(1)]);
+        assert!(ledger.owed().is_empty());
+    }
+
+    #[test]
+    fn a_grant_that_was_never_started_owes_for_whoever_got_the_device_after_it() {
+        let hooks = hooks(Sharing::Exclusive);
+        let never = |n: u64| {
+            let (released_at, released_by) = (Timestamp(100), "never_started".to_owned());
+            Entry::Moved {
+                alloc_id: grant(n, "").alloc_id,
+                state: GrantState::Released { pod: None, container: None, bound_at: None, released_at, released_by },
+            }
+        };
+        let mut ledger = ledger(&[made(1, "a"), made(2, "a")]);
+        release(&mut ledger, &hooks, &[never(1)]);
+        assert_eq!(devices(ledger.owed()), ["a after a-1"]);
+        let mut ledger = self::ledger(&[made(1, "a"), made(2, "a")]);
+        release(&mut ledger, &hooks, &[never(2)]);
+        assert!(ledger.owed().is_empty(), "the one before it may run");
     }
 
     #[test]
@@ -314,7 +410,7 @@ mod tests {
                         release(&mut ledger, &hooks, &[Entry::Moved { alloc_id: alloc_id.clone(), state }]);
                     }
                     kind => {
-                        let Some(hook) = ledger.due(&hooks).get(&resource()).and_then(|devices| devices.get(&DeviceId::new(device))).cloned() else { continue };
+                        let Some(hook) = ledger.due(&hooks, &HeldBack::new()).free.get(&resource()).and_then(|devices| devices.get(&DeviceId::new(device))).cloned() else { continue };
                         let entry = ended(&ledger, &hook, if kind == 2 { Ok(()) } else { Err("no".into()) }, Timestamp(n)).unwrap();
                         ledger.evolve(&entry);
                         if kind == 2 {
@@ -322,7 +418,7 @@ mod tests {
                         }
                     }
                 }
-                let due: BTreeSet<String> = ledger.due(&hooks).values().flat_map(BTreeMap::keys).map(ToString::to_string).collect();
+                let due: BTreeSet<String> = ledger.due(&hooks, &HeldBack::new()).free.values().flat_map(BTreeMap::keys).map(ToString::to_string).collect();
                 let held = |device: &str| ledger.grants().any(|grant| grant.devices[0].id.as_str().starts_with(device));
                 let free: BTreeSet<String> = dirty.iter().filter(|device| !held(device)).map(ToString::to_string).collect();
                 prop_assert_eq!(due, free);

@@ -12,6 +12,10 @@
 //! | gone, not just empty, whatever else is listed | a runtime that died under a kubelet whose API server is away: it lists its static pods at most, and starts the others again without an Allocate. It deletes cgroups only when it knows all its pods |
 //! | after a reboot: it was seen to run again, or the checkpoint has no entry either | a pod that will be started again; every cgroup is gone then |
 //!
+//! `handed_on` is found out when the next pod's container is about to start ([`super::passage()`]): the kubelet's checkpoint has
+//! the device for that pod and nothing at all of the former one, so it has forgotten it for good and starts nothing of it
+//! without another Allocate; and nothing of it runs. No listing says more, and nobody has to have settled.
+//!
 //! `never_started` needs a checkpoint that was written after the grant and does not have it: the kubelet writes it right
 //! after Allocate, before the pod is admitted, so no container can have started without.
 
@@ -27,6 +31,8 @@ pub const ABSENCE_MIN: Duration = Duration::from_secs(5);
 pub const NEVER_STARTED_MIN: Duration = Duration::from_secs(60);
 /// `released_by` of a pod that has gone.
 pub const POD_GONE: &str = "pod_gone";
+/// `released_by` of a grant whose device the kubelet has given to another pod.
+pub const HANDED_ON: &str = "handed_on";
 /// `released_by` of a grant that no container ever got.
 pub const NEVER_STARTED: &str = "never_started";
 
@@ -75,7 +81,7 @@ impl Watchlist {
     /// What a kubelet writes after its start is what it remembers; before its first write the file is its predecessor's.
     fn note_known(&mut self, observation: &Observation) {
         let (Some(kubelet), Some(checkpoint)) = (observation.kubelet, &observation.checkpoint) else { return };
-        let made = u64::try_from(kubelet.ctime_ns / 1_000_000).unwrap_or_default();
+        let made = u64::try_from(kubelet.made_ns / 1_000_000).unwrap_or_default();
         if checkpoint.written_at.0 > made {
             let ids = checkpoint.entries.iter().filter_map(|entry| entry.alloc_id.clone());
             self.known.extend(ids.map(|id| (id, kubelet)));

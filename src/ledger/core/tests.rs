@@ -659,7 +659,7 @@ impl Sight for Seen {
 #[test]
 fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
     use crate::domain::KubeletGeneration;
-    let kubelet = |inode| Some(KubeletGeneration { inode, ctime_ns: 0 });
+    let kubelet = |inode| Some(KubeletGeneration { inode, made_ns: 0 });
     let pod = PodRef { uid: "u1".into(), namespace: None, name: None };
     let bound = GrantState::Bound { pod: pod.clone(), container: "main".into(), bound_at: Timestamp(WALL) };
     let holder = |state, inode| Grant { state, kubelet: kubelet(inode), ..grant(1, "gpu0", BOOT) };
@@ -743,7 +743,7 @@ fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
     let state = GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(WALL) };
     let ledger =
         Ledger::from_recovered([Grant { state, ..grant(1, "gpu0", BOOT) }], BTreeMap::new(), BTreeMap::new(), Owed::new(), BTreeMap::new());
-    let kubelet = Some(crate::domain::KubeletGeneration { inode: 7, ctime_ns: 0 });
+    let kubelet = Some(crate::domain::KubeletGeneration { inode: 7, made_ns: 0 });
     let ask = |entries| {
         let seen = Seen { settled: true, running: true, listed: false, checkpoint: Checkpoint { entries, written_at: Timestamp(WALL) } };
         let held = Ledger::from_recovered(

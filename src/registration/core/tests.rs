@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-const KUBELET: KubeletGeneration = KubeletGeneration { inode: 1, ctime_ns: 1 };
+const KUBELET: KubeletGeneration = KubeletGeneration { inode: 1, made_ns: 1 };
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -116,7 +116,7 @@ fn the_late_end_of_a_superseded_stream_leads_to_register_too() {
 
 #[test]
 fn a_new_kubelet_is_answered_from_every_state() {
-    let other = |n| Event::Kubelet(Some(KubeletGeneration { inode: n, ctime_ns: 1 }));
+    let other = |n| Event::Kubelet(Some(KubeletGeneration { inode: n, made_ns: 1 }));
     let mut machine = steady();
     assert_eq!(machine.on(other(2), ms(5_000)), Some(2), "steady");
     assert_eq!(machine.on(other(3), ms(5_001)), Some(3), "registering");
@@ -134,7 +134,7 @@ fn what_was_lost_with_a_kubelet_is_not_doubted_with_the_next_one() {
     machine.on(Event::Absent(2), ms(10_001));
     machine.on(Event::Kubelet(None), ms(10_002));
     assert!(machine.doubt_until().is_some());
-    let next = machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 2, ctime_ns: 2 })), ms(10_300)).unwrap();
+    let next = machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 2, made_ns: 2 })), ms(10_300)).unwrap();
     assert_eq!(machine.doubt_until(), None);
     machine.on(Event::Registered(next), ms(10_301));
     machine.on(Event::StreamOpened(next), ms(10_302));
@@ -148,7 +148,7 @@ fn what_was_lost_with_a_kubelet_is_not_doubted_with_the_next_one() {
 #[test]
 fn the_streams_of_another_kubelet_do_not_count() {
     let mut machine = steady();
-    let next = KubeletGeneration { inode: 2, ctime_ns: 2 };
+    let next = KubeletGeneration { inode: 2, made_ns: 2 };
     assert_eq!(machine.on(Event::Kubelet(Some(next)), ms(10_000)), Some(2));
     assert!(!machine.is_registered(), "with the new one");
     machine.on(Event::StreamOpened(2), ms(10_001));
@@ -176,7 +176,7 @@ fn an_absent_kubelet_is_tried_quickly_then_slowly() {
     }
     assert_eq!(tries, BACKOFF_MS.len());
     assert_eq!(machine.next_deadline(), Some(now + ABSENT_RETRY));
-    machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 77, ctime_ns: 0 })), now).unwrap();
+    machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 77, made_ns: 0 })), now).unwrap();
     assert!(!machine.is_kubelet_absent());
 }
 
@@ -217,7 +217,7 @@ fn what_was_detached_is_registered_again_when_that_is_said_when_it_is_lost_and_w
     };
     assert_eq!(detached().on(Event::Reattach, ms(10_100)), Some(2));
     assert_eq!(detached().on(Event::StreamEnded(1), ms(10_100)), Some(2));
-    assert_eq!(detached().on(Event::Kubelet(Some(KubeletGeneration { inode: 9, ctime_ns: 9 })), ms(10_100)), Some(2));
+    assert_eq!(detached().on(Event::Kubelet(Some(KubeletGeneration { inode: 9, made_ns: 9 })), ms(10_100)), Some(2));
     let mut forgotten = detached();
     assert_eq!(forgotten.on(Event::Disowned, ms(10_100)), None, "that the kubelet has it from nobody is meant");
     assert_eq!(forgotten.next_deadline(), Some(ms(10_000) + DETACHED_MAX));
@@ -299,14 +299,14 @@ fn a_safeguard_can_be_turned_off_to_see_what_it_is_for() {
 fn another_kubelet_ends_the_truce() {
     let mut machine = steady();
     let (now, _) = contest(&mut machine, ms(3), ms(5));
-    assert!(machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 9, ctime_ns: 9 })), now + ms(1)).is_some());
+    assert!(machine.on(Event::Kubelet(Some(KubeletGeneration { inode: 9, made_ns: 9 })), now + ms(1)).is_some());
     assert!(!machine.is_contested());
 }
 
 fn any_event() -> impl Strategy<Value = Event> {
     let number = 0..12_u64;
     prop_oneof![
-        (0..4_u64).prop_map(|n| Event::Kubelet((n > 0).then_some(KubeletGeneration { inode: n, ctime_ns: 0 }))),
+        (0..4_u64).prop_map(|n| Event::Kubelet((n > 0).then_some(KubeletGeneration { inode: n, made_ns: 0 }))),
         number.clone().prop_map(Event::Registered),
         number.clone().prop_map(Event::Refused),
         number.clone().prop_map(Event::Absent),

@@ -79,6 +79,8 @@ pub struct KubeletConfig {
     pub host_root: PathBuf,
     /// From the registration socket to the admission of the pods that the node has already: see [`Gaps::to_first_batch`].
     pub first_batch_after: Duration,
+    /// How long a container waits for its next start, after an end or a failure.
+    pub restart_after: Duration,
     /// How long a Register may dial its endpoint.
     pub dial_within: Duration,
     /// Whether the checkpoint is synced to disk before it is renamed, as the real one is. Off, so that a benchmark of a
@@ -101,6 +103,7 @@ impl KubeletConfig {
             kubelet_dir: kubelet_dir.into(),
             host_root: host_root.into(),
             first_batch_after: Duration::from_millis(75),
+            restart_after: Behaviour::default().restart_after,
             dial_within: Duration::from_secs(10),
             sync_checkpoint: false,
             topology_manager: false,
@@ -121,12 +124,12 @@ impl KubeletConfig {
         Behaviour {
             profile: self.profile,
             topology_manager: self.topology_manager,
+            restart_after: self.restart_after,
             dial_within: self.dial_within,
             gaps,
             panics: self.panics,
             init_takes: Duration::ZERO,
             kill_within: Duration::ZERO,
-            ..Behaviour::default()
         }
     }
 }

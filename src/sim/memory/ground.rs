@@ -314,7 +314,7 @@ impl Ground for Memory {
             }
         });
         let wall = i64::try_from(self.moment().wall.0).unwrap_or_default();
-        self.kubelet_socket.send_replace(Some(KubeletGeneration { inode, ctime_ns: wall * 1_000_000 }));
+        self.kubelet_socket.send_replace(Some(KubeletGeneration { inode, made_ns: wall * 1_000_000 }));
         Ok(())
     }
 
