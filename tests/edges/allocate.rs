@@ -221,6 +221,7 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
             boot_id: "boot".to_owned(),
             kubelet: watch::channel(None).1,
             record: ledger.handle().mailbox(),
+            pass: Mailbox::new(Nobody),
             broken: Mailbox::new(Nobody),
             allocate: serving.handle().mailbox(),
             opened: Mailbox::new(Nobody),

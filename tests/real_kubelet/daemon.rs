@@ -110,10 +110,9 @@ impl Daemon {
 
     /// Whether the kubelet has opened a stream for every resource.
     pub(crate) fn is_registered(&self) -> bool {
-        if !self.dir.join("run/control.sock").exists() {
-            return false;
-        }
-        let status = self.ask("status");
+        // One that is just starting does not answer yet.
+        let answer = holdfast(&self.dir).args(["status", "-o", "json"]).output().unwrap();
+        let Some(status) = serde_json::from_slice::<Value>(&answer.stdout).ok().filter(|_| answer.status.success()) else { return false };
         let resources = status["resources"].as_array().unwrap();
         !resources.is_empty() && resources.iter().all(|resource| resource["registered"] == true)
     }
