@@ -14,7 +14,6 @@ use crate::messages::{
 };
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, ResponseFuture, SpawnHandle};
-use futures_util::future::join_all;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -331,15 +330,15 @@ impl Handler<Detach> for Registration {
         // Kubelets that know connections by identity cut nobody off.
         let needs = |spoken: &Spoken| !spoken.version.dialect().closes_the_former();
         let versions = self.resources.iter().filter_map(|(name, resource)| Some((name.clone(), resource.spoken.filter(needs)?.version)));
-        let mut attempts = Vec::new();
+        let mut detached = Vec::new();
         for (name, version) in versions.collect::<Vec<_>>() {
             self.on(&name, Event::Detach, context);
             let is_detached = |resource: &Resource| matches!(resource.machine.state(), State::Detached { .. });
             if self.resources.get(&name).is_some_and(is_detached) {
-                attempts.push(detach(self.config.clone(), name, version));
+                detached.push((name, version));
             }
         }
-        Box::pin(async move { drop(join_all(attempts).await) })
+        Box::pin(detach(self.config.clone(), detached))
     }
 }
 

@@ -12,15 +12,19 @@ pub mod v1alpha;
 pub mod v1beta1;
 
 use crate::domain::{ContainerEdits, DeviceId, Offering, ResourceName, Wire};
+use crate::host::peer::TrustedListener;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use prost::Message;
 use std::fmt;
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tonic::service::Routes;
 use tonic::service::RoutesBuilder;
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Server};
 use tonic::{Request, Status};
 
 /// Every dialect that is spoken, the preferred one first.
@@ -135,6 +139,27 @@ pub fn serve(plugin: &Arc<dyn Plugin>) -> Routes {
     let mut routes = Routes::builder();
     DIALECTS.iter().for_each(|dialect| dialect.serve(Arc::clone(plugin), &mut routes));
     routes.routes()
+}
+
+/// A socket on which no service is served, until this is dropped; its connections are closed then.
+#[derive(Debug)]
+pub struct Mute(#[expect(dead_code, reason = "its drop is what counts")] oneshot::Sender<()>);
+
+/// Serves nothing.
+///
+/// # Errors
+/// When the socket cannot be made.
+pub fn serve_nothing(path: &Path) -> io::Result<Mute> {
+    let listener = TrustedListener::bind(path, || {})?;
+    let (close, closed) = oneshot::channel();
+    let closed = async { drop(closed.await) };
+    let server = Server::builder().add_routes(Routes::default()).serve_with_incoming_shutdown(listener.incoming(), closed);
+    tokio::spawn(async move {
+        if let Err(error) = server.await {
+            tracing::warn!(%error, "a socket that serves nothing failed");
+        }
+    });
+    Ok(Mute(close))
 }
 
 /// The stream of one ListAndWatch, in one dialect's messages.
