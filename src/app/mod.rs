@@ -8,6 +8,7 @@ mod control;
 mod devices;
 mod error;
 mod files;
+pub mod heartbeat;
 mod hooks;
 mod kernel_log;
 mod nvml;

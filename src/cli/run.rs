@@ -2,7 +2,7 @@
 
 use super::Global;
 use super::exit::{ESCALATED, Failed};
-use crate::app::{App, Settings};
+use crate::app::{App, Settings, heartbeat};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Runs the daemon until SIGTERM or SIGINT, which end it in order, or until an actor has died too often.
@@ -17,6 +17,8 @@ pub fn run(global: &Global) -> Result<(), Failed> {
 }
 
 async fn serve(settings: Settings) -> Result<(), Failed> {
+    stay_at_hangups()?;
+    heartbeat::begin();
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut app = tokio::select! {
         app = App::start(settings) => app?,
@@ -43,6 +45,17 @@ async fn serve(settings: Settings) -> Result<(), Failed> {
     notify(sd_notify::NotifyState::Stopping);
     app.shut_down().await;
     outcome.map(drop)
+}
+
+/// SIGHUP ends nothing: a service manager or a person sends it to have the configuration read anew.
+fn stay_at_hangups() -> std::io::Result<()> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            tracing::warn!("SIGHUP: the configuration is read at the start only; restart the daemon to have it read anew");
+        }
+    });
+    Ok(())
 }
 
 /// Tells systemd, where it listens.
