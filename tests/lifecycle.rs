@@ -55,6 +55,27 @@ fn an_absent_kubelet_is_waited_for_said_once_and_no_reason_not_to_be_ready() {
     });
 }
 
+#[test]
+fn systemd_hears_the_daemons_heart_and_a_hangup_does_not_stop_it() {
+    run(async {
+        let node = Node::with(&[("gpu", 1)]);
+        let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
+        let mut command = node.command(&["run"]);
+        // No $WATCHDOG_PID: it holds for whoever has the variable.
+        let mut daemon = Daemon::spawn(command.env("NOTIFY_SOCKET", node.path("notify")).env("WATCHDOG_USEC", "30000"));
+        notified(&systemd, "READY=1").await;
+        daemon.signal(Signal::SIGHUP);
+        daemon.logged("SIGHUP").await;
+        // What was sent before is read first; that is not what is waited for.
+        let mut buffer = [0; 256];
+        while systemd.try_recv(&mut buffer).is_ok() {}
+        notified(&systemd, "WATCHDOG=1").await;
+        notified(&systemd, "WATCHDOG=1").await;
+        daemon.signal(Signal::SIGTERM);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+    });
+}
+
 /// The first list of a resource since the kubelet's start: healthy and other devices.
 fn first_list(kubelet: &Kubelet, resource: &ResourceName) -> Option<(usize, usize)> {
     kubelet.view(|view| {

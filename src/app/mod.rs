@@ -10,6 +10,7 @@ mod ending;
 mod error;
 mod files;
 pub mod handover;
+pub mod heartbeat;
 mod hooks;
 mod kernel_log;
 mod nvml;

@@ -21,7 +21,7 @@ use self::exit::Failed;
 use crate::config::{self, Roots};
 use crate::telemetry::logging::{self, LogFormat};
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use std::fmt;
 use std::io::Write;
@@ -117,6 +117,12 @@ impl Global {
     fn load_config(&self) -> Result<config::Config, Failed> {
         Ok(config::load(self.config.as_deref())?)
     }
+}
+
+/// The whole command line, for those who write manual pages and completions of it (`examples/manual.rs`).
+#[must_use]
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// Parses the command line and does what it says.

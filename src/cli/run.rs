@@ -2,8 +2,8 @@
 
 use super::Global;
 use super::exit::{ESCALATED, FAILURE, Failed};
-use crate::app::handover::{self, Asked, Former, Given, Installed, UpgradeOrder};
-use crate::app::{App, AppEvent, Settings};
+use crate::app::handover::{self, Asked, Former, Given, Installed, Relieved, UpgradeOrder};
+use crate::app::{App, AppEvent, Settings, heartbeat};
 use clap::Args;
 use sd_notify::NotifyState;
 use std::time::Duration;
@@ -16,6 +16,8 @@ use tokio::task::JoinHandle;
 const LOCKED_FOR: Duration = Duration::from_secs(5);
 /// How long a former instance may take to tell systemd who the main process is.
 const NAMED_WITHIN: Duration = Duration::from_secs(2);
+/// How long a handover to this instance may go on before the next one begins.
+const RELIEVED_WITHIN: Duration = Duration::from_secs(20);
 /// Turns of the event loop that an answer on the control socket takes, and more.
 const TURNS: usize = 32;
 
@@ -40,13 +42,16 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 }
 
 async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {
+    stay_at_hangups()?;
+    heartbeat::begin();
     let mut signals = Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let (app, former) = tokio::select! {
         started = start(&settings, take_over) => started?,
         // Nothing has been promised yet: there is nothing to end in order.
         _ = signals.next() => return Ok(()),
     };
-    Daemon { handing: relieve(&app, former, settings.config.detaches), settings, upgrade: None }.live(app, &mut signals).await
+    let relieving = relieve(&app, former, settings.config.detaches);
+    Daemon { relieving, settings, former: None, upgrade: None }.live(app, &mut signals).await
 }
 
 async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Former>), Failed> {
@@ -56,24 +61,19 @@ async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Form
 }
 
 /// Says that the daemon is ready, once it is, and once a former instance has left the kubelet to it.
-fn relieve(app: &App, former: Option<Former>, detaches: bool) -> JoinHandle<()> {
+fn relieve(app: &App, former: Option<Former>, detaches: bool) -> JoinHandle<Option<Relieved>> {
     let (mut ready, standing) = (app.views.ready.clone(), app.standing());
     tokio::spawn(async move {
-        if ready.wait_for(|ready| *ready).await.is_err() {
-            return;
+        ready.wait_for(|ready| *ready).await.ok()?;
+        let mut relieved = None;
+        if let Some(former) = former {
+            let relieved = relieved.insert(former.relieve(standing, detaches).await);
+            // systemd listens to the main process, which this one is when the former instance has said so and ended.
+            drop(tokio::time::timeout(NAMED_WITHIN, relieved.gone()).await);
         }
-        let Some(former) = former else {
-            notify(NotifyState::Ready);
-            tracing::info!("ready");
-            return;
-        };
-        let mut relieved = former.relieve(standing, detaches).await;
-        // systemd listens to the main process, which this one is when the former instance has said so and ended.
-        drop(tokio::time::timeout(NAMED_WITHIN, relieved.gone()).await);
         notify(NotifyState::Ready);
         tracing::info!("ready");
-        // The former instance would serve again if this connection ended.
-        relieved.gone().await;
+        relieved
     })
 }
 
@@ -100,8 +100,10 @@ struct Upgrade {
 /// The daemon through all of its handovers.
 struct Daemon {
     settings: Settings,
-    /// Takes over from a former instance, and holds the connection to it.
-    handing: JoinHandle<()>,
+    /// Becomes ready, and takes over from a former instance.
+    relieving: JoinHandle<Option<Relieved>>,
+    /// The former instance, which would serve again if this were dropped.
+    former: Option<Relieved>,
     upgrade: Option<Upgrade>,
 }
 
@@ -131,7 +133,7 @@ impl Daemon {
     }
 
     async fn end(&self, app: App) {
-        self.handing.abort();
+        self.relieving.abort();
         notify(NotifyState::Stopping);
         app.shut_down().await;
     }
@@ -165,8 +167,10 @@ impl Daemon {
 
     /// Hands over. The daemon, if it serves again.
     async fn give(&mut self, app: App, asked: Asked, signals: &mut Signals) -> Result<Option<App>, Failed> {
-        // An instance before this one, if there still is one, is of no use any more.
-        self.handing.abort();
+        // One handover after the other. Whoever was relieved here goes on standing by.
+        if let Ok(Ok(Some(former))) = tokio::time::timeout(RELIEVED_WITHIN, &mut self.relieving).await {
+            self.former = Some(former);
+        }
         let mut own = self.upgrade.take_if(|upgrade| asked.is_of(&upgrade.child));
         let stop = async {
             signals.next().await;
@@ -190,7 +194,7 @@ impl Daemon {
             Given::Back(app) => {
                 self.upgrade = own;
                 self.fail("the new instance ended before everything was handed over; its log says why".into());
-                self.handing = relieve(&app, None, false);
+                self.relieving = relieve(&app, None, false);
                 Ok(Some(*app))
             }
         }
@@ -203,6 +207,17 @@ async fn ended(upgrade: &mut Option<Upgrade>) -> String {
         Some(Upgrade { child, .. }) => child.wait().await.map_or_else(|error| error.to_string(), |status| status.to_string()),
         None => std::future::pending().await,
     }
+}
+
+/// SIGHUP ends nothing: a service manager or a person sends it to have the configuration read anew.
+fn stay_at_hangups() -> std::io::Result<()> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            tracing::warn!("SIGHUP: the configuration is read at the start only; restart the daemon to have it read anew");
+        }
+    });
+    Ok(())
 }
 
 /// Tells systemd, where it listens.

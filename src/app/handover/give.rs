@@ -213,6 +213,7 @@ async fn take_back(frozen: &Frozen, settings: &Settings) -> Result<App, StartErr
                 if !std::mem::replace(&mut said, true) {
                     tracing::warn!("another process has the ledger; standing by until it lets go of it");
                 }
+                tokio::time::sleep(LOCKED_FOR).await;
             }
             done => break done?,
         }

@@ -1,0 +1,19 @@
+//! Writes the manual pages (`man1/`) and the completions of bash, zsh and fish into a folder, out of the command line itself:
+//! `cargo run --example manual -- FOLDER`. Packages are built with it; the daemon carries none of it.
+
+use clap_complete::Shell;
+use std::path::PathBuf;
+use std::{env, fs, io};
+
+fn main() -> io::Result<()> {
+    let folder = env::args_os().nth(1).map(PathBuf::from).ok_or_else(|| io::Error::other("into which folder?"))?;
+    let (manual, completions) = (folder.join("man1"), folder.join("completions"));
+    fs::create_dir_all(&manual)?;
+    fs::create_dir_all(&completions)?;
+    let command = holdfast::cli::command();
+    clap_mangen::generate_to(command.clone(), &manual)?;
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        clap_complete::generate_to(shell, &mut command.clone(), "holdfast", &completions)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+"""What Helm makes of the chart, without a cluster: Helm's own code installs it on an API server that only takes notes."""
+import asyncio
+import json
+import os
+import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+# Kinds that the chart makes, and Helm's own record of a release.
+GROUPS = {
+    "v1": {"ServiceAccount": "serviceaccounts", "ConfigMap": "configmaps", "Service": "services", "Secret": "secrets"},
+    "apps/v1": {"DaemonSet": "daemonsets"},
+    "monitoring.coreos.com/v1": {"ServiceMonitor": "servicemonitors"},
+}
+
+
+def discovery(path):
+    """What is there to be had, as an API server tells it; None for any other path."""
+    named = [group for group in GROUPS if "/" in group]
+    version = {group: {"groupVersion": group, "version": group.split("/")[1]} for group in named}
+    known = {
+        "/version": {"major": "1", "minor": "31", "gitVersion": "v1.31.0"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [
+            {"name": group.split("/")[0], "versions": [version[group]], "preferredVersion": version[group]} for group in named]},
+    }
+    for group, kinds in GROUPS.items():
+        known[f"/apis/{group}" if "/" in group else f"/api/{group}"] = {
+            "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": [
+                {"name": plural, "singularName": "", "namespaced": True, "kind": kind, "verbs": ["create", "get", "list", "patch"]}
+                for kind, plural in kinds.items()]}
+    return known.get(path)
+
+
+class Notes(BaseHTTPRequestHandler):
+    """Answers discovery, has nothing yet, and takes whatever is made; `server.made` has it."""
+
+    def answer(self, code, document):
+        self.send(code, "application/json", json.dumps(document).encode())
+
+    def send(self, code, form, body):
+        self.send_response(code)
+        self.send_header("Content-Type", form)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        path = self.path.split("?")[0].rstrip("/")
+        document = discovery(path)
+        if document is None and path.rsplit("/", 1)[-1] in {plural for kinds in GROUPS.values() for plural in kinds.values()}:
+            document = {"kind": "List", "apiVersion": "v1", "metadata": {}, "items": []}
+        missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+        self.answer(200 if document else 404, document or missing)
+
+    def take(self):
+        body, form = self.rfile.read(int(self.headers["Content-Length"])), self.headers["Content-Type"]
+        # Helm's own record is a Secret, and comes in another form.
+        if form.startswith("application/json") and json.loads(body)["kind"] != "Secret":
+            self.server.made.append(json.loads(body))
+        self.send(201, form, body)
+
+    do_POST = do_PUT = do_PATCH = take
+
+    def log_message(self, *_):
+        pass
+
+
+def render(chart, values):
+    """The objects that the chart makes with these values. Raises what Helm says where it refuses them."""
+    import helm_sdkpy
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Notes)
+    server.made = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with tempfile.TemporaryDirectory() as folder:
+        kubeconfig = Path(folder) / "kubeconfig"
+        kubeconfig.write_text(json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "notes",
+            "clusters": [{"name": "notes", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+            "contexts": [{"name": "notes", "context": {"cluster": "notes", "user": "nobody"}}],
+            "users": [{"name": "nobody", "user": {}}],
+        }))
+        os.environ["HOME"] = folder
+        configuration = helm_sdkpy.Configuration(namespace="kube-system", kubeconfig=str(kubeconfig))
+        try:
+            asyncio.run(helm_sdkpy.Install(configuration).run("holdfast", str(chart), values=values, wait=False, timeout=20))
+        finally:
+            server.shutdown()
+    return server.made
+
+
+def lint(chart):
+    """What Helm's linter complains of: warnings and errors."""
+    import helm_sdkpy
+
+    found = asyncio.run(helm_sdkpy.Lint(helm_sdkpy.Configuration(kubeconfig=os.devnull)).run(str(chart)))
+    return [message for message in found["Messages"] or [] if message["Severity"] > 1]
