@@ -4,7 +4,7 @@
 //! a live machine a device can go between two calls. One bad function never fails the pass.
 
 use crate::domain::{PciAddress, PciFunction};
-use crate::host::HostRoot;
+use crate::host::{Folder, HostRoot};
 use std::collections::{BTreeMap, BTreeSet};
 
 const DEVICES: &str = "sys/bus/pci/devices";
@@ -37,8 +37,9 @@ pub fn scan(root: &HostRoot) -> Scan {
     let children = ClassChildren::read(root);
     let mut functions: BTreeMap<PciAddress, PciFunction> = BTreeMap::new();
     let mut claims = Vec::new();
-    for address in root.entries(DEVICES).iter().filter_map(|name| name.parse().ok()) {
-        if let Some((mut function, numbered)) = read_whole(root, address, &children) {
+    let Some(bus) = root.folder(DEVICES) else { return Scan::default() };
+    for (name, address) in bus.names().iter().filter_map(|name| Some((name, name.parse().ok()?))) {
+        if let Some((mut function, numbered)) = read_whole(&bus, name, address, &children) {
             function.virtfns = numbered.iter().map(|(_, vf)| *vf).collect();
             claims.extend(numbered.into_iter().map(|(index, vf)| (address, index, vf)));
             functions.insert(address, function);
@@ -64,24 +65,28 @@ fn number_vfs(functions: &mut BTreeMap<PciAddress, PciFunction>, claims: Vec<(Pc
 type Numbered = Vec<(u32, PciAddress)>;
 
 /// Reads a function, and once more if its folder went away under the reader; never half of it.
-fn read_whole(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> Option<(PciFunction, Numbered)> {
+fn read_whole(bus: &Folder, name: &str, address: PciAddress, children: &ClassChildren) -> Option<(PciFunction, Numbered)> {
     for _ in 0..2 {
-        let present = root.is_dir(&folder(address));
-        let function = read(root, address, children);
-        if present == root.is_dir(&folder(address)) {
-            // A link that dangles is still a function, bare of facts; a removed one is none.
-            return (present || root.link_target(&folder(address)).is_some()).then_some(function);
+        // A link that dangles is still a function, bare of facts; a removed one is none.
+        let target = bus.link_target(name);
+        let folder = bus.folder(name);
+        if target.is_none() && folder.is_none() {
+            return None;
+        }
+        let function = read(folder.as_ref(), target.as_deref().unwrap_or_default(), address, children);
+        // What cannot be found may have been a link that dangles.
+        if !folder.is_some_and(|folder| folder.has_lost()) || bus.has_folder_now(name) {
+            return Some(function);
         }
     }
     None
 }
 
-fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> (PciFunction, Numbered) {
-    let dir = folder(address);
-    let entries = root.entries(&dir);
-    let has = |name: &str| entries.binary_search_by(|entry| entry.as_str().cmp(name)).is_ok();
-    let text = |name: &str| if has(name) { root.read(&format!("{dir}/{name}")) } else { None };
-    let link = |name: &str| if has(name) { root.link_name(&format!("{dir}/{name}")) } else { None };
+/// What its folder, where there is one, and the `target` of the link to it say.
+fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &ClassChildren) -> (PciFunction, Numbered) {
+    let entries = folder.map_or(&[][..], Folder::names);
+    let text = |name: &str| folder?.read(name);
+    let link = |name: &str| folder?.link_name(name);
     let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
     // One file says most of it. The others are read for what it does not say: a scan is mostly the opening of files.
     let uevent = text("uevent").unwrap_or_default();
@@ -89,11 +94,12 @@ fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> (PciF
     let (vendor, device) = id_pair(uevent("PCI_ID"));
     let (subsystem_vendor, subsystem_device) = id_pair(uevent("PCI_SUBSYS_ID"));
 
-    let numbered = virtfns(&entries, &link);
+    let numbered = virtfns(entries, &link);
     let below = |prefix: &str| entries.iter().filter(|entry| is_numbered(entry, prefix)).cloned().collect();
-    let inside = |folder: &str, prefix: &str| -> Vec<String> {
-        let names = if has(folder) { root.entries(&format!("{dir}/{folder}")) } else { Vec::new() };
-        names.into_iter().filter(|name| is_numbered(name, prefix)).collect()
+    let inside = |name: &str, prefix: &str| -> Vec<String> {
+        let inner = folder.and_then(|folder| folder.folder(name));
+        let names = inner.as_ref().map_or(&[][..], Folder::names);
+        names.iter().filter(|name| is_numbered(name, prefix)).cloned().collect()
     };
     let function = PciFunction {
         address,
@@ -111,11 +117,11 @@ fn read(root: &HostRoot, address: PciAddress, children: &ClassChildren) -> (PciF
         sriov_totalvfs: text("sriov_totalvfs").and_then(|count| count.parse().ok()),
         sriov_numvfs: text("sriov_numvfs").and_then(|count| count.parse().ok()),
         iommu_group: link("iommu_group").and_then(|group| group.parse().ok()),
-        bridges: bridges(root.link_target(&dir).as_deref().unwrap_or_default(), address),
-        net: children.of(root, address, &entries, "net"),
-        rdma: children.of(root, address, &entries, "infiniband"),
-        nvme: children.of(root, address, &entries, "nvme"),
-        drm: children.of(root, address, &entries, "drm"),
+        bridges: bridges(target, address),
+        net: children.of(address, folder, "net"),
+        rdma: children.of(address, folder, "infiniband"),
+        nvme: children.of(address, folder, "nvme"),
+        drm: children.of(address, folder, "drm"),
         mdevs: entries.iter().filter(|entry| is_uuid(entry)).cloned().collect(),
         vdpa: below("vdpa"),
         uio: inside("uio", "uio"),
@@ -177,18 +183,17 @@ impl ClassChildren {
         ClassChildren(children)
     }
 
-    fn of(&self, root: &HostRoot, address: PciAddress, entries: &[String], class: &'static str) -> Vec<String> {
+    fn of(&self, address: PciAddress, folder: Option<&Folder>, class: &'static str) -> Vec<String> {
         let mut names = self.0.get(&(class, address)).cloned().unwrap_or_default();
-        let dir = folder(address);
-        for entry in entries {
-            let below = if entry == class {
-                format!("{dir}/{class}")
-            } else if class == "net" && is_numbered(entry, "virtio") {
-                format!("{dir}/{entry}/net")
-            } else {
+        for entry in folder.map_or(&[][..], Folder::names) {
+            let is_virtio = class == "net" && is_numbered(entry, "virtio");
+            if entry != class && !is_virtio {
                 continue;
-            };
-            names.extend(root.entries(&below).into_iter().filter(|name| is_child_name(class, name)));
+            }
+            let below = folder.and_then(|folder| folder.folder(entry));
+            let below = if is_virtio { below.and_then(|virtio| virtio.folder("net")) } else { below };
+            let found = below.as_ref().map_or(&[][..], Folder::names);
+            names.extend(found.iter().filter(|name| is_child_name(class, name)).cloned());
         }
         names.into_iter().collect()
     }

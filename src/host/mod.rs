@@ -3,6 +3,7 @@
 mod clock;
 mod command;
 mod filesystem;
+mod folder;
 mod kmsg;
 mod nvml;
 pub mod peer;
@@ -16,6 +17,7 @@ mod watch;
 pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
 pub use command::{CommandError, run as run_command};
 pub use filesystem::{is_tmpfs, room};
+pub use folder::Folder;
 pub use kmsg::{KernelLog, KernelRecord};
 pub use nvml::{NvmlAnswer, ask_nvml};
 pub use reset::{ResetError, reset_function};

@@ -3,7 +3,8 @@
 //! Every answer is "what is known": a file that is missing, empty, unreadable, or that the kernel refuses to read
 //! (EINVAL of a `carrier` whose interface is down) is `None`, never an error that could end a scan.
 
-use nix::fcntl::OFlag;
+use super::folder::Folder;
+use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::{major, minor};
 use std::collections::VecDeque;
 use std::fs::{File, Metadata, OpenOptions};
@@ -61,8 +62,7 @@ impl HostRoot {
     pub fn try_read(&self, rel: &str) -> io::Result<String> {
         let (file, length) = self.open(rel)?;
         let bytes = read_bounded(file, length)?;
-        let text = String::from_utf8_lossy(&bytes);
-        Ok(text.trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_owned())
+        Ok(text_of(&bytes))
     }
 
     /// The first bytes of a regular file, at most `length`; fewer where it has fewer.
@@ -97,6 +97,12 @@ impl HostRoot {
         let target = self.link_target(rel)?;
         let name = Path::new(&target).file_name()?.to_str()?;
         Some(name.to_owned())
+    }
+
+    /// A directory, held open; `None` where there is none that can be read.
+    #[must_use]
+    pub fn folder(&self, rel: &str) -> Option<Folder> {
+        Folder::open(AT_FDCWD, &self.path(rel))
     }
 
     /// The names in a directory, sorted; empty when it cannot be read.
@@ -211,7 +217,12 @@ impl HostRoot {
 
 /// A scan reads thousands of small files, so one call each where that is enough: sysfs gives a whole attribute at once
 /// and states a size; `/proc` states none and gives its text in parts.
-fn read_bounded(mut file: File, stated: u64) -> io::Result<Vec<u8>> {
+/// The text without surrounding white space and NULs.
+pub(super) fn text_of(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_owned()
+}
+
+pub(super) fn read_bounded(mut file: File, stated: u64) -> io::Result<Vec<u8>> {
     let mut page = [0; 4096];
     let first = file.read(&mut page)?;
     let mut bytes = page[..first].to_vec();

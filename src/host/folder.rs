@@ -1,0 +1,145 @@
+//! A directory that is held open: what is read of it is of one device, even when another one takes its name meanwhile, and
+//! is reached without its path, which a scan of hundreds of devices would resolve thousands of times.
+
+use super::root::{read_bounded, text_of};
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
+use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
+use std::cell::Cell;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+/// The directory, and what was in it when it was opened.
+#[derive(Debug)]
+pub struct Folder {
+    dir: Dir,
+    names: Vec<String>,
+    lost: Cell<bool>,
+}
+
+impl Folder {
+    /// Opens it; `None` where there is no such directory, or none that can be read.
+    pub(super) fn open(at: impl AsFd, path: &Path) -> Option<Self> {
+        let mut dir = Dir::openat(at, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).ok()?;
+        let name = |entry: nix::dir::Entry| entry.file_name().to_str().ok().map(str::to_owned);
+        let mut names: Vec<String> = dir.iter().flatten().filter_map(name).filter(|name| name != "." && name != "..").collect();
+        names.sort_unstable();
+        Some(Folder { dir, names, lost: Cell::new(false) })
+    }
+
+    /// What was in it, sorted.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Whether it had something of that name.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.names.binary_search_by(|entry| entry.as_str().cmp(name)).is_ok()
+    }
+
+    /// Whether something that it had could not be found any more: what is known of it may be half of two states.
+    #[must_use]
+    pub fn has_lost(&self) -> bool {
+        self.lost.get()
+    }
+
+    /// Whether there is a directory of that name now.
+    #[must_use]
+    pub fn has_folder_now(&self, name: &str) -> bool {
+        fstatat(&self.dir, name, AtFlags::empty()).is_ok_and(|stat| kind(stat.st_mode) == SFlag::S_IFDIR)
+    }
+
+    /// A directory in it, or behind a link in it.
+    #[must_use]
+    pub fn folder(&self, name: &str) -> Option<Folder> {
+        if self.has(name) { Folder::open(&self.dir, Path::new(name)) } else { None }
+    }
+
+    /// The text of a regular file of it, as [`HostRoot::read`](super::HostRoot::read) has it.
+    #[must_use]
+    pub fn read(&self, name: &str) -> Option<String> {
+        if !self.has(name) {
+            return None;
+        }
+        // A pipe without a writer opens at once with O_NONBLOCK; what was opened is then seen to be no file.
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let file = self.found(openat(&self.dir, name, flags, Mode::empty()))?;
+        let stat = fstat(&file).ok().filter(|stat| kind(stat.st_mode) == SFlag::S_IFREG)?;
+        let bytes = read_bounded(File::from(file), u64::try_from(stat.st_size).unwrap_or_default()).ok()?;
+        Some(text_of(&bytes)).filter(|text| !text.is_empty())
+    }
+
+    /// The target of a link in it as it is written, whether or not it exists.
+    #[must_use]
+    pub fn link_target(&self, name: &str) -> Option<String> {
+        if !self.has(name) {
+            return None;
+        }
+        self.found(readlinkat(&self.dir, name))?.into_string().ok()
+    }
+
+    /// The last component of a link's target, as [`HostRoot::link_name`](super::HostRoot::link_name) has it.
+    #[must_use]
+    pub fn link_name(&self, name: &str) -> Option<String> {
+        Some(Path::new(&self.link_target(name)?).file_name()?.to_str()?.to_owned())
+    }
+
+    fn found<T>(&self, result: Result<T, Errno>) -> Option<T> {
+        if matches!(result, Err(Errno::ENOENT | Errno::ENODEV)) {
+            self.lost.set(true);
+        }
+        result.ok()
+    }
+}
+
+/// What kind of file a mode is of.
+fn kind(mode: u32) -> SFlag {
+    SFlag::from_bits_truncate(mode) & SFlag::S_IFMT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::HostRoot;
+    use nix::unistd::mkfifo;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_is_read_is_of_the_directory_that_was_opened_and_what_is_gone_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = dir.path().join("device");
+        fs::create_dir_all(device.join("net/eth0")).unwrap();
+        fs::write(device.join("uevent"), "DRIVER=one\n").unwrap();
+        fs::write(device.join("empty"), "").unwrap();
+        fs::write(device.join("long"), "x".repeat(9000)).unwrap();
+        symlink("../../drivers/one", device.join("driver")).unwrap();
+        mkfifo(&device.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        symlink("device", dir.path().join("link")).unwrap();
+
+        let root = HostRoot::new(dir.path());
+        assert!(root.folder("none").is_none() && root.folder("device/uevent").is_none());
+        let folder = root.folder("link").unwrap();
+        assert_eq!(folder.names(), ["driver", "empty", "long", "net", "pipe", "uevent"]);
+        assert_eq!(folder.read("uevent").as_deref(), Some("DRIVER=one"));
+        assert_eq!(folder.read("long").map(|text| text.len()), Some(9000));
+        assert_eq!((folder.read("empty"), folder.read("pipe"), folder.read("net"), folder.read("other")), (None, None, None, None));
+        assert_eq!(folder.link_name("driver").as_deref(), Some("one"));
+        assert_eq!(folder.folder("net").unwrap().names(), ["eth0"]);
+        assert!(!folder.has_lost());
+
+        // Another device takes its name.
+        fs::rename(&device, dir.path().join("old")).unwrap();
+        fs::create_dir(&device).unwrap();
+        fs::write(device.join("uevent"), "DRIVER=two\n").unwrap();
+        assert_eq!(folder.read("uevent").as_deref(), Some("DRIVER=one"));
+        fs::remove_file(dir.path().join("old/uevent")).unwrap();
+        assert_eq!(folder.read("uevent"), None);
+        assert!(folder.has_lost());
+        let above = root.folder("/").unwrap();
+        assert!(above.has_folder_now("device") && !above.has_folder_now("gone"));
+    }
+}
