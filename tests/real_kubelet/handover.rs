@@ -19,8 +19,10 @@ const PODS: usize = 6;
 /// How the older instance leaves.
 #[derive(Debug, Clone, Copy)]
 enum Leaves {
-    /// When it is told to, after everything.
+    /// When it is told to, after everything; a pod is admitted meanwhile.
     Politely,
+    /// The same, without that pod: a kubelet that drops a connection fails what it has just asked on it.
+    Alone,
     /// Killed, so long after the new one was started.
     Killed(Duration),
     /// Before the new one is started: no handover at all.
@@ -43,7 +45,7 @@ pub(crate) fn all(node: &Node, daemon: &mut Daemon) {
     let mut numbers = 0..;
     for detaches in [true, false] {
         daemon.configure(|text| format!("{text}\n[upgrade]\ndetach = {detaches}\n"));
-        let polite = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Politely);
+        let polite = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| if detaches { Leaves::Politely } else { Leaves::Alone });
         say(format_args!("{rounds} upgrades with detach = {detaches}, the older instance leaving politely: {}", told(&polite)));
         assert!(!detaches || polite.is_empty(), "{polite:?}");
     }
@@ -89,14 +91,16 @@ fn rounds_of(
                     return Signal::SIGKILL;
                 }
                 // The kubelet looks at its folder once in a while, so it is asked for before.
-                node.pods.create(&name, SHARED, 1, false);
+                if matches!(leaves, Leaves::Politely) {
+                    node.pods.create(&name, SHARED, 1, false);
+                }
                 wait_for("the other one has taken over", SOON, || has_taken_over(log).then_some(()));
                 Signal::SIGTERM
             });
         };
         match leaves {
             Leaves::First => daemon.restart(Signal::SIGTERM),
-            Leaves::Politely | Leaves::Killed(_) => hand_over(daemon),
+            Leaves::Politely | Leaves::Alone | Leaves::Killed(_) => hand_over(daemon),
         }
         wait_for("every resource is registered", SOON, || daemon.is_registered().then_some(()));
         if !matches!(leaves, Leaves::Politely) {
