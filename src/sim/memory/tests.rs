@@ -431,18 +431,6 @@ fn a_list_is_limited_and_counted_while_an_allocate_is_under_way() {
     assert!(node.view(|view| view.listings_in_allocate()) >= 10);
 }
 
-/// Prints how long a scenario takes; the bound is generous, since the machine may be busy.
-#[test]
-fn a_scenario_is_quick() {
-    let begun = std::time::Instant::now();
-    for seed in 0..100 {
-        scenario(seed, Profile::K125, Faults::storm(MINUTE));
-    }
-    let each = begun.elapsed() / 100;
-    println!("{each:?} each");
-    assert!(each < 100 * MS, "{each:?}");
-}
-
 #[test]
 fn a_register_that_is_given_up_forgets_the_client_and_whoever_was_there() {
     let mut simulation = simulation(5, Faults::none());
