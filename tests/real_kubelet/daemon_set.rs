@@ -13,9 +13,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// The pods of two versions.
+/// The pods of versions, one after the other; the last one is taken back.
 const FORMER: &str = "holdfast-former";
 const NEXT: &str = "holdfast-next";
+const LATER: &str = "holdfast-later";
+const TAKEN_BACK: &str = "holdfast-taken-back";
 /// So many probes of each kind are waited for while the former one stands by.
 const PROBES: u64 = 3;
 
@@ -24,6 +26,8 @@ pub(crate) fn all(node: &Node, config: &Path) {
     it_serves_the_kubelet_that_runs_it(node, config);
     the_next_one_takes_over(node, config);
     the_former_one_goes(node);
+    a_rollout_ends_the_former_one_at_once(node, config);
+    a_rollout_is_taken_back(node, config);
 }
 
 fn it_serves_the_kubelet_that_runs_it(node: &Node, config: &Path) {
@@ -66,8 +70,7 @@ fn the_next_one_takes_over(node: &Node, config: &Path) {
 
 fn the_former_one_goes(node: &Node) {
     let (first, second) = (running(node, "first"), running(node, "second"));
-    node.pods.delete(FORMER);
-    wait_for("the former one goes", SOON, || (node.pods.list().is_some() && node.pods.get(FORMER).is_none()).then_some(()));
+    end(node, FORMER);
     node.pods.create("third", EXCLUSIVE, 1, false);
     running(node, "third");
     let held = named(node, NEXT, 3);
@@ -76,6 +79,47 @@ fn the_former_one_goes(node: &Node) {
     assert_eq!((running(node, "first"), running(node, "second")), (first, second), "a pod was harmed");
     no_moment_without_devices(node);
     say(format_args!("the former one is gone; the next one knows, as the kubelet does: {held:?}"));
+}
+
+/// As the DaemonSet's controller has it: the former one ends as soon as the next one is ready.
+fn a_rollout_ends_the_former_one_at_once(node: &Node, config: &Path) {
+    node.pods.put(LATER, &shipped::pod(LATER, config));
+    ready(node, LATER);
+    end(node, NEXT);
+    let held = named(node, LATER, 3);
+    no_moment_without_devices(node);
+    say(format_args!(
+        "a rollout that waits for the readiness probe alone: no moment without devices, and {} containers are named",
+        held.len()
+    ));
+}
+
+/// The next one is deleted while the former one stands by: that one serves again.
+fn a_rollout_is_taken_back(node: &Node, config: &Path) {
+    let former = running(node, LATER);
+    node.pods.put(TAKEN_BACK, &shipped::pod(TAKEN_BACK, config));
+    ready(node, TAKEN_BACK);
+    let log = log_file(node, TAKEN_BACK);
+    wait_for("it has taken over", SOON, || has_taken_over(&log).then_some(()));
+    no_moment_without_devices(node);
+    end(node, TAKEN_BACK);
+    named(node, LATER, 3);
+    let dips = wait_for("the kubelet has both lists again", SOON, || {
+        let dips = [SHARED, EXCLUSIVE].map(|resource| dips_ms(&node.kubelet_log(), resource));
+        dips.iter().flatten().all(|dip| dip.is_finite()).then_some(dips)
+    });
+    node.pods.create("fourth", SHARED, 1, false);
+    running(node, "fourth");
+    named(node, LATER, 4);
+    assert_eq!(running(node, LATER), former, "the former one was not restarted");
+    say(format_args!("a rollout is taken back: the former one serves again, after moments without devices of {dips:.1?} ms"));
+}
+
+/// Deletes a pod and waits until its container has ended: the kubelet forgets the pod before.
+fn end(node: &Node, name: &str) {
+    let container = container(node, name);
+    node.pods.delete(name);
+    wait_for(&format!("{name} ends"), SOON, || (!node.runs(&container)).then_some(()));
 }
 
 fn no_moment_without_devices(node: &Node) {
@@ -115,9 +159,14 @@ fn named(node: &Node, name: &str, count: usize) -> Vec<Held> {
 
 /// Who holds what, asked in the container as `kubectl exec` would.
 fn who(node: &Node, name: &str) -> Vec<Held> {
+    grants(&serde_json::from_str(&node.exec(&container(node, name), &["holdfast", "who", "-o", "json"])).unwrap())
+}
+
+/// containerd's id of a pod's container.
+fn container(node: &Node, name: &str) -> String {
     let pod = node.pods.told(name).unwrap();
-    let id = pod["status"]["containerStatuses"][0]["containerID"].as_str().unwrap().strip_prefix("containerd://").unwrap();
-    grants(&serde_json::from_str(&node.exec(id, &["holdfast", "who", "-o", "json"])).unwrap())
+    let id = pod["status"]["containerStatuses"][0]["containerID"].as_str().unwrap();
+    id.strip_prefix("containerd://").unwrap().to_owned()
 }
 
 /// What a pod of the DaemonSet has logged.

@@ -179,6 +179,12 @@ impl Node {
         import(&self.dir, archive);
     }
 
+    /// Whether a process of a container runs.
+    pub(crate) fn runs(&self, container: &str) -> bool {
+        let tasks = output(ctr(&self.dir).args(["tasks", "list"]));
+        tasks.lines().any(|line| line.starts_with(container) && line.ends_with("RUNNING"))
+    }
+
     /// Runs `command` in a container, as `kubectl exec` does; what it printed.
     pub(crate) fn exec(&self, container: &str, command: &[&str]) -> String {
         output(ctr(&self.dir).args(["tasks", "exec", "--exec-id", &Uuid::now_v7().to_string(), container]).args(command))
