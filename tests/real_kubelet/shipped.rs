@@ -3,7 +3,7 @@
 use crate::daemon;
 use crate::image::architecture;
 use crate::network;
-use crate::sandbox::find;
+use crate::sandbox::{find, output};
 use crate::{CONFIG, say};
 use serde_json::{Value, json};
 use std::fs;
@@ -18,7 +18,7 @@ const IMAGE: &str = "holdfast";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What has to be on the `PATH`, and the Debian package that has it.
-const TOOLS: [(&str, &str); 3] = [("python3", "python3"), ("dpkg-deb", "dpkg"), ("objdump", "binutils")];
+const TOOLS: [(&str, &str); 4] = [("python3", "python3"), ("dpkg-deb", "dpkg"), ("objdump", "binutils"), ("strip", "binutils")];
 
 /// What is missing for the image and the network of pods, and where to get it.
 pub(crate) fn missing() -> Option<String> {
@@ -33,7 +33,8 @@ pub(crate) fn missing() -> Option<String> {
 pub(crate) fn image(dir: &Path) -> Option<PathBuf> {
     let (stage, archive) = (dir.join("stage"), dir.join("holdfast.oci.tar"));
     fs::create_dir_all(&stage).unwrap();
-    fs::copy(daemon::binary(), stage.join("holdfast")).unwrap();
+    // What is shipped has no symbols either; and one for debugging is three times as large with them.
+    output(Command::new("strip").arg("-o").arg(stage.join("holdfast")).arg(daemon::binary()));
     // Nobody reads them here.
     fs::write(stage.join("NOTICES.gz"), "").unwrap();
     let mut build = Command::new("packaging/image/build");
