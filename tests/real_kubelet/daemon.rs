@@ -32,9 +32,13 @@ pub(crate) struct Held {
     pub(crate) holder: Option<String>,
 }
 
+/// The one under test: `HOLDFAST_BIN`, else the one just built.
+pub(crate) fn binary() -> PathBuf {
+    std::env::var_os("HOLDFAST_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_holdfast")), PathBuf::from)
+}
+
 fn holdfast(dir: &Path) -> Command {
-    let binary = std::env::var_os("HOLDFAST_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_holdfast")), PathBuf::from);
-    let mut command = Command::new(binary);
+    let mut command = Command::new(binary());
     command.arg("--config").arg(dir.join("holdfast.toml"));
     command.arg("--state-dir").arg(dir.join("state")).arg("--run-dir").arg(dir.join("run"));
     command.envs(unit_environment());
@@ -45,6 +49,26 @@ fn holdfast(dir: &Path) -> Command {
 fn unit_environment() -> impl Iterator<Item = (&'static str, &'static str)> {
     let lines = include_str!("../../systemd/holdfast.service").lines();
     lines.filter_map(|line| line.strip_prefix("Environment=")).flat_map(str::split_whitespace).filter_map(|pair| pair.split_once('='))
+}
+
+/// The grants of a document of `who -o json`.
+pub(crate) fn grants(document: &Value) -> Vec<Held> {
+    let held = |grant: &Value| {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let pod = &grant["pod"];
+        let holder = || {
+            let (namespace, name) = (text(&pod["namespace"])?, text(&pod["name"])?);
+            Some(format!("{namespace}/{name} {} {}", text(&pod["uid"])?, text(&grant["container"])?))
+        };
+        Held {
+            alloc_id: text(&grant["alloc_id"]).unwrap(),
+            resource: text(&grant["resource"]).unwrap(),
+            devices: grant["devices"].as_array().unwrap().iter().map(|id| text(id).unwrap()).collect(),
+            state: text(&grant["state"]).unwrap(),
+            holder: holder(),
+        }
+    };
+    document["grants"].as_array().unwrap().iter().map(held).collect()
 }
 
 impl Daemon {
@@ -89,23 +113,7 @@ impl Daemon {
 
     /// Who holds what.
     pub(crate) fn who(&self) -> Vec<Held> {
-        let document = self.ask("who");
-        let held = |grant: &Value| {
-            let text = |value: &Value| value.as_str().map(str::to_owned);
-            let pod = &grant["pod"];
-            let holder = || {
-                let (namespace, name) = (text(&pod["namespace"])?, text(&pod["name"])?);
-                Some(format!("{namespace}/{name} {} {}", text(&pod["uid"])?, text(&grant["container"])?))
-            };
-            Held {
-                alloc_id: text(&grant["alloc_id"]).unwrap(),
-                resource: text(&grant["resource"]).unwrap(),
-                devices: grant["devices"].as_array().unwrap().iter().map(|id| text(id).unwrap()).collect(),
-                state: text(&grant["state"]).unwrap(),
-                holder: holder(),
-            }
-        };
-        document["grants"].as_array().unwrap().iter().map(held).collect()
+        grants(&self.ask("who"))
     }
 
     /// Whether the kubelet has opened a stream for every resource.

@@ -29,7 +29,7 @@ enum Leaves {
     First,
 }
 
-fn has_taken_over(log: &Path) -> bool {
+pub(crate) fn has_taken_over(log: &Path) -> bool {
     fs::read_to_string(log).unwrap().contains("took over from another instance")
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn all(node: &Node, daemon: &mut Daemon) {
     say(format_args!("{rounds} restarts in place, as systemctl restart: {}", told(&restarted)));
 
     assert_eq!(running(node, "exclusive"), before, "a pod was harmed");
-    let agreed = wait_for("the ledger and the kubelet agree", SOON, || view::agreement(node, daemon).ok());
+    let agreed = wait_for("the ledger and the kubelet agree", SOON, || view::agreement(node, &daemon.who()).ok());
     say(format_args!("after all upgrades the ledger and the kubelet agree on {} grants", agreed.len()));
 }
 

@@ -28,13 +28,8 @@ pub(crate) fn write(dir: &Path) -> PathBuf {
     }
     tar(&root, &archive.join("layer.tar"));
 
-    let architecture = match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    };
     let config = json!({
-        "architecture": architecture,
+        "architecture": architecture(),
         "os": "linux",
         "config": {"Cmd": ["/bin/sleep", "1000000"], "Env": ["PATH=/bin"]},
         "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", sha256(&archive.join("layer.tar")))]},
@@ -46,6 +41,15 @@ pub(crate) fn write(dir: &Path) -> PathBuf {
     let image = dir.join("image.tar");
     tar(&archive, &image);
     image
+}
+
+/// This machine's, in the words of images.
+pub(crate) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
 }
 
 /// An archive of everything in `folder`, with plain names.

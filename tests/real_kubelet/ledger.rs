@@ -71,17 +71,22 @@ pub(crate) fn pods_come_and_go_through_restarts(node: &mut Node, daemon: &mut Da
     running(node, "staged");
     let began = Instant::now();
     let mut last = String::new();
-    let agreed = wait_for("the ledger agrees with the kubelet", SETTLED + RELEASED_WITHIN + SOON, || match agreement(node, daemon) {
-        Ok(grants) => Some(grants),
-        Err(difference) => {
-            if difference != last {
-                last.clone_from(&difference);
-                say(format_args!("not yet, after {:.0} s: {} characters of difference", began.elapsed().as_secs_f64(), difference.len()));
+    let agreed =
+        wait_for("the ledger agrees with the kubelet", SETTLED + RELEASED_WITHIN + SOON, || match agreement(node, &daemon.who()) {
+            Ok(grants) => Some(grants),
+            Err(difference) => {
+                if difference != last {
+                    last.clone_from(&difference);
+                    say(format_args!(
+                        "not yet, after {:.0} s: {} characters of difference",
+                        began.elapsed().as_secs_f64(),
+                        difference.len()
+                    ));
+                }
+                sleep(Duration::from_millis(500));
+                None
             }
-            sleep(Duration::from_millis(500));
-            None
-        }
-    });
+        });
     say(format_args!(
         "{:.0} s later the ledger, the checkpoint and pod-resources agree on all {} grants",
         began.elapsed().as_secs_f64(),

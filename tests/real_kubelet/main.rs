@@ -1,7 +1,8 @@
 //! Holdfast under a real kubelet, with containerd and runc: no API server, static pods.
 //!
 //! `KUBELET_BIN` names the kubelet (1.28 or newer); without it the test says that it is skipped. It needs root and the
-//! Debian packages `containerd runc busybox-static`. `HOLDFAST_BIN` names another binary than the one just built, such as
+//! Debian packages `containerd runc busybox-static`, for the image in the DaemonSet's pod also `containernetworking-plugins python3 dpkg
+//! binutils` and what `packaging/image/build` needs. `HOLDFAST_BIN` names another binary than the one just built, such as
 //! a release build, which the figures of an idle daemon are about; `HOLDFAST_STRICT=1` allows no slow registration.
 //!
 //! Everything runs in mount and process namespaces of its own: the kubelet hard-codes `/var/lib/kubelet/device-plugins`,
@@ -12,13 +13,16 @@
 
 mod checks;
 mod daemon;
+mod daemon_set;
 mod handover;
 mod health;
 mod image;
 mod ledger;
+mod network;
 mod node;
 mod pods;
 mod sandbox;
+mod shipped;
 mod timeline;
 mod timelines;
 mod view;
@@ -104,6 +108,27 @@ fn a_real_kubelet_does_not_notice_an_upgrade() {
             sandbox::furnish(&dir);
             let node = Node::start(&dir, &kubelet);
             handover::all(&node, &mut Daemon::start(&dir, CONFIG));
+        }
+    }
+}
+
+#[test]
+fn the_image_serves_a_real_kubelet_in_the_pod_of_the_daemon_set() {
+    let Some(kubelet) = kubelet() else { return };
+    match sandbox::work_dir() {
+        None => {
+            if let Some(what) = shipped::missing() {
+                return say(format_args!("SKIPPED: the image and the DaemonSet were not tested: {what}"));
+            }
+            sandbox::run("the_image_serves_a_real_kubelet_in_the_pod_of_the_daemon_set", &kubelet);
+        }
+        Some(dir) => {
+            sandbox::furnish(&dir);
+            let Some(image) = shipped::image(&dir) else { return };
+            network::write(&dir);
+            let node = Node::start(&dir, &kubelet);
+            node.import(&image);
+            daemon_set::all(&node, &shipped::config(&dir));
         }
     }
 }

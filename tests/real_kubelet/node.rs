@@ -1,6 +1,7 @@
 //! containerd and the kubelet.
 
 use crate::image::{self, PAUSE};
+use crate::network;
 use crate::pods::Pods;
 use crate::sandbox::output;
 use crate::wait_for;
@@ -11,6 +12,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use uuid::Uuid;
 
 const CONTAINERD: &str = r#"
 version = 2
@@ -28,6 +30,7 @@ state = "DIR/containerd-state"
     snapshotter = "native"
   [plugins."io.containerd.grpc.v1.cri".cni]
     conf_dir = "DIR/cni"
+    bin_dir = "PLUGINS"
 "#;
 
 const KUBELET: &str = r"
@@ -93,6 +96,17 @@ impl Process {
     }
 }
 
+/// containerd's own client.
+fn ctr(dir: &Path) -> Command {
+    let mut ctr = Command::new("ctr");
+    ctr.arg("--address").arg(dir.join("containerd.sock")).args(["--namespace", "k8s.io"]);
+    ctr
+}
+
+fn import(dir: &Path, archive: &Path) {
+    output(ctr(dir).args(["images", "import"]).arg(archive));
+}
+
 /// The machine as a node.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -115,6 +129,7 @@ impl Node {
         drop(ports);
         let fill = |text: &str| {
             let text = text.replace("DIR", dir.to_str().unwrap()).replace("PAUSE", PAUSE);
+            let text = text.replace("PLUGINS", network::plugins().unwrap_or_else(|| "/opt/cni/bin".into()).to_str().unwrap());
             text.replace("PORT_A", &port.to_string()).replace("PORT_B", &read_only.to_string())
         };
         fs::write(dir.join("containerd.toml"), fill(CONTAINERD)).unwrap();
@@ -122,16 +137,11 @@ impl Node {
 
         let mut containerd =
             Process::start(Command::new("containerd").arg("--config").arg(dir.join("containerd.toml")), dir.join("containerd.log"));
-        let ctr = || {
-            let mut ctr = Command::new("ctr");
-            ctr.arg("--address").arg(dir.join("containerd.sock")).args(["--namespace", "k8s.io"]);
-            ctr
-        };
         wait_for("containerd answers", Duration::from_secs(30), || {
             containerd.check();
-            ctr().arg("version").output().unwrap().status.success().then_some(())
+            ctr(dir).arg("version").output().unwrap().status.success().then_some(())
         });
-        output(ctr().args(["images", "import"]).arg(image::write(dir)));
+        import(dir, &image::write(dir));
 
         let pods = Pods::new(dir.join("manifests"), read_only);
         let mut node = Node { dir: dir.to_owned(), binary: kubelet.to_owned(), starts: 0, containerd, kubelet: None, pods };
@@ -162,6 +172,22 @@ impl Node {
     /// Ends the kubelet with `signal`; its containers run on.
     pub(crate) fn stop_kubelet(&mut self, signal: Signal) {
         self.kubelet.take().unwrap().stop(signal);
+    }
+
+    /// Gives containerd the images of an archive.
+    pub(crate) fn import(&self, archive: &Path) {
+        import(&self.dir, archive);
+    }
+
+    /// Whether a process of a container runs.
+    pub(crate) fn runs(&self, container: &str) -> bool {
+        let tasks = output(ctr(&self.dir).args(["tasks", "list"]));
+        tasks.lines().any(|line| line.starts_with(container) && line.ends_with("RUNNING"))
+    }
+
+    /// Runs `command` in a container, as `kubectl exec` does; what it printed.
+    pub(crate) fn exec(&self, container: &str, command: &[&str]) -> String {
+        output(ctr(&self.dir).args(["tasks", "exec", "--exec-id", &Uuid::now_v7().to_string(), container]).args(command))
     }
 
     /// What the present kubelet has logged.

@@ -2,6 +2,7 @@
 
 use crate::image::BUSYBOX;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -60,6 +61,11 @@ impl Pods {
                 "containers": [container("main", "env; ls -lR /dev/offered /dev/exclusive; exec sleep 1000000")],
             },
         });
+        self.put(name, &pod);
+    }
+
+    /// A pod of any kind, which should have this name.
+    pub(crate) fn put(&self, name: &str, pod: &Value) {
         // Renamed into place: the kubelet may look at any moment. A JSON document is a YAML document.
         let draft = self.manifests.with_extension("draft");
         fs::write(&draft, pod.to_string()).unwrap();
@@ -76,8 +82,7 @@ impl Pods {
 
     /// A pod by the name of its manifest; `None` when the kubelet does not know it.
     pub(crate) fn get(&self, name: &str) -> Option<Pod> {
-        let list = self.list()?;
-        let pod = list["items"].as_array()?.iter().find(|pod| pod["metadata"]["name"] == format!("{name}-node"))?;
+        let pod = self.told(name)?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (status, main) = (&pod["status"], &pod["status"]["containerStatuses"][0]);
         Some(Pod {
@@ -90,15 +95,34 @@ impl Pods {
         })
     }
 
+    /// All that the kubelet tells of a pod.
+    pub(crate) fn told(&self, name: &str) -> Option<Value> {
+        let list = self.list()?;
+        list["items"].as_array()?.iter().find(|pod| pod["metadata"]["name"] == format!("{name}-node")).cloned()
+    }
+
     /// The kubelet's pods; `None` while it does not answer.
     pub(crate) fn list(&self) -> Option<Value> {
+        serde_json::from_str(&self.ask("/pods")?).ok()
+    }
+
+    /// How often each kind of probe of a pod went well so far.
+    pub(crate) fn good_probes(&self, name: &str) -> BTreeMap<String, u64> {
+        let (metrics, pod) = (self.ask("/metrics/probes").unwrap_or_default(), format!("{name}-node"));
+        let label = |line: &str, key: &str| Some(line.split_once(&format!("{key}=\""))?.1.split_once('"')?.0.to_owned());
+        let of_pod = metrics.lines().filter(|line| line.starts_with("prober_probe_total{") && label(line, "pod").as_ref() == Some(&pod));
+        let good = of_pod.filter(|line| label(line, "result").as_deref() == Some("successful"));
+        good.filter_map(|line| Some((label(line, "probe_type")?, line.rsplit_once(' ')?.1.parse().ok()?))).collect()
+    }
+
+    fn ask(&self, path: &str) -> Option<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         // With HTTP/1.0 the answer comes in one piece and ends with the connection.
-        stream.write_all(b"GET /pods HTTP/1.0\r\n\r\n").ok()?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
         let (head, body) = answer.split_once("\r\n\r\n")?;
-        head.contains(" 200 ").then(|| serde_json::from_str(body).ok()).flatten()
+        head.contains(" 200 ").then(|| body.to_owned())
     }
 }
 

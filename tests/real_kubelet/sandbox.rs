@@ -23,16 +23,28 @@ const TOOLS: [(&str, &str); 9] = [
 ];
 
 /// Directories that are this run's own inside.
-const OWN_DIRS: [&str; 4] = ["/var/lib/kubelet", "/var/log/pods", "/var/log/containers", "/run/containerd"];
+const OWN_DIRS: [&str; 8] = [
+    "/var/lib/kubelet",
+    "/var/log/pods",
+    "/var/log/containers",
+    "/run/containerd",
+    // Of pods with addresses of their own.
+    "/run/netns",
+    "/var/lib/cni",
+    // Of the DaemonSet.
+    "/run/holdfast",
+    "/var/lib/holdfast",
+];
 
-/// Kernel settings that the kubelet insists on. It finds them so, and does not change the machine's.
-const SETTINGS: [(&str, &str); 6] = [
+/// Kernel settings that the kubelet and a network of pods insist on. They find them so, and do not change the machine's.
+const SETTINGS: [(&str, &str); 7] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
     ("kernel/panic", "10"),
     ("kernel/panic_on_oops", "1"),
     ("kernel/keys/root_maxkeys", "1000000"),
     ("kernel/keys/root_maxbytes", "25000000"),
+    ("net/ipv4/ip_forward", "1"),
 ];
 
 /// The directory of this run, inside.

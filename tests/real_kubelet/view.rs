@@ -1,6 +1,6 @@
 //! The kubelet's own view of who holds what, and whether the ledger's is the same.
 
-use crate::daemon::{Daemon, Held};
+use crate::daemon::Held;
 use crate::node::Node;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -60,13 +60,13 @@ fn recorded(held: &[Held]) -> Grants {
     held.iter().map(grant).collect()
 }
 
-/// What the ledger, the checkpoint and the listing agree on, grant by grant; else what differs.
-pub(crate) fn agreement(node: &Node, daemon: &Daemon) -> Result<Grants, String> {
+/// What the ledger (`held`), the checkpoint and the listing agree on, grant by grant; else what differs.
+pub(crate) fn agreement(node: &Node, held: &[Held]) -> Result<Grants, String> {
     let list = node.pods.list().ok_or("the kubelet does not answer")?;
     let pods = list["items"].as_array().into_iter().flatten().filter(|pod| pod["status"]["phase"] != "Failed");
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let pods: BTreeMap<String, String> = pods.map(|pod| (text(&pod["metadata"]["uid"]), text(&pod["metadata"]["name"]))).collect();
-    let (ledger, checkpoint) = (recorded(&daemon.who()), checkpointed(&pods));
+    let (ledger, checkpoint) = (recorded(held), checkpointed(&pods));
     if ledger != checkpoint {
         let only = |of: &Grants, other: &Grants| of.difference(other).cloned().collect::<Vec<_>>();
         return Err(format!(
