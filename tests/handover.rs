@@ -14,6 +14,8 @@ use holdfast::store;
 use nix::sys::signal::Signal;
 use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -302,6 +304,33 @@ fn an_upgrade_in_place_tells_systemd_of_the_new_main_process_and_one_that_fails_
         nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
         until("its end", || node.path("run/control.sock").exists(), |exists| !exists);
     });
+}
+
+/// An instance that is newer than this version: it offers a ledger that nobody here can read. What it was asked after that.
+fn offers(node: &Node, records: u32) -> std::thread::JoinHandle<String> {
+    std::fs::create_dir(node.path("run")).unwrap();
+    let listener = UnixListener::bind(node.path("run/handover.sock")).unwrap();
+    std::thread::spawn(move || {
+        let (mut asking, _) = listener.accept().unwrap();
+        writeln!(asking, r#"{{"word":"offer","protocol":7,"version":"7.0.0","records":{records},"and":"more"}}"#).unwrap();
+        let mut asked = String::new();
+        asking.read_to_string(&mut asked).unwrap();
+        asked
+    })
+}
+
+#[test]
+fn an_older_version_refuses_a_ledger_that_it_cannot_read_before_anything_is_changed() {
+    let node = Node::with(&[("gpu", DEVICES)]);
+    let newer = offers(&node, store::RECORDS + 1);
+    let refused = node.output(&["run", "--take-over"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    for word in ["the running holdfast 7.0.0", "nothing was changed, and the running one goes on", "install 7.0.0 or newer"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert_eq!(newer.join().unwrap(), "", "it was not even asked to let go");
+    assert!(!node.state().exists() && !node.path("kubelet").exists(), "no file was made");
 }
 
 #[test]

@@ -21,6 +21,19 @@ pub const ESCALATED: u8 = 7;
 /// Nobody holds what `who` was asked for.
 pub const NOBODY: u8 = 8;
 
+/// What a code says to whoever reads it of a daemon that does not start, where it says more than that it failed.
+#[must_use]
+pub fn meaning(code: i32) -> Option<&'static str> {
+    Some(match u8::try_from(code).ok()? {
+        USAGE => "it does not know this command line",
+        CONFIG => "the configuration is not valid",
+        KUBELET_DIR => "the kubelet's directory cannot be one",
+        STATE => "the state directory cannot be used",
+        ALREADY_RUNNING => "the state directory is in use",
+        _ => return None,
+    })
+}
+
 /// Why a verb ends without success: the sentence for standard error, and the code.
 #[derive(Debug)]
 pub struct Failed {

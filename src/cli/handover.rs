@@ -13,7 +13,7 @@ pub fn run(global: &Global) -> Result<(), Failed> {
     let upgrade = Upgrade { executable: std::env::current_exe()? };
     let installed = block_on(ask_to_hand_over(&global.run_dir, &upgrade))?.map_err(|error| match error {
         ControlError::Absent { .. } => Failed::new(FAILURE, format_args!("{error}; there is nothing to be handed over")),
-        ControlError::Failed { .. } => Failed::new(FAILURE, error),
+        ControlError::Failed { why, .. } => Failed::new(FAILURE, format_args!("no handover: {why}")),
     })?;
     show(global.output, &installed, |Installed { from, to, pid }| format!("handed over from {from} to {to} (process {pid})\n"))
 }

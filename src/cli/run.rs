@@ -1,16 +1,18 @@
 //! `holdfast run`: the daemon in the foreground, until a signal, or until another instance has taken over.
 
 use super::Global;
-use super::exit::{ESCALATED, FAILURE, Failed};
+use super::exit::{self, ESCALATED, FAILURE, Failed};
 use crate::app::handover::{self, Asked, Former, Given, Installed, Relieved, UpgradeOrder};
 use crate::app::{App, AppEvent, Settings, heartbeat};
 use clap::Args;
 use sd_notify::NotifyState;
+use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 /// How long an instance that ended in the midst of a handover may hold its ledger.
 const LOCKED_FOR: Duration = Duration::from_secs(5);
@@ -18,6 +20,8 @@ const LOCKED_FOR: Duration = Duration::from_secs(5);
 const NAMED_WITHIN: Duration = Duration::from_secs(2);
 /// How long a handover to this instance may go on before the next one begins.
 const RELIEVED_WITHIN: Duration = Duration::from_secs(20);
+/// How long an instance that was started here may take to ask for the ledger, which is the first thing that it does.
+const ASKS_WITHIN: Duration = Duration::from_secs(60);
 /// Turns of the event loop that an answer on the control socket takes, and more.
 const TURNS: usize = 32;
 
@@ -94,6 +98,7 @@ impl Signals {
 /// Another binary that is to take the place of this one.
 struct Upgrade {
     child: Child,
+    asks_until: Instant,
     answer: oneshot::Sender<Result<Installed, String>>,
 }
 
@@ -127,7 +132,7 @@ impl Daemon {
                         None => return Ok(()),
                     },
                 },
-                status = ended(&mut self.upgrade) => self.fail(format!("the new instance ended before it took over ({status}); its log says why")),
+                why = failed(&mut self.upgrade) => self.fail(why),
             }
         }
     }
@@ -151,7 +156,7 @@ impl Daemon {
         match handover::start_installed(&upgrade) {
             Ok(child) => {
                 tracing::info!(executable = %upgrade.executable.display(), pid = child.id(), "started the instance that is to take over");
-                self.upgrade = Some(Upgrade { child, answer });
+                self.upgrade = Some(Upgrade { child, asks_until: Instant::now() + ASKS_WITHIN, answer });
             }
             Err(error) => refuse(answer, format!("`{}` cannot be started: {error}", upgrade.executable.display())),
         }
@@ -179,7 +184,7 @@ impl Daemon {
         match given {
             Given::Stopped => Ok(None),
             Given::Left { version } => {
-                if let Some(Upgrade { child, answer }) = own
+                if let Some(Upgrade { child, answer, .. }) = own
                     && let Some(pid) = child.id()
                 {
                     notify(NotifyState::MainPid(pid));
@@ -201,12 +206,24 @@ impl Daemon {
     }
 }
 
-/// Waits for the end of the other binary's process, while there is one.
-async fn ended(upgrade: &mut Option<Upgrade>) -> String {
-    match upgrade {
-        Some(Upgrade { child, .. }) => child.wait().await.map_or_else(|error| error.to_string(), |status| status.to_string()),
-        None => std::future::pending().await,
+/// Waits until the other binary's process has ended instead of asking, while there is one; one that hangs is ended. Why it did not ask.
+async fn failed(upgrade: &mut Option<Upgrade>) -> String {
+    let Some(Upgrade { child, asks_until, .. }) = upgrade else { return std::future::pending().await };
+    match tokio::time::timeout_at(*asks_until, child.wait()).await {
+        Ok(Ok(status)) => format!("the new instance ended before it took over ({}); its log says why", in_words(status)),
+        Ok(Err(error)) => format!("the new instance cannot be watched: {error}"),
+        Err(_) => {
+            // One that is gone already is as good.
+            drop(child.kill().await);
+            format!("the new instance did nothing for {} s and was killed", ASKS_WITHIN.as_secs())
+        }
     }
+}
+
+/// With what the code means, where it has a meaning.
+fn in_words(status: ExitStatus) -> String {
+    let meaning = status.code().and_then(exit::meaning);
+    meaning.map_or_else(|| status.to_string(), |meaning| format!("{status}: {meaning}"))
 }
 
 /// SIGHUP ends nothing: a service manager or a person sends it to have the configuration read anew.
@@ -224,5 +241,35 @@ fn stay_at_hangups() -> std::io::Result<()> {
 fn notify(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "systemd could not be told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::process::Command;
+
+    /// Why a program that is started for an upgrade, and has so long to ask, does not take over.
+    fn fails(script: &str, within: Duration) -> (String, Option<Upgrade>) {
+        actix::System::new().block_on(async {
+            let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+            let (answer, _) = oneshot::channel();
+            let mut upgrade = Some(Upgrade { child, asks_until: Instant::now() + within, answer });
+            (failed(&mut upgrade).await, upgrade)
+        })
+    }
+
+    #[test]
+    fn a_new_instance_that_ends_is_told_with_what_its_code_means_and_one_that_hangs_is_killed() {
+        let ever = Duration::from_secs(3600);
+        let said = |code: u8| fails(&format!("exit {code}"), ever).0;
+        assert_eq!(
+            said(3),
+            "the new instance ended before it took over (exit status: 3: the configuration is not valid); its log says why"
+        );
+        assert_eq!(said(77), "the new instance ended before it took over (exit status: 77); its log says why");
+        let (why, upgrade) = fails("exec sleep 3600", Duration::from_millis(1));
+        assert!(why.contains("was killed"), "{why}");
+        assert_eq!(upgrade.unwrap().child.id(), None, "its end was seen");
     }
 }

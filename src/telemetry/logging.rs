@@ -1,7 +1,7 @@
 //! Logs, on standard error, as text for people or JSON for machines.
 //!
 //! ERROR: the daemon cannot keep a promise. WARN: somebody should look, not tonight. INFO: one line for each change
-//! of state. DEBUG: every step. `HOLDFAST_LOG` takes filters such as `debug` or `holdfast::registration=trace`.
+//! of state. DEBUG: every step. `HOLDFAST_LOG` takes filters such as `debug` or `holdfast::registration=debug`.
 
 use clap::ValueEnum;
 use std::io::IsTerminal;

@@ -1,0 +1,67 @@
+//! A kubelet for a daemon that is tried out or tested where no cluster is: `cargo run --example kubelet -- RESOURCE [FOLDER]`. One pod is given a
+//! device and keeps it; others come and go, one after the other, until SIGTERM. What happens is told on standard output, a line each.
+//!
+//! The folder stands for `/`: the kubelet's is `var/lib/kubelet` below it. Without one it is this machine's own, as in the
+//! system that `packaging/test/service` boots.
+
+#![expect(clippy::print_stdout, reason = "its lines are what it is for")]
+
+use holdfast::domain::ResourceName;
+use holdfast::sim::kubelet::{Kubelet, KubeletConfig, PodOutcome, PodSpec};
+use std::path::PathBuf;
+use std::time::Duration;
+use std::{env, io};
+
+/// From one pod to the next: the kubelet admits what it hears of, and hears of it now and then.
+const NEXT_POD_AFTER: Duration = Duration::from_millis(20);
+/// A wait without an end.
+const EVER: Duration = Duration::from_secs(u32::MAX as u64);
+
+fn main() -> io::Result<()> {
+    let mut arguments = env::args().skip(1);
+    let resource = arguments.next().and_then(|name| name.parse().ok()).ok_or_else(|| io::Error::other("for which resource?"))?;
+    let root = arguments.next().map_or_else(|| PathBuf::from("/"), PathBuf::from);
+    actix::System::new().block_on(async {
+        let kubelet = Kubelet::start(KubeletConfig::new(root.join("var/lib/kubelet"), root)).await?;
+        tokio::select! {
+            () = tell(&kubelet) => Ok(()),
+            done = pods(&kubelet, &resource) => done,
+        }
+    })
+}
+
+/// Tells every event, as soon as it happens.
+async fn tell(kubelet: &Kubelet) {
+    let mut told = 0;
+    loop {
+        let news = kubelet.wait_for_some(
+            |view| {
+                let events = view.events();
+                let new = usize::try_from(events.total() - told).unwrap_or(usize::MAX);
+                let lines: Vec<String> = events.iter().rev().take(new).map(ToString::to_string).collect();
+                (new > 0).then(|| (events.total(), lines))
+            },
+            EVER,
+        );
+        let Ok((total, lines)) = news.await else { return };
+        told = total;
+        lines.iter().rev().for_each(|line| println!("{line}"));
+    }
+}
+
+/// One that stays, and one after the other that do not.
+async fn pods(kubelet: &Kubelet, resource: &ResourceName) -> io::Result<()> {
+    let offered = |view: &holdfast::sim::kubelet::View<'_>| view.capacity(resource).allocatable > 1;
+    kubelet.wait_for(offered, EVER).await.map_err(io::Error::other)?;
+    add(kubelet, resource, "stays".into()).await;
+    for number in 0_u64.. {
+        let PodOutcome { uid, .. } = add(kubelet, resource, format!("goes-{number}")).await;
+        kubelet.delete_pod(&uid)?;
+        tokio::time::sleep(NEXT_POD_AFTER).await;
+    }
+    Ok(())
+}
+
+async fn add(kubelet: &Kubelet, resource: &ResourceName, name: String) -> PodOutcome {
+    kubelet.add_pod(PodSpec::new("default", name).app("main", resource, 1)).await
+}
