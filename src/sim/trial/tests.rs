@@ -56,8 +56,11 @@ fn no_oracle_is_violated() {
 #[test]
 fn without_any_one_safeguard_an_oracle_is_violated() {
     use Safeguard::{Audit, Broadcast, HeldIds, ReRegister, RefusalOnProof, SettlingRegister, StreamDeadline, UniqueSockets};
+    // Most are missed within a hundred nights; the nights before the one that misses the other need not be played every time.
+    let from = |safeguard| if safeguard == Broadcast { 970 } else { 0 };
     for safeguard in [SettlingRegister, Audit, StreamDeadline, ReRegister, HeldIds, UniqueSockets, Broadcast, RefusalOnProof] {
-        let found = safeguard.without(|| (0..1000).find_map(|seed| run(seed).violation.map(|violation| (seed, violation))));
+        let nights = from(safeguard)..from(safeguard) + 1000;
+        let found = safeguard.without(|| nights.into_iter().find_map(|seed| run(seed).violation.map(|violation| (seed, violation))));
         let Some((seed, violation)) = found else { panic!("{safeguard:?} is not missed in 1000 nights") };
         println!("without {safeguard:?}: {} in night {seed}: {}", violation.oracle, violation.what);
     }
