@@ -232,6 +232,20 @@ fn an_instance_that_stands_by_serves_again_when_the_other_one_dies() {
 }
 
 #[test]
+fn an_instance_that_is_just_starting_or_ending_is_waited_for() {
+    run(async {
+        let node = Node::with(&[("gpu", DEVICES)]);
+        let kubelet = node.start_kubelet().await;
+        let (store, _) = store::Store::open(&node.state(), holdfast::domain::Durability::PowerLoss, None).unwrap();
+        let new = take_over(&node);
+        new.logged("cannot be asked to hand it over yet").await;
+        drop(store);
+        offered(&kubelet, &gpu(), DEVICES).await;
+        new.logged("ready").await;
+    });
+}
+
+#[test]
 fn without_a_living_instance_the_flag_changes_nothing_and_without_the_flag_a_second_one_is_an_error() {
     run(async {
         let node = Node::with(&[("gpu", DEVICES)]);

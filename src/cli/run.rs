@@ -3,7 +3,8 @@
 use super::Global;
 use super::exit::{self, ESCALATED, FAILURE, Failed};
 use crate::app::handover::{self, Asked, Former, Given, Installed, Relieved, UpgradeOrder};
-use crate::app::{App, AppEvent, Settings, heartbeat};
+use crate::app::{App, AppEvent, Settings, StartError, heartbeat};
+use crate::store::StoreError;
 use clap::Args;
 use sd_notify::NotifyState;
 use std::process::ExitStatus;
@@ -14,8 +15,10 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// How long an instance that ended in the midst of a handover may hold its ledger.
-const LOCKED_FOR: Duration = Duration::from_secs(5);
+/// How long another process may hold the ledger without handing it over: one that is starting, or ending.
+const LOCKED_FOR: Duration = Duration::from_secs(30);
+/// How often it is asked meanwhile.
+const ASK_EVERY: Duration = Duration::from_millis(50);
 /// How long a former instance may take to tell systemd who the main process is.
 const NAMED_WITHIN: Duration = Duration::from_secs(2);
 /// How long a handover to this instance may go on before the next one begins.
@@ -59,9 +62,25 @@ async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {
 }
 
 async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Former>), Failed> {
-    let former = if take_over { handover::ask(&settings.roots.run).await.map_err(|error| Failed::new(FAILURE, error))? } else { None };
-    let app = if take_over { handover::start_when_free(settings, LOCKED_FOR).await? } else { App::start(settings.clone()).await? };
-    Ok((app, former))
+    if !take_over {
+        return Ok((App::start(settings.clone()).await?, None));
+    }
+    let until = Instant::now() + LOCKED_FOR;
+    let mut said = false;
+    loop {
+        let former = handover::ask(&settings.roots.run).await.map_err(|error| Failed::new(FAILURE, error))?;
+        let patience = if former.is_some() { LOCKED_FOR } else { Duration::ZERO };
+        match handover::start_when_free(settings, patience).await {
+            // Whoever has the ledger and cannot be asked is just starting, or ending: soon it can, or is gone.
+            Err(StartError::Store(StoreError::InUse { .. })) if former.is_none() && Instant::now() < until => {
+                if !std::mem::replace(&mut said, true) {
+                    tracing::info!("another process has the ledger and cannot be asked to hand it over yet");
+                }
+                tokio::time::sleep(ASK_EVERY).await;
+            }
+            started => return Ok((started?, former)),
+        }
+    }
 }
 
 /// Says that the daemon is ready, once it is, and once a former instance has left the kubelet to it.
