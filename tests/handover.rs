@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Daemon, Node, Random, name, offered, percentiles, resource, run, soon, until};
+use common::{Daemon, Node, Random, name, notified, offered, percentiles, resource, run, soon, until};
 use holdfast::domain::{AllocId, ResourceName};
 use holdfast::kubelet::checkpoint;
 use holdfast::sim::kubelet::{Event, EventKind, Kubelet, PodOutcome, PodPhase, PodSpec};
@@ -261,21 +261,6 @@ fn without_a_living_instance_the_flag_changes_nothing_and_without_the_flag_a_sec
         assert_eq!(third.status.code(), Some(3));
         assert!(!first.log().iter().any(|line| line.contains("handing over")));
     });
-}
-
-/// Reads what the daemon tells systemd, until it tells `wanted`.
-async fn notified(socket: &UnixDatagram, wanted: &str) -> String {
-    let mut buffer = [0; 256];
-    let told = async {
-        loop {
-            let length = socket.recv(&mut buffer).await.unwrap();
-            let told = String::from_utf8_lossy(&buffer[..length]).into_owned();
-            if let Some(line) = told.lines().find(|line| line.starts_with(wanted)) {
-                return line.to_owned();
-            }
-        }
-    };
-    soon(wanted, told).await
 }
 
 #[test]

@@ -1,10 +1,8 @@
 //! The daemon's life beside the kubelet's: waiting for one, following its restarts, losing a socket, ending in order.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
-
 mod common;
 
-use common::{Daemon, HANG, Node, allocate, count, dial, http_get, name, offered, percentiles, resource, run, soon, telemetry};
+use common::{Daemon, HANG, Node, allocate, count, dial, http_get, name, notified, offered, percentiles, resource, run, soon, telemetry};
 use holdfast::domain::ResourceName;
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, View};
@@ -13,20 +11,6 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::net::UnixDatagram;
-
-/// Reads what the daemon tells systemd, until it tells `wanted`.
-async fn notified(socket: &UnixDatagram, wanted: &str) {
-    let mut buffer = [0; 256];
-    let told = async {
-        loop {
-            let length = socket.recv(&mut buffer).await.unwrap();
-            if String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line == wanted) {
-                return;
-            }
-        }
-    };
-    soon(wanted, told).await;
-}
 
 #[test]
 fn an_absent_kubelet_is_waited_for_said_once_and_no_reason_not_to_be_ready() {

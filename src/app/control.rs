@@ -51,8 +51,6 @@ const CHUNKS_MAX: usize = 2;
 const READER_PATIENCE: Duration = Duration::from_secs(30);
 /// How many may read the ledger at the same time. They are people and their scripts; each has a thread.
 const READERS_MAX: usize = 4;
-/// After an error of the system the next connection is waited for this long.
-const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 /// How often a ledger in use is looked at again that seems to be wrong.
 const VERIFY_TRIES: usize = 2;
 
@@ -231,15 +229,7 @@ impl Listener for Door {
     type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        loop {
-            match self.0.accept().await {
-                Ok(stream) => return (stream, ()),
-                Err(error) => {
-                    tracing::warn!(%error, "the control socket takes no connection");
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
-                }
-            }
-        }
+        (self.0.accept().await, ())
     }
 
     fn local_addr(&self) -> io::Result<Self::Addr> {

@@ -6,7 +6,11 @@ use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
+use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
+
+/// After an error of the system the next connection is waited for this long.
+const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
 /// A socket that takes connections of root, and of whoever runs this daemon, and of nobody else.
 ///
@@ -38,25 +42,26 @@ impl TrustedListener {
 
     /// All of them, one after the other.
     pub fn incoming(self) -> impl Stream<Item = io::Result<UnixStream>> + Send {
-        futures_util::stream::unfold(self, |listener| async move { Some((listener.accept().await, listener)) })
+        futures_util::stream::unfold(self, |listener| async move { Some((Ok(listener.accept().await), listener)) })
     }
 
-    /// The next connection of somebody who may.
-    ///
-    /// # Errors
-    /// When the system has no more room for connections; later it may have.
-    pub async fn accept(&self) -> io::Result<UnixStream> {
+    /// The next connection of somebody who may. A system that has no more room for connections is asked again later.
+    pub async fn accept(&self) -> UnixStream {
         loop {
-            let (stream, _) = self.listener.accept().await?;
-            match is_trusted(&stream) {
-                Ok(()) => return Ok(stream),
-                Err(why) => {
-                    let path = self.listener.local_addr().ok();
-                    let path = path.as_ref().and_then(|address| address.as_pathname()).unwrap_or(Path::new("?"));
-                    tracing::warn!(path = %path.display(), why, "a connection was refused");
-                    (self.refused)();
-                }
-            }
+            let (problem, wait) = match self.listener.accept().await {
+                Ok((stream, _)) => match is_trusted(&stream) {
+                    Ok(()) => return stream,
+                    Err(why) => {
+                        (self.refused)();
+                        (format!("a connection was refused: {why}"), Duration::ZERO)
+                    }
+                },
+                Err(error) => (format!("no connection can be taken: {error}"), ACCEPT_AGAIN),
+            };
+            let path = self.listener.local_addr().ok();
+            let path = path.as_ref().and_then(|address| address.as_pathname()).unwrap_or(Path::new("?"));
+            tracing::warn!(path = %path.display(), "{problem}");
+            tokio::time::sleep(wait).await;
         }
     }
 }

@@ -28,6 +28,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use tempfile::TempDir;
+use tokio::net::UnixDatagram;
 use tokio::sync::watch;
 use tonic::transport::Channel;
 
@@ -322,6 +323,21 @@ pub(crate) async fn allocate(api: &mut DevicePluginClient<Channel>, ids: &[&str]
     let request = api::ContainerAllocateRequest { devices_ids: ids.iter().map(ToString::to_string).collect() };
     let response = api.allocate(api::AllocateRequest { container_requests: vec![request] }).await?;
     Ok(AllocId::new(response.into_inner().container_responses[0].annotations[AllocId::ANNOTATION].clone()))
+}
+
+/// Reads what the daemon tells systemd, until it tells `wanted`, or anything of a variable such as `MAINPID=`. The line.
+pub(crate) async fn notified(socket: &UnixDatagram, wanted: &str) -> String {
+    let is_wanted = |line: &&str| *line == wanted || (wanted.ends_with('=') && line.starts_with(wanted));
+    let mut buffer = [0; 256];
+    let told = async {
+        loop {
+            let length = socket.recv(&mut buffer).await.unwrap();
+            if let Some(line) = String::from_utf8_lossy(&buffer[..length]).lines().find(is_wanted) {
+                return line.to_owned();
+            }
+        }
+    };
+    soon(wanted, told).await
 }
 
 /// The ids of a grant.

@@ -19,8 +19,6 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// How long somebody who connects may take to say what is wanted.
 const FIRST_WORD_WITHIN: Duration = Duration::from_secs(10);
-/// After an error of the system the next connection is waited for this long.
-const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 /// How long another process may hold the ledger before that is said.
 const LOCKED_FOR: Duration = Duration::from_secs(1);
 /// How long this instance may take to be registered again before the streams of its former life end.
@@ -75,13 +73,8 @@ async fn accept(listener: TrustedListener, asked: mpsc::Sender<Asked>) {
     // They end with this task.
     let mut conversations = JoinSet::new();
     loop {
-        match listener.accept().await {
-            Ok(stream) => drop(conversations.spawn(hear_out(stream, asked.clone()))),
-            Err(error) => {
-                tracing::warn!(%error, "the handover socket takes no connection");
-                tokio::time::sleep(ACCEPT_AGAIN).await;
-            }
-        }
+        let stream = listener.accept().await;
+        drop(conversations.spawn(hear_out(stream, asked.clone())));
         while conversations.try_join_next().is_some() {}
     }
 }

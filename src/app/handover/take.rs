@@ -120,8 +120,8 @@ impl App {
 }
 
 impl Former {
-    /// Has it pass on what it is asked, and then leave the kubelet, as soon as this instance is ready; returns when the kubelet has everything from
-    /// here. It may end at any moment: then the kubelet clears up after it as after any other.
+    /// Has it pass on what it is asked, and then leave the kubelet, as soon as this instance is ready; returns when the
+    /// kubelet has everything from here. It may end at any moment: then the kubelet clears up after it as after any other.
     pub async fn relieve(mut self, standing: Standing, detaches: bool) -> Relieved {
         let Standing { sockets, mut ready, mut registrations, detach, reattach } = standing;
         drop(ready.wait_for(|ready| *ready).await);
