@@ -79,16 +79,22 @@ fn owed(node: &Node) -> usize {
     store::peek(&node.state()).unwrap().owed.values().map(|devices| devices.len()).sum()
 }
 
+/// A node whose hook after release waits for `go`, and fails without `key`.
+fn node_with_a_hook_that_waits() -> Node {
+    let node = node("");
+    let text = "env >\"$1/env\"; echo run >>\"$1/runs\"\n\
+                while [ ! -e \"$1/go\" ]; do sleep 0.05; done\n\
+                [ -e \"$1/key\" ] || { echo no key >&2; exit 3; }\n";
+    let after_release = format!("after_release = {{ {}, timeout = \"1h\" }}", script(&node, text));
+    node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
+    node
+}
+
 /// The whole way: given back, hook under way, killed, run again, failed, mended. Nobody gets the device before its end.
 #[test]
 fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill() {
     run(async {
-        let node = node("");
-        let text = "env >\"$1/env\"; echo run >>\"$1/runs\"\n\
-                    while [ ! -e \"$1/go\" ]; do sleep 0.05; done\n\
-                    [ -e \"$1/key\" ] || { echo no key >&2; exit 3; }\n";
-        let after_release = format!("after_release = {{ {}, timeout = \"1h\" }}", script(&node, text));
-        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
+        let node = node_with_a_hook_that_waits();
         let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
         let mut daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 1).await;
@@ -162,12 +168,7 @@ async fn beside<T>(what: &str, look: impl Fn() -> T, fits: impl Fn(&T) -> bool) 
 #[test]
 fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_former_ones_hook_across_kills() {
     run(async {
-        let node = node("");
-        let text = "env >\"$1/env\"; echo run >>\"$1/runs\"\n\
-                    while [ ! -e \"$1/go\" ]; do sleep 0.05; done\n\
-                    [ -e \"$1/key\" ] || { echo no key >&2; exit 3; }\n";
-        let after_release = format!("after_release = {{ {}, timeout = \"1h\" }}", script(&node, text));
-        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
+        let node = node_with_a_hook_that_waits();
         // A kubelet that has started lately: nothing is refused to it, and nothing released by its listings.
         let restart_after = Duration::from_millis(100);
         let kubelet = Kubelet::start(KubeletConfig { restart_after, ..node.kubelet_config() }).await.unwrap();
