@@ -99,9 +99,9 @@ struct Policy {
 
 impl Tree {
     fn choose(&self, policy: Policy, size: usize) -> Vec<usize> {
-        let mut best: Option<(Rank, Choice)> = None;
-        self.0.search(policy, size, Around::default(), &mut best);
-        best.map(|(_, choice)| choice.ids).unwrap_or_default()
+        let (solved, mut best) = (self.0.solve(policy, size, 0), None);
+        self.0.search(&solved, policy, size, Around::default(), &mut best);
+        best.map(|(_, choice)| choice.ids.clone()).unwrap_or_default()
     }
 }
 
@@ -141,6 +141,13 @@ impl Cost {
 struct Choice {
     cost: Cost,
     ids: Vec<usize>,
+}
+
+/// The best choice of each size in a group, `None` where there is none; and the same for each of its parts.
+#[derive(Debug)]
+struct Solved {
+    choices: Vec<Option<Choice>>,
+    parts: Vec<Solved>,
 }
 
 /// A choice among those of other groups: pairs of shares of one device, how far the company is where that comes first, how
@@ -190,40 +197,41 @@ impl Group {
         cost
     }
 
-    /// The best choice of each size up to `size`; `None` where there is none.
-    fn best(&self, policy: Policy, size: usize, depth: usize) -> Vec<Option<Choice>> {
+    /// The best choice of each size up to `size`.
+    fn solve(&self, policy: Policy, size: usize, depth: usize) -> Solved {
         let most = size.min(self.free);
-        let mut table: Vec<Option<Choice>> = match &self.parts {
+        let (mut choices, parts): (Vec<Option<Choice>>, Vec<Solved>) = match &self.parts {
             Parts::Shares(free) => {
                 let taken = |count: usize| {
                     let mut ids = free[..count].to_vec();
                     ids.sort_unstable();
                     Choice { cost: Cost::default(), ids }
                 };
-                (0..=most).map(|count| Some(taken(count))).collect()
+                ((0..=most).map(|count| Some(taken(count))).collect(), Vec::new())
             }
             Parts::Groups(groups) => {
+                let parts: Vec<Solved> = groups.iter().map(|part| part.solve(policy, size, depth + 1)).collect();
                 let nothing = vec![Some(Choice { cost: Cost::default(), ids: Vec::new() })];
-                groups.iter().fold(nothing, |table, part| join(&table, &part.best(policy, size, depth + 1), size))
+                (parts.iter().fold(nothing, |choices, part| join(&choices, &part.choices, size)), parts)
             }
         };
-        for (count, choice) in table.iter_mut().enumerate() {
+        for (count, choice) in choices.iter_mut().enumerate() {
             if count < self.must {
                 *choice = None;
             } else if let Some(choice) = choice {
                 choice.cost = choice.cost.plus(&self.cost(policy, count, depth));
             }
         }
-        table
+        Solved { choices, parts }
     }
 
     /// Looks for the best choice in this group and in every one below it.
-    fn search(&self, policy: Policy, size: usize, around: Around, best: &mut Option<(Rank, Choice)>) {
+    fn search<'a>(&self, solved: &'a Solved, policy: Policy, size: usize, around: Around, best: &mut Option<(Rank, &'a Choice)>) {
         if self.free < size {
             return;
         }
         let Around { depth, cost, left } = around;
-        if let Some(choice) = self.best(policy, size, depth).into_iter().nth(size).flatten() {
+        if let Some(Some(choice)) = solved.choices.get(size) {
             let mut cost = choice.cost.plus(&cost);
             let same = std::mem::take(&mut cost.0[Cost::SAME]);
             let company = if policy.company_first { std::mem::take(&mut cost.0[Cost::COMPANY]) } else { 0 };
@@ -243,8 +251,9 @@ impl Group {
         // Only for the nearest is it of interest how much smaller a group could be.
         if let (Parts::Groups(groups), Placement::Closest) = (&self.parts, policy.placement) {
             let around = Around { depth: depth + 1, cost: cost.plus(&self.cost(policy, size, depth)), left: left + self.free - size };
-            let must = |part: &Group| part.must == self.must;
-            groups.iter().filter(|part| must(part)).for_each(|part| part.search(policy, size, around, best));
+            for (part, solved) in groups.iter().zip(&solved.parts).filter(|(part, _)| part.must == self.must) {
+                part.search(solved, policy, size, around, best);
+            }
         }
     }
 }
