@@ -38,7 +38,7 @@ pub fn scan(root: &HostRoot) -> Scan {
     let mut functions: BTreeMap<PciAddress, PciFunction> = BTreeMap::new();
     let mut claims = Vec::new();
     let Some(bus) = root.folder(DEVICES) else { return Scan::default() };
-    for (name, address) in bus.names().iter().filter_map(|name| Some((name, name.parse().ok()?))) {
+    for (name, address) in bus.names().filter_map(|name| Some((name, name.parse().ok()?))) {
         if let Some((mut function, numbered)) = read_whole(&bus, name, address, &children) {
             function.virtfns = numbered.iter().map(|(_, vf)| *vf).collect();
             claims.extend(numbered.into_iter().map(|(index, vf)| (address, index, vf)));
@@ -84,7 +84,7 @@ fn read_whole(bus: &Folder, name: &str, address: PciAddress, children: &ClassChi
 
 /// What its folder, where there is one, and the `target` of the link to it say.
 fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &ClassChildren) -> (PciFunction, Numbered) {
-    let entries = folder.map_or(&[][..], Folder::names);
+    let entries = || folder.into_iter().flat_map(Folder::names);
     let text = |name: &str| folder?.read(name);
     let link = |name: &str| folder?.link_name(name);
     let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
@@ -94,12 +94,12 @@ fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &C
     let (vendor, device) = id_pair(uevent("PCI_ID"));
     let (subsystem_vendor, subsystem_device) = id_pair(uevent("PCI_SUBSYS_ID"));
 
-    let numbered = virtfns(entries, &link);
-    let below = |prefix: &str| entries.iter().filter(|entry| is_numbered(entry, prefix)).cloned().collect();
+    let numbered = virtfns(entries(), &link);
+    let below = |prefix: &str| entries().filter(|entry| is_numbered(entry, prefix)).map(str::to_owned).collect();
     let inside = |name: &str, prefix: &str| -> Vec<String> {
         let inner = folder.and_then(|folder| folder.folder(name));
-        let names = inner.as_ref().map_or(&[][..], Folder::names);
-        names.iter().filter(|name| is_numbered(name, prefix)).cloned().collect()
+        let names = inner.iter().flat_map(Folder::names);
+        names.filter(|name| is_numbered(name, prefix)).map(str::to_owned).collect()
     };
     let function = PciFunction {
         address,
@@ -122,7 +122,7 @@ fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &C
         rdma: children.of(address, folder, "infiniband"),
         nvme: children.of(address, folder, "nvme"),
         drm: children.of(address, folder, "drm"),
-        mdevs: entries.iter().filter(|entry| is_uuid(entry)).cloned().collect(),
+        mdevs: entries().filter(|entry| is_uuid(entry)).map(str::to_owned).collect(),
         vdpa: below("vdpa"),
         uio: inside("uio", "uio"),
         vfio_dev: inside("vfio-dev", "vfio").into_iter().next(),
@@ -131,9 +131,9 @@ fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &C
 }
 
 /// The links `virtfn0`, `virtfn1`, … in the order of their numbers, which is not the order of their names.
-fn virtfns(entries: &[String], link: &dyn Fn(&str) -> Option<String>) -> Numbered {
+fn virtfns<'a>(entries: impl Iterator<Item = &'a str>, link: &dyn Fn(&str) -> Option<String>) -> Numbered {
     let mut numbered: Numbered =
-        entries.iter().filter_map(|entry| Some((entry.strip_prefix("virtfn")?.parse().ok()?, link(entry)?.parse().ok()?))).collect();
+        entries.filter_map(|entry| Some((entry.strip_prefix("virtfn")?.parse().ok()?, link(entry)?.parse().ok()?))).collect();
     numbered.sort_unstable();
     numbered
 }
@@ -185,15 +185,15 @@ impl ClassChildren {
 
     fn of(&self, address: PciAddress, folder: Option<&Folder>, class: &'static str) -> Vec<String> {
         let mut names = self.0.get(&(class, address)).cloned().unwrap_or_default();
-        for entry in folder.map_or(&[][..], Folder::names) {
+        for entry in folder.into_iter().flat_map(Folder::names) {
             let is_virtio = class == "net" && is_numbered(entry, "virtio");
             if entry != class && !is_virtio {
                 continue;
             }
             let below = folder.and_then(|folder| folder.folder(entry));
             let below = if is_virtio { below.and_then(|virtio| virtio.folder("net")) } else { below };
-            let found = below.as_ref().map_or(&[][..], Folder::names);
-            names.extend(found.iter().filter(|name| is_child_name(class, name)).cloned());
+            let found = below.iter().flat_map(Folder::names);
+            names.extend(found.filter(|name| is_child_name(class, name)).map(str::to_owned));
         }
         names.into_iter().collect()
     }
@@ -217,6 +217,9 @@ pub(super) fn is_numbered(name: &str, prefix: &str) -> bool {
 
 /// Whether `name` is spelled like `f715f63c-0d00-4007-9c5a-b07b0c6c05de`: the folder of a mediated device.
 fn is_uuid(name: &str) -> bool {
+    if name.len() != 36 {
+        return false;
+    }
     let parts: Vec<&str> = name.split('-').collect();
     parts.iter().map(|part| part.len()).eq([8, 4, 4, 4, 12]) && parts.iter().all(|part| part.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }

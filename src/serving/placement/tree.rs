@@ -49,12 +49,17 @@ pub(super) struct Tree(pub(super) Group);
 type Company = BTreeMap<Key, usize>;
 
 impl Tree {
-    pub(super) fn new(offering: &Offering, company: &BTreeMap<&DeviceId, &Device>, ids: &[&DeviceId], must: &BTreeSet<&DeviceId>) -> Self {
+    pub(super) fn new<'a>(
+        offering: &'a Offering,
+        company: &BTreeMap<&DeviceId, &Device>,
+        ids: &[&'a DeviceId],
+        must: &BTreeSet<&DeviceId>,
+    ) -> Self {
         // What is asked for and not offered is a device of its own.
-        let device = |id: &DeviceId| offering.devices.get(id).map_or_else(|| id.clone(), |offered| offered.device.id.clone());
-        let mut leaves: BTreeMap<DeviceId, Leaf> = BTreeMap::new();
+        let device = |id: &&'a DeviceId| offering.devices.get(*id).map_or(*id, |offered| &offered.device.id);
+        let mut leaves: BTreeMap<&DeviceId, Leaf> = BTreeMap::new();
         for offered in offering.devices.values() {
-            let leaf = leaves.entry(offered.device.id.clone());
+            let leaf = leaves.entry(&offered.device.id);
             leaf.or_insert_with(|| Leaf { path: path(&offered.device), free: Vec::new(), must: 0, total: 0 }).total += 1;
         }
         for (index, id) in ids.iter().enumerate() {
