@@ -94,9 +94,8 @@ fn set(metric: Metric, labels: &[&str], now: u64) {
 fn took(metric: Metric, labels: &[&str], took: Duration) {
     change(metric, labels, |value| {
         if let Value::Histogram(histogram) = value {
-            let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
             // A sample at a bound is below it, and one of a fraction more is not.
-            let us = us.saturating_add(u64::from(took.subsec_nanos() % 1000 != 0));
+            let us = u64::try_from(took.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
             histogram.counts[BUCKETS.partition_point(|(bound, _)| *bound < us)] += 1;
             histogram.sum += took;
         }
