@@ -153,7 +153,7 @@ fn scrape(bencher: Bencher<'_, '_>) {
     let device = hardware::discover(&root, &[Arc::new(first.clone())], &BTreeMap::new()).devices.remove(0);
     let name = |n: u64| format!("example.com/resource-{n}").parse::<holdfast::domain::ResourceName>().unwrap();
     let id = |n: u64| DeviceId::new(format!("GPU-{n:032x}"));
-    let health = |n: u64| if n % 8 == 0 { Health::Unhealthy(Reason::Xid) } else { Health::Healthy };
+    let health = |n: u64| if n.is_multiple_of(8) { Health::Unhealthy(Reason::Xid) } else { Health::Healthy };
     let offering = |resource: u64| {
         let offered = |n: u64| (id(n), Offered { device: Arc::new(Device { id: id(n), ..(*device).clone() }), health: health(n) });
         let spec = Arc::new(ResourceSpec { name: name(resource), ..first.clone() });
