@@ -3,8 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot be set up has nothing to measure")]
 
 use divan::{Bencher, black_box};
+use holdfast::app::write_held;
 use holdfast::domain::{
-    AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, Health, Offered, Offering, Timestamp,
+    AllocId, ContainerEdits, Device, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, Health, Inventory, Offered, Offering,
+    PodRef, Reason, ResourceSpec, Timestamp,
 };
 use holdfast::hardware;
 use holdfast::host::HostRoot;
@@ -12,10 +14,12 @@ use holdfast::kubelet::api::v1beta1;
 use holdfast::serving::placement::choose_beside;
 use holdfast::sim::hardware::SimNode;
 use holdfast::store::Store;
+use holdfast::telemetry::metrics;
 use prost::Message;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn main() {
     divan::main();
@@ -137,6 +141,44 @@ fn prefer(bencher: Bencher<'_, '_>, devices: u32) {
     let free: Vec<DeviceId> = offering.devices.keys().step_by(2).chain(offering.devices.keys().skip(1).step_by(2)).cloned().collect();
     let company: Vec<_> = offering.devices.values().step_by(devices as usize / 16).map(|offered| Arc::clone(&offered.device)).collect();
     bencher.bench_local(|| choose_beside(&offering, &company, black_box(&free), &[], 8).unwrap());
+}
+
+/// One scrape of a node with 512 devices, one in eight of them unhealthy, and 200 pods with two devices each.
+#[divan::bench]
+fn scrape(bencher: Bencher<'_, '_>) {
+    let dir = tempfile::tempdir().unwrap();
+    let node = SimNode::create(dir.path()).unwrap();
+    let root = HostRoot::new(node.root());
+    let first = hardware::defaults::specs(&hardware::scan(&root)).remove(0);
+    let device = hardware::discover(&root, &[Arc::new(first.clone())], &BTreeMap::new()).devices.remove(0);
+    let name = |n: u64| format!("example.com/resource-{n}").parse::<holdfast::domain::ResourceName>().unwrap();
+    let id = |n: u64| DeviceId::new(format!("GPU-{n:032x}"));
+    let health = |n: u64| if n.is_multiple_of(8) { Health::Unhealthy(Reason::Xid) } else { Health::Healthy };
+    let offering = |resource: u64| {
+        let offered = |n: u64| (id(n), Offered { device: Arc::new(Device { id: id(n), ..(*device).clone() }), health: health(n) });
+        let spec = Arc::new(ResourceSpec { name: name(resource), ..first.clone() });
+        (name(resource), Offering { spec, devices: (resource * 64..resource * 64 + 64).map(offered).collect() })
+    };
+    let inventory = Inventory { resources: (0..8).map(offering).collect() };
+    let held = |n: u64| {
+        let Entry::Grant(mut grant) = grant(n) else { unreachable!("a grant is made") };
+        let pod =
+            PodRef { uid: format!("{n:032x}"), namespace: Some(format!("team-{}", n % 10)), name: Some(format!("train-{n}-worker-0")) };
+        grant.state = GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(1) };
+        grant.resource = name(n % 8);
+        Arc::from(grant)
+    };
+    let grants: Vec<Arc<Grant>> = (0..200).map(held).collect();
+    for resource in (0..8).map(name) {
+        metrics::offered(resource.as_str());
+        for us in (0..2000).step_by(7) {
+            metrics::allocated(resource.as_str(), us % 100 != 0, Duration::from_micros(us));
+            metrics::registration_took(resource.as_str(), Duration::from_micros(us));
+        }
+    }
+    let text = metrics::page(|page| write_held(page, &inventory, &grants));
+    assert!(text.lines().count() > 700, "{text}");
+    bencher.bench_local(|| metrics::page(|page| write_held(page, black_box(&inventory), black_box(&grants))));
 }
 
 /// One durable grant: written, synced, and put into the query database.

@@ -10,6 +10,8 @@ use holdfast::app::App;
 use holdfast::domain::{AllocId, DeviceId, GrantState};
 use holdfast::messages::CallError;
 use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
+use holdfast::telemetry::metrics;
+use holdfast::telemetry::table::Metric;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -114,6 +116,10 @@ fn every_actor_dies_again_and_again_while_pods_are_admitted_and_nobody_notices()
             granted.len(),
             percentiles(took.into_inner())
         );
+
+        for actor in ["discovery", "health", "ledger", "registration", "serving"] {
+            assert!(metrics::counted(Metric::ActorRestarts, &[actor]) >= DEATHS as u64, "{actor}");
+        }
 
         // The actors of the last life know everything: the list is whole, new devices are seen, grants find their pods.
         node.create_device("gpu", DEVICES);

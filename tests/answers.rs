@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Daemon, HANG, Node, allocate, count, dial, files_below, http_get, ids, name, offered, resource, run, soon, telemetry, until};
+use common::{HANG, Node, allocate, count, dial, files_below, ids, name, offered, resource, run, soon, until};
 use holdfast::domain::ResourceName;
 use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
 use holdfast::store;
@@ -360,64 +360,5 @@ fn who_status_and_export_tell_the_same_with_and_without_the_daemon() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(said.contains("no holdfast answers") && said.contains("journal"), "where it is from is said: {said}");
         assert_eq!(node.output(&["status"]).status.code(), Some(1));
-    });
-}
-
-/// The documented names. One that changes breaks somebody's alert.
-const METRICS: [(&str, &str); 12] = [
-    ("holdfast_actor_restarts_total", "counter"),
-    ("holdfast_allocate_duration_seconds", "histogram"),
-    ("holdfast_allocations_total", "counter"),
-    ("holdfast_build_info", "gauge"),
-    ("holdfast_devices", "gauge"),
-    ("holdfast_grants", "gauge"),
-    ("holdfast_journal_sync_duration_seconds", "histogram"),
-    ("holdfast_ledger_entries_not_durable", "gauge"),
-    ("holdfast_ledger_kept", "gauge"),
-    ("holdfast_registrations_total", "counter"),
-    ("holdfast_scan_duration_seconds", "histogram"),
-    ("holdfast_stream_ends_total", "counter"),
-];
-
-#[test]
-fn the_metrics_have_their_documented_names_and_count_what_happened() {
-    run(async {
-        let node = Node::with(&[("gpu", 2)]);
-        node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
-        let kubelet = node.start_kubelet().await;
-        let daemon = Daemon::spawn(&mut node.command(&["run"]));
-        offered(&kubelet, &gpu(), 2).await;
-        let address = telemetry(&daemon).await;
-        let mut api = dial(&kubelet, &node, &gpu()).await;
-        allocate(&mut api, &["dev:gpu0"]).await.unwrap();
-        allocate(&mut api, &["dev:ghost"]).await.unwrap_err();
-        kubelet.restart().await.unwrap();
-        daemon.logged("stream ended").await;
-        offered(&kubelet, &gpu(), 2).await;
-
-        // The views of the ledger follow it by some milliseconds.
-        let has_grants = |(code, text): &(u16, String)| *code == 200 && text.contains("state=\"granted\"} 1");
-        let (_, text) = until("the grant in /metrics", || http_get(address, "/metrics"), has_grants);
-        for (name, kind) in METRICS {
-            // No actor has died: that one has nothing to show.
-            let wanted = format!("# TYPE {name} {kind}");
-            assert!(text.contains(&wanted) || name == "holdfast_actor_restarts_total", "`{wanted}` is not in:\n{text}");
-        }
-        let known: BTreeSet<&str> = METRICS.iter().map(|(name, _)| *name).collect();
-        for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
-            assert!(known.contains(line.split(' ').next().unwrap()), "`{line}` is not documented");
-        }
-        for sample in [
-            "holdfast_allocations_total{resource=\"example.com/gpu\",result=\"ok\"} 1",
-            "holdfast_allocations_total{resource=\"example.com/gpu\",result=\"error\"} 1",
-            "holdfast_devices{resource=\"example.com/gpu\",health=\"healthy\"} 2",
-            "holdfast_stream_ends_total{resource=\"example.com/gpu\"} 1",
-            "holdfast_grants{resource=\"example.com/gpu\",state=\"granted\"} 1",
-        ] {
-            assert!(text.lines().any(|line| line == sample), "`{sample}` is not in:\n{text}");
-        }
-        assert_eq!(http_get(address, "/nothing").0, 404);
-        let grants = node.grants();
-        assert_eq!(ids(&grants[0]).len(), 1);
     });
 }

@@ -221,6 +221,8 @@ fn the_daemon_says_once_that_its_disk_is_full_and_once_that_it_is_not() {
                 }
             }
             until_gauge(metrics, JOURNAL, 0.0);
+            assert!(gauge(metrics, "holdfast_journal_sync_failures_total").unwrap() > 0.0);
+            assert!(gauge(metrics, "holdfast_ledger_free_bytes").unwrap() < 1e6);
             disk.make_room();
             answered.push(allocate(&mut api, &["dev:gpu2"]).await.unwrap());
             until_gauge(metrics, JOURNAL, 1.0);

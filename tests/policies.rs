@@ -14,6 +14,8 @@ use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::Record;
 use holdfast::store::{self, Store};
+use holdfast::telemetry::metrics;
+use holdfast::telemetry::table::Metric;
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -90,6 +92,8 @@ fn a_device_that_another_pod_provably_has_is_refused_unless_the_operator_wants_i
                 let refusal = refusal.to_string();
                 assert!(refusal.contains("default/first") && refusal.contains("gpu0"), "{refusal}");
             }
+            let told = ["example.com/gpu", "yes", if is_granted { "granted" } else { "refused" }];
+            assert_eq!(metrics::counted(Metric::Doubts, &told), 1, "{refuse:?}");
             let known = store::peek(&dir.path().join("state")).unwrap().grants;
             assert_eq!(known.len(), 1 + usize::from(is_granted), "{refuse:?}: beside the one that has it");
         }

@@ -29,9 +29,6 @@ const ONE_PLACE: &[(&str, &[&str], &str)] = &[
     ("nix::", &["host/", "sim/hardware.rs"], "a function of `host`"),
     ("nvml_wrapper::", &["host/nvml.rs"], "`host::ask_nvml`"),
     ("inotify::", &["host/"], "`host::DirWatch`"),
-    ("metrics::counter!", &["telemetry/metrics.rs"], "a function of `telemetry::metrics`"),
-    ("metrics::gauge!", &["telemetry/metrics.rs"], "a function of `telemetry::metrics`"),
-    ("metrics::histogram!", &["telemetry/metrics.rs"], "a function of `telemetry::metrics`"),
     ("kubelet::proto", &["kubelet/", "sim/", "cli/bench"], "the domain's types"),
     ("std::process::exit", &[], "an exit code that `main` returns"),
 ];

@@ -13,6 +13,8 @@ pub mod handover;
 pub mod heartbeat;
 mod hooks;
 mod kernel_log;
+mod labels;
+mod measures;
 mod nvml;
 mod processors;
 mod rebuild;
@@ -27,6 +29,7 @@ pub use control::{
 };
 pub use devices::DeviceReport;
 pub use error::StartError;
+pub use measures::write_held;
 pub use processors::Processors;
 pub use status::{ResourceReport, Status};
 pub use views::{Actors, Views};
@@ -124,6 +127,7 @@ impl App {
         let (mut store, mut recovered) =
             Store::open_keeping(&roots.state, settings.config.durability, boot_id.as_deref(), settings.config.retention)?;
         // Not before: a start that the user can mend ends in one sentence, without a log around it.
+        telemetry::metrics::config_loaded(true, host::now().wall);
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         rebuild::from_kubelet(&mut store, &mut recovered, &settings.device_plugins());
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
@@ -308,6 +312,10 @@ impl App {
             ended: actors.ledger.mailbox(),
         };
 
+        let labels = settings.config.features_directory.clone().map(|folder| {
+            let inventory = inventory_view.clone();
+            tokio::spawn(async move { labels::keep(&folder, inventory).await })
+        });
         let (ready, ready_view) = watch::channel(specs.is_empty());
         let views = Views {
             inventory: inventory_view,
@@ -321,15 +329,16 @@ impl App {
             ready: ready_view.clone(),
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
-        tasks.push(tokio::spawn(telemetry::metrics::upkeep()));
         // What the log tells of devices is understood now that they are known.
         tasks.push(tokio::spawn(kernel_log::follow(host_root.clone(), actors.health.mailbox(), judgement)));
         tasks.push(tokio::spawn(asker.run()));
         tasks.push(tokio::spawn(runner.run()));
         tasks.push(tokio::spawn(checker.run()));
         tasks.extend(keeper.map(|keeper| tokio::spawn(keeper.run())));
+        tasks.extend(labels);
         if let Some(address) = settings.config.listen {
-            tasks.extend(telemetry::http::serve(address, telemetry::http::routes(ready_view)).await);
+            let page = measures::scrape(views.clone(), roots.state.clone());
+            tasks.extend(telemetry::http::serve(address, telemetry::http::routes(page, ready_view)).await);
         }
         let control = control::socket_path(&roots.run);
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };

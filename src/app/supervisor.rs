@@ -113,6 +113,7 @@ impl<A: Actor<Context = Context<A>>> Slot<A> {
     {
         let Slot { handle: Handle { name, address: _ }, publish } = self;
         let Supervision { policy, escalate, ending } = supervision;
+        metrics::actor_begins(name);
         actix::spawn(async move {
             let mut deaths: VecDeque<Instant> = VecDeque::new();
             for number in 1.. {

@@ -21,6 +21,7 @@ pub(super) struct Fragment {
     pub(super) health: Health,
     pub(super) nvidia: Nvidia,
     pub(super) upgrade: Upgrade,
+    pub(super) labels: Labels,
     pub(super) resource: Vec<Resource>,
 }
 
@@ -70,6 +71,13 @@ pub(super) struct Nvidia {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Upgrade {
     pub(super) detach: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Labels {
+    /// The folder of feature files, or `off`.
+    pub(super) features_d: Option<PathBuf>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -33,7 +33,7 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
 }
 
 fn lay_over(merged: &mut Fragment, fragment: Fragment) {
-    let Fragment { ledger, telemetry, kubelet, cdi, device_info, health, nvidia, upgrade, resource } = fragment;
+    let Fragment { ledger, telemetry, kubelet, cdi, device_info, health, nvidia, upgrade, labels, resource } = fragment;
     merged.ledger.durability = ledger.durability.or(merged.ledger.durability);
     merged.ledger.history_age = ledger.history_age.or(merged.ledger.history_age.take());
     merged.ledger.history_size = ledger.history_size.or(merged.ledger.history_size);
@@ -48,6 +48,7 @@ fn lay_over(merged: &mut Fragment, fragment: Fragment) {
     merged.health.fatal_xids = health.fatal_xids.or(merged.health.fatal_xids.take());
     merged.health.ignore = health.ignore.or(merged.health.ignore.take());
     merged.health.at_kubelet_start = health.at_kubelet_start.or(merged.health.at_kubelet_start);
+    merged.labels.features_d = labels.features_d.or(merged.labels.features_d.take());
     merged.nvidia.nvml = nvidia.nvml.or(merged.nvidia.nvml.take());
     merged.resource.extend(resource);
 }
@@ -151,6 +152,10 @@ mod tests {
             ("[ledger]\nwhen_not_durabel = \"serve\"".to_owned(), "unknown key `when_not_durabel`; did you mean `when_not_durable`?"),
             ("[ledger]\nwhen_not_durable = \"server\"".to_owned(), "unknown value `server`; did you mean `serve`?"),
             ("[telemetry]\nlisten = \"9477\"".to_owned(), "`telemetry.listen` is `9477`"),
+            (
+                "[labels]\nfeatures_d = \"features.d\"".to_owned(),
+                "`labels.features_d` must be an absolute path, the usual one is /etc/kubernetes/node",
+            ),
             ("[health]\npoll = \"0s\"".to_owned(), "`health.poll` is `0s`, but must be a time from `1s` to `60s`"),
             ("[health]\nignore = [\"no_carier\"]".to_owned(), "unknown value `no_carier`; did you mean `no_carrier`?"),
             ("[health]\nignore = [\"device_gone\"]".to_owned(), "`health.ignore` has `device_gone`, but without it no container"),

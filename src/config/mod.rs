@@ -56,6 +56,8 @@ pub struct Config {
     pub cdi_directory: PathBuf,
     /// Where device-info files are written, for resources with the contract `sriov`.
     pub device_info_directory: PathBuf,
+    /// Where the node's labels are written for Node Feature Discovery; `None` is nowhere.
+    pub features_directory: Option<PathBuf>,
     /// Which NVML is asked for what NVIDIA's driver does not tell in its files.
     pub nvml: NvmlLibrary,
     /// How devices are judged.

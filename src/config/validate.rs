@@ -11,7 +11,7 @@ use crate::domain::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +23,9 @@ const CDI_DIRECTORY: &str = "/var/run/cdi";
 
 /// Where Multus looks for the device-info files of device plugins; it knows no other place.
 const DEVICE_INFO_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/dp";
+
+/// Where the worker of Node Feature Discovery looks for feature files; it knows no other place.
+const FEATURES_DIRECTORY: &str = "/etc/kubernetes/node-feature-discovery/features.d";
 
 /// What was given back a day ago may still be in the kubelet's checkpoint, or live in a copy of the ledger that lags behind:
 /// the history is what tells that it is not held.
@@ -60,6 +63,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         listen: listen(fragment.telemetry.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?,
         pod_resources_socket,
         cdi_directory: directory("cdi", &fragment.cdi.directory, CDI_DIRECTORY)?,
+        features_directory: features(fragment.labels.features_d.as_deref())?,
         nvml: nvml(fragment.nvidia.nvml.as_deref().unwrap_or("auto"))?,
         health: health::health(&fragment.health)?,
         detaches: fragment.upgrade.detach.unwrap_or(true),
@@ -88,6 +92,17 @@ fn listen(text: &str) -> Result<Option<SocketAddr>, ConfigError> {
         ConfigError::new(format!("`telemetry.listen` is `{text}`, but must be an address and port such as `{DEFAULT_LISTEN}`, or `off`"))
     };
     if text == "off" { Ok(None) } else { text.parse().map(Some).map_err(|_| problem()) }
+}
+
+fn features(folder: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {
+    match folder {
+        None => Ok(None),
+        Some(folder) if folder == Path::new("off") => Ok(None),
+        Some(folder) if folder.is_absolute() => Ok(Some(folder.to_owned())),
+        Some(_) => {
+            Err(ConfigError::new(format!("`labels.features_d` must be an absolute path, the usual one is {FEATURES_DIRECTORY}, or `off`")))
+        }
+    }
 }
 
 fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {

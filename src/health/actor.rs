@@ -81,8 +81,6 @@ pub struct HealthActor {
     pub(super) has_counters: bool,
     timer: Option<SpawnHandle>,
     look_timer: Option<SpawnHandle>,
-    /// The metric's reasons that have been set.
-    measured: report::Measured,
     _life: Box<dyn Any + Send>,
 }
 
@@ -112,7 +110,6 @@ impl HealthActor {
             has_counters: false,
             timer: None,
             look_timer: None,
-            measured: report::Measured::default(),
             _life: Box::new(life),
         }
     }
@@ -141,7 +138,7 @@ impl HealthActor {
         let Some(inventory) = self.judge.judge(&held, &due.free, now) else { return Vec::new() };
         let before = self.config.inventory.borrow().clone();
         if before != inventory {
-            report::changes(&before, &inventory, self.judge.verdicts(), &mut self.measured);
+            report::changes(&before, &inventory, self.judge.verdicts());
             self.config.inventory.send_replace(inventory);
         }
         let changed = self.judge.take_changed(|device| core::holders(&grants, device));

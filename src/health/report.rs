@@ -1,22 +1,15 @@
 //! What the log and the metrics are told of health.
 
-use crate::domain::{DeviceId, Health, Inventory, Offered, Reason, ResourceName, Verdicts};
+use crate::domain::{DeviceId, Health, Inventory, Offered, Offering, Reason, ResourceName, Verdicts};
 use crate::telemetry::metrics;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The gauges that have been set: one whose devices have recovered falls to 0.
-pub(super) type Measured = BTreeSet<(ResourceName, Reason)>;
-
-/// One line for each id whose health changed, and one for each resource that is new; the metrics in any case.
-pub(super) fn changes(before: &Inventory, after: &Inventory, verdicts: &Verdicts, measured: &mut Measured) {
-    let mut reasons: BTreeMap<(ResourceName, Reason), usize> = measured.iter().map(|gauge| (gauge.clone(), 0)).collect();
+/// One line for each id whose health changed, and one for each resource that is new; failures are counted.
+pub(super) fn changes(before: &Inventory, after: &Inventory, verdicts: &Verdicts) {
     for (name, offering) in &after.resources {
         let healthy = offering.devices.values().filter(|offered| offered.health.is_healthy()).count();
-        metrics::devices(name.as_str(), healthy, offering.devices.len() - healthy);
-        for reason in offering.devices.values().filter_map(|offered| offered.health.reason()) {
-            *reasons.entry((name.clone(), reason)).or_default() += 1;
-        }
         let Some(before) = before.resources.get(name) else {
+            metrics::offered(name.as_str());
             tracing::info!(resource = %name, devices = offering.devices.len(), healthy, "offered");
             for (id, offered) in offering.devices.iter().filter(|(_, offered)| !offered.health.is_healthy()) {
                 tell(name, id, None, offered, verdicts);
@@ -27,14 +20,21 @@ pub(super) fn changes(before: &Inventory, after: &Inventory, verdicts: &Verdicts
         for (id, offered) in &offering.devices {
             tell(name, id, was.get(id).copied(), offered, verdicts);
         }
+        for (_, reason) in failures(&was, offering) {
+            metrics::failed(name.as_str(), reason.as_str());
+        }
         for id in before.devices.keys().filter(|id| !offering.devices.contains_key(*id)) {
             tracing::info!(resource = %name, device = %id, "the device left the list");
         }
     }
-    for ((resource, reason), count) in &reasons {
-        metrics::unhealthy(resource.as_str(), reason.as_str(), *count);
-    }
-    *measured = reasons.into_keys().collect();
+}
+
+/// The devices that were healthy and are not any more; a device that only waits for its hook has not failed.
+fn failures<'a>(was: &BTreeMap<&DeviceId, Health>, offering: &'a Offering) -> BTreeSet<(&'a DeviceId, Reason)> {
+    let had = |id| was.get(id).is_some_and(|health| health.is_healthy());
+    let failed = offering.devices.iter().filter(|(id, _)| had(*id));
+    let reasons = failed.filter_map(|(_, offered)| Some((&offered.device.id, offered.health.reason()?)));
+    reasons.filter(|(_, reason)| !reason.is_of_hook()).collect()
 }
 
 fn tell(resource: &ResourceName, id: &DeviceId, was: Option<Health>, offered: &Offered, verdicts: &Verdicts) {

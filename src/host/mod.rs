@@ -16,7 +16,7 @@ mod watch;
 
 pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
 pub use command::{CommandError, run as run_command};
-pub use filesystem::{is_tmpfs, room};
+pub use filesystem::{is_tmpfs, room, size_below};
 pub use folder::Folder;
 pub use kmsg::{KernelLog, KernelRecord};
 pub use nvml::{NvmlAnswer, ask_nvml};

@@ -35,8 +35,8 @@ impl SpecFolder {
         }
         if std::fs::read_to_string(&file).ok().as_deref() != Some(text) {
             std::fs::create_dir_all(&self.path)?;
-            // Without the ending by which it would be read.
-            let mut fresh = tempfile::Builder::new().prefix(self.prefix).suffix(".new").tempfile_in(&self.path)?;
+            // Hidden, and without the ending by which it would be read.
+            let mut fresh = tempfile::Builder::new().prefix(&format!(".{}", self.prefix)).suffix(".new").tempfile_in(&self.path)?;
             fresh.write_all(text.as_bytes())?;
             fresh.as_file().set_permissions(Permissions::from_mode(0o644))?;
             fresh.persist(&file).map_err(|error| error.error)?;
@@ -51,12 +51,12 @@ impl SpecFolder {
         self.path.join(name)
     }
 
-    /// The files that are ours.
+    /// The files that are ours, with those that a write has left which was cut off.
     #[must_use]
     pub fn own(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        names.filter(|name| name.starts_with(self.prefix)).collect()
+        names.filter(|name| name.strip_prefix('.').unwrap_or(name).starts_with(self.prefix)).collect()
     }
 
     /// Removes one of them.
@@ -95,6 +95,9 @@ mod tests {
         assert_eq!(mode & 0o777, 0o644, "the runtime may be another user");
         std::fs::write(path.join("other.json"), "").unwrap();
         assert_eq!(folder.own(), ["own-a.json"], "nothing is left over from the writing");
+        std::fs::write(path.join(".own-cut.new"), "").unwrap();
+        assert!(folder.own().contains(&".own-cut.new".to_owned()), "what a kill has left is ours");
+        folder.remove(".own-cut.new").unwrap();
         folder.remove("own-a.json").unwrap();
         folder.remove("own-a.json").unwrap();
         assert_eq!(std::fs::read_dir(&path).unwrap().count(), 1, "what is not ours stays");

@@ -9,7 +9,7 @@ use super::observe::{KubeletAge, Looker, Wants};
 use super::report;
 use super::sight::{refusal, unseen};
 use super::upkeep::Upkeep;
-use crate::domain::{AllocId, Entry, Inventory, Observation, ResourceName, WhenNotDurable};
+use crate::domain::{AllocId, Entry, Inventory, Observation, WhenNotDurable};
 use crate::host;
 use crate::messages::{Crash, Publish, Reconcile, Record, RecordError};
 use crate::store::{Store, StoreError};
@@ -41,8 +41,6 @@ pub struct LedgerActor {
     /// Whether a `Publish` is on its way.
     unpublished: bool,
     published_at: Instant,
-    /// The resources that the gauges have live grants of.
-    measured: BTreeSet<ResourceName>,
     pub(super) upkeep: Upkeep,
     /// Whether a look is under way, and whether another one was asked for meanwhile.
     looking: bool,
@@ -85,8 +83,6 @@ impl LedgerActor {
             Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts)
         });
         let upkeep = Upkeep::new(&config);
-        // What an earlier life has measured last.
-        let measured = config.grants.borrow().iter().map(|grant| grant.resource.clone()).collect();
         let looker = Looker::new(&config);
         LedgerActor {
             config,
@@ -98,7 +94,6 @@ impl LedgerActor {
             pending: Vec::new(),
             unpublished: false,
             published_at: Instant::now(),
-            measured,
             upkeep,
             looking: false,
             look_again: false,
@@ -142,7 +137,11 @@ impl LedgerActor {
             let owed = appended.is_err() && serves && store.owe(&entries).is_ok();
             (appended.clone(), if owed { Ok(()) } else { appended }, store.kept())
         };
-        metrics::journal_synced(clock.elapsed());
+        if appended.is_ok() {
+            metrics::journal_synced(clock.elapsed());
+        } else {
+            metrics::journal_failed();
+        }
         self.note_kept(kept, appended.as_ref().err(), context);
         let mut changes = Vec::new();
         match &result {
@@ -185,8 +184,7 @@ impl LedgerActor {
         (self.unpublished, self.published_at) = (false, Instant::now());
         self.publish_due();
         let grants = Arc::new(self.ledger.grants().cloned().collect::<Vec<_>>());
-        self.config.grants.send_replace(Arc::clone(&grants));
-        report::measure(&mut self.measured, &grants);
+        self.config.grants.send_replace(grants);
     }
 
     fn publish_names(&self) {
@@ -362,6 +360,7 @@ impl Handler<Observed> for LedgerActor {
         let mut entries = reconcile(&mut self.watchlist, &self.ledger, &observation, host::now());
         // In front, and in one commit with the releases that owe them.
         entries.splice(0..0, owing(&self.ledger, &self.config.hooks, &entries, self.written()));
+        report::reconciled(&observation, &entries);
         let dead = has_dead_holder(&self.ledger, &observation);
         if !entries.is_empty() {
             // Nobody waits for this answer; a failed write is logged, and the next look decides the same again.

@@ -1,10 +1,9 @@
 //! What the log and the metrics are told of grants.
 
 use super::core::{Change, Doubt};
-use crate::domain::{Entry, Grant, GrantState, Kept, Refuse, ResourceName};
+use crate::domain::{Entry, Grant, GrantState, Kept, Observation, Refuse};
 use crate::store::StoreError;
 use crate::telemetry::metrics;
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// One line of the log for each change of a grant.
@@ -23,7 +22,10 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
                 %alloc_id, namespace = pod.namespace.as_deref(), pod = pod.name.as_deref(), uid = pod.uid, container, "bound"
             ),
             GrantState::Suspect { pod, .. } => tracing::info!(%alloc_id, uid = pod.uid, "the pod is not listed any more"),
-            GrantState::Released { released_by, .. } => tracing::info!(%alloc_id, released_by, "released"),
+            GrantState::Released { released_by, .. } => {
+                metrics::released(released_by);
+                tracing::info!(%alloc_id, released_by, "released");
+            }
         },
         Entry::Named { key, id } => tracing::debug!(key, %id, "named"),
         Entry::Judged { device, .. } => tracing::debug!(%device, "judged"),
@@ -52,14 +54,7 @@ pub(super) fn doubted(grant: &Grant, doubt: &Doubt, refuse: Refuse) {
     metrics::doubted(grant.resource.as_str(), *proven, *proven && refuse == Refuse::Proven);
 }
 
-/// How the ledger is kept.
-pub(super) fn kept(kept: Kept) {
-    metrics::ledger_kept("journal", kept.journal);
-    metrics::ledger_kept("database", kept.database);
-    metrics::not_durable(kept.not_durable);
-}
-
-/// The same, and one line for each time that the journal fails or recovers: a full disk refuses every Allocate, and says so
+/// One line for each time that the journal fails or recovers: a full disk refuses every Allocate, and says so
 /// once.
 pub(super) fn changed(before: Kept, now: Kept, serves: bool, error: Option<&Arc<StoreError>>) {
     match (before.journal, now.journal) {
@@ -74,34 +69,14 @@ pub(super) fn changed(before: Kept, now: Kept, serves: bool, error: Option<&Arc<
         (false, true) => tracing::info!(late = before.not_durable, "the ledger can be written again"),
         _ => {}
     }
-    kept(now);
 }
 
-/// The gauges of live grants; those of resources that had some before and have none now fall to 0.
-pub(super) fn measure(before: &mut BTreeSet<ResourceName>, grants: &[Arc<Grant>]) {
-    let counts = count(grants);
-    for resource in before.iter().filter(|resource| !counts.contains_key(*resource)) {
-        for state in ["granted", "bound", "suspect"] {
-            metrics::grants(resource.as_str(), state, 0);
-        }
-    }
-    if !before.iter().eq(counts.keys().copied()) {
-        *before = counts.keys().copied().cloned().collect();
-    }
-    for (resource, states) in counts {
-        for (state, count) in states {
-            metrics::grants(resource.as_str(), state, count);
-        }
-    }
-}
-
-/// Live grants by resource and state; a state without any is counted as 0, so that its gauge falls.
-fn count(grants: &[Arc<Grant>]) -> BTreeMap<&ResourceName, BTreeMap<&'static str, usize>> {
-    let mut counts: BTreeMap<&ResourceName, BTreeMap<&'static str, usize>> = BTreeMap::new();
-    // Neighbours are often of one resource and in one state, and there may be a thousand.
-    for alike in grants.chunk_by(|one, next| one.state_name() == next.state_name() && one.resource == next.resource) {
-        let none = || BTreeMap::from([("granted", 0), ("bound", 0), ("suspect", 0)]);
-        *counts.entry(&alike[0].resource).or_insert_with(none).entry(alike[0].state_name()).or_default() += alike.len();
-    }
-    counts
+/// What came of a look at the kubelet.
+pub(super) fn reconciled(observation: &Observation, entries: &[Entry]) {
+    let result = match (entries.is_empty(), &observation.checkpoint) {
+        (false, _) => "changed",
+        (true, Some(_)) => "unchanged",
+        (true, None) => "blind",
+    };
+    metrics::reconciled(result);
 }

@@ -6,6 +6,7 @@ use super::config::LedgerConfig;
 use super::report;
 use crate::domain::{Kept, WhenNotDurable};
 use crate::store::StoreError;
+use crate::telemetry::metrics;
 use actix::{AsyncContext, Context, Handler, Message, SpawnHandle};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,6 @@ pub(super) struct Upkeep {
 impl Upkeep {
     pub(super) fn new(config: &LedgerConfig) -> Self {
         let kept = lock(&config.store).kept();
-        report::kept(kept);
         config.kept.send_replace(kept);
         // The segments that the start has read are of no more use after it.
         Upkeep { kept, syncing: false, behind: true, checkpoint_timer: None, settle_timer: None }
@@ -139,7 +139,10 @@ impl LedgerActor {
             };
             match tokio::task::spawn_blocking(sync).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::error!(%error, "the journal cannot be synced"),
+                Ok(Err(error)) => {
+                    metrics::journal_failed();
+                    tracing::error!(%error, "the journal cannot be synced");
+                }
                 Err(error) => tracing::error!(%error, "the journal's sync died"),
             }
             // The actor may have died meanwhile; its next life syncs with its first commit.

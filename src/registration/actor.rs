@@ -30,6 +30,8 @@ pub struct ResourceStatus {
     pub awaiting_kubelet: bool,
     /// Why the last registration failed, until one succeeds.
     pub problem: Option<String>,
+    /// Whether another plugin seems to take the resource again and again.
+    pub contested: bool,
     /// What the kubelet has otherwise than we do, although our stream is open.
     pub disagreement: Option<String>,
     /// From the begin of the last registration to its stream, in microseconds.
@@ -133,12 +135,10 @@ impl Registration {
             let attempt = attempt(self.config.clone(), name.clone(), number, resource.spoken, context.address().recipient());
             resource.under_way = Some(tokio::spawn(attempt));
         }
-        if was_contested != contested {
-            metrics::contested(name.as_str(), contested);
-        }
         if !was_registered && resource.machine.is_registered() {
             let took = now.saturating_sub(resource.begun_at);
             resource.took = Some(took);
+            metrics::registration_took(name.as_str(), took);
             // A contested resource stays a problem until a stream of it has lived in peace.
             if !contested {
                 resource.said = None;
@@ -172,6 +172,7 @@ impl Registration {
             registered: resource.machine.is_registered(),
             awaiting_kubelet: resource.machine.is_kubelet_absent(),
             problem: resource.said.clone(),
+            contested: resource.machine.is_contested(),
             disagreement: self.audit.disagreement(name).map(ToString::to_string),
             last_registration_us: resource.took.and_then(|took| u64::try_from(took.as_micros()).ok()),
             api_version: resource.spoken.map(|spoken| spoken.version.name()),
@@ -362,8 +363,13 @@ impl Handler<StreamEnded> for Registration {
     type Result = ();
 
     fn handle(&mut self, message: StreamEnded, context: &mut Self::Context) {
-        metrics::stream_ended(message.resource.as_str());
         let resource = self.resources.get(&message.resource);
+        let reason = match resource {
+            None => "withdrawn",
+            Some(resource) if message.registration < resource.machine.latest() => "superseded",
+            Some(_) => "lost",
+        };
+        metrics::stream_ended(message.resource.as_str(), reason);
         if resource.is_some_and(|resource| resource.has_superseded(message.registration)) {
             tracing::debug!(resource = %message.resource, "the kubelet ended the stream of an older registration, as it does");
             return;

@@ -1,18 +1,21 @@
 //! `/metrics`, `/healthz` and `/readyz`, on one TCP address.
 
-use super::metrics;
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use tokio::sync::watch;
 
-/// The routes. `ready` becomes true when the ledger is recovered, the first scan is done and every resource is
+/// Writes the page of `/metrics`.
+pub type Scrape = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// The routes. `page` is what `/metrics` says; `ready` becomes true when the ledger is recovered, the first scan is done and every resource is
 /// registered or waits for an absent kubelet (I11).
-pub fn routes(ready: watch::Receiver<bool>) -> Router {
+pub fn routes(page: Scrape, ready: watch::Receiver<bool>) -> Router {
     Router::new()
-        .route("/metrics", get(scrape))
+        .route("/metrics", get(move || scrape(page.clone())))
         .route("/healthz", get(|| async { "ok\n" }))
         .route(
             "/readyz",
@@ -22,10 +25,9 @@ pub fn routes(ready: watch::Receiver<bool>) -> Router {
         )
 }
 
-/// Away from the thread that serves the kubelet: the first scrape may have to wait for the recorder.
-async fn scrape() -> Result<impl IntoResponse, (StatusCode, String)> {
-    let rendered = tokio::task::spawn_blocking(|| metrics::install().render()).await;
-    let text = rendered.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+/// Away from the thread that serves the kubelet: a page asks the disk for its room.
+async fn scrape(page: Scrape) -> Result<impl IntoResponse, (StatusCode, String)> {
+    let text = tokio::task::spawn_blocking(move || page()).await.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
 }
 

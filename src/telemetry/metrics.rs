@@ -1,243 +1,303 @@
-//! The one table of metrics: every name, its kind, its unit and its help. Base units; bounded labels.
+//! What has happened, counted: the counters and histograms of the [table](super::table).
+//!
+//! They belong to the process and outlive every actor. What is so at the moment (devices, grants, who holds them) is not kept
+//! here: it is read from the daemon's snapshots when somebody scrapes.
 
-use crate::host;
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use super::exposition::Page;
+use super::table::{Kind, Metric, TABLE};
+use crate::domain::Timestamp;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-const ACTOR_RESTARTS: &str = "holdfast_actor_restarts_total";
-const ALLOCATE_SECONDS: &str = "holdfast_allocate_duration_seconds";
-const ALLOCATIONS: &str = "holdfast_allocations_total";
-const BUILD_INFO: &str = "holdfast_build_info";
-const DEVICES: &str = "holdfast_devices";
-const DISAGREEMENTS: &str = "holdfast_kubelet_disagreements_total";
-const DOUBTS: &str = "holdfast_allocations_of_held_devices_total";
-const GRANTS: &str = "holdfast_grants";
-const HOOKS: &str = "holdfast_hooks_total";
-const JOURNAL_SYNC_SECONDS: &str = "holdfast_journal_sync_duration_seconds";
-const CONTESTED: &str = "holdfast_registration_contested";
-const LEDGER_KEPT: &str = "holdfast_ledger_kept";
-const NOT_DURABLE: &str = "holdfast_ledger_entries_not_durable";
-const REFUSED: &str = "holdfast_connections_refused_total";
-const REGISTRATIONS: &str = "holdfast_registrations_total";
-const SCAN_SECONDS: &str = "holdfast_scan_duration_seconds";
-const UNHEALTHY: &str = "holdfast_devices_unhealthy";
-const STREAM_ENDS: &str = "holdfast_stream_ends_total";
+/// Upper bounds of the histograms' buckets, in microseconds and as the format writes them in seconds: from a call without a disk to
+/// the internal deadline.
+const BUCKETS: [(u64, &str); 14] = [
+    (50, "0.00005"),
+    (100, "0.0001"),
+    (200, "0.0002"),
+    (400, "0.0004"),
+    (800, "0.0008"),
+    (1_600, "0.0016"),
+    (3_200, "0.0032"),
+    (6_400, "0.0064"),
+    (12_800, "0.0128"),
+    (50_000, "0.05"),
+    (100_000, "0.1"),
+    (500_000, "0.5"),
+    (1_000_000, "1"),
+    (2_000_000, "2"),
+];
 
-/// How often samples are folded into buckets.
-const UPKEEP: Duration = Duration::from_secs(60);
+/// So many series has a metric at most; what comes after them is not counted. A node has some ten resources.
+const SERIES_MAX: usize = 1000;
 
-/// Upper bounds of the histograms' buckets, in seconds: from a call without a disk to the internal deadline.
-const BUCKETS: [f64; 14] = [0.000_05, 0.000_1, 0.000_2, 0.000_4, 0.000_8, 0.001_6, 0.003_2, 0.006_4, 0.012_8, 0.05, 0.1, 0.5, 1.0, 2.0];
+/// A lock for each metric, so that a scrape is in nobody's way for long.
+static SERIES: [Mutex<Vec<Series>>; TABLE.len()] = [const { Mutex::new(Vec::new()) }; TABLE.len()];
 
-/// When nobody has scraped before: by then every resource is registered.
-const INSTALL_AFTER: Duration = Duration::from_millis(300);
-/// Samples that may wait for the recorder; a start makes a few for each resource.
-const EARLY_MAX: usize = 10_000;
-
-type Sample = Box<dyn FnOnce() + Send>;
-
-static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
-/// What was measured before there was a recorder; `None` since there is one.
-static EARLY: Mutex<Option<Vec<Sample>>> = Mutex::new(Some(Vec::new()));
-/// The same, to be looked at without a lock.
-static INSTALLED: AtomicBool = AtomicBool::new(false);
-
-/// Starts the recorder for the whole process, once; later calls return the same one. What was measured before is counted
-/// now.
-///
-/// It takes 1 to 200 ms, which is why it waits until the daemon serves: the recorder's clock is calibrated first, in a loop.
-pub fn install() -> PrometheusHandle {
-    let start = || {
-        let builder = PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &BUCKETS);
-        let recorder = builder.expect("the buckets are not empty").build_recorder();
-        let handle = recorder.handle();
-        if metrics::set_global_recorder(recorder).is_err() {
-            tracing::warn!("another metrics recorder is installed; /metrics stays empty");
-        }
-        describe();
-        handle
-    };
-    let handle = HANDLE.get_or_init(start).clone();
-    // Under the lock, so that no later value of a gauge is set before an earlier one.
-    let mut early = EARLY.lock().unwrap_or_else(PoisonError::into_inner);
-    early.take().into_iter().flatten().for_each(|sample| sample());
-    INSTALLED.store(true, Ordering::Release);
-    handle
+struct Series {
+    /// The values of its labels.
+    labels: Box<[Box<str>]>,
+    value: Value,
 }
 
-/// Takes a sample, or keeps it until there is a recorder.
-fn sample(take: impl FnOnce() + Send + 'static) {
-    if !INSTALLED.load(Ordering::Acquire) {
-        let mut early = EARLY.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(early) = early.as_mut() {
-            if early.len() < EARLY_MAX {
-                early.push(Box::new(take));
+enum Value {
+    Number(u64),
+    Histogram(Box<Histogram>),
+}
+
+#[derive(Default)]
+struct Histogram {
+    /// By bucket, the last one without a bound; each sample is in one of them.
+    counts: [u64; BUCKETS.len() + 1],
+    sum: Duration,
+}
+
+fn series(metric: Metric) -> MutexGuard<'static, Vec<Series>> {
+    // A number is changed in one step: a panic elsewhere cannot leave it half done.
+    SERIES[metric as usize].lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Changes one series, which begins at 0.
+fn change(metric: Metric, labels: &[&str], change: impl FnOnce(&mut Value)) {
+    let mut all = series(metric);
+    let found = all.binary_search_by(|series| series.labels.iter().map(AsRef::as_ref).cmp(labels.iter().copied()));
+    let at = match found {
+        Ok(at) => at,
+        Err(_) if all.len() >= SERIES_MAX => return,
+        Err(at) => {
+            let is_histogram = metric.row().kind == Kind::Histogram;
+            let value = if is_histogram { Value::Histogram(Box::default()) } else { Value::Number(0) };
+            all.insert(at, Series { labels: labels.iter().map(|label| Box::from(*label)).collect(), value });
+            at
+        }
+    };
+    change(&mut all[at].value);
+}
+
+fn count(metric: Metric, labels: &[&str]) {
+    add(metric, labels, 1);
+}
+
+/// Adds to a counter. With 0 it is there before it has counted anything: a rate over its first count is then no riddle.
+fn add(metric: Metric, labels: &[&str], more: u64) {
+    change(metric, labels, |value| {
+        if let Value::Number(number) = value {
+            *number += more;
+        }
+    });
+}
+
+fn set(metric: Metric, labels: &[&str], now: u64) {
+    change(metric, labels, |value| *value = Value::Number(now));
+}
+
+fn took(metric: Metric, labels: &[&str], took: Duration) {
+    change(metric, labels, |value| {
+        if let Value::Histogram(histogram) = value {
+            // A sample at a bound is below it, and one of a fraction more is not.
+            let us = u64::try_from(took.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
+            histogram.counts[BUCKETS.partition_point(|(bound, _)| *bound < us)] += 1;
+            histogram.sum += took;
+        }
+    });
+}
+
+/// Writes everything that has been counted, behind what `now` writes of the moment.
+#[must_use]
+pub fn page(now: impl FnOnce(&mut Page)) -> String {
+    let mut page = Page::default();
+    now(&mut page);
+    for metric in Metric::all() {
+        if metric.row().labels.is_empty() && metric.row().kind == Kind::Counter {
+            add(metric, &[], 0);
+        }
+        for Series { labels, value } in series(metric).iter() {
+            let labels: Vec<&str> = labels.iter().map(AsRef::as_ref).collect();
+            match value {
+                Value::Number(number) => page.sample(metric, &labels, *number),
+                Value::Histogram(histogram) => write_histogram(&mut page, metric, &labels, histogram),
             }
-            return;
         }
     }
-    take();
+    page.into_text()
 }
 
-/// Installs the recorder, soon and on a thread that steps back behind those that serve, then keeps the histograms small where nobody scrapes: their samples are
-/// folded into buckets once a minute.
-pub async fn upkeep() {
-    tokio::time::sleep(INSTALL_AFTER).await;
-    let (done, installed) = tokio::sync::oneshot::channel();
-    let calibrate = move || {
-        host::step_back();
-        // The daemon may be ending.
-        let _ = done.send(install());
-    };
-    if let Err(error) = std::thread::Builder::new().name("metrics".into()).spawn(calibrate) {
-        tracing::warn!(%error, "no thread for the metrics' recorder; the first scrape installs it");
+fn write_histogram(page: &mut Page, metric: Metric, labels: &[&str], Histogram { counts, sum }: &Histogram) {
+    page.begin(metric);
+    let mut below = 0;
+    let bounds = BUCKETS.iter().map(|(_, bound)| *bound).chain(["+Inf"]);
+    for (count, bound) in counts.iter().zip(bounds) {
+        below += count;
+        page.line(metric.row(), "_bucket", labels, Some(bound), below);
     }
-    let Ok(metrics) = installed.await else { return };
-    let mut every = tokio::time::interval(UPKEEP);
-    loop {
-        every.tick().await;
-        metrics.run_upkeep();
-    }
+    page.line(metric.row(), "_sum", labels, None, sum.as_secs_f64());
+    page.line(metric.row(), "_count", labels, None, below);
 }
 
-fn describe() {
-    metrics::describe_counter!(ACTOR_RESTARTS, "How often each actor died and was built again.");
-    metrics::describe_histogram!(ALLOCATE_SECONDS, "From an Allocate's arrival to its answer, by resource.");
-    metrics::describe_counter!(ALLOCATIONS, "Allocate calls by resource and result (ok or error).");
-    metrics::describe_gauge!(BUILD_INFO, "1, with the version as a label.");
-    metrics::describe_gauge!(DEVICES, "Device ids offered to the kubelet, by resource and health.");
-    metrics::describe_gauge!(UNHEALTHY, "Unhealthy device ids, by resource and reason.");
-    metrics::describe_counter!(
-        DISAGREEMENTS,
-        "How often the kubelet had a resource otherwise than it was listed, by resource and kind (list, or answer: another plugin gave it)."
-    );
-    metrics::describe_counter!(
-        DOUBTS,
-        "Allocates of an exclusive device that a running pod has, by resource, by whether that was proven, and by result (refused or granted)."
-    );
-    metrics::describe_gauge!(GRANTS, "Grants that hold devices, by resource and state.");
-    metrics::describe_counter!(
-        HOOKS,
-        "Hooks that have run, by resource, phase (before_start, after_release or check) and result (ok or error)."
-    );
-    metrics::describe_histogram!(JOURNAL_SYNC_SECONDS, "One group commit of the ledger's journal.");
-    metrics::describe_gauge!(CONTESTED, "1 while another plugin seems to take the resource again and again.");
-    metrics::describe_gauge!(
-        LEDGER_KEPT,
-        "1 while this copy of the ledger (journal or database) can be written; without the journal grants are refused, or answered and not durable."
-    );
-    metrics::describe_gauge!(NOT_DURABLE, "Entries that were answered while the ledger could not be written, and are in memory only.");
-    metrics::describe_counter!(REFUSED, "Connections refused to somebody who is not root, by socket (plugin, control or handover).");
-    metrics::describe_counter!(REGISTRATIONS, "Register calls by resource and result (ok or error).");
-    metrics::describe_histogram!(SCAN_SECONDS, "One scan of the node's hardware.");
-    metrics::describe_counter!(STREAM_ENDS, "ListAndWatch streams that ended, by resource.");
-    metrics::gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+/// How often something was counted: one series of a counter.
+#[must_use]
+pub fn counted(metric: Metric, labels: &[&str]) -> u64 {
+    let all = series(metric);
+    let found = all.iter().find(|series| series.labels.iter().map(AsRef::as_ref).eq(labels.iter().copied()));
+    match found.map(|series| &series.value) {
+        Some(Value::Number(number)) => *number,
+        Some(Value::Histogram(_)) | None => 0,
+    }
 }
 
 fn result(ok: bool) -> &'static str {
     if ok { "ok" } else { "error" }
 }
 
+/// There is an actor of this name.
+pub fn actor_begins(actor: &'static str) {
+    add(Metric::ActorRestarts, &[actor], 0);
+}
+
 /// An actor died.
 pub fn actor_restarted(actor: &'static str) {
-    sample(move || metrics::counter!(ACTOR_RESTARTS, "actor" => actor).increment(1));
+    count(Metric::ActorRestarts, &[actor]);
 }
 
 /// A connection of somebody who may not ask was refused; `socket` is `plugin`, `control` or `handover`.
 pub fn refused(socket: &'static str) {
-    sample(move || metrics::counter!(REFUSED, "socket" => socket).increment(1));
+    count(Metric::Refused, &[socket]);
+}
+
+/// A resource is offered: what may happen to it has not happened yet.
+pub fn offered(resource: &str) {
+    for result in ["ok", "error"] {
+        add(Metric::Allocations, &[resource, result], 0);
+        add(Metric::Registrations, &[resource, result], 0);
+    }
+    for reason in ["lost", "superseded"] {
+        add(Metric::StreamEnds, &[resource, reason], 0);
+    }
+    for kind in ["answer", "list"] {
+        add(Metric::Disagreements, &[resource, kind], 0);
+    }
+    for (proven, result) in [("no", "granted"), ("yes", "granted"), ("yes", "refused")] {
+        add(Metric::Doubts, &[resource, proven, result], 0);
+    }
 }
 
 /// An Allocate was answered.
-pub fn allocated(resource: &str, ok: bool, took: Duration) {
-    let resource = resource.to_owned();
-    sample(move || {
-        metrics::counter!(ALLOCATIONS, "resource" => resource.clone(), "result" => result(ok)).increment(1);
-        metrics::histogram!(ALLOCATE_SECONDS, "resource" => resource).record(took.as_secs_f64());
-    });
+pub fn allocated(resource: &str, ok: bool, time: Duration) {
+    count(Metric::Allocations, &[resource, result(ok)]);
+    took(Metric::AllocateDuration, &[resource, result(ok)], time);
+}
+
+/// The configuration was read, at the start or later; where that failed the earlier one stays in force.
+pub fn config_loaded(ok: bool, at: Timestamp) {
+    add(Metric::ConfigReloads, &[result(!ok)], 0);
+    count(Metric::ConfigReloads, &[result(ok)]);
+    set(Metric::ConfigReloadSuccessful, &[], u64::from(ok));
+    if ok {
+        set(Metric::ConfigReloadTime, &[], at.0 / 1000);
+    }
 }
 
 /// A hook has run.
 pub fn hook_ended(resource: &str, phase: &'static str, ok: bool) {
-    let resource = resource.to_owned();
-    sample(move || metrics::counter!(HOOKS, "resource" => resource, "phase" => phase, "result" => result(ok)).increment(1));
+    count(Metric::Hooks, &[resource, phase, result(ok)]);
+}
+
+/// A device became unhealthy.
+pub fn failed(resource: &str, reason: &'static str) {
+    count(Metric::Incidents, &[resource, reason]);
 }
 
 /// A Register was answered or failed.
 pub fn registered(resource: &str, ok: bool) {
-    let resource = resource.to_owned();
-    sample(move || metrics::counter!(REGISTRATIONS, "resource" => resource, "result" => result(ok)).increment(1));
+    count(Metric::Registrations, &[resource, result(ok)]);
+}
+
+/// The kubelet has opened our stream, so long after the registration began.
+pub fn registration_took(resource: &str, time: Duration) {
+    took(Metric::RegistrationDuration, &[resource], time);
 }
 
 /// An exclusive device was asked for while a running pod has it, provably or not.
 pub fn doubted(resource: &str, proven: bool, refused: bool) {
-    let resource = resource.to_owned();
     let (proof, result) = (if proven { "yes" } else { "no" }, if refused { "refused" } else { "granted" });
-    sample(move || metrics::counter!(DOUBTS, "resource" => resource, "proven" => proof, "result" => result).increment(1));
+    count(Metric::Doubts, &[resource, proof, result]);
 }
 
 /// The kubelet had another list of the resource, or another plugin's answer.
 pub fn disagreed(resource: &str, kind: &'static str) {
-    let resource = resource.to_owned();
-    sample(move || metrics::counter!(DISAGREEMENTS, "resource" => resource, "kind" => kind).increment(1));
+    count(Metric::Disagreements, &[resource, kind]);
 }
 
-/// The resource is fought for with another plugin, or no longer.
-pub fn contested(resource: &str, contested: bool) {
-    let resource = resource.to_owned();
-    sample(move || gauge(&metrics::gauge!(CONTESTED, "resource" => resource), usize::from(contested)));
+/// A ListAndWatch stream ended; `reason` is `superseded`, `withdrawn` or `lost`.
+pub fn stream_ended(resource: &str, reason: &'static str) {
+    count(Metric::StreamEnds, &[resource, reason]);
 }
 
-/// A ListAndWatch stream ended.
-pub fn stream_ended(resource: &str) {
-    let resource = resource.to_owned();
-    sample(move || metrics::counter!(STREAM_ENDS, "resource" => resource).increment(1));
+/// A look at the kubelet has come to an end; `result` is `changed`, `unchanged` or `blind`.
+pub fn reconciled(result: &'static str) {
+    count(Metric::Reconciliations, &[result]);
 }
 
-/// The inventory changed.
-pub fn devices(resource: &str, healthy: usize, unhealthy: usize) {
-    for (health, count) in [("healthy", healthy), ("unhealthy", unhealthy)] {
-        let resource = resource.to_owned();
-        sample(move || gauge(&metrics::gauge!(DEVICES, "resource" => resource, "health" => health), count));
-    }
-}
-
-/// The same, of one reason for which ids are unhealthy.
-pub fn unhealthy(resource: &str, reason: &'static str, count: usize) {
-    let resource = resource.to_owned();
-    sample(move || gauge(&metrics::gauge!(UNHEALTHY, "resource" => resource, "reason" => reason), count));
-}
-
-/// The ledger changed.
-pub fn grants(resource: &str, state: &'static str, count: usize) {
-    let resource = resource.to_owned();
-    sample(move || gauge(&metrics::gauge!(GRANTS, "resource" => resource, "state" => state), count));
-}
-
-/// A copy of the ledger can be written, or not.
-pub fn ledger_kept(copy: &'static str, kept: bool) {
-    sample(move || gauge(&metrics::gauge!(LEDGER_KEPT, "copy" => copy), usize::from(kept)));
-}
-
-/// So many entries were answered and are not on the disk yet.
-pub fn not_durable(entries: usize) {
-    sample(move || gauge(&metrics::gauge!(NOT_DURABLE), entries));
+/// A grant was given back, by this proof.
+pub fn released(released_by: &str) {
+    count(Metric::Releases, &[released_by]);
 }
 
 /// A group commit took this long.
-pub fn journal_synced(took: Duration) {
-    sample(move || metrics::histogram!(JOURNAL_SYNC_SECONDS).record(took.as_secs_f64()));
+pub fn journal_synced(time: Duration) {
+    took(Metric::JournalSync, &[], time);
+}
+
+/// A group commit, or a sync behind it, failed.
+pub fn journal_failed() {
+    count(Metric::JournalFailures, &[]);
 }
 
 /// A scan took this long.
-pub fn scanned(took: Duration) {
-    sample(move || metrics::histogram!(SCAN_SECONDS).record(took.as_secs_f64()));
+pub fn scanned(time: Duration) {
+    took(Metric::Scan, &[], time);
 }
 
-fn gauge(gauge: &metrics::Gauge, count: usize) {
-    // Counts stay far below 2^52, where an f64 is exact.
-    #[expect(clippy::cast_precision_loss, reason = "a count of devices or grants")]
-    gauge.set(count as f64);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(of: &str) -> Vec<String> {
+        page(|_| {}).lines().filter(|line| line.contains(of)).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_histogram_counts_every_sample_in_all_buckets_above_it() {
+        for us in [50, 51, 2_000_000] {
+            registration_took("test.dev/histogram", Duration::from_micros(us));
+        }
+        registration_took("test.dev/histogram", Duration::from_nanos(2_000_000_001));
+        let lines = lines("test.dev/histogram");
+        let ends = |end: &str| lines.iter().any(|line| line.ends_with(end));
+        assert!(ends("le=\"0.00005\"} 1") && ends("le=\"0.0001\"} 2") && ends("le=\"1\"} 2") && ends("le=\"2\"} 3"), "{lines:#?}");
+        assert!(ends("le=\"+Inf\"} 4") && ends("_count{resource=\"test.dev/histogram\"} 4"), "{lines:#?}");
+        assert!(ends("_sum{resource=\"test.dev/histogram\"} 4.000101001"), "{lines:#?}");
+        for (us, text) in BUCKETS {
+            assert_eq!(Duration::from_secs_f64(text.parse().unwrap()), Duration::from_micros(us));
+        }
+    }
+
+    #[test]
+    fn what_has_not_happened_yet_is_counted_as_none() {
+        offered("test.dev/quiet");
+        assert!(lines("test.dev/quiet").iter().all(|line| line.ends_with(" 0")) && lines("test.dev/quiet").len() == 11);
+        assert!(page(|_| {}).contains("\nholdfast_journal_sync_failures_total 0\n"));
+    }
+
+    #[test]
+    fn the_number_of_series_is_bounded() {
+        // No daemon's: other tests of this process count those.
+        for number in 0..SERIES_MAX + 10 {
+            set(Metric::UnhealthyDevice, &["test.dev/many", &number.to_string(), "xid"], 1);
+        }
+        set(Metric::UnhealthyDevice, &["test.dev/many", "0", "xid"], 2);
+        let all = series(Metric::UnhealthyDevice);
+        assert_eq!(all.len(), SERIES_MAX);
+        assert!(matches!(all[0].value, Value::Number(2)), "those that are there are counted on");
+    }
 }

@@ -1,5 +1,9 @@
-//! Telemetry: logs, the one table of metrics, and the HTTP that serves them.
+//! Telemetry: logs, the one table of metrics, what is counted of it, and the HTTP that serves them;
+//! and the labels of the node.
 
+pub mod exposition;
 pub mod http;
+pub mod labels;
 pub mod logging;
 pub mod metrics;
+pub mod table;

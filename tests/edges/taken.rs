@@ -6,6 +6,8 @@ use crate::stage::{GPUS, Stage, gpu, on_every_profile, registrations};
 use crate::stranger::{Habit, Stranger};
 use holdfast::app::App;
 use holdfast::sim::kubelet::PodSpec;
+use holdfast::telemetry::metrics;
+use holdfast::telemetry::table::Metric;
 
 /// Waits until `status` tells of a disagreement that says this.
 async fn disagreement(app: &App, says: &str) {
@@ -23,6 +25,7 @@ fn a_resource_that_another_plugin_took_in_silence_is_taken_back() {
         let before = stage.kubelet.view(registrations).len();
         let told = disagreement(&app, "4 of our healthy devices missing, 4 unknown to us");
         let (_stranger, ()) = tokio::join!(Stranger::with(&stage, Habit::OffersOthers), told);
+        assert!(metrics::counted(Metric::Disagreements, &[gpu().as_str(), "list"]) > 0);
         // The kubelet has ended no stream of ours.
         stage.settled_after(before).await;
         let mut registrations = app.views.registrations.clone();

@@ -8,6 +8,7 @@ use crate::messages::{Crash, Reconcile, Retire};
 use crate::sim::hardware::GPUS;
 use crate::sim::kubelet::{EventKind, PodSpec, View};
 use crate::telemetry::metrics;
+use crate::telemetry::table::Metric;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -209,11 +210,9 @@ fn stream_ends(view: &View<'_>, from: usize) -> String {
 
 /// How often these actors have died in this process, as `/metrics` would tell.
 fn deaths(actors: &[&str]) -> String {
-    let text = metrics::install().render();
     let count = |actor: &&str| {
-        let start = format!("holdfast_actor_restarts_total{{actor=\"{actor}\"}} ");
-        let count = text.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or("0");
-        format!("{actor} died {count} time{}", if count == "1" { "" } else { "s" })
+        let count = metrics::counted(Metric::ActorRestarts, &[actor]);
+        format!("{actor} died {count} time{}", if count == 1 { "" } else { "s" })
     };
     actors.iter().map(count).collect::<Vec<_>>().join("\n")
 }

@@ -1,0 +1,154 @@
+//! What the node's labels say of its devices: a feature file for the local source of Node Feature Discovery (NFD).
+//!
+//! NFD reads every file of its folder that does not begin with a dot, a label in each line, and takes none of a file of more than
+//! 64 KiB (its `source/local/local.go`). A label that Kubernetes does not take has it refuse the label: names and values have
+//! at most 63 characters, of letters, digits, `-`, `_` and `.`, and begin and end with a letter or digit.
+//!
+//! A label says what the node has and not how that is at the moment: it changes when a device comes or goes, not with its health, so
+//! that pods are not placed by the weather.
+
+use crate::domain::{Device, DeviceId, Inventory, Offering};
+use std::collections::BTreeMap;
+
+/// The file's name.
+pub const FILE: &str = "holdfast";
+
+/// NFD reads no larger one.
+const SIZE_MAX: usize = 65_536;
+/// Of a label's name without its prefix, and of its value (Kubernetes' `validation.IsQualifiedName`, `IsValidLabelValue`).
+const LENGTH_MAX: usize = 63;
+/// What is before the names: a domain of ours, since NFD takes none of Kubernetes' own.
+const PREFIX: &str = "holdfast.dev/";
+
+/// The file's text.
+#[must_use]
+pub fn features(inventory: &Inventory) -> String {
+    let mut text = String::from("# Written by Holdfast when the node's devices change; do not edit.\n");
+    for (resource, offering) in &inventory.resources {
+        for (what, value) in of_resource(offering) {
+            let line = format!("{PREFIX}{}={value}\n", name(resource.as_str(), what));
+            if text.len() + line.len() <= SIZE_MAX {
+                text.push_str(&line);
+            }
+        }
+    }
+    text
+}
+
+/// How many devices there are, and what all of them have in common.
+fn of_resource(offering: &Offering) -> Vec<(&'static str, String)> {
+    let devices: BTreeMap<&DeviceId, &Device> =
+        offering.devices.values().map(|offered| (&offered.device.id, offered.device.as_ref())).collect();
+    if devices.is_empty() {
+        return Vec::new();
+    }
+    let common = |of: fn(&Device) -> Option<&str>| {
+        let mut all = devices.values().map(|device| of(device));
+        let first = all.next().flatten()?;
+        all.all(|other| other == Some(first)).then(|| value(first)).flatten()
+    };
+    let mut labels = vec![("count", devices.len().to_string())];
+    labels.extend(common(|device| device.attribute("model")).map(|model| ("model", model)));
+    labels.extend(common(|device| device.pci.as_ref()?.driver.as_deref()).map(|driver| ("driver", driver)));
+    labels
+}
+
+/// `nvidia.com_gpu.count`. A name that is too long is cut, and tells from others by the sum of the whole.
+fn name(resource: &str, what: &str) -> String {
+    let plain = resource.replace('/', "_");
+    let room = LENGTH_MAX - what.len() - 1;
+    if plain.len() <= room {
+        return format!("{plain}.{what}");
+    }
+    let sum = format!("{:08x}", crc32fast::hash(resource.as_bytes()));
+    // Names of resources are ASCII.
+    format!("{}-{sum}.{what}", &plain[..room - sum.len() - 1])
+}
+
+/// A text as a label's value may be: `NVIDIA H100 80GB HBM3` is `NVIDIA-H100-80GB-HBM3`. `None` where nothing is left of it.
+fn value(text: &str) -> Option<String> {
+    let plain: String = text.chars().map(|c| if c.is_ascii_alphanumeric() || matches!(c, '_' | '.') { c } else { '-' }).collect();
+    let words: Vec<&str> = plain.split('-').filter(|word| !word.is_empty()).collect();
+    let mut value = words.join("-");
+    value.truncate(LENGTH_MAX);
+    let value = value.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{DeviceClass, Health, Offered, PciFunction, Reason, ResourceSpec};
+    use std::sync::Arc;
+
+    fn offering(resource: &str, devices: &[(&str, Option<&str>, Option<&str>)]) -> Offering {
+        let spec = Arc::new(ResourceSpec::new(resource.parse().unwrap(), DeviceClass::Gpu));
+        let mut ids = BTreeMap::new();
+        for (n, (id, model, driver)) in (0u8..).zip(devices) {
+            let pci = PciFunction { driver: driver.map(str::to_owned), ..PciFunction::at(format!("0000:{n:02x}:00.0").parse().unwrap()) };
+            let device = Arc::new(Device {
+                id: DeviceId::new(*id),
+                key: String::new(),
+                class: DeviceClass::Gpu,
+                pci: Some(pci),
+                numa_nodes: Vec::new(),
+                nodes: Vec::new(),
+                attributes: model.map(|model| ("model".to_owned(), model.to_owned())).into_iter().collect(),
+            });
+            // Two shares of each, one of them sick: neither is a matter of labels.
+            ids.insert(device.id.share(0), Offered { device: Arc::clone(&device), health: Health::Healthy });
+            ids.insert(device.id.share(1), Offered { device, health: Health::Unhealthy(Reason::Xid) });
+        }
+        Offering { spec, devices: ids }
+    }
+
+    fn inventory(offerings: Vec<Offering>) -> Inventory {
+        Inventory { resources: offerings.into_iter().map(|offering| (offering.spec.name.clone(), offering)).collect() }
+    }
+
+    #[test]
+    fn the_file_is_as_it_was_agreed() {
+        let h100 = Some("NVIDIA H100 80GB HBM3");
+        let gpus = offering("nvidia.com/gpu", &[("a", h100, Some("nvidia")), ("b", h100, Some("nvidia"))]);
+        let mixed = offering("example.com/nic", &[("c", Some("one"), Some("mlx5_core")), ("d", Some("other"), Some("mlx5_core"))]);
+        let some = offering("example.com/part", &[("e", Some("one"), None), ("f", None, None)]);
+        let none = offering("example.com/none", &[]);
+        let wanted = "# Written by Holdfast when the node's devices change; do not edit.\n\
+                      holdfast.dev/example.com_nic.count=2\n\
+                      holdfast.dev/example.com_nic.driver=mlx5_core\n\
+                      holdfast.dev/example.com_part.count=2\n\
+                      holdfast.dev/nvidia.com_gpu.count=2\n\
+                      holdfast.dev/nvidia.com_gpu.model=NVIDIA-H100-80GB-HBM3\n\
+                      holdfast.dev/nvidia.com_gpu.driver=nvidia\n";
+        assert_eq!(features(&inventory(vec![gpus, mixed, some, none])), wanted);
+    }
+
+    /// What Kubernetes takes for the name of a label without its prefix, and for a value that is not empty.
+    fn is_valid(text: &str) -> bool {
+        let (Some(first), Some(last)) = (text.chars().next(), text.chars().last()) else { return false };
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        text.len() <= LENGTH_MAX && first.is_ascii_alphanumeric() && last.is_ascii_alphanumeric() && text.chars().all(is_plain)
+    }
+
+    #[test]
+    fn every_label_is_one_that_kubernetes_takes() {
+        let long = format!("{}.example.com/{}", "d".repeat(60), "r".repeat(60));
+        let longer = format!("{}.example.com/{}s", "d".repeat(60), "r".repeat(59));
+        for resource in ["a.b/c", "nvidia.com/mig-1g.10gb", &long] {
+            assert!(is_valid(&name(resource, "driver")), "{resource}");
+        }
+        assert_ne!(name(&long, "count"), name(&longer, "count"), "both are cut at the same place");
+        for text in ["NVIDIA H100 80GB HBM3", "Ärger (Größe)", "..x..", &"m".repeat(100), &format!("{} x", "m".repeat(62)), "MI300X/OAM"]
+        {
+            assert!(value(text).is_some_and(|value| is_valid(&value)), "{text}: {:?}", value(text));
+        }
+        assert_eq!(value("™ -"), None);
+    }
+
+    #[test]
+    fn the_file_is_never_larger_than_what_is_read() {
+        let many = (0..2000).map(|n| offering(&format!("example.com/resource-{n}"), &[("a", Some("model"), Some("driver"))])).collect();
+        let text = features(&inventory(many));
+        assert!(text.len() <= SIZE_MAX && text.len() > SIZE_MAX - 100 && text.ends_with('\n'));
+    }
+}

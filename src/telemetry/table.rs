@@ -1,0 +1,181 @@
+//! The one table of metrics: every name, its kind, its labels and its help. What is not in it cannot be told.
+//!
+//! Names follow Prometheus' conventions: `holdfast_` first, base units, the unit last, `_total` for what only rises. Labels of
+//! Kubernetes' objects are named as its instrumentation guidelines name them (`namespace`, `pod`, `container`). A row that
+//! changes breaks somebody's alert: `docs/metrics.md` has the same list, and `tests/metrics.rs` compares them.
+
+/// How a metric moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// It only rises, and begins at 0 with the process.
+    Counter,
+    /// It rises and falls.
+    Gauge,
+    /// How often something took how long.
+    Histogram,
+}
+
+impl Kind {
+    /// The word of the exposition format.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        }
+    }
+}
+
+/// One row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Row {
+    /// Its name.
+    pub name: &'static str,
+    /// How it moves.
+    pub kind: Kind,
+    /// The names of its labels, in the order in which their values are given.
+    pub labels: &'static [&'static str],
+    /// One line for who reads `/metrics`.
+    pub help: &'static str,
+}
+
+impl Row {
+    /// Its unit, which its name tells; `None` where it counts.
+    #[must_use]
+    pub fn unit(&self) -> Option<&'static str> {
+        let name = self.name.strip_suffix("_total").unwrap_or(self.name);
+        ["seconds", "bytes"].into_iter().find(|unit| name.rsplit('_').next() == Some(unit))
+    }
+}
+
+macro_rules! table {
+    ($($metric:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
+        /// Names a row of [`TABLE`].
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Metric {
+            $(#[doc = $help] $metric,)*
+        }
+
+        impl Metric {
+            const ALL: &[Metric] = &[$(Metric::$metric),*];
+        }
+
+        /// Every metric, in the order of the names.
+        pub const TABLE: &[Row] = &[$(Row { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help },)*];
+    };
+}
+
+table! {
+    ActorRestarts = Counter "holdfast_actor_restarts_total" ["actor"]
+        "How often each actor died and was built again.";
+    AllocateDuration = Histogram "holdfast_allocate_duration_seconds" ["resource", "result"]
+        "From an Allocate's arrival to its answer, durable as configured.";
+    Doubts = Counter "holdfast_allocations_of_held_devices_total" ["resource", "proven", "result"]
+        "Allocates of an exclusive device that a running pod has, by whether that was proven, and by result (refused or granted).";
+    Allocations = Counter "holdfast_allocations_total" ["resource", "result"]
+        "Allocate calls by result (ok or error).";
+    BuildInfo = Gauge "holdfast_build_info" ["version"]
+        "1, with the version.";
+    ConfigReloadTime = Gauge "holdfast_config_last_reload_success_timestamp_seconds" []
+        "When the configuration in force was read, in seconds since 1970.";
+    ConfigReloadSuccessful = Gauge "holdfast_config_last_reload_successful" []
+        "1 when the configuration was read well the last time, at the start or later; 0 while an earlier one is still in force.";
+    ConfigReloads = Counter "holdfast_config_reloads_total" ["result"]
+        "How often the configuration was read, by result (ok or error); the start counts.";
+    Refused = Counter "holdfast_connections_refused_total" ["socket"]
+        "Connections refused to somebody who is not root, by socket (plugin, control or handover).";
+    Devices = Gauge "holdfast_devices" ["resource", "health"]
+        "Device ids offered to the kubelet, by health (healthy or unhealthy).";
+    DevicesHeld = Gauge "holdfast_devices_held" ["namespace", "pod", "container", "resource"]
+        "Device ids that each container holds, init containers too; the names are empty until the kubelet's checkpoint tells them.";
+    DevicesInUse = Gauge "holdfast_devices_in_use" ["resource"]
+        "Device ids that a grant holds; one that several containers of a pod have counts once.";
+    DevicesUnhealthy = Gauge "holdfast_devices_unhealthy" ["resource", "reason"]
+        "Unhealthy device ids by reason; a reason that no device has is not told.";
+    Grants = Gauge "holdfast_grants" ["resource", "state"]
+        "Grants that hold devices, by state (granted, bound or suspect).";
+    SignalsOff = Gauge "holdfast_health_signals_off" ["signal"]
+        "1 for each signal of health that is not there; the status verb has the reason.";
+    HooksOwed = Gauge "holdfast_hooks_owed" ["resource", "state"]
+        "Hooks after release that have not ended well, by state (due or failed); nobody new gets their devices.";
+    Hooks = Counter "holdfast_hooks_total" ["resource", "phase", "result"]
+        "Hooks that have run, by phase (before_start, after_release or check) and result (ok or error).";
+    Incidents = Counter "holdfast_incidents_total" ["resource", "reason"]
+        "How often a device became unhealthy, by reason; shares of one device count once.";
+    JournalSync = Histogram "holdfast_journal_sync_duration_seconds" []
+        "One group commit of the ledger's journal: written, and synced unless durability is process-crash.";
+    JournalFailures = Counter "holdfast_journal_sync_failures_total" []
+        "Group commits and syncs of the journal that failed.";
+    Disagreements = Counter "holdfast_kubelet_disagreements_total" ["resource", "kind"]
+        "How often the kubelet had a resource otherwise than it was listed, by kind (list, or answer: another plugin gave it).";
+    KubeletPresent = Gauge "holdfast_kubelet_present" []
+        "1 while the kubelet's registration socket is there.";
+    KubeletStart = Gauge "holdfast_kubelet_start_time_seconds" []
+        "When the kubelet made its registration socket, in seconds since 1970; it changes with every start of the kubelet.";
+    LedgerDamaged = Gauge "holdfast_ledger_damaged" []
+        "1 when something was wrong with the ledger at the daemon's start; the status verb has what came of it.";
+    NotDurable = Gauge "holdfast_ledger_entries_not_durable" []
+        "Entries that were answered while the ledger could not be written, and are in memory only.";
+    LedgerFree = Gauge "holdfast_ledger_free_bytes" []
+        "Room on the file system of the state directory; 0 when it is read-only.";
+    LedgerKept = Gauge "holdfast_ledger_kept" ["copy"]
+        "1 while this copy of the ledger (journal or database) can be written; without the journal grants are refused, or answered and not durable.";
+    LedgerSize = Gauge "holdfast_ledger_size_bytes" []
+        "Size of the files in the state directory.";
+    Ready = Gauge "holdfast_ready" []
+        "1 when the ledger is recovered, the first scan done and every resource registered or waiting for an absent kubelet.";
+    Reconciliations = Counter "holdfast_reconciliations_total" ["result"]
+        "Looks at the kubelet's checkpoint and pods, by result (changed, unchanged, or blind: no checkpoint could be read).";
+    Contested = Gauge "holdfast_registration_contested" ["resource"]
+        "1 while another plugin seems to take the resource again and again.";
+    RegistrationDuration = Histogram "holdfast_registration_duration_seconds" ["resource"]
+        "From the begin of a registration to the kubelet's stream.";
+    Registrations = Counter "holdfast_registrations_total" ["resource", "result"]
+        "Register calls by result (ok or error).";
+    Releases = Counter "holdfast_releases_total" ["released_by"]
+        "Grants that were given back, by proof (pod_gone, handed_on or never_started).";
+    Registered = Gauge "holdfast_resource_registered" ["resource"]
+        "1 while the kubelet has a stream of the resource open.";
+    Scan = Histogram "holdfast_scan_duration_seconds" []
+        "One scan of the node's hardware.";
+    Start = Gauge "holdfast_start_time_seconds" []
+        "When the daemon started, in seconds since 1970.";
+    StreamEnds = Counter "holdfast_stream_ends_total" ["resource", "reason"]
+        "ListAndWatch streams that ended, by reason (superseded by a newer registration, withdrawn with its resource, or lost).";
+    UnhealthyDevice = Gauge "holdfast_unhealthy_device_info" ["resource", "device", "reason"]
+        "1 for each unhealthy device id, of the first 64 of a node.";
+}
+
+impl Metric {
+    /// Its row.
+    #[must_use]
+    pub fn row(self) -> &'static Row {
+        &TABLE[self as usize]
+    }
+
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Metric> {
+        Metric::ALL.iter().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_keep_the_conventions() {
+        assert!(TABLE.is_sorted_by(|one, next| one.name < next.name), "by name, once each");
+        for row in TABLE {
+            let Row { name, kind, labels, help } = row;
+            assert!(name.starts_with("holdfast_") && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{name}");
+            assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
+            assert!(*kind != Kind::Histogram || row.unit() == Some("seconds"), "{name}");
+            assert!(["_count", "_sum", "_bucket"].iter().all(|end| !name.ends_with(end)), "{name}");
+            assert!(labels.iter().all(|label| !["le", "job", "instance", "quantile"].contains(label)), "{name}");
+            assert!(help.ends_with('.') && !help.contains('\n'), "{name}");
+        }
+        assert_eq!(Metric::UnhealthyDevice.row().name, TABLE[TABLE.len() - 1].name);
+    }
+}
