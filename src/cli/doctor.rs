@@ -4,7 +4,7 @@ use super::exit::{FAILURE, FINDINGS, Failed, USAGE};
 use super::{Global, block_on, eprintln, print, show};
 use crate::config;
 use crate::doctor::bundle::Bundle;
-use crate::doctor::{Finding, Level, Place, Redactor, Report, examine, gather};
+use crate::doctor::{self, Finding, Level, Place, Redactor, Report};
 use crate::host;
 use crate::store;
 use clap::Args;
@@ -41,8 +41,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     if let Some(to) = &options.bundle {
         check_target(to)?;
     }
-    let facts = gather(place.clone());
-    let report = examine(&facts);
+    let (facts, report) = doctor::look(&place);
     if let Some(to) = &options.bundle {
         let loaded = config::load(global.config.as_deref()).ok();
         let grants = store::peek(&global.state_dir).map(|recovered| recovered.grants).unwrap_or_default();

@@ -81,6 +81,8 @@ impl Facts {
 pub struct Wants {
     /// The files that were read.
     pub files: Vec<PathBuf>,
+    /// CRC-32 of their texts, one after the other, in hex: what the daemon tells of those that it has loaded.
+    pub hash: String,
     /// When one of them, or the folder of drop-ins, was changed last.
     pub changed_at: Option<Timestamp>,
     /// Whether a resource is configured at all.
@@ -179,8 +181,6 @@ pub struct Process {
     pub pid: u32,
     /// The kubelet's directory that it was given.
     pub kubelet: PathBuf,
-    /// Whether it is there to take over from another one.
-    pub takes_over: bool,
 }
 
 /// A resource, and what this host has for it.
@@ -198,6 +198,8 @@ pub struct Resource {
     pub near: Vec<NearMiss>,
     /// For a class of `/dev` nodes: the paths that it asks for.
     pub paths: Vec<String>,
+    /// Whether only NVML could tell of devices that it may have.
+    pub needs_nvml: bool,
     /// Whether its devices go to guests.
     pub is_for_guests: bool,
     /// Whether a device of it is NVIDIA's.

@@ -28,6 +28,7 @@ pub use gather::{Place, gather};
 pub use redact::Redactor;
 
 use serde::Serialize;
+use std::time::Duration;
 
 /// How much a finding matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -100,6 +101,27 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// The checks that could not be made, since nothing was known.
     pub unknown: Vec<&'static str>,
+}
+
+/// What may be true for a moment only: while a list is on its way to the kubelet, or while one daemon takes over from another.
+const PASSING: [&str; 2] = [codes::KUBELET_LACKS_DEVICES.name, codes::TWO_DAEMONS.name];
+/// How long such a moment is, and more.
+const MOMENT: Duration = Duration::from_secs(2);
+
+/// Looks at a node and makes every check; a second time where the first finds what may pass by itself.
+#[must_use]
+pub fn look(place: &Place) -> (Facts, Report) {
+    let once = || {
+        let facts = gather(place.clone());
+        let report = examine(&facts);
+        (facts, report)
+    };
+    let (facts, report) = once();
+    if !report.findings.iter().any(|finding| PASSING.contains(&finding.code)) {
+        return (facts, report);
+    }
+    std::thread::sleep(MOMENT);
+    once()
 }
 
 impl Report {

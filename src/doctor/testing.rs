@@ -24,6 +24,7 @@ pub(super) fn healthy() -> Facts {
     });
     let wants = Wants {
         files: vec!["/etc/holdfast/config.toml".into()],
+        hash: "0badcafe".into(),
         changed_at: Some(Timestamp(NOW - 2 * 3600 * 1000)),
         has_resources: true,
         writes_cdi: true,
@@ -53,7 +54,7 @@ pub(super) fn healthy() -> Facts {
             is_old: false,
         }),
         daemon: Some(Daemon { answer: Answer::Status(status), pid: Some(1), is_enabled: false, lock_holder: Some(1) }),
-        processes: Some(vec![Process { pid: 1, kubelet: "/var/lib/kubelet".into(), takes_over: true }]),
+        processes: Some(vec![Process { pid: 1, kubelet: "/var/lib/kubelet".into() }]),
         resources: Some(vec![Resource {
             name: "nvidia.com/gpu".into(),
             class: "gpu".into(),

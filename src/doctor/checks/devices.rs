@@ -4,7 +4,7 @@ use super::super::codes::{
     DEVICE_CORDONED, DEVICE_SUSPECT, DEVICE_UNHEALTHY, DRIVER_NOT_BOUND, IOMMU_OFF, IOMMU_UNSAFE, RESOURCE_SELECTS_NOTHING,
 };
 use super::super::{Facts, Finding, Resource};
-use super::{list, text};
+use super::{list, number, text};
 use crate::hardware::NearMiss;
 
 /// So many devices are named; a node may have hundreds that are kept out by one word.
@@ -14,7 +14,14 @@ pub(super) fn selected(facts: &Facts) -> Option<Vec<Finding>> {
     let resources = facts.resources.as_ref()?;
     // Without a configuration known hardware is offered where it is there: that there is none is no mistake.
     let is_configured = facts.config.as_ref()?.as_ref().is_ok_and(|wants| wants.has_resources);
-    let empty = resources.iter().filter(|resource| is_configured && resource.devices == 0);
+    // The daemon may know more: it asks NVML, and keeps what is held.
+    let offered = facts.status().map(|status| list(status, "resources")).unwrap_or_default();
+    let has_some = |resource: &Resource| match offered.iter().find(|offered| text(offered, "name") == resource.name) {
+        Some(offered) if number(offered, "devices") > 0 => true,
+        Some(_) => false,
+        None => resource.needs_nvml,
+    };
+    let empty = resources.iter().filter(|resource| is_configured && resource.devices == 0 && !has_some(resource));
     Some(empty.map(selects_nothing).collect())
 }
 

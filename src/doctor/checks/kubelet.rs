@@ -80,7 +80,8 @@ pub(super) fn mounts(facts: &Facts) -> Option<Vec<Finding>> {
 
 pub(super) fn listens(facts: &Facts) -> Option<Vec<Finding>> {
     let kubelet = facts.kubelet.as_ref()?;
-    let is_known = kubelet.dir == Is::Directory && kubelet.is_mounted != Some(false) && kubelet.elsewhere.is_empty();
+    let is_known =
+        kubelet.dir == Is::Directory && kubelet.plugins != Is::Other && kubelet.is_mounted != Some(false) && kubelet.elsewhere.is_empty();
     let on = socket(facts).display().to_string();
     let start = "start the kubelet; its log says why it does not run";
     match &kubelet.socket {

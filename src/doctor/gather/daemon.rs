@@ -5,6 +5,7 @@ use super::{Found, Ground, QUESTION, ask};
 use crate::app::{ControlError, control_get};
 use crate::host::{self, HostRoot};
 use serde_json::Value;
+use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use tokio::net::UnixStream;
@@ -30,7 +31,8 @@ pub(super) fn daemon(ground: &Ground) -> Found {
         }
     });
     let Some((answer, pid)) = asked else { return Box::new(|_| ()) };
-    let locks = host_root.read("proc/locks").unwrap_or_default();
+    // The numbers of processes are those of this one's namespace there, as they are on the socket.
+    let locks = fs::read_to_string(ground.place.own.with_file_name("locks")).unwrap_or_default();
     let daemon = Daemon {
         answer,
         pid,
@@ -50,7 +52,6 @@ pub(super) fn processes(ground: &Ground) -> Found {
         is_daemon.then(|| Process {
             pid: pid.parse().unwrap_or_default(),
             kubelet: option(&arguments, "kubelet-dir").unwrap_or_else(|| "/var/lib/kubelet".into()),
-            takes_over: arguments.iter().any(|argument| argument == "--take-over"),
         })
     };
     let processes: Vec<Process> = named.filter_map(process).collect();

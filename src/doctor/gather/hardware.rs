@@ -20,6 +20,7 @@ pub(super) fn resources(ground: &Ground) -> Found {
     }
     let names = store::peek(&ground.place.roots.state).map(|recovered| recovered.names).unwrap_or_default();
     let found = hardware::discover_in(&root, scan, &specs, &names);
+    let asks_nvml = !hardware::nvml_question(&root).is_empty();
     let taken = found.selection.resource_of();
     let resource = |spec: &Arc<ResourceSpec>| {
         let devices = found.selection.resources.get(&spec.name).map(Vec::as_slice).unwrap_or_default();
@@ -29,6 +30,7 @@ pub(super) fn resources(ground: &Ground) -> Found {
             devices: devices.len(),
             unhealthy: devices.iter().filter_map(|device| unhealthy(&root, device)).collect(),
             near: if devices.is_empty() { near_misses(&found.devices, &taken, spec) } else { Vec::new() },
+            needs_nvml: asks_nvml && spec.contract.kind() == ContractKind::Nvidia,
             paths: spec.paths.iter().map(|path| path.host.clone()).collect(),
             is_for_guests: is_for_guests(spec, devices),
             is_nvidia: devices.iter().any(|device| device.pci.as_ref().is_some_and(|function| function.vendor == Some(NVIDIA))),
