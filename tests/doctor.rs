@@ -255,7 +255,7 @@ fn a_daemon_that_should_run_or_has_the_ledger_and_cannot_be_asked_is_found() {
     let lock = fs::File::create(quiet.node.state().join("lock")).unwrap();
     lock.try_lock().unwrap();
     quiet.finds(&[]);
-    fs::copy("/proc/locks", quiet.node.path("locks")).unwrap();
+    fs::write(quiet.node.path("locks"), fs::read_to_string("/proc/locks").unwrap()).unwrap();
     quiet.finds(&["two-daemons"]);
 }
 
@@ -440,6 +440,10 @@ fn an_archive_has_all_that_is_needed_and_none_of_the_secrets() {
     assert_eq!(bundle(&path).status.code(), Some(exit::FAILURE.into()), "what is there is not written over");
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(bundle(&node.path("bundle.tar.gz")).status.code(), Some(exit::USAGE.into()));
+    let output = bundle(Path::new("-"));
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    fs::write(node.path("streamed.tar"), output.stdout).unwrap();
+    assert!(unpacked(&node.path("streamed.tar")).keys().eq(files.keys()), "standard output has the archive and nothing else");
     let dir = node.path("bundles");
     fs::create_dir(&dir).unwrap();
     let named = PathBuf::from(String::from_utf8(bundle(&dir).stdout).unwrap().trim_end());

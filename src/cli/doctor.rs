@@ -8,6 +8,7 @@ use crate::doctor::{self, Finding, Level, Place, Redactor, Report};
 use crate::host;
 use crate::store;
 use clap::Args;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::process::Command;
@@ -20,13 +21,17 @@ const LOG_DEADLINE: Duration = Duration::from_secs(10);
 /// Lines of it.
 const LOG_LINES: &str = "2000";
 
+/// For the archive: standard output, since a container may have no place for a file.
+const STDOUT: &str = "-";
+
 /// What is shown, or collected.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
     /// Also what is in order, and what could not be looked at
     #[arg(long)]
     all: bool,
-    /// Write all that a report of a fault needs, without secrets, to this file (a tar, mode 0600), or to a new one in this directory
+    /// Write all that a report of a fault needs, without secrets, to this file (a tar, mode 0600), to a new one in this directory, or
+    /// to standard output (`-`)
     #[arg(long, value_name = "FILE|DIR")]
     bundle: Option<PathBuf>,
 }
@@ -47,13 +52,24 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         let grants = store::peek(&global.state_dir).map(|recovered| recovered.grants).unwrap_or_default();
         let redactor = Redactor::of(loaded.as_ref(), &grants);
         let bundle = Bundle::collect(&place, &facts, &report, redactor, |words| verb(global, words), log);
-        let cannot = |error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", to.display()));
-        let path = bundle.write(to, host::now().wall).map_err(cannot)?;
-        eprintln(format_args!("{}only its owner can read it; look at what is in it before you give it away", bundle.contents()));
-        return print(format_args!("{}\n", path.display()));
+        return hand_out(&bundle, to);
     }
     show(global.output, &report, |report| text(report, options.all))?;
     if report.is_healthy() { Ok(()) } else { Err(Failed::answered(FINDINGS)) }
+}
+
+/// Writes the archive, and says what is in it: it is to be looked at before it is given away.
+fn hand_out(bundle: &Bundle, to: &Path) -> Result<(), Failed> {
+    let cannot = |error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", to.display()));
+    let now = host::now().wall;
+    if to == Path::new(STDOUT) {
+        bundle.write_to(&mut std::io::stdout().lock(), now).map_err(cannot)?;
+    } else {
+        let path = bundle.write(to, now).map_err(cannot)?;
+        print(format_args!("{}\n", path.display()))?;
+    }
+    eprintln(format_args!("{}look at what is in it before you give it away", bundle.contents()));
+    Ok(())
 }
 
 /// In the DaemonSet's container the first process is the daemon, and knows where everything lies: what was not said otherwise
@@ -77,6 +93,9 @@ fn of_the_daemon(global: &Global) -> Global {
 
 /// Before anything is collected: a name that cannot be meant.
 fn check_target(to: &Path) -> Result<(), Failed> {
+    if to == Path::new(STDOUT) && std::io::stdout().is_terminal() {
+        return Err(Failed::new(USAGE, "an archive is nothing for a terminal; name a file, or `--bundle - > FILE.tar`"));
+    }
     let name = to.to_string_lossy();
     if [".gz", ".tgz", ".xz", ".zst"].iter().any(|ending| name.ends_with(ending)) {
         let why = "the archive is not compressed; name it `.tar`, and compress it afterwards";

@@ -113,10 +113,9 @@ impl Bundle {
     /// # Errors
     /// When there is such a file already, or it cannot be written.
     pub fn write(&self, to: &Path, now: Timestamp) -> io::Result<PathBuf> {
-        let stem = format!("holdfast-{}", now.to_seconds().replace([':', '-'], ""));
-        let path = if to.is_dir() { to.join(format!("{stem}.tar")) } else { to.to_owned() };
+        let path = if to.is_dir() { to.join(format!("{}.tar", stem(now))) } else { to.to_owned() };
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        let written = self.fill(file, &stem, now);
+        let written = self.write_to(&mut io::BufWriter::new(file), now);
         if written.is_err() {
             // Half an archive helps nobody.
             drop(std::fs::remove_file(&path));
@@ -124,18 +123,27 @@ impl Bundle {
         written.map(|()| path)
     }
 
-    fn fill(&self, file: File, stem: &str, now: Timestamp) -> io::Result<()> {
-        let mut archive = tar::Builder::new(io::BufWriter::new(file));
+    /// Writes the archive to whoever reads it.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_to(&self, out: &mut dyn Write, now: Timestamp) -> io::Result<()> {
+        let mut archive = tar::Builder::new(out);
         let readme = ("README.txt".to_owned(), readme(&self.contents()));
         for (name, text) in std::iter::once(&readme).chain(&self.files) {
             let mut header = tar::Header::new_ustar();
             header.set_mode(0o600);
             header.set_mtime(now.0 / 1000);
             header.set_size(text.len() as u64);
-            archive.append_data(&mut header, format!("{stem}/{name}"), text.as_bytes())?;
+            archive.append_data(&mut header, format!("{}/{name}", stem(now)), text.as_bytes())?;
         }
         archive.into_inner()?.flush()
     }
+}
+
+/// What the archive and its folder are called.
+fn stem(now: Timestamp) -> String {
+    format!("holdfast-{}", now.to_seconds().replace([':', '-'], ""))
 }
 
 fn readme(contents: &str) -> String {

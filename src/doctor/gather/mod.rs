@@ -104,10 +104,13 @@ pub fn gather(place: Place) -> Facts {
     facts
 }
 
+/// Something to be looked at, and the look.
+type Run<T> = (&'static str, Box<dyn FnOnce() -> T + Send>);
+
 /// Has every one of them run on a thread of its own, and waits for so long; `None` for what has not ended by then.
-fn all<T: Send + 'static>(runs: Vec<(&'static str, Box<dyn FnOnce() -> T + Send>)>, patience: Duration) -> Vec<(&'static str, Option<T>)> {
+fn all<T: Send + 'static>(runs: Vec<Run<T>>, patience: Duration) -> Vec<(&'static str, Option<T>)> {
     let until = Instant::now() + patience;
-    let begin = |(what, run): (&'static str, Box<dyn FnOnce() -> T + Send>)| {
+    let begin = |(what, run): Run<T>| {
         let (tell, told) = mpsc::sync_channel(1);
         // Who does not wait any more does not hear it; a thread that cannot be had is as one that says nothing.
         let begun = thread::Builder::new().name("look".into()).spawn(move || drop(tell.send(run())));
