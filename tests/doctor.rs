@@ -116,11 +116,12 @@ fn on_a_living_node_in_order_nothing_is_found_and_each_thing_that_is_put_wrong_i
             write(&dir.join("comm"), "holdfast\n");
             write(&dir.join("cmdline"), arguments);
         };
-        process(101, "/usr/bin/holdfast\0run\0");
-        process(102, "holdfast\0run\0--kubelet-dir=/elsewhere\0");
+        let own_kubelet = node.path("kubelet").display().to_string();
+        process(101, &format!("/usr/bin/holdfast\0run\0--kubelet-dir={own_kubelet}\0"));
+        process(102, "holdfast\0run\0");
         process(103, "holdfast\0status\0");
         finds_of_living(&node, &[]).await;
-        process(102, "holdfast\0run\0--take-over\0--kubelet-dir\0/var/lib/kubelet\0");
+        process(102, &format!("holdfast\0run\0--take-over\0--kubelet-dir\0{own_kubelet}\0"));
         finds_of_living(&node, &["two-daemons"]).await;
         fs::remove_dir_all(node.path("host/proc")).unwrap();
 

@@ -142,7 +142,7 @@ fn output(mut command: Command, deadline: Duration) -> Result<Vec<u8>, String> {
     let output = output.map_err(|error| format!("`{program}` cannot be run: {error}"))?;
     if output.stdout.is_empty() {
         let said = String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned();
-        return Err(if said.is_empty() { format!("`{program}` ended with {}", output.status) } else { said });
+        return Err(if said.is_empty() { format!("`{program}` has printed nothing ({})", output.status) } else { said });
     }
     Ok(output.stdout)
 }

@@ -78,19 +78,22 @@ pub fn gather(place: Place) -> Facts {
     let mut facts = Facts::unknown(place.roots.clone(), system::now());
     facts.is_root = system::peer::is_root();
     facts.uid_map = std::fs::read_to_string(place.own.join("uid_map")).ok().and_then(|map| map.lines().next().map(str::to_owned));
-    let config = {
+    // First, since it says where the others look.
+    let load = {
         let place = place.clone();
-        all(vec![("the configuration", Box::new(move || config::load(place.config.as_deref())))], PATIENCE).pop()
-    };
-    let loaded = match config {
-        Some((_, Some(loaded))) => Some(loaded),
-        _ => {
-            facts.hanging.push("the configuration");
-            None
+        move || {
+            let loaded = config::load(place.config.as_deref());
+            let wants = files::wants(&loaded, &place);
+            (loaded.ok(), wants)
         }
     };
-    facts.config = loaded.as_ref().map(|loaded| files::wants(loaded, &place));
-    let ground = Arc::new(Ground { place, config: loaded.and_then(Result::ok) });
+    let (what, loaded) = ("the configuration", all(vec![("", Box::new(load))], PATIENCE).pop().and_then(|(_, loaded)| loaded));
+    let (config, wants) = loaded.unzip();
+    if wants.is_none() {
+        facts.hanging.push(what);
+    }
+    facts.config = wants;
+    let ground = Arc::new(Ground { place, config: config.flatten() });
     let looks = LOOKS.iter().map(|look| {
         let (ground, run) = (Arc::clone(&ground), look.run);
         (look.what, Box::new(move || run(&ground)) as Box<dyn FnOnce() -> Found + Send>)
