@@ -23,6 +23,7 @@ pub mod registration;
 pub mod serving;
 
 pub mod app;
+pub mod doctor;
 pub mod sim;
 
 pub mod cli;

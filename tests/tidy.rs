@@ -17,6 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["messages"],
     &["discovery", "health", "ledger", "registration", "serving"],
     &["app"],
+    &["doctor"],
     &["sim"],
     &["cli"],
 ];

@@ -20,6 +20,8 @@ pub const ALREADY_RUNNING: u8 = 6;
 pub const ESCALATED: u8 = 7;
 /// Nobody holds what `who` was asked for.
 pub const NOBODY: u8 = 8;
+/// `doctor` found something that somebody should mend: a warning or an error.
+pub const FINDINGS: u8 = 10;
 
 /// What a code says to whoever reads it of a daemon that does not start, where it says more than that it failed.
 #[must_use]

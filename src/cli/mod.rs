@@ -4,6 +4,7 @@ pub mod bench;
 pub mod demo;
 pub mod device;
 pub mod discover;
+pub mod doctor;
 pub mod document;
 pub mod exit;
 pub mod handover;
@@ -39,7 +40,7 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 configuration, 4 kubelet directory, 5 state directory, \
-                          6 already running, 7 an actor died too often, 8 nobody holds what `who` was asked for.";
+                          6 already running, 7 an actor died too often, 8 nobody holds what `who` was asked for, 10 `doctor` found something to mend.";
 
 /// Options of every verb.
 #[derive(Debug, Clone, Args)]
@@ -88,6 +89,8 @@ enum Verb {
         #[arg(long)]
         all: bool,
     },
+    /// Check this node, and say what is wrong and what to do; or collect all that a report of a fault needs
+    Doctor(doctor::Options),
     /// Show the running daemon at a glance
     Status,
     /// Show which container holds which device, or who holds one
@@ -144,6 +147,7 @@ pub fn main() -> ExitCode {
         Verb::Handover => handover::run(&global),
         Verb::Demo(options) => demo::run(&options),
         Verb::Discover { all } => discover::run(&global, all),
+        Verb::Doctor(options) => doctor::run(&global, &options),
         Verb::Status => status::run(&global),
         Verb::Who(options) => who::run(&global, &options),
         Verb::History(options) => history::run(&global, &options),

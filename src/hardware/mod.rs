@@ -37,7 +37,7 @@ mod xid;
 pub use event::event;
 pub use identity::remember;
 pub use pci::{Scan, scan};
-pub use select::{Selection, select};
+pub use select::{NearMiss, Selection, near_misses, select};
 pub use signals::signals;
 pub use xid::xid;
 

@@ -1,5 +1,9 @@
 //! Which device is offered by which resource.
 
+mod near;
+
+pub use near::{NearMiss, near_misses};
+
 use crate::contract;
 use crate::domain::{Device, DeviceClass, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select};
 use std::collections::{BTreeMap, BTreeSet};

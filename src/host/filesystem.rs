@@ -1,8 +1,41 @@
-//! What kind of file system a path lies on, and what room it has.
+//! What kind of file system a path lies on, what room it has, and what label and lock a file of it has.
 
-use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use nix::sys::stat::{major, minor};
+use nix::sys::statfs::{FsType, NFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, statfs};
 use nix::sys::statvfs::{FsFlags, statvfs};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+/// `CIFS_SUPER_MAGIC`, `SMB2_SUPER_MAGIC`, `CEPH_SUPER_MAGIC` and `RAMFS_MAGIC` of Linux' `magic.h`, which nix does not have.
+const CIFS: FsType = FsType(0xFF53_4D42);
+const SMB2: FsType = FsType(0xFE53_4D42);
+const CEPH: FsType = FsType(0x00C3_6400);
+const RAMFS: FsType = FsType(0x8584_58F6);
+
+/// Where files lie, as far as it matters how long they live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Medium {
+    /// On a disk of this machine, as far as is known.
+    Disk,
+    /// In memory: gone with the boot, or with the container.
+    Memory,
+    /// In layers over an image: gone with the container that they belong to.
+    Overlay,
+    /// On another machine.
+    Network,
+}
+
+/// On what `path` lies; `None` where it cannot be found out.
+#[must_use]
+pub fn medium(path: &Path) -> Option<Medium> {
+    let kind = statfs(path).ok()?.filesystem_type();
+    Some(match kind {
+        TMPFS_MAGIC | RAMFS => Medium::Memory,
+        OVERLAYFS_SUPER_MAGIC => Medium::Overlay,
+        NFS_SUPER_MAGIC | CIFS | SMB2 | CEPH => Medium::Network,
+        _ => Medium::Disk,
+    })
+}
 
 /// Whether `path` lies in memory. Where it cannot be found out it does not.
 #[must_use]
@@ -35,6 +68,43 @@ pub fn size_below(dir: &Path) -> u64 {
     size(dir, 4)
 }
 
+/// Whether nothing may be written to the file system of `path`.
+#[must_use]
+pub fn is_read_only(path: &Path) -> bool {
+    statvfs(path).is_ok_and(|about| about.flags().contains(FsFlags::ST_RDONLY))
+}
+
+/// How many more files the file system of `path` may have. Some have no such number, and say 0 of all of them: there are
+/// enough.
+#[must_use]
+pub fn files_left(path: &Path) -> u64 {
+    statvfs(path).map_or(u64::MAX, |about| if about.files() == 0 { u64::MAX } else { about.files_available() })
+}
+
+/// The SELinux label of a file, `system_u:object_r:container_file_t:s0`; `None` where it has none or may not be asked.
+#[must_use]
+pub fn selinux_label(path: &Path) -> Option<String> {
+    let mut label = [0; 256];
+    let length = rustix::fs::getxattr(path, "security.selinux", &mut label).ok()?;
+    let text = String::from_utf8_lossy(label.get(..length)?).trim_end_matches('\0').to_owned();
+    Some(text).filter(|text| !text.is_empty())
+}
+
+/// The process that has `file` locked with `flock`, out of the text of `/proc/locks`; `None` where nobody has, and where that
+/// is a process of another process namespace.
+#[must_use]
+pub fn lock_holder(locks: &str, file: &Path) -> Option<u32> {
+    let about = file.metadata().ok()?;
+    // `1: FLOCK  ADVISORY  WRITE 4242 fd:01:1310722 0 EOF`
+    let place = format!("{:02x}:{:02x}:{}", major(about.dev()), minor(about.dev()), about.ino());
+    locks.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let is_held = words.nth(1) == Some("FLOCK");
+        let pid = words.nth(2)?.parse().ok().filter(|pid| *pid > 0);
+        (is_held && words.next() == Some(place.as_str())).then_some(pid)?
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -43,8 +113,20 @@ mod tests {
     fn there_is_room_where_a_file_can_be_written_and_where_nothing_is_known() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), [7; 4096]).unwrap();
-        assert!(room(dir.path()) > 0);
-        assert_eq!(room(&dir.path().join("nothing")), u64::MAX);
+        assert!(room(dir.path()) > 0 && files_left(dir.path()) > 0 && !is_read_only(dir.path()));
+        let nothing = dir.path().join("nothing");
+        assert_eq!((room(&nothing), files_left(&nothing), medium(&nothing)), (u64::MAX, u64::MAX, None));
+    }
+
+    #[test]
+    fn the_holder_of_a_lock_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let file = std::fs::File::create(&path).unwrap();
+        let holder = || lock_holder(&std::fs::read_to_string("/proc/locks").unwrap(), &path);
+        assert_eq!(holder(), None);
+        file.try_lock().unwrap();
+        assert_eq!(holder(), Some(std::process::id()));
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod clock;
 mod command;
 mod filesystem;
 mod folder;
+mod inotify_room;
 mod kmsg;
 mod nvml;
 pub mod peer;
@@ -16,8 +17,9 @@ mod watch;
 
 pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
 pub use command::{CommandError, run as run_command};
-pub use filesystem::{is_tmpfs, room, size_below};
+pub use filesystem::{Medium, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, selinux_label, size_below};
 pub use folder::Folder;
+pub use inotify_room::{InotifyRoom, inotify_room};
 pub use kmsg::{KernelLog, KernelRecord};
 pub use nvml::{NvmlAnswer, ask_nvml};
 pub use reset::{ResetError, reset_function};

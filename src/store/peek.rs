@@ -3,7 +3,7 @@
 //! No lock is taken and nothing is written. The journal's segments alone tell everything that is live.
 
 use super::database::{Image, Refusal, Shelf};
-use super::layout::{copy_directory, database_dir, journal_dir};
+use super::layout::{copy_directory, database_dir, journal_dir, peek_confirmed};
 use super::opening::Opening;
 use super::replay::Fold;
 use super::{Recovered, RecoveryReport, StoreError, journal, recovery};
@@ -16,10 +16,15 @@ use std::path::Path;
 /// # Errors
 /// When there is no journal, it cannot be read, or a later version wrote it.
 pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
+    // First: a writer confirms only what it has written.
+    let confirmed = peek_confirmed(state_dir);
     let fold = read(state_dir)?;
     let mut report = RecoveryReport::default();
     let damaged: Vec<_> = fold.damaged.iter().map(|path| format!("journal segment `{}` is damaged", path.display())).collect();
     report.findings.extend(damaged);
+    if confirmed > fold.last {
+        report.findings.push(format!("the journal ends with entry {}, and entries up to {confirmed} were confirmed", fold.last));
+    }
     let truth = recovery::merge(fold, &Image::default(), &mut report, |_| None);
     Ok(Recovered {
         owed: truth.owed(),

@@ -8,6 +8,7 @@
 mod archive;
 mod classes;
 mod damage;
+mod doctor;
 mod fault;
 mod names;
 mod placement;

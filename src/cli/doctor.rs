@@ -1,0 +1,192 @@
+//! `holdfast doctor`: what is wrong with this node, and what to do.
+
+use super::exit::{FAILURE, FINDINGS, Failed, USAGE};
+use super::{Global, block_on, eprintln, print, show};
+use crate::config;
+use crate::doctor::bundle::Bundle;
+use crate::doctor::{self, Finding, Level, Place, Redactor, Report};
+use crate::host;
+use crate::store;
+use clap::Args;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+/// How long one verb may take for the archive.
+const VERB_DEADLINE: Duration = Duration::from_secs(30);
+/// How long the journal of systemd may take.
+const LOG_DEADLINE: Duration = Duration::from_secs(10);
+/// Lines of it.
+const LOG_LINES: &str = "2000";
+
+/// For the archive: standard output, since a container may have no place for a file.
+const STDOUT: &str = "-";
+
+/// What is shown, or collected.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Options {
+    /// Also what is in order, and what could not be looked at
+    #[arg(long)]
+    all: bool,
+    /// Write all that a report of a fault needs, without secrets, to this file (a tar, mode 0600), to a new one in this directory, or
+    /// to standard output (`-`)
+    #[arg(long, value_name = "FILE|DIR")]
+    bundle: Option<PathBuf>,
+}
+
+/// Looks at the node, and prints what was found, or writes it away with everything else.
+///
+/// # Errors
+/// [`FINDINGS`] when somebody should do something.
+pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
+    let global = &of_the_daemon(global);
+    let place = Place { roots: global.roots(), config: global.config.clone(), own: "/proc/self".into() };
+    if let Some(to) = &options.bundle {
+        check_target(to)?;
+    }
+    let (facts, report) = doctor::look(&place);
+    if let Some(to) = &options.bundle {
+        let loaded = config::load(global.config.as_deref()).ok();
+        let grants = store::peek(&global.state_dir).map(|recovered| recovered.grants).unwrap_or_default();
+        let redactor = Redactor::of(loaded.as_ref(), &grants);
+        let bundle = Bundle::collect(&place, &facts, &report, redactor, |words| verb(global, words), log);
+        return hand_out(&bundle, to);
+    }
+    show(global.output, &report, |report| text(report, options.all))?;
+    if report.is_healthy() { Ok(()) } else { Err(Failed::answered(FINDINGS)) }
+}
+
+/// Writes the archive, and says what is in it: it is to be looked at before it is given away.
+fn hand_out(bundle: &Bundle, to: &Path) -> Result<(), Failed> {
+    let cannot = |error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", to.display()));
+    let now = host::now().wall;
+    if to == Path::new(STDOUT) {
+        bundle.write_to(&mut std::io::stdout().lock(), now).map_err(cannot)?;
+    } else {
+        let path = bundle.write(to, now).map_err(cannot)?;
+        print(format_args!("{}\n", path.display()))?;
+    }
+    eprintln(format_args!("{}look at what is in it before you give it away", bundle.contents()));
+    Ok(())
+}
+
+/// In the DaemonSet's container the first process is the daemon, and knows where everything lies: what was not said otherwise
+/// is as it was told.
+fn of_the_daemon(global: &Global) -> Global {
+    let mut global = global.clone();
+    if global.host_root != Path::new("/") || std::fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() != "holdfast") {
+        return global;
+    }
+    let line = std::fs::read_to_string("/proc/1/cmdline").unwrap_or_default();
+    let told = |name: &str| {
+        line.split('\0').find_map(|argument| argument.strip_prefix("--")?.strip_prefix(name)?.strip_prefix('=')).map(PathBuf::from)
+    };
+    if let Some(root) = told("host-root") {
+        eprintln(format_args!("looking where the daemon of this container looks: --host-root {}", root.display()));
+        global.host_root = root;
+    }
+    global.config = global.config.or_else(|| told("config"));
+    global
+}
+
+/// Before anything is collected: a name that cannot be meant.
+fn check_target(to: &Path) -> Result<(), Failed> {
+    if to == Path::new(STDOUT) && std::io::stdout().is_terminal() {
+        return Err(Failed::new(USAGE, "an archive is nothing for a terminal; name a file, or `--bundle - > FILE.tar`"));
+    }
+    let name = to.to_string_lossy();
+    if [".gz", ".tgz", ".xz", ".zst"].iter().any(|ending| name.ends_with(ending)) {
+        let why = "the archive is not compressed; name it `.tar`, and compress it afterwards";
+        return Err(Failed::new(USAGE, format_args!("cannot write `{name}`: {why}")));
+    }
+    if to.exists() && !to.is_dir() {
+        return Err(Failed::new(FAILURE, format_args!("cannot write `{name}`: it is there already; name another file")));
+    }
+    Ok(())
+}
+
+/// What a verb of this program prints as a document, asked of another process: one that hangs can be ended.
+fn verb(global: &Global, words: &[&str]) -> Result<Vec<u8>, String> {
+    let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
+    command.args(words).args(["-o", "json", "--log-format", "text"]);
+    for (option, path) in [
+        ("--host-root", Some(&global.host_root)),
+        ("--kubelet-dir", Some(&global.kubelet_dir)),
+        ("--state-dir", Some(&global.state_dir)),
+        ("--run-dir", Some(&global.run_dir)),
+        ("--config", global.config.as_ref()),
+    ] {
+        if let Some(path) = path {
+            command.arg(option).arg(path);
+        }
+    }
+    output(command, VERB_DEADLINE)
+}
+
+/// The daemon's latest lines in systemd's journal.
+fn log() -> Result<String, String> {
+    let mut command = Command::new("journalctl");
+    command.args(["-u", "holdfast", "-n", LOG_LINES, "--no-pager", "--quiet"]);
+    let text = String::from_utf8_lossy(&output(command, LOG_DEADLINE)?).into_owned();
+    if text.trim().is_empty() { Err("systemd's journal has nothing of a unit `holdfast`".into()) } else { Ok(text) }
+}
+
+/// What a program prints. One that answers with another code than 0 may have printed its document all the same.
+fn output(mut command: Command, deadline: Duration) -> Result<Vec<u8>, String> {
+    let program = command.as_std().get_program().to_string_lossy().into_owned();
+    command.kill_on_drop(true).stdin(std::process::Stdio::null());
+    let ended = block_on(async { timeout(deadline, command.output()).await }).map_err(|failed| failed.sentence.unwrap_or_default())?;
+    let output = ended.map_err(|_elapsed| format!("`{program}` has not ended in time"))?;
+    let output = output.map_err(|error| format!("`{program}` cannot be run: {error}"))?;
+    if output.stdout.is_empty() {
+        let said = String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned();
+        return Err(if said.is_empty() { format!("`{program}` has printed nothing ({})", output.status) } else { said });
+    }
+    Ok(output.stdout)
+}
+
+fn text(report: &Report, all: bool) -> String {
+    let mut text = String::new();
+    for finding in report.findings.iter().filter(|finding| all || finding.level != Level::Ok) {
+        text += &entry(finding);
+    }
+    let unknown = report.unknown.join(", ");
+    if all && !unknown.is_empty() {
+        text += &format!("not looked at, since too little is known: {unknown}\n\n");
+    }
+    text + &summary(report, all)
+}
+
+fn entry(finding: &Finding) -> String {
+    let Finding { level, code, on, found, why, todo, command } = finding;
+    let head = format!("{:<8} {code}", level.as_str());
+    if *level == Level::Ok {
+        return format!("{head}\n");
+    }
+    // What comes from the host must not move a terminal's cursor.
+    let clean = |text: &str| text.chars().map(|c| if c.is_control() { '?' } else { c }).collect::<String>();
+    let command = command.as_ref().map(|command| format!("         $ {command}\n")).unwrap_or_default();
+    format!("{head}: {}\n         {}\n         {why}\n         {}\n{}\n", clean(on), clean(found), clean(todo), clean_lines(&command))
+}
+
+fn clean_lines(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect()
+}
+
+fn summary(report: &Report, all: bool) -> String {
+    let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let [errors, warnings, notes, fine] = [Level::Error, Level::Warning, Level::Note, Level::Ok].map(|level| report.count(level));
+    let unknown = report.unknown.len();
+    let made = format!("{} in order", plural(fine, "check"));
+    let left = if unknown > 0 { format!(", {unknown} could not be made") } else { String::new() };
+    let hint = if all || fine + unknown == 0 { "" } else { " (--all shows them)" };
+    let found = if errors + warnings + notes == 0 {
+        "nothing found".to_owned()
+    } else {
+        format!("{}, {}, {}", plural(errors, "error"), plural(warnings, "warning"), plural(notes, "note"))
+    };
+    let more = if errors + warnings > 0 { "docs/doctor.md says more of each code\n" } else { "" };
+    format!("{found}; {made}{left}{hint}\n{more}")
+}

@@ -1,0 +1,188 @@
+//! An archive of all that a report of a fault needs, without secrets: a plain `tar`, readable by its owner only.
+//!
+//! What goes into it is named in `README.txt` inside, with what could not be had. Everything passes the [`Redactor`], and what
+//! may hold an environment in a form that cannot be looked into (the answers in the kubelet's checkpoint) is left out.
+
+use super::{Facts, Place, Redactor, Report};
+use crate::domain::Timestamp;
+use crate::host::HostRoot;
+use crate::kubelet::checkpoint;
+use serde_json::{Value, json};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Of the end of a log.
+const LOG_BYTES: u64 = 1024 * 1024;
+/// A document of a verb that is longer is left out: a history may have a hundred thousand grants.
+const DOCUMENT_BYTES_MAX: usize = 32 * 1024 * 1024;
+
+/// The verbs whose documents are in it.
+const VERBS: [(&str, &[&str]); 6] = [
+    ("status.json", &["status"]),
+    ("devices.json", &["device", "show"]),
+    ("who.json", &["who"]),
+    ("history.json", &["history"]),
+    ("ledger-verify.json", &["ledger", "verify"]),
+    ("discover.json", &["discover", "--all"]),
+];
+
+/// What is collected.
+#[derive(Debug)]
+pub struct Bundle {
+    redactor: Redactor,
+    files: Vec<(String, String)>,
+    /// What could not be had, and why.
+    missing: Vec<(String, String)>,
+}
+
+impl Bundle {
+    /// Collects everything. `verb` has a verb run with `-o json` and gives what it printed, or why not; `log` gives the
+    /// daemon's latest log.
+    pub fn collect(
+        place: &Place,
+        facts: &Facts,
+        report: &Report,
+        redactor: Redactor,
+        verb: impl Fn(&[&str]) -> Result<Vec<u8>, String>,
+        log: impl Fn() -> Result<String, String>,
+    ) -> Self {
+        let mut this = Bundle { redactor, files: Vec::new(), missing: Vec::new() };
+        // First, so that what it takes out is known when the other texts come.
+        this.configuration(place, facts);
+        this.json("doctor.json", serde_json::to_value(report).map_err(|error| error.to_string()));
+        for (name, words) in VERBS {
+            this.json(name, verb(words).and_then(|bytes| document(&bytes)));
+        }
+        this.json("kubelet-checkpoint.json", kubelet_checkpoint(&place.roots.kubelet));
+        this.text("mountinfo.txt", std::fs::read_to_string(place.own.join("mountinfo")).map_err(|error| error.to_string()));
+        let host = HostRoot::new(&place.roots.host);
+        let read = |rel: &str| host.try_read(rel).map_err(|error| error.to_string());
+        let system = read("proc/version").map(|kernel| {
+            let release = read("etc/os-release").unwrap_or_default();
+            format!("holdfast {}\n{kernel}\n{release}\n", env!("CARGO_PKG_VERSION"))
+        });
+        this.text("version.txt", system);
+        this.text("log.txt", log().or_else(|why| pod_log(&host).ok_or(why)));
+        this
+    }
+
+    /// The configuration's files as documents: comments may hold what was commented out.
+    fn configuration(&mut self, place: &Place, facts: &Facts) {
+        let main = place.config.clone().unwrap_or_else(|| PathBuf::from(crate::config::DEFAULT_PATH));
+        let files = facts.config.as_ref().and_then(|config| config.as_ref().ok()).map(|wants| wants.files.clone());
+        let mut documents = Vec::new();
+        for file in files.unwrap_or_else(|| vec![main]) {
+            let parsed = std::fs::read_to_string(&file).map_err(|error| error.to_string());
+            // The error of the parser would quote the line; that of the report names it.
+            let parsed = parsed.and_then(|text| toml::from_str::<Value>(&text).map_err(|_| "it cannot be parsed".to_owned()));
+            match parsed {
+                Ok(value) => documents.push(json!({ "file": file, "content": value })),
+                Err(why) => self.missing.push((file.display().to_string(), why)),
+            }
+        }
+        self.json("config.json", Ok(documents.into()));
+    }
+
+    fn json(&mut self, name: &str, value: Result<Value, String>) {
+        let redacted = value.map(|value| self.redactor.document(value));
+        match redacted.and_then(|value| serde_json::to_string_pretty(&value).map_err(|error| error.to_string())) {
+            Ok(text) => self.files.push((name.to_owned(), text + "\n")),
+            Err(why) => self.missing.push((name.to_owned(), why)),
+        }
+    }
+
+    fn text(&mut self, name: &str, text: Result<String, String>) {
+        match text {
+            Ok(text) => self.files.push((name.to_owned(), self.redactor.text(&text))),
+            Err(why) => self.missing.push((name.to_owned(), why)),
+        }
+    }
+
+    /// What is in it, one line for each file, and what is not, with the reason.
+    #[must_use]
+    pub fn contents(&self) -> String {
+        let files = self.files.iter().map(|(name, text)| format!("{name}  {} bytes\n", text.len()));
+        let missing = self.missing.iter().map(|(name, why)| format!("not in it: {name}: {}\n", self.redactor.text(why)));
+        files.chain(missing).collect()
+    }
+
+    /// Writes the archive to a file that is not there yet; of a directory, to one in it with a name of its own. Returns where.
+    ///
+    /// # Errors
+    /// When there is such a file already, or it cannot be written.
+    pub fn write(&self, to: &Path, now: Timestamp) -> io::Result<PathBuf> {
+        let path = if to.is_dir() { to.join(format!("{}.tar", stem(now))) } else { to.to_owned() };
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        let written = self.write_to(&mut io::BufWriter::new(file), now);
+        if written.is_err() {
+            // Half an archive helps nobody.
+            drop(std::fs::remove_file(&path));
+        }
+        written.map(|()| path)
+    }
+
+    /// Writes the archive to whoever reads it.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_to(&self, out: &mut dyn Write, now: Timestamp) -> io::Result<()> {
+        let mut archive = tar::Builder::new(out);
+        let readme = ("README.txt".to_owned(), readme(&self.contents()));
+        for (name, text) in std::iter::once(&readme).chain(&self.files) {
+            let mut header = tar::Header::new_ustar();
+            header.set_mode(0o600);
+            header.set_mtime(now.0 / 1000);
+            header.set_size(text.len() as u64);
+            archive.append_data(&mut header, format!("{}/{name}", stem(now)), text.as_bytes())?;
+        }
+        archive.into_inner()?.flush()
+    }
+}
+
+/// What the archive and its folder are called.
+fn stem(now: Timestamp) -> String {
+    format!("holdfast-{}", now.to_seconds().replace([':', '-'], ""))
+}
+
+fn readme(contents: &str) -> String {
+    format!(
+        "What `holdfast doctor --bundle` has collected of a node, for a report of a fault.\n\n\
+         Taken out: every value of an environment, all arguments of commands, whatever is named as a secret, and the answers in\n\
+         the kubelet's checkpoint. In it are names: of pods, namespaces, containers, devices, mounts and files. Look before you\n\
+         give it away.\n\n{contents}"
+    )
+}
+
+fn document(bytes: &[u8]) -> Result<Value, String> {
+    if bytes.len() > DOCUMENT_BYTES_MAX {
+        return Err(format!("it has {} bytes and was left out", bytes.len()));
+    }
+    serde_json::from_slice(bytes).map_err(|error| error.to_string())
+}
+
+/// The part of the checkpoint that tells which container has which devices; not the plugins' answers, which hold environments.
+fn kubelet_checkpoint(kubelet_dir: &Path) -> Result<Value, String> {
+    let file = File::open(kubelet_dir.join("device-plugins").join(checkpoint::FILE_NAME)).map_err(|error| error.to_string())?;
+    let mut bytes = Vec::new();
+    file.take(checkpoint::BYTES_MAX).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    let entries = value.pointer_mut("/Data/PodDeviceEntries").and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
+    let kept = ["PodUID", "ContainerName", "ResourceName", "DeviceIDs"];
+    let keep = |entry: Value| Value::Object(kept.iter().filter_map(|key| Some(((*key).to_owned(), entry.get(key)?.clone()))).collect());
+    let entries: Vec<Value> = entries.into_iter().map(keep).collect();
+    Ok(json!({ "PodDeviceEntries": entries, "RegisteredDevices": value.pointer("/Data/RegisteredDevices") }))
+}
+
+/// The end of the log of the daemon's container, as the kubelet keeps it: `var/log/pods/<pod>/holdfast/<n>.log`.
+fn pod_log(host: &HostRoot) -> Option<String> {
+    let written = |path: &String| host.path(path).metadata().and_then(|about| about.modified()).ok();
+    let newest = host.glob("/var/log/pods/*/holdfast/*.log").into_iter().max_by_key(written)?;
+    let mut file = File::open(host.path(&newest)).ok().filter(|file| file.metadata().is_ok_and(|about| about.is_file()))?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(LOG_BYTES))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(LOG_BYTES).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}

@@ -1,0 +1,118 @@
+//! The devices: whether each resource has some, whether they are well, and what guests need.
+
+use super::super::codes::{
+    DEVICE_CORDONED, DEVICE_SUSPECT, DEVICE_UNHEALTHY, DRIVER_NOT_BOUND, IOMMU_OFF, IOMMU_UNSAFE, RESOURCE_SELECTS_NOTHING,
+};
+use super::super::{Facts, Finding, Resource};
+use super::{list, number, text};
+use crate::hardware::NearMiss;
+
+/// So many devices are named; a node may have hundreds that are kept out by one word.
+const NAMED_MAX: usize = 4;
+
+pub(super) fn selected(facts: &Facts) -> Option<Vec<Finding>> {
+    let resources = facts.resources.as_ref()?;
+    // Without a configuration known hardware is offered where it is there: that there is none is no mistake.
+    let is_configured = facts.config.as_ref()?.as_ref().is_ok_and(|wants| wants.has_resources);
+    // The daemon may know more: it asks NVML, and keeps what is held.
+    let offered = facts.status().map(|status| list(status, "resources")).unwrap_or_default();
+    let has_some = |resource: &Resource| match offered.iter().find(|offered| text(offered, "name") == resource.name) {
+        Some(offered) if number(offered, "devices") > 0 => true,
+        Some(_) => false,
+        None => resource.needs_nvml,
+    };
+    let empty = resources.iter().filter(|resource| is_configured && resource.devices == 0 && !has_some(resource));
+    Some(empty.map(selects_nothing).collect())
+}
+
+fn selects_nothing(resource: &Resource) -> Finding {
+    let Resource { name, class, near, paths, .. } = resource;
+    if !paths.is_empty() {
+        let found = format!("nothing in /dev matches {}", paths.join(", "));
+        let todo = "load the driver that makes the node, or mend `paths`; the daemon sees a node that comes by itself";
+        return Finding::new(&RESOURCE_SELECTS_NOTHING, name, found, todo);
+    }
+    if near.is_empty() {
+        let found = format!("no device of class {class} on this host matches, nor would one but for a single criterion");
+        let todo = "compare `select` with what is there";
+        return Finding::new(&RESOURCE_SELECTS_NOTHING, name, found, todo).by("holdfast discover --all -o json");
+    }
+    let has_no_driver = |miss: &&NearMiss| miss.criterion == "driver" && miss.found.is_none();
+    let unbound: Vec<&NearMiss> = near.iter().filter(has_no_driver).collect();
+    if unbound.len() == near.len() {
+        let found = format!("{} would be offered, but no driver has taken {}", named(&unbound), it_or_them(unbound.len()));
+        let todo = match unbound[0].wanted.as_str() {
+            "any" => "load the driver of these devices, and look at the kernel's log for why it does not take them".to_owned(),
+            wanted => format!("load the driver {wanted}, and look at the kernel's log for why it does not take them"),
+        };
+        return Finding::new(&DRIVER_NOT_BOUND, name, found, todo).by("dmesg | grep -i -e firmware -e probe -e taint");
+    }
+    // One criterion keeps most of them out, as a rule.
+    let of = |criterion: &str| near.iter().filter(|miss| miss.criterion == criterion).collect::<Vec<_>>();
+    let misses = near.iter().map(|miss| of(miss.criterion)).max_by_key(Vec::len).unwrap_or_default();
+    let first = misses.first().copied().unwrap_or(&near[0]);
+    let is = first.found.as_deref().unwrap_or("not known");
+    let found = format!("{} would be offered but for `{}`: wanted is {}, and it is {is}", named(&misses), first.criterion, first.wanted);
+    let todo = match first.criterion {
+        "driver" => format!("bind these devices to {}, or change `driver` in the resource's `select`", first.wanted),
+        "name" => "resources are served in the order of the files: put this one first, or narrow the other one's `select`".to_owned(),
+        "host" => "unmount it, or take it out of its array: what the host uses is given to nobody".to_owned(),
+        "exclude" => "change `exclude` of the resource".to_owned(),
+        criterion => format!("change `{criterion}` in the resource's `select`"),
+    };
+    Finding::new(&RESOURCE_SELECTS_NOTHING, name, found, todo).by("holdfast discover --all -o json")
+}
+
+fn it_or_them(count: usize) -> &'static str {
+    if count == 1 { "it" } else { "them" }
+}
+
+fn named(misses: &[&NearMiss]) -> String {
+    let some: Vec<&str> = misses.iter().take(NAMED_MAX).map(|miss| miss.device.as_str()).collect();
+    let more = misses.len() - some.len();
+    if more == 0 { some.join(", ") } else { format!("{} and {more} more", some.join(", ")) }
+}
+
+pub(super) fn healthy(facts: &Facts) -> Option<Vec<Finding>> {
+    let see = |reason: &str| format!("docs/health.md says of `{reason}` what was read, and what makes it healthy again");
+    let Some(status) = facts.status() else {
+        let sick = facts.resources.as_ref()?.iter().flat_map(|resource| &resource.unhealthy);
+        return Some(sick.map(|(id, reason)| Finding::new(&DEVICE_UNHEALTHY, id, reason, see(reason))).collect());
+    };
+    let find = |device: &serde_json::Value| {
+        let (id, reason, detail) = (text(device, "id"), text(device, "reason"), text(device, "detail"));
+        let show = format!("holdfast device show {id}");
+        if !text(device, "cordoned").is_empty() {
+            let todo = format!("when it may be used again: holdfast device uncordon {id}");
+            return Finding::new(&DEVICE_CORDONED, id, text(device, "cordoned"), todo);
+        }
+        let found = if detail.is_empty() { reason.to_owned() } else { format!("{reason}: {detail}") };
+        if text(device, "health") == "Unhealthy" {
+            return Finding::new(&DEVICE_UNHEALTHY, id, found, see(reason)).by(show);
+        }
+        let suspected = list(device, "incidents").last().map(|incident| text(incident, "reason")).filter(|reason| !reason.is_empty());
+        let found = suspected.map_or_else(|| "something speaks against it".to_owned(), str::to_owned);
+        Finding::new(&DEVICE_SUSPECT, id, found, "wait, or look at what is seen of it").by(show)
+    };
+    Some(list(status, "ailing").iter().map(find).collect())
+}
+
+pub(super) fn iommu(facts: &Facts) -> Option<Vec<Finding>> {
+    let host = facts.host.as_ref()?;
+    let guests = facts.resources.as_ref()?.iter().find(|resource| resource.is_for_guests);
+    let Some(guests) = guests else { return Some(Vec::new()) };
+    if host.is_unsafe {
+        let todo = "switch the IOMMU on, and `enable_unsafe_noiommu_mode` of the module `vfio` off";
+        return Some(vec![Finding::new(&IOMMU_UNSAFE, &guests.name, "VFIO runs without an IOMMU (noiommu mode)", todo)]);
+    }
+    Some(match host.iommu_groups? {
+        0 => {
+            let todo = "switch it on in the firmware (VT-d, AMD-Vi), and boot with `intel_iommu=on` on Intel's processors";
+            vec![
+                Finding::new(&IOMMU_OFF, &guests.name, "its devices are for guests, and this host has no IOMMU group", todo)
+                    .by("dmesg | grep -i -e dmar -e iommu"),
+            ]
+        }
+        _ => Vec::new(),
+    })
+}

@@ -1,0 +1,80 @@
+//! The host, and whoever looks at it.
+
+use super::super::codes::{INOTIFY_EXHAUSTED, INOTIFY_LOW, KERNEL_LOG_UNREADABLE, LOOK_HANGS, NOT_ROOT, SELINUX_LABEL, USER_NAMESPACE};
+use super::super::gather::INOTIFY_WANTED;
+use super::super::{Facts, Finding};
+use super::text;
+
+pub(super) fn privileges(facts: &Facts) -> Option<Vec<Finding>> {
+    let todo = "run it as root to have everything looked at";
+    let found = Finding::new(&NOT_ROOT, "holdfast doctor", "it does not run as root", todo).by("sudo holdfast doctor");
+    Some(if facts.is_root { Vec::new() } else { vec![found] })
+}
+
+pub(super) fn looks(facts: &Facts) -> Option<Vec<Finding>> {
+    let todo = "find out what it waits for: a file system of the network, a driver, a process that is stopped";
+    let find = |what: &&'static str| {
+        Finding::new(&LOOK_HANGS, what, "the look at it has not ended in time", todo).by("ps -eo pid,stat,wchan:32,args | grep ' D'")
+    };
+    Some(facts.hanging.iter().map(find).collect())
+}
+
+/// A map of one line from 0 to 0 over all ids is that of the host (user_namespaces(7)).
+pub(super) fn user_namespace(facts: &Facts) -> Option<Vec<Finding>> {
+    let map = facts.uid_map.as_ref()?;
+    let numbers: Vec<&str> = map.split_whitespace().collect();
+    if numbers.get(..2) == Some(&["0", "0"]) {
+        return Some(Vec::new());
+    }
+    let found = format!("it runs in a user namespace (uid_map: {})", numbers.join(" "));
+    let todo = "set `hostUsers: true` in the pod, or leave it out; on a host, run it outside of the namespace";
+    Some(vec![Finding::new(&USER_NAMESPACE, "holdfast", found, todo)])
+}
+
+pub(super) fn inotify(facts: &Facts) -> Option<Vec<Finding>> {
+    let room = facts.host.as_ref()?.inotify.as_ref()?;
+    let Some(why) = &room.refused else { return Some(Vec::new()) };
+    let todo = "raise fs.inotify.max_user_instances and fs.inotify.max_user_watches, and look for whoever uses them up";
+    let command = "sysctl fs.inotify.max_user_instances=1024 fs.inotify.max_user_watches=524288";
+    let found = match room.instances {
+        0 => Finding::new(&INOTIFY_EXHAUSTED, "inotify", format!("no more files can be watched: {why}"), todo),
+        made => Finding::new(&INOTIFY_LOW, "inotify", format!("only {made} of {INOTIFY_WANTED} more instances could be made: {why}"), todo),
+    };
+    Some(vec![found.by(command)])
+}
+
+pub(super) fn kernel_log(facts: &Facts) -> Option<Vec<Finding>> {
+    // Nothing else is read there.
+    if !facts.resources.as_ref()?.iter().any(|resource| resource.is_nvidia) {
+        return Some(Vec::new());
+    }
+    // What the daemon may read counts, which is perhaps not what this process may.
+    let told = facts.status().map(|status| status.get("signals_off").map(|off| text(off, "kernel_log")).unwrap_or_default());
+    let why = match told {
+        Some(told) => told.to_owned(),
+        None if !facts.is_root => return None,
+        None => facts.host.as_ref()?.kernel_log.clone().unwrap_or_default(),
+    };
+    if why.is_empty() {
+        return Some(Vec::new());
+    }
+    let todo = "install the drop-in or the component `kernel-log`, which gives it /dev/kmsg and CAP_SYSLOG (docs/install.md)";
+    Some(vec![Finding::new(&KERNEL_LOG_UNREADABLE, "/dev/kmsg", why, todo)])
+}
+
+/// What the kubelet itself gives the directory (`KubeletPluginsDirSELinuxLabel`).
+const SOCKETS_TYPE: &str = "container_file_t";
+
+pub(super) fn selinux(facts: &Facts) -> Option<Vec<Finding>> {
+    if !facts.host.as_ref()?.is_enforcing {
+        return Some(Vec::new());
+    }
+    let label = facts.kubelet.as_ref()?.label.as_ref()?;
+    if label.split(':').nth(2) == Some(SOCKETS_TYPE) {
+        return Some(Vec::new());
+    }
+    let dir = facts.roots.kubelet.join("device-plugins").display().to_string();
+    let found = format!("SELinux is enforcing, and its label is {label}");
+    let todo = format!("give it the type that the kubelet gives it, {SOCKETS_TYPE}; `ausearch -m avc -ts recent` shows what was refused");
+    Some(vec![Finding::new(&SELINUX_LABEL, &dir, found, todo).by(format!("chcon -R -t {SOCKETS_TYPE} {dir}"))])
+}

@@ -1,0 +1,209 @@
+//! The kubelet: its directory, its sockets, what it has of ours.
+
+use super::super::codes::{
+    KUBELET_ABSENT, KUBELET_DIR_MISSING, KUBELET_DIR_NOT_MOUNTED, KUBELET_DIR_OTHER, KUBELET_DIR_UNUSABLE, KUBELET_HANGS,
+    KUBELET_LACKS_DEVICES, KUBELET_SOCKET_MOUNTED, KUBELET_TOO_OLD, OTHER_PLUGIN, OTHER_PLUGIN_SOCKET, POD_RESOURCES_UNREACHABLE,
+};
+use super::super::{Facts, Finding, Is, Kubelet};
+use super::{is_true, list, number, text};
+use serde_json::Value;
+use std::path::PathBuf;
+
+fn device_plugins(facts: &Facts) -> PathBuf {
+    facts.roots.kubelet.join("device-plugins")
+}
+
+fn socket(facts: &Facts) -> PathBuf {
+    device_plugins(facts).join("kubelet.sock")
+}
+
+/// Where a kubelet of this host is, and how the daemon is told so.
+fn elsewhere(kubelet: &Kubelet) -> Option<(String, String)> {
+    let dir = kubelet.elsewhere.first()?.display().to_string();
+    let todo = format!("a kubelet of this host has its socket below `{dir}`: give the daemon that directory with --kubelet-dir");
+    Some((todo, format!("holdfast --kubelet-dir {dir} doctor")))
+}
+
+pub(super) fn directory(facts: &Facts) -> Option<Vec<Finding>> {
+    let kubelet = facts.kubelet.as_ref()?;
+    let dir = facts.roots.kubelet.display();
+    let there = elsewhere(kubelet);
+    if kubelet.dir == Is::Missing {
+        let (todo, command) = there.map_or_else(
+            || ("give the kubelet's own directory with --kubelet-dir, or start the kubelet, which makes it".to_owned(), None),
+            |(todo, command)| (todo, Some(command)),
+        );
+        let found = Finding::new(&KUBELET_DIR_MISSING, dir, "there is no such directory", todo);
+        return Some(vec![Finding { command, ..found }]);
+    }
+    for (is, path) in [(&kubelet.dir, facts.roots.kubelet.clone()), (&kubelet.plugins, device_plugins(facts))] {
+        let found = match is {
+            Is::Denied(why) if facts.is_root => format!("it cannot be read: {why}"),
+            Is::Denied(_) => return None,
+            Is::Directory | Is::Missing => continue,
+            _ => "it is not a directory".to_owned(),
+        };
+        let todo = "the daemon needs the kubelet's own directory: move aside what is there, or give the right one with --kubelet-dir";
+        return Some(vec![Finding::new(&KUBELET_DIR_UNUSABLE, path.display(), found, todo)]);
+    }
+    if kubelet.socket == Is::Other {
+        let todo = "remove it and start the kubelet anew; a container that mounts the socket by name makes an empty directory in its place \
+                    when there is no kubelet: mount the directory `device-plugins`";
+        let found = "something else stands where the kubelet's socket belongs";
+        return Some(vec![Finding::new(&KUBELET_DIR_UNUSABLE, socket(facts).display(), found, todo)]);
+    }
+    let is_empty = kubelet.socket == Is::Missing && kubelet.is_mounted != Some(false);
+    Some(match there.filter(|_| is_empty) {
+        Some((todo, command)) => vec![Finding::new(&KUBELET_DIR_OTHER, dir, "no kubelet has a socket here", todo).by(command)],
+        None => Vec::new(),
+    })
+}
+
+pub(super) fn mounts(facts: &Facts) -> Option<Vec<Finding>> {
+    let kubelet = facts.kubelet.as_ref()?;
+    let mut found = Vec::new();
+    if kubelet.socket_is_mounted {
+        let todo =
+            "mount the directory `device-plugins` into the container, not the file `kubelet.sock` (a hostPath of the type Directory)";
+        found.push(Finding::new(&KUBELET_SOCKET_MOUNTED, socket(facts).display(), "the socket is a mount of its own", todo));
+    } else if kubelet.is_mounted == Some(false) {
+        let todo = "mount the kubelet's `device-plugins` into the container at the same path, as a hostPath";
+        found.push(Finding::new(
+            &KUBELET_DIR_NOT_MOUNTED,
+            device_plugins(facts).display(),
+            "this container has not mounted it from the host",
+            todo,
+        ));
+    }
+    Some(found)
+}
+
+pub(super) fn listens(facts: &Facts) -> Option<Vec<Finding>> {
+    let kubelet = facts.kubelet.as_ref()?;
+    let is_known =
+        kubelet.dir == Is::Directory && kubelet.plugins != Is::Other && kubelet.is_mounted != Some(false) && kubelet.elsewhere.is_empty();
+    let on = socket(facts).display().to_string();
+    let start = "start the kubelet; its log says why it does not run";
+    match &kubelet.socket {
+        Is::Listening => Some(Vec::new()),
+        Is::Missing | Is::Deserted if kubelet.socket_is_mounted => None,
+        Is::Missing if is_known => {
+            Some(vec![Finding::new(&KUBELET_ABSENT, on, "no kubelet has made its socket here", start).by("systemctl status kubelet")])
+        }
+        Is::Deserted => {
+            Some(vec![Finding::new(&KUBELET_ABSENT, on, "nobody listens on this socket", start).by("systemctl status kubelet")])
+        }
+        Is::Silent => {
+            let todo = "look at the kubelet's log, and restart it if it does nothing";
+            Some(vec![Finding::new(&KUBELET_HANGS, on, "the kubelet takes no connection", todo).by("journalctl -u kubelet -n 100")])
+        }
+        _ => None,
+    }
+}
+
+/// Whether there is a kubelet to be asked at all.
+fn has_kubelet(facts: &Facts) -> bool {
+    facts.kubelet.as_ref().is_some_and(|kubelet| kubelet.socket == Is::Listening)
+}
+
+pub(super) fn pod_resources(facts: &Facts) -> Option<Vec<Finding>> {
+    let listing = facts.listing.as_ref().filter(|_| has_kubelet(facts))?;
+    let found = match &listing.is {
+        Is::Missing => "there is no such socket".to_owned(),
+        Is::Deserted => "nobody listens on this socket".to_owned(),
+        Is::Silent => "it takes no connection".to_owned(),
+        Is::Listening => match &listing.allocatable {
+            Some(Err(why)) if !listing.is_old => why.clone(),
+            _ => return Some(Vec::new()),
+        },
+        Is::Denied(_) if !facts.is_root => return None,
+        Is::Denied(why) => why.clone(),
+        Is::Directory | Is::Other => "it is not a socket".to_owned(),
+    };
+    // `device-plugins` is always at one place, while this socket follows the kubelet's own directory.
+    let root_dir = facts.kubelet.as_ref().and_then(|kubelet| kubelet.root_dir.as_ref()).filter(|dir| **dir != facts.roots.kubelet);
+    let todo = match root_dir {
+        Some(dir) => format!(
+            "the kubelet runs with --root-dir {}: set `pod_resources_socket = \"{}\"` in [kubelet] of the configuration",
+            dir.display(),
+            dir.join("pod-resources/kubelet.sock").display()
+        ),
+        None => "in a container, mount the kubelet's directory `pod-resources` too; where it lies elsewhere, name it with \
+                 `pod_resources_socket` in [kubelet] of the configuration"
+            .to_owned(),
+    };
+    Some(vec![Finding::new(&POD_RESOURCES_UNREACHABLE, listing.socket.display(), found, todo)])
+}
+
+pub(super) fn version(facts: &Facts) -> Option<Vec<Finding>> {
+    let todo = "upgrade the kubelet, or have a look at the README for what is missing with older ones";
+    let old = |found: String| Some(vec![Finding::new(&KUBELET_TOO_OLD, socket(facts).display(), found, todo)]);
+    let spoken = facts.status().map(|status| list(status, "resources").iter().map(|resource| text(resource, "api_version")));
+    if let Some(version) = spoken.into_iter().flatten().find(|version| version.starts_with("v1alpha")) {
+        return old(format!("the kubelet speaks {version} of the device-plugin API"));
+    }
+    match facts.listing.as_ref() {
+        Some(listing) if listing.is_old => old("its pod-resources API does not know GetAllocatableResources, as before 1.23".into()),
+        Some(listing) if matches!(listing.allocatable, Some(Ok(_))) => Some(Vec::new()),
+        _ => None,
+    }
+}
+
+fn counts(facts: &Facts) -> Option<Vec<(String, u64, u64)>> {
+    let status = facts.status()?;
+    let Some(Ok(allocatable)) = &facts.listing.as_ref()?.allocatable else { return None };
+    let registered = list(status, "resources").iter().filter(|resource| is_true(resource, "registered"));
+    let of = |resource: &Value| {
+        let name = text(resource, "name");
+        (name.to_owned(), number(resource, "healthy"), allocatable.get(name).map_or(0, |count| *count as u64))
+    };
+    Some(registered.map(of).collect())
+}
+
+pub(super) fn list_is_ours(facts: &Facts) -> Option<Vec<Finding>> {
+    let lacking = counts(facts)?.into_iter().filter(|(_, ours, theirs)| theirs < ours);
+    let todo = "the daemon registers anew by itself when it sees this, within a minute; if it stays, another plugin or the kubelet's limit \
+                for a list (4 MiB) is in the way: look at the log of both";
+    let find = |(name, ours, theirs)| {
+        let found = format!("the daemon offers {ours} healthy devices, and the kubelet counts {theirs} as allocatable");
+        Finding::new(&KUBELET_LACKS_DEVICES, name, found, todo).by("journalctl -u holdfast -u kubelet -n 200")
+    };
+    Some(lacking.map(find).collect())
+}
+
+/// Beginnings of the sockets of well-known plugins, and the domain of the resources that they serve.
+const KNOWN_SOCKETS: &[(&str, &str)] = &[
+    ("nvidia", "nvidia.com"),
+    ("amd.com", "amd.com"),
+    ("gpu.intel.com", "gpu.intel.com"),
+    ("fpga.intel.com", "fpga.intel.com"),
+    ("rdma", "rdma"),
+    ("kubevirt", "devices.kubevirt.io"),
+];
+
+pub(super) fn other_plugins(facts: &Facts) -> Option<Vec<Finding>> {
+    let kubelet = facts.kubelet.as_ref()?;
+    let stop = "stop that plugin, or give one of the two another resource name; nothing is lost when only the plugin is stopped";
+    let mut found = Vec::new();
+    for resource in facts.status().map(|status| list(status, "resources")).unwrap_or_default() {
+        let told = [text(resource, "disagreement"), text(resource, "problem")];
+        if let Some(told) = told.into_iter().find(|told| told.contains("another plugin")) {
+            found.push(Finding::new(&OTHER_PLUGIN, text(resource, "name"), told, stop));
+        }
+    }
+    if !found.is_empty() {
+        return Some(found);
+    }
+    let ours: Vec<&str> = facts.resources.iter().flatten().filter(|resource| resource.devices > 0).map(|of| of.name.as_str()).collect();
+    for name in &kubelet.others {
+        let stem = name.trim_end_matches(".sock");
+        let same_name = |of: &&&str| stem == of.replace('/', "_") || stem == of.replace('/', "-");
+        let known = KNOWN_SOCKETS.iter().find(|(beginning, _)| stem.starts_with(beginning)).map(|(_, domain)| *domain);
+        let of_domain = |of: &&&str| known.is_some_and(|domain| of.split('/').next() == Some(domain));
+        if let Some(resource) = ours.iter().find(same_name).or_else(|| ours.iter().find(of_domain)) {
+            let found_there = format!("a plugin listens here whose name is that of one for {resource}, which Holdfast offers too");
+            found.push(Finding::new(&OTHER_PLUGIN_SOCKET, device_plugins(facts).join(name).display(), found_there, stop));
+        }
+    }
+    Some(found)
+}

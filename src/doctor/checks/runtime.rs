@@ -1,0 +1,68 @@
+//! The container runtime, as far as CDI needs it.
+//!
+//! containerd has CDI since 1.7, off unless `enable_cdi` is set; it is on in 2.0, whose files have version 3 (a file of version 2
+//! may be that of either). CRI-O has it on since 1.23.
+
+use super::super::codes::{CDI_DIRECTORY_MISSING, CDI_DIRECTORY_UNREAD, CDI_OFF};
+use super::super::{Cdi, ContainerdFile, Facts, Finding};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Where a runtime looks that was told nothing (`/var/run` is `/run`).
+const USUAL: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
+/// Of the files of containerd 2.
+const VERSION_2_0: i64 = 3;
+
+pub(super) fn cdi(facts: &Facts) -> Option<Vec<Finding>> {
+    let wants = facts.config.as_ref()?.as_ref().ok()?;
+    if wants.cdi.is_empty() {
+        return Some(Vec::new());
+    }
+    let cdi = facts.cdi.as_ref()?;
+    let mut found = Vec::new();
+    if wants.writes_cdi && !cdi.is_there && facts.status().is_some() {
+        let todo = "make the directory writable for the daemon; in a container, mount it from the host (components/cdi)";
+        let what = format!("{} is told by CDI names, and the directory of their files is not there", wants.cdi.join(", "));
+        found.push(Finding::new(&CDI_DIRECTORY_MISSING, cdi.directory.display(), what, todo));
+    }
+    found.extend(cdi.containerd.iter().filter_map(|file| is_off(file, cdi)));
+    found.extend(wants.writes_cdi.then(|| unread(cdi)).flatten());
+    Some(found)
+}
+
+fn is_off(file: &ContainerdFile, cdi: &Cdi) -> Option<Finding> {
+    let said = match file.enable_cdi {
+        Some(true) => return None,
+        Some(false) => "`enable_cdi` is false",
+        // One of several files, such as a drop-in, may say it for all.
+        None if file.version.is_some_and(|version| version >= VERSION_2_0)
+            || cdi.containerd.iter().any(|one| one.enable_cdi == Some(true)) =>
+        {
+            return None;
+        }
+        None => "`enable_cdi` is not set, which means no before containerd 2.0",
+    };
+    let todo = "set `enable_cdi = true` in [plugins.\"io.containerd.grpc.v1.cri\"] and restart containerd";
+    Some(Finding::new(&CDI_OFF, file.path.display(), said, todo).by("systemctl restart containerd"))
+}
+
+fn unread(cdi: &Cdi) -> Option<Finding> {
+    let told = cdi.containerd.iter().filter_map(|file| file.cdi_spec_dirs.as_ref()).chain(&cdi.crio_dirs);
+    let is_read = |dirs: &BTreeSet<PathBuf>| dirs.iter().any(|dir| is_same(dir, &cdi.directory));
+    let usual: BTreeSet<PathBuf> = USUAL.iter().map(PathBuf::from).collect();
+    let has_runtime = !cdi.containerd.is_empty() || cdi.crio_dirs.is_some();
+    let dirs = told.clone().find(|dirs| !is_read(dirs)).cloned().or_else(|| {
+        let is_unusual = has_runtime && told.count() == 0 && !is_read(&usual);
+        is_unusual.then_some(usual)
+    })?;
+    let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    let found = format!("CDI files are written here, and the runtime looks in {}", dirs.join(", "));
+    let todo = "name one of the runtime's directories as `directory` in [cdi] of the configuration, or add this one to its `cdi_spec_dirs`";
+    Some(Finding::new(&CDI_DIRECTORY_UNREAD, cdi.directory.display(), found, todo))
+}
+
+/// `/var/run` is a link to `/run`.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let short = |path: &Path| path.strip_prefix("/var/run").map_or_else(|_| path.to_owned(), |rest| Path::new("/run").join(rest));
+    short(one) == short(other)
+}

@@ -1,0 +1,291 @@
+//! Each misconfiguration alone, as facts: exactly its code is found, and on a node in order nothing is.
+
+use super::super::codes;
+use super::super::testing::{NOW, healthy};
+use super::super::{Answer, CODES, Code, ContainerdFile, Facts, Is, Level, Process, Resource};
+use super::{CHECKS, examine};
+use crate::domain::{DeviceId, Timestamp};
+use crate::hardware::NearMiss;
+use crate::host::{InotifyRoom, Medium};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+type Break = fn(&mut Facts);
+
+fn status(facts: &mut Facts) -> &mut Value {
+    match &mut facts.daemon.as_mut().unwrap().answer {
+        Answer::Status(status) => status,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Its resource, of which neither the scan nor the daemon has a device.
+fn empty(facts: &mut Facts) -> &mut Resource {
+    status(facts)["resources"][0]["devices"] = 0.into();
+    let resource = &mut facts.resources.as_mut().unwrap()[0];
+    resource.devices = 0;
+    resource
+}
+
+fn has_no_daemon(facts: &mut Facts) {
+    let daemon = facts.daemon.as_mut().unwrap();
+    (daemon.answer, daemon.pid, daemon.lock_holder) = (Answer::Absent, None, None);
+    facts.processes = Some(Vec::new());
+}
+
+fn near(criterion: &'static str, wanted: &str, found: Option<&str>) -> Vec<NearMiss> {
+    let miss = |id: &str| NearMiss { device: DeviceId::new(id), criterion, wanted: wanted.into(), found: found.map(str::to_owned) };
+    vec![miss("0000:01:00.0"), miss("0000:02:00.0")]
+}
+
+/// Each way to break a node, and all that is then found but what is in order.
+const BROKEN: &[(&[Code], Break)] = &[
+    (&[codes::NOT_ROOT], |facts| facts.is_root = false),
+    (&[codes::LOOK_HANGS], |facts| facts.hanging.push("the devices of this host")),
+    (&[codes::USER_NAMESPACE], |facts| facts.uid_map = Some("0 100000 65536".into())),
+    (&[codes::KUBELET_DIR_MISSING], |facts| {
+        let kubelet = facts.kubelet.as_mut().unwrap();
+        (kubelet.dir, kubelet.plugins, kubelet.socket) = (Is::Missing, Is::Missing, Is::Missing);
+        kubelet.elsewhere = vec!["/var/snap/microk8s/common/var/lib/kubelet".into()];
+    }),
+    (&[codes::KUBELET_DIR_OTHER], |facts| {
+        let kubelet = facts.kubelet.as_mut().unwrap();
+        kubelet.socket = Is::Missing;
+        kubelet.elsewhere = vec!["/var/lib/k0s/kubelet".into()];
+    }),
+    (&[codes::KUBELET_DIR_UNUSABLE], |facts| {
+        let kubelet = facts.kubelet.as_mut().unwrap();
+        (kubelet.plugins, kubelet.socket) = (Is::Other, Is::Missing);
+        kubelet.is_mounted = None;
+        kubelet.elsewhere = vec!["/var/lib/k0s/kubelet".into()];
+    }),
+    (&[codes::KUBELET_DIR_UNUSABLE], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Other),
+    (&[codes::KUBELET_DIR_NOT_MOUNTED], |facts| {
+        let kubelet = facts.kubelet.as_mut().unwrap();
+        (kubelet.is_mounted, kubelet.socket) = (Some(false), Is::Missing);
+    }),
+    (&[codes::KUBELET_SOCKET_MOUNTED], |facts| facts.kubelet.as_mut().unwrap().socket_is_mounted = true),
+    (&[codes::KUBELET_SOCKET_MOUNTED], |facts| {
+        let kubelet = facts.kubelet.as_mut().unwrap();
+        (kubelet.socket_is_mounted, kubelet.socket) = (true, Is::Deserted);
+    }),
+    (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Missing),
+    (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Deserted),
+    (&[codes::KUBELET_HANGS], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Silent),
+    (&[codes::KUBELET_TOO_OLD], |facts| status(facts)["resources"][0]["api_version"] = "v1alpha1".into()),
+    (&[codes::KUBELET_TOO_OLD], |facts| {
+        let listing = facts.listing.as_mut().unwrap();
+        (listing.is_old, listing.allocatable) = (true, Some(Err("unknown method".into())));
+    }),
+    (&[codes::KUBELET_LACKS_DEVICES], |facts| facts.listing.as_mut().unwrap().allocatable = Some(Ok(BTreeMap::new()))),
+    (&[codes::POD_RESOURCES_UNREACHABLE], |facts| {
+        let listing = facts.listing.as_mut().unwrap();
+        (listing.is, listing.allocatable) = (Is::Missing, None);
+    }),
+    (&[codes::POD_RESOURCES_UNREACHABLE], |facts| {
+        facts.listing.as_mut().unwrap().allocatable = Some(Err("the kubelet has not answered in time".into()));
+    }),
+    (&[codes::OTHER_PLUGIN], |facts| {
+        status(facts)["resources"][0]["problem"] = "the kubelet ends one stream after the other; another plugin seems to".into();
+        status(facts)["resources"][0]["registered"] = false.into();
+    }),
+    (&[codes::OTHER_PLUGIN_SOCKET], |facts| facts.kubelet.as_mut().unwrap().others.push("nvidia-gpu.sock".into())),
+    (&[codes::OTHER_PLUGIN_SOCKET], |facts| facts.kubelet.as_mut().unwrap().others.push("nvidia.com_gpu.sock".into())),
+    (&[codes::DAEMON_ABSENT], has_no_daemon),
+    (&[codes::DAEMON_NOT_RUNNING], |facts| {
+        has_no_daemon(facts);
+        facts.daemon.as_mut().unwrap().is_enabled = true;
+    }),
+    (&[codes::DAEMON_HANGS], |facts| facts.daemon.as_mut().unwrap().answer = Answer::Silent("no answer in time".into())),
+    (&[codes::DAEMON_NOT_READY], |facts| status(facts)["ready"] = false.into()),
+    (&[codes::DAEMON_OTHER_VERSION], |facts| status(facts)["version"] = "0.0.9".into()),
+    (&[codes::TWO_DAEMONS], |facts| {
+        facts.processes.as_mut().unwrap().push(Process { pid: 2, kubelet: "/var/lib/kubelet".into() });
+    }),
+    (&[codes::TWO_DAEMONS], |facts| facts.daemon.as_mut().unwrap().lock_holder = Some(77)),
+    (&[codes::RESOURCE_NOT_REGISTERED], |facts| {
+        status(facts)["resources"][0]["registered"] = false.into();
+        status(facts)["resources"][0]["problem"] = "the kubelet says no".into();
+    }),
+    (&[codes::HOOK_FAILED], |facts| {
+        let owed = json!({ "resource": "nvidia.com/gpu", "device": "GPU-1", "hook": "failed", "tries": 3, "why": "exit status: 1" });
+        status(facts)["hooks"] = json!([owed, { "resource": "a.b/c", "device": "x", "hook": "due" }]);
+    }),
+    (&[codes::SIGNALS_OFF], |facts| status(facts)["signals_off"] = json!({ "nvml": "no library" })),
+    (&[codes::KERNEL_LOG_UNREADABLE], |facts| status(facts)["signals_off"] = json!({ "kernel_log": "permission denied" })),
+    (&[codes::DAEMON_ABSENT, codes::KERNEL_LOG_UNREADABLE], |facts| {
+        has_no_daemon(facts);
+        facts.host.as_mut().unwrap().kernel_log = Some("permission denied".into());
+    }),
+    (&[codes::CONFIG_INVALID], |facts| facts.config = Some(Err("config.toml: line 3: unknown key `clas`".into()))),
+    (&[codes::CONFIG_CHANGED], |facts| {
+        facts.config.as_mut().unwrap().as_mut().unwrap().changed_at = Some(Timestamp(NOW - 60_000));
+    }),
+    (&[codes::CONFIG_CHANGED], |facts| status(facts)["config"] = json!({ "hash": "0badcafe", "error": "line 3: unknown key" })),
+    (&[codes::CONFIG_CHANGED], |facts| status(facts)["config"] = json!({ "hash": "00000000", "error": null })),
+    (&[codes::CONFIG_CHANGED], |facts| status(facts)["config"] = json!({ "hash": "0badcafe", "needs_restart": ["ledger.durability"] })),
+    (&[codes::RESOURCE_SELECTS_NOTHING], |facts| {
+        empty(facts);
+    }),
+    (&[codes::RESOURCE_SELECTS_NOTHING], |facts| {
+        let resource = empty(facts);
+        (resource.devices, resource.paths) = (0, vec!["/dev/fuse".into()]);
+    }),
+    (&[codes::RESOURCE_SELECTS_NOTHING], |facts| {
+        let resource = empty(facts);
+        (resource.devices, resource.near) = (0, near("driver", "nvidia", Some("nouveau")));
+    }),
+    (&[codes::DRIVER_NOT_BOUND], |facts| {
+        let resource = empty(facts);
+        (resource.devices, resource.near) = (0, near("driver", "any", None));
+    }),
+    (&[codes::DEVICE_UNHEALTHY], |facts| {
+        let sick = json!({ "id": "GPU-1", "health": "Unhealthy", "reason": "xid", "detail": "Xid 79", "state": "unhealthy" });
+        status(facts)["ailing"] = json!([sick]);
+    }),
+    (&[codes::DAEMON_ABSENT, codes::DEVICE_UNHEALTHY], |facts| {
+        has_no_daemon(facts);
+        facts.resources.as_mut().unwrap()[0].unhealthy = vec![("GPU-1".into(), "node_missing".into())];
+    }),
+    (&[codes::DEVICE_SUSPECT], |facts| {
+        status(facts)["ailing"] = json!([{ "id": "mlx5_0", "health": "Healthy", "reason": null, "state": "suspect" }]);
+    }),
+    (&[codes::DEVICE_CORDONED], |facts| {
+        let cordoned = json!({ "id": "GPU-1", "health": "Unhealthy", "reason": "cordoned", "state": "healthy", "cordoned": "fan rattles" });
+        status(facts)["ailing"] = json!([cordoned]);
+    }),
+    (&[codes::IOMMU_OFF], |facts| {
+        facts.resources.as_mut().unwrap()[0].is_for_guests = true;
+        facts.host.as_mut().unwrap().iommu_groups = Some(0);
+    }),
+    (&[codes::IOMMU_UNSAFE], |facts| {
+        facts.resources.as_mut().unwrap()[0].is_for_guests = true;
+        facts.host.as_mut().unwrap().is_unsafe = true;
+    }),
+    (&[codes::CDI_DIRECTORY_MISSING], |facts| facts.cdi.as_mut().unwrap().is_there = false),
+    (&[codes::CDI_OFF], |facts| facts.cdi.as_mut().unwrap().containerd[0].enable_cdi = Some(false)),
+    (&[codes::CDI_OFF], |facts| facts.cdi.as_mut().unwrap().containerd[0].enable_cdi = None),
+    (&[codes::CDI_DIRECTORY_UNREAD], |facts| facts.cdi.as_mut().unwrap().directory = "/opt/cdi".into()),
+    (&[codes::CDI_DIRECTORY_UNREAD], |facts| {
+        facts.cdi.as_mut().unwrap().containerd[0].cdi_spec_dirs = Some(BTreeSet::from(["/opt/cdi".into()]));
+    }),
+    (&[codes::STATE_DISK_FULL], |facts| facts.state.as_mut().unwrap().room = 4096),
+    (&[codes::STATE_DISK_FULL], |facts| facts.state.as_mut().unwrap().files_left = 0),
+    (&[codes::STATE_DISK_LOW], |facts| facts.state.as_mut().unwrap().room = 50 << 20),
+    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().is_read_only = true),
+    (&[codes::STATE_IN_MEMORY], |facts| facts.state.as_mut().unwrap().medium = Some(Medium::Memory)),
+    (&[codes::STATE_IN_CONTAINER], |facts| facts.state.as_mut().unwrap().medium = Some(Medium::Overlay)),
+    (&[codes::STATE_ON_NETWORK], |facts| facts.state.as_mut().unwrap().medium = Some(Medium::Network)),
+    (&[codes::LEDGER_UNREADABLE], |facts| facts.ledger.as_mut().unwrap().unreadable = Some("a later version wrote it".into())),
+    (&[codes::LEDGER_DAMAGED], |facts| facts.ledger.as_mut().unwrap().findings.push("journal segment is damaged".into())),
+    (&[codes::LEDGER_DAMAGED], |facts| status(facts)["recovery"] = "2 grants could not be read".into()),
+    (&[codes::LEDGER_NOT_WRITTEN], |facts| status(facts)["ledger"]["journal"] = false.into()),
+    (&[codes::LEDGER_ONE_COPY], |facts| status(facts)["ledger"]["database"] = false.into()),
+    (&[codes::LEDGER_MOVED_ASIDE], |facts| {
+        facts.state.as_mut().unwrap().moved_aside.push("/var/lib/holdfast/db.quarantine-1".into());
+    }),
+    (&[codes::CLOCK_MOVED_BACK], |facts| facts.ledger.as_mut().unwrap().clock.newest = Some(Timestamp(NOW + 3600 * 1000))),
+    (&[codes::CLOCK_MOVED_FORWARD], |facts| {
+        facts.ledger.as_mut().unwrap().clock.oldest_of_boot = Some(Timestamp(NOW - 48 * 3600 * 1000));
+    }),
+    (&[codes::INOTIFY_EXHAUSTED], |facts| {
+        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 0, refused: Some("too many open files".into()) });
+    }),
+    (&[codes::INOTIFY_LOW], |facts| {
+        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 1, refused: Some("too many open files".into()) });
+    }),
+    (&[codes::SELINUX_LABEL], |facts| facts.kubelet.as_mut().unwrap().label = Some("system_u:object_r:var_lib_t:s0".into())),
+];
+
+fn found(facts: &Facts) -> Vec<&'static str> {
+    let findings = examine(facts).findings;
+    let mut codes: Vec<&str> = findings.iter().filter(|finding| finding.level != Level::Ok).map(|finding| finding.code).collect();
+    codes.sort_unstable();
+    codes
+}
+
+#[test]
+fn on_a_node_in_order_every_check_is_made_and_nothing_is_found() {
+    let report = examine(&healthy());
+    assert_eq!(found(&healthy()), Vec::<&str>::new(), "{report:#?}");
+    assert!(report.unknown.is_empty() && report.is_healthy() && report.count(Level::Ok) == CHECKS.len(), "{:?}", report.unknown);
+}
+
+#[test]
+fn what_is_broken_is_found_and_nothing_else() {
+    let mut problems = Vec::new();
+    for (index, (expected, break_it)) in BROKEN.iter().enumerate() {
+        let mut facts = healthy();
+        break_it(&mut facts);
+        let mut expected: Vec<&str> = expected.iter().map(|code| code.name).collect();
+        expected.sort_unstable();
+        let found = found(&facts);
+        if found != expected {
+            problems.push(format!("row {index}: {found:?} instead of {expected:?}"));
+        }
+        for finding in examine(&facts).findings.iter().filter(|finding| finding.level != Level::Ok) {
+            let texts = [&finding.on, &finding.found, &finding.todo];
+            assert!(texts.iter().all(|text| !text.is_empty() && !text.contains('\n')) && !finding.why.is_empty(), "{finding:?}");
+        }
+    }
+    assert!(problems.is_empty(), "{} of {}:\n{}", problems.len(), BROKEN.len(), problems.join("\n"));
+}
+
+#[test]
+fn every_code_is_found_in_some_way_and_is_named_once() {
+    let tried: BTreeSet<&str> = BROKEN.iter().flat_map(|(codes, _)| *codes).map(|code| code.name).collect();
+    let names: BTreeSet<&str> = CODES.iter().map(|code| code.name).collect();
+    assert_eq!((names.len(), tried), (CODES.len(), names));
+}
+
+#[test]
+fn of_what_is_not_known_nothing_is_said() {
+    let known = healthy();
+    let facts = Facts::unknown(known.roots.clone(), known.now);
+    assert_eq!(found(&facts), ["not-root"]);
+    assert_eq!(examine(&facts).unknown.len(), CHECKS.len() - 2, "privileges and looks are known of any node");
+}
+
+#[test]
+fn what_is_worst_stands_first() {
+    let mut facts = healthy();
+    facts.is_root = false;
+    facts.state.as_mut().unwrap().room = 0;
+    status(&mut facts)["ready"] = false.into();
+    let levels: Vec<Level> = examine(&facts).findings.iter().map(|finding| finding.level).take(4).collect();
+    assert_eq!(levels, [Level::Error, Level::Warning, Level::Note, Level::Ok]);
+}
+
+#[test]
+fn what_only_the_daemon_knows_of_a_resource_is_believed() {
+    let mut facts = healthy();
+    facts.resources.as_mut().unwrap()[0].devices = 0;
+    assert_eq!(found(&facts), Vec::<&str>::new(), "the daemon has devices of it");
+    has_no_daemon(&mut facts);
+    facts.resources.as_mut().unwrap()[0].needs_nvml = true;
+    assert_eq!(found(&facts), ["daemon-absent"], "who has not asked NVML knows nothing");
+}
+
+#[test]
+fn a_near_miss_is_told_with_its_criterion() {
+    let mut facts = healthy();
+    empty(&mut facts).near = near("driver", "vfio-pci", Some("nvidia"));
+    let finding = examine(&facts).findings.remove(0);
+    let wanted = "0000:01:00.0, 0000:02:00.0 would be offered but for `driver`: wanted is vfio-pci, and it is nvidia";
+    assert_eq!((finding.found.as_str(), finding.todo.contains("bind these devices to vfio-pci")), (wanted, true));
+}
+
+#[test]
+fn what_another_version_of_containerd_has_on_by_itself_is_no_mistake() {
+    let mut facts = healthy();
+    let file = |version, enable_cdi| ContainerdFile { version, enable_cdi, ..healthy().cdi.unwrap().containerd.remove(0) };
+    for (files, expected) in [
+        (vec![file(Some(3), None)], 0),
+        (vec![file(Some(2), None), file(Some(2), Some(true))], 0),
+        (vec![file(None, None)], 1),
+        (vec![], 0),
+    ] {
+        facts.cdi.as_mut().unwrap().containerd = files;
+        assert_eq!(found(&facts).len(), expected);
+    }
+}

@@ -1,0 +1,80 @@
+//! The daemon: what it answers, whose its ledger is, and which processes there are.
+
+use super::super::{Answer, Daemon, Facts, Process};
+use super::{Found, Ground, QUESTION, ask};
+use crate::app::{ControlError, control_get};
+use crate::host::{self, HostRoot};
+use serde_json::Value;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// Where systemd has a link of a unit that is to be started at boot.
+const ENABLED: &str = "etc/systemd/system/multi-user.target.wants/holdfast.service";
+
+pub(super) fn daemon(ground: &Ground) -> Found {
+    let roots = &ground.place.roots;
+    let host_root = HostRoot::new(&roots.host);
+    let asked = ask(async {
+        let pid = match timeout(QUESTION, UnixStream::connect(roots.run.join("control.sock"))).await {
+            Ok(Ok(stream)) => host::peer::pid(&stream),
+            Ok(Err(error)) if error.kind() == ErrorKind::PermissionDenied => return (Answer::Denied, None),
+            _ => None,
+        };
+        match timeout(QUESTION, control_get::<Value>(&roots.run, "/v1/status")).await {
+            Ok(Ok(status)) => (Answer::Status(status), pid),
+            Ok(Err(ControlError::Absent { .. })) => (Answer::Absent, None),
+            Ok(Err(error)) => (Answer::Silent(error.to_string()), pid),
+            Err(_elapsed) => (Answer::Silent("a daemon takes the question, and gives no answer in time".into()), pid),
+        }
+    });
+    let Some((answer, pid)) = asked else { return Box::new(|_| ()) };
+    // The numbers of processes are those of this one's namespace there, as they are on the socket.
+    let locks = fs::read_to_string(ground.place.own.with_file_name("locks")).unwrap_or_default();
+    let daemon = Daemon {
+        answer,
+        pid,
+        is_enabled: host_root.link_target(ENABLED).is_some(),
+        lock_holder: host::lock_holder(&locks, &roots.state.join("lock")),
+    };
+    Box::new(|facts: &mut Facts| facts.daemon = Some(daemon))
+}
+
+pub(super) fn processes(ground: &Ground) -> Found {
+    let host = HostRoot::new(&ground.place.roots.host);
+    let pids = host.entries("proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    let named = pids.filter(|pid| host.read(&format!("proc/{pid}/comm")).as_deref() == Some("holdfast"));
+    let process = |pid: String| {
+        let arguments = arguments(&host, &pid);
+        let is_daemon = arguments.iter().any(|argument| argument == "run");
+        is_daemon.then(|| Process {
+            pid: pid.parse().unwrap_or_default(),
+            kubelet: option(&arguments, "kubelet-dir").unwrap_or_else(|| "/var/lib/kubelet".into()),
+        })
+    };
+    let processes: Vec<Process> = named.filter_map(process).collect();
+    let is_seen = host.is_dir("proc/self") || !processes.is_empty();
+    Box::new(move |facts: &mut Facts| facts.processes = is_seen.then_some(processes))
+}
+
+/// The command line of a process, without its first word.
+pub(super) fn arguments(host: &HostRoot, pid: &str) -> Vec<String> {
+    let line = host.read(&format!("proc/{pid}/cmdline")).unwrap_or_default();
+    line.split('\0').skip(1).map(str::to_owned).collect()
+}
+
+/// The value of `--name VALUE` or `--name=VALUE`.
+pub(super) fn option(arguments: &[String], name: &str) -> Option<PathBuf> {
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let Some(found) = argument.strip_prefix("--").and_then(|argument| argument.strip_prefix(name)) else { continue };
+        match found.strip_prefix('=') {
+            Some(value) => return Some(value.into()),
+            None if found.is_empty() => return rest.next().map(PathBuf::from),
+            None => {}
+        }
+    }
+    None
+}

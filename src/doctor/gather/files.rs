@@ -1,0 +1,84 @@
+//! The configuration's files, the state directory, and what the journal tells.
+
+use super::super::{Clock, Facts, Ledger, State, Wants};
+use super::{Found, Ground, Place};
+use crate::config::{Config, ConfigError, DEFAULT_PATH};
+use crate::domain::{Contract, Grant, GrantState, ResourceSpec, Timestamp};
+use crate::host;
+use crate::store::{self, StoreError};
+use std::path::{Path, PathBuf};
+
+/// What the configuration asks for, or what is wrong with it.
+pub(super) fn wants(loaded: &Result<Config, ConfigError>, place: &Place) -> Result<Wants, String> {
+    let config = loaded.as_ref().map_err(ToString::to_string)?;
+    let main = place.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
+    // A drop-in that was removed changes its folder alone.
+    let looked_at = config.files.iter().cloned().chain([main.with_file_name("config.d")]);
+    let changed_at = looked_at.filter_map(|path| Some(Timestamp::from_system(path.metadata().ok()?.modified().ok()?))).max();
+    let writes_cdi = config.resources.iter().any(|spec| !spec.cdi.is_empty());
+    let mut hash = crc32fast::Hasher::new();
+    config.files.iter().flat_map(std::fs::read).for_each(|text| hash.update(&text));
+    let hash = format!("{:08x}", hash.finalize());
+    let cdi = config.resources.iter().filter(|spec| uses_cdi(spec)).map(|spec| spec.name.to_string());
+    Ok(Wants { files: config.files.clone(), hash, changed_at, has_resources: !config.resources.is_empty(), writes_cdi, cdi: cdi.collect() })
+}
+
+/// Whether its containers get nothing but by CDI names; of NVIDIA's GPUs they are those of its toolkit.
+fn uses_cdi(spec: &ResourceSpec) -> bool {
+    match &spec.contract {
+        Contract::Nvidia(options) => options.device_list_strategy.iter().all(|strategy| strategy.is_cdi()),
+        _ => !spec.cdi.is_empty(),
+    }
+}
+
+pub(super) fn state(ground: &Ground) -> Found {
+    let wanted = &ground.place.roots.state;
+    // One that is not there yet will lie where the nearest directory above it does.
+    let Some(dir) = wanted.ancestors().find(|dir| dir.is_dir()).map(Path::to_path_buf) else { return Box::new(|_| ()) };
+    let inside = |dir: PathBuf| dir.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut moved_aside: Vec<PathBuf> = inside(wanted.clone())
+        .chain(inside(wanted.join("journal")))
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains(".quarantine")))
+        .collect();
+    moved_aside.sort();
+    let state = State {
+        medium: host::medium(&dir),
+        room: host::room(&dir),
+        files_left: host::files_left(&dir),
+        is_read_only: host::is_read_only(&dir),
+        moved_aside,
+        dir,
+    };
+    Box::new(|facts: &mut Facts| facts.state = Some(state))
+}
+
+pub(super) fn ledger(ground: &Ground) -> Found {
+    let roots = &ground.place.roots;
+    let boot_id = host::boot_id(&roots.host);
+    let ledger = match store::peek(&roots.state) {
+        Ok(recovered) => {
+            Ledger { unreadable: None, findings: recovered.report.findings, clock: clock(&recovered.grants, boot_id.as_deref()) }
+        }
+        // A node on which no daemon has run yet.
+        Err(StoreError::NoJournal { .. }) => return Box::new(|_| ()),
+        Err(_) if !host::peer::is_root() => return Box::new(|_| ()),
+        Err(error) => Ledger { unreadable: Some(error.to_string()), ..Ledger::default() },
+    };
+    Box::new(|facts: &mut Facts| facts.ledger = Some(ledger))
+}
+
+fn clock(grants: &[Grant], boot_id: Option<&str>) -> Clock {
+    let of_boot = grants.iter().filter(|grant| boot_id == Some(grant.boot_id.as_str()));
+    Clock { newest: grants.iter().map(latest).max(), oldest_of_boot: of_boot.map(|grant| grant.granted_at).min() }
+}
+
+/// The last moment that a grant tells of.
+fn latest(grant: &Grant) -> Timestamp {
+    let moved = match &grant.state {
+        GrantState::Granted => grant.granted_at,
+        GrantState::Bound { bound_at, .. } => *bound_at,
+        GrantState::Suspect { suspect_at, .. } => *suspect_at,
+        GrantState::Released { released_at, .. } => *released_at,
+    };
+    moved.max(grant.granted_at)
+}

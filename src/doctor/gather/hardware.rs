@@ -1,0 +1,54 @@
+//! The resources, and what this host has for them: one scan, as `holdfast discover` makes it, without NVML.
+
+use super::super::{Facts, Resource};
+use super::{Found, Ground};
+use crate::domain::{ContractKind, Device, ResourceSpec};
+use crate::hardware::{self, near_misses, node_health};
+use crate::host::HostRoot;
+use crate::store;
+use std::sync::Arc;
+
+const NVIDIA: u16 = 0x10de;
+
+pub(super) fn resources(ground: &Ground) -> Found {
+    let root = HostRoot::new(&ground.place.roots.host);
+    let Some(config) = &ground.config else { return Box::new(|_| ()) };
+    let scan = hardware::scan(&root);
+    let mut specs = config.resources.clone();
+    if specs.is_empty() {
+        specs = hardware::defaults::specs(&scan).into_iter().map(Arc::new).collect();
+    }
+    let names = store::peek(&ground.place.roots.state).map(|recovered| recovered.names).unwrap_or_default();
+    let found = hardware::discover_in(&root, scan, &specs, &names);
+    let asks_nvml = !hardware::nvml_question(&root).is_empty();
+    let taken = found.selection.resource_of();
+    let resource = |spec: &Arc<ResourceSpec>| {
+        let devices = found.selection.resources.get(&spec.name).map(Vec::as_slice).unwrap_or_default();
+        Resource {
+            name: spec.name.to_string(),
+            class: spec.class.to_string(),
+            devices: devices.len(),
+            unhealthy: devices.iter().filter_map(|device| unhealthy(&root, device)).collect(),
+            near: if devices.is_empty() { near_misses(&found.devices, &taken, spec) } else { Vec::new() },
+            needs_nvml: asks_nvml && spec.contract.kind() == ContractKind::Nvidia,
+            paths: spec.paths.iter().map(|path| path.host.clone()).collect(),
+            is_for_guests: is_for_guests(spec, devices),
+            is_nvidia: devices.iter().any(|device| device.pci.as_ref().is_some_and(|function| function.vendor == Some(NVIDIA))),
+        }
+    };
+    let resources = specs.iter().map(resource).collect();
+    Box::new(|facts: &mut Facts| facts.resources = Some(resources))
+}
+
+fn unhealthy(root: &HostRoot, device: &Device) -> Option<(String, String)> {
+    let reason = node_health(root, device)?.reason()?;
+    Some((device.id.to_string(), reason.to_string()))
+}
+
+/// Whether its devices are handed to guests: by its contract, by the driver that it asks for, or by that which they have.
+fn is_for_guests(spec: &ResourceSpec, devices: &[Arc<Device>]) -> bool {
+    let by_contract = spec.contract.kind() == ContractKind::Kubevirt;
+    let asks = spec.select.driver.iter().any(|driver| driver.replace('_', "-").ends_with("vfio-pci"));
+    let has = |device: &Arc<Device>| device.nodes.iter().any(|node| node.host.starts_with("/dev/vfio/"));
+    by_contract || asks || devices.iter().any(has)
+}

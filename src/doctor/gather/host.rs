@@ -1,0 +1,32 @@
+//! The host's own settings.
+
+use super::super::Facts;
+use super::{Found, Ground};
+use crate::host::{self, HostRoot, KernelLog};
+
+/// The daemon has one, another that takes over from it has its own, and a restart needs one again.
+pub(in super::super) const INSTANCES_WANTED: usize = 3;
+
+pub(super) fn host(ground: &Ground) -> Found {
+    let roots = &ground.place.roots;
+    let root = HostRoot::new(&roots.host);
+    let iommu_groups = root.is_dir("sys/kernel").then(|| root.entries("sys/kernel/iommu_groups").len());
+    let unsafe_mode = root.read("sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
+    let is_enforcing = root.read("sys/fs/selinux/enforce").as_deref() == Some("1");
+    let inotify = host::inotify_room(INSTANCES_WANTED, &std::env::temp_dir());
+    Box::new(move |facts: &mut Facts| {
+        let host = facts.host.get_or_insert_default();
+        host.inotify = Some(inotify);
+        host.iommu_groups = iommu_groups;
+        host.is_unsafe = unsafe_mode.is_some_and(|mode| mode == "Y" || mode == "1");
+        host.is_enforcing = is_enforcing;
+    })
+}
+
+pub(super) fn kernel_log(ground: &Ground) -> Found {
+    let root = HostRoot::new(&ground.place.roots.host);
+    // A captured or simulated tree has no log.
+    let refused = || super::ask(async { KernelLog::open(&root).err().map(|error| format!("it cannot be read: {error}")) }).flatten();
+    let refused = if root.is_live() { refused() } else { None };
+    Box::new(move |facts: &mut Facts| facts.host.get_or_insert_default().kernel_log = refused)
+}

@@ -1,0 +1,140 @@
+//! The kubelet: its directory, the mounts in it, its sockets, what it lists.
+
+use super::super::{Facts, Is, Kubelet, Listing};
+use super::{Found, Ground, QUESTION, ask};
+use crate::host::{self, HostRoot};
+use crate::kubelet::pod_resources::{PodResources, PodResourcesError};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// Where distributions put the directory in which the kubelet's socket is: usual, k0s, MicroK8s, k3s of long ago, Cloud Foundry.
+const USUAL_DIRS: [&str; 5] = [
+    "/var/lib/kubelet",
+    "/var/lib/k0s/kubelet",
+    "/var/snap/microk8s/common/var/lib/kubelet",
+    "/var/lib/rancher/k3s/agent/kubelet",
+    "/var/vcap/data/kubelet",
+];
+/// A directory of sockets has a dozen of them; more are not tried.
+const OTHERS_MAX: usize = 64;
+
+pub(super) fn directory(ground: &Ground) -> Found {
+    let (roots, host) = (&ground.place.roots, HostRoot::new(&ground.place.roots.host));
+    let plugins = roots.kubelet.join("device-plugins");
+    let socket = plugins.join("kubelet.sock");
+    let mounts = fs::read_to_string(ground.place.own.join("mountinfo")).unwrap_or_default();
+    let points = mount_points(&mounts);
+    let canonical = plugins.canonicalize().unwrap_or_else(|_| plugins.clone());
+    let root_is_layers = points.iter().any(|(point, kind)| point == Path::new("/") && kind == "overlay");
+    let mounted = || points.iter().any(|(point, _)| point != Path::new("/") && canonical.starts_with(point));
+    let elsewhere = USUAL_DIRS.iter().map(|dir| host.path(dir)).filter(|dir| !is_same(dir, &roots.kubelet));
+    let kubelet = Kubelet {
+        dir: what_is_at(&roots.kubelet),
+        plugins: what_is_at(&plugins),
+        socket: listens_at(&socket),
+        elsewhere: elsewhere.filter(|dir| is_socket(&dir.join("device-plugins/kubelet.sock"))).collect(),
+        root_dir: root_dir(&host),
+        socket_is_mounted: points.iter().any(|(point, _)| *point == canonical.join("kubelet.sock")),
+        is_mounted: root_is_layers.then(mounted),
+        others: others(&plugins),
+        label: host::selinux_label(&plugins),
+    };
+    Box::new(|facts: &mut Facts| facts.kubelet = Some(kubelet))
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    one == other || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
+}
+
+fn is_socket(path: &Path) -> bool {
+    path.metadata().is_ok_and(|about| about.file_type().is_socket())
+}
+
+/// A directory, nothing, or something else.
+fn what_is_at(path: &Path) -> Is {
+    match path.metadata() {
+        Ok(about) if about.is_dir() => match path.read_dir() {
+            Ok(_) => Is::Directory,
+            Err(error) => Is::Denied(error.to_string()),
+        },
+        Ok(_) => Is::Other,
+        Err(error) if error.kind() == ErrorKind::NotFound => Is::Missing,
+        Err(error) if error.kind() == ErrorKind::NotADirectory => Is::Other,
+        Err(error) => Is::Denied(error.to_string()),
+    }
+}
+
+/// Whether somebody listens on a socket; a connection is made, and nothing said.
+fn listens_at(path: &Path) -> Is {
+    match path.metadata() {
+        Ok(about) if about.file_type().is_socket() => {}
+        Ok(_) => return Is::Other,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Is::Missing,
+        Err(error) => return Is::Denied(error.to_string()),
+    }
+    match ask(async { timeout(QUESTION, UnixStream::connect(path)).await }) {
+        Some(Ok(Ok(_connected))) => Is::Listening,
+        Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => Is::Deserted,
+        Some(Ok(Err(error))) if error.kind() == ErrorKind::NotFound => Is::Missing,
+        // A backlog that is full: whoever listens takes nobody.
+        Some(Ok(Err(error))) if error.kind() == ErrorKind::WouldBlock => Is::Silent,
+        Some(Err(_elapsed)) => Is::Silent,
+        Some(Ok(Err(error))) => Is::Denied(error.to_string()),
+        None => Is::Denied("no runtime could be had to connect to it".into()),
+    }
+}
+
+/// The sockets of other plugins, by name. Ours lie in a directory below.
+fn others(plugins: &Path) -> Vec<String> {
+    let entries = plugins.read_dir().into_iter().flatten().flatten().filter(|entry| is_socket(&entry.path()));
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| name != "kubelet.sock");
+    let mut names: Vec<String> = names.take(OTHERS_MAX).collect();
+    names.sort_unstable();
+    names.retain(|name| listens_at(&plugins.join(name)) == Is::Listening);
+    names
+}
+
+/// Mount points with the types of their file systems: fields 5 and the first after `-` (proc(5)). Spaces are written `\040`.
+fn mount_points(mountinfo: &str) -> Vec<(PathBuf, String)> {
+    let point = |line: &str| {
+        let (mount, kind) = line.split_once(" - ")?;
+        Some((PathBuf::from(mount.split(' ').nth(4)?.replace("\\040", " ")), kind.split(' ').next()?.to_owned()))
+    };
+    mountinfo.lines().filter_map(point).collect()
+}
+
+/// What a kubelet of this host was started with.
+fn root_dir(host: &HostRoot) -> Option<PathBuf> {
+    let is_kubelet = |pid: &String| host.read(&format!("proc/{pid}/comm")).as_deref() == Some("kubelet");
+    let pid = host.entries("proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).find(is_kubelet)?;
+    let arguments = super::daemon::arguments(host, &pid);
+    super::daemon::option(&arguments, "root-dir")
+}
+
+pub(super) fn listing(ground: &Ground) -> Found {
+    let socket = ground.place.pod_resources(ground.config.as_ref());
+    let is = listens_at(&socket);
+    // It lists what can be allocated. `List` must not be asked for: it makes a kubelet forget an Allocate that is under way.
+    let allocatable = (is == Is::Listening).then(|| {
+        ask(async {
+            let client = PodResources::new(&socket);
+            timeout(QUESTION, client.allocatable()).await
+        })
+    });
+    let mut is_old = false;
+    let allocatable = allocatable.flatten().map(|answer| match answer {
+        Ok(Ok(found)) => Ok(found.into_iter().map(|(name, ids)| (name.to_string(), ids.len())).collect()),
+        Ok(Err(PodResourcesError::Refused { status, .. })) => {
+            is_old = status.code() == tonic::Code::Unimplemented;
+            Err(format!("the kubelet refuses GetAllocatableResources: {}", status.message()))
+        }
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_elapsed) => Err("the kubelet has not answered GetAllocatableResources in time".to_owned()),
+    });
+    let listing = Listing { socket, is, allocatable, is_old };
+    Box::new(|facts: &mut Facts| facts.listing = Some(listing))
+}

@@ -1,0 +1,148 @@
+//! Looks at a node. Every look has a thread of its own and all begin at once, so that one that hangs (a socket whose owner is
+//! stopped, a disk of the network, a driver) costs the others nothing: what has not been told in time is not waited for.
+
+mod daemon;
+mod files;
+mod hardware;
+mod host;
+mod kubelet;
+mod runtime;
+
+use super::Facts;
+use crate::config::{self, Config, Roots};
+use crate::host as system;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub(super) use self::host::INSTANCES_WANTED as INOTIFY_WANTED;
+
+/// How long all looks together may take; twice that with the configuration, which comes before them.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long one question over a socket may take: less, so that its answer is that nobody answered.
+const QUESTION: Duration = Duration::from_secs(2);
+
+/// Where to look.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// Where everything lies.
+    pub roots: Roots,
+    /// The configuration file; `None` is the usual one.
+    pub config: Option<PathBuf>,
+    /// `/proc/self`: what is true of this process, and so of its container.
+    pub own: PathBuf,
+}
+
+impl Place {
+    /// Where the pod-resources socket is.
+    fn pod_resources(&self, config: Option<&Config>) -> PathBuf {
+        let named = config.and_then(|config| config.pod_resources_socket.clone());
+        named.unwrap_or_else(|| self.roots.kubelet.join("pod-resources/kubelet.sock"))
+    }
+}
+
+/// What every look knows.
+#[derive(Debug)]
+struct Ground {
+    place: Place,
+    /// The configuration, if it is valid.
+    config: Option<Config>,
+}
+
+/// What a look has found.
+type Found = Box<dyn FnOnce(&mut Facts) + Send>;
+
+struct Look {
+    /// What it looks at, for a person who is told that it hangs.
+    what: &'static str,
+    run: fn(&Ground) -> Found,
+}
+
+const LOOKS: &[Look] = &[
+    Look { what: "the kubelet's directory", run: kubelet::directory },
+    Look { what: "the kubelet's pod-resources API", run: kubelet::listing },
+    Look { what: "the daemon", run: daemon::daemon },
+    Look { what: "the processes of this host", run: daemon::processes },
+    Look { what: "the devices of this host", run: hardware::resources },
+    Look { what: "the state directory", run: files::state },
+    Look { what: "the ledger", run: files::ledger },
+    Look { what: "the container runtime's configuration", run: runtime::cdi },
+    Look { what: "the host's settings", run: host::host },
+    Look { what: "/dev/kmsg", run: host::kernel_log },
+];
+
+/// Looks at everything. Takes seconds at most, whatever hangs.
+#[must_use]
+pub fn gather(place: Place) -> Facts {
+    let mut facts = Facts::unknown(place.roots.clone(), system::now());
+    facts.is_root = system::peer::is_root();
+    facts.uid_map = std::fs::read_to_string(place.own.join("uid_map")).ok().and_then(|map| map.lines().next().map(str::to_owned));
+    // First, since it says where the others look.
+    let load = {
+        let place = place.clone();
+        move || {
+            let loaded = config::load(place.config.as_deref());
+            let wants = files::wants(&loaded, &place);
+            (loaded.ok(), wants)
+        }
+    };
+    let (what, loaded) = ("the configuration", all(vec![("", Box::new(load))], PATIENCE).pop().and_then(|(_, loaded)| loaded));
+    let (config, wants) = loaded.unzip();
+    if wants.is_none() {
+        facts.hanging.push(what);
+    }
+    facts.config = wants;
+    let ground = Arc::new(Ground { place, config: config.flatten() });
+    let looks = LOOKS.iter().map(|look| {
+        let (ground, run) = (Arc::clone(&ground), look.run);
+        (look.what, Box::new(move || run(&ground)) as Box<dyn FnOnce() -> Found + Send>)
+    });
+    for (what, found) in all(looks.collect(), PATIENCE) {
+        match found {
+            Some(found) => found(&mut facts),
+            None => facts.hanging.push(what),
+        }
+    }
+    facts
+}
+
+/// Something to be looked at, and the look.
+type Run<T> = (&'static str, Box<dyn FnOnce() -> T + Send>);
+
+/// Has every one of them run on a thread of its own, and waits for so long; `None` for what has not ended by then.
+fn all<T: Send + 'static>(runs: Vec<Run<T>>, patience: Duration) -> Vec<(&'static str, Option<T>)> {
+    let until = Instant::now() + patience;
+    let begin = |(what, run): Run<T>| {
+        let (tell, told) = mpsc::sync_channel(1);
+        // Who does not wait any more does not hear it; a thread that cannot be had is as one that says nothing.
+        let begun = thread::Builder::new().name("look".into()).spawn(move || drop(tell.send(run())));
+        (what, begun.is_ok().then_some(told))
+    };
+    let begun: Vec<_> = runs.into_iter().map(begin).collect();
+    let wait = |told: mpsc::Receiver<T>| told.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
+    begun.into_iter().map(|(what, told)| (what, told.and_then(wait))).collect()
+}
+
+/// Asks over a socket, on a runtime of this thread's own; `None` where there is none to be had.
+fn ask<F: Future>(question: F) -> Option<F::Output> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+    Some(runtime.block_on(question))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_hangs_is_left_behind_and_everything_else_is_told() {
+        let (held, release) = mpsc::channel::<()>();
+        let hang: Box<dyn FnOnce() -> u32 + Send> = Box::new(move || {
+            // Ends when the other end is dropped.
+            release.recv().map_or(1, |()| 0)
+        });
+        let all = all(vec![("stuck", hang), ("fine", Box::new(|| 2))], Duration::from_millis(200));
+        assert_eq!(all, [("stuck", None), ("fine", Some(2))]);
+        drop(held);
+    }
+}

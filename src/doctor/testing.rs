@@ -1,0 +1,87 @@
+//! A node on which all is well, as facts.
+
+use super::{Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Is, Kubelet, Ledger, Listing, Process, Resource, State, Wants};
+use crate::config::Roots;
+use crate::domain::{Moment, Timestamp};
+use crate::host::{InotifyRoom, Medium};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub(super) const NOW: u64 = 1_800_000_000_000;
+
+/// A GPU node in a container of the DaemonSet, with a daemon that has run for an hour of a day.
+pub(super) fn healthy() -> Facts {
+    let roots =
+        Roots { host: "/host".into(), kubelet: "/var/lib/kubelet".into(), state: "/var/lib/holdfast".into(), run: "/run/holdfast".into() };
+    let now = Moment { boot: Duration::from_secs(24 * 3600), wall: Timestamp(NOW) };
+    let status = json!({
+        "schema": 1, "version": env!("CARGO_PKG_VERSION"), "uptime_seconds": 3600, "ready": true,
+        "ledger": { "journal": true, "database": true, "not_durable": 0 }, "recovery": null, "hooks": [], "ailing": [],
+        "signals_off": {},
+        "resources": [{ "name": "nvidia.com/gpu", "registered": true, "devices": 8, "healthy": 8, "held": 2, "problem": null,
+            "disagreement": null, "api_version": "v1beta1" }],
+    });
+    let wants = Wants {
+        files: vec!["/etc/holdfast/config.toml".into()],
+        hash: "0badcafe".into(),
+        changed_at: Some(Timestamp(NOW - 2 * 3600 * 1000)),
+        has_resources: true,
+        writes_cdi: true,
+        cdi: vec!["nvidia.com/gpu".into()],
+    };
+    let containerd =
+        ContainerdFile { path: "/etc/containerd/config.toml".into(), version: Some(2), enable_cdi: Some(true), cdi_spec_dirs: None };
+    Facts {
+        is_root: true,
+        uid_map: Some("         0          0 4294967295".into()),
+        config: Some(Ok(wants)),
+        kubelet: Some(Kubelet {
+            dir: Is::Directory,
+            plugins: Is::Directory,
+            socket: Is::Listening,
+            elsewhere: Vec::new(),
+            root_dir: None,
+            socket_is_mounted: false,
+            is_mounted: Some(true),
+            others: vec!["example.com_dongle.sock".into()],
+            label: Some("system_u:object_r:container_file_t:s0".into()),
+        }),
+        listing: Some(Listing {
+            socket: "/var/lib/kubelet/pod-resources/kubelet.sock".into(),
+            is: Is::Listening,
+            allocatable: Some(Ok(BTreeMap::from([("nvidia.com/gpu".to_owned(), 8)]))),
+            is_old: false,
+        }),
+        daemon: Some(Daemon { answer: Answer::Status(status), pid: Some(1), is_enabled: false, lock_holder: Some(1) }),
+        processes: Some(vec![Process { pid: 1, kubelet: "/var/lib/kubelet".into() }]),
+        resources: Some(vec![Resource {
+            name: "nvidia.com/gpu".into(),
+            class: "gpu".into(),
+            devices: 8,
+            is_nvidia: true,
+            ..Resource::default()
+        }]),
+        state: Some(State {
+            dir: "/var/lib/holdfast".into(),
+            medium: Some(Medium::Disk),
+            room: 1 << 34,
+            files_left: 1 << 20,
+            is_read_only: false,
+            moved_aside: Vec::new(),
+        }),
+        ledger: Some(Ledger {
+            clock: Clock { newest: Some(Timestamp(NOW - 1000)), oldest_of_boot: Some(Timestamp(NOW - 3600 * 1000)) },
+            ..Ledger::default()
+        }),
+        cdi: Some(Cdi { directory: "/var/run/cdi".into(), is_there: true, containerd: vec![containerd], crio_dirs: None }),
+        host: Some(HostFacts {
+            inotify: Some(InotifyRoom { instances: 3, refused: None }),
+            kernel_log: None,
+            iommu_groups: Some(40),
+            is_unsafe: false,
+            is_enforcing: true,
+        }),
+        ..Facts::unknown(roots, now)
+    }
+}

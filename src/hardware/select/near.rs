@@ -1,0 +1,264 @@
+//! Which devices a resource would offer but for one thing, and which thing that is: for whoever wonders why it has none.
+
+use super::{Host, is_usable, means_it};
+use crate::domain::{Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select};
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::Arc;
+
+/// A device that would be offered but for one thing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NearMiss {
+    /// The device.
+    pub device: DeviceId,
+    /// The key of the configuration that keeps it out; `driver` also where it has none at all, which no key asks for.
+    pub criterion: &'static str,
+    /// What is asked for.
+    pub wanted: String,
+    /// What it is; `None` where that is not known of it.
+    pub found: Option<String>,
+}
+
+/// One criterion: its key, how to ask no more for it, what is asked for (empty: nothing), and what a device is.
+struct Criterion {
+    key: &'static str,
+    clear: fn(&mut Select),
+    wanted: fn(&Select) -> String,
+    found: fn(&Host<'_>, &Device) -> Option<String>,
+}
+
+const CRITERIA: &[Criterion] = &[
+    Criterion {
+        key: "driver",
+        clear: |select| select.driver.clear(),
+        wanted: |select| list(&select.driver),
+        found: |_, device| device.pci.as_ref()?.driver.clone(),
+    },
+    Criterion {
+        key: "vendor",
+        clear: |select| select.vendor.clear(),
+        wanted: |select| hex(&select.vendor),
+        found: |_, device| device.pci.as_ref()?.vendor.map(|vendor| format!("{vendor:04x}")),
+    },
+    Criterion {
+        key: "device",
+        clear: |select| select.device.clear(),
+        wanted: |select| hex(&select.device),
+        found: |_, device| device.pci.as_ref()?.device.map(|device| format!("{device:04x}")),
+    },
+    Criterion {
+        key: "address",
+        clear: |select| select.address.clear(),
+        wanted: |select| list(&select.address),
+        found: |_, device| Some(device.pci.as_ref()?.address.to_string()),
+    },
+    Criterion {
+        key: "vf",
+        clear: |select| select.vf = None,
+        wanted: |select| select.vf.map(|vf| vf.to_string()).unwrap_or_default(),
+        found: |_, device| Some(device.pci.as_ref()?.is_vf().to_string()),
+    },
+    Criterion {
+        key: "pf",
+        clear: |select| select.pf.clear(),
+        wanted: |select| list(&select.pf.iter().map(pf).collect::<Vec<_>>()),
+        found: |_, device| {
+            let function = device.pci.as_ref()?;
+            let number = function.vf_index.map(|index| format!("#{index}")).unwrap_or_default();
+            Some(format!("{}{number}", function.physfn?))
+        },
+    },
+    Criterion {
+        key: "link_type",
+        clear: |select| select.link_type.clear(),
+        wanted: |select| list(&select.link_type),
+        found: |host, device| host.link_type(device),
+    },
+    Criterion {
+        key: "model",
+        clear: |select| select.model.clear(),
+        wanted: |select| list(&select.model),
+        found: |_, device| device.attribute("model").map(str::to_owned),
+    },
+    Criterion {
+        key: "numa_node",
+        clear: |select| select.numa_node.clear(),
+        wanted: |select| list(&select.numa_node),
+        found: |_, device| Some(list(&device.numa_nodes)).filter(|nodes| !nodes.is_empty()),
+    },
+    Criterion {
+        key: "iommu_group",
+        clear: |select| select.iommu_group.clear(),
+        wanted: |select| list(&select.iommu_group),
+        found: |_, device| device.iommu_group().map(|group| group.to_string()),
+    },
+    Criterion {
+        key: "part",
+        clear: |select| select.part = None,
+        wanted: |select| select.part.map(|part| part.to_string()).unwrap_or_default(),
+        found: |_, device| Some(device.attribute("part").is_some().to_string()),
+    },
+    Criterion {
+        key: "uuid",
+        clear: |select| select.uuid.clear(),
+        wanted: |select| list(&select.uuid),
+        found: |_, device| device.attribute("uuid").or(device.attribute("mdev_uuid")).map(str::to_owned),
+    },
+    Criterion {
+        key: "mdev_type",
+        clear: |select| select.mdev_type.clear(),
+        wanted: |select| list(&select.mdev_type),
+        found: |_, device| device.attribute("mdev_type").map(str::to_owned),
+    },
+    Criterion {
+        key: "id",
+        clear: |select| select.id.clear(),
+        wanted: |select| list(&select.id),
+        found: |_, device| Some(device.id.to_string()),
+    },
+];
+
+/// The devices that `spec` would offer but for one thing, in the order of their addresses. `taken` says which resource has
+/// which device, by its key. Of a `char` resource there are none: its paths are all that it asks for.
+#[must_use]
+pub fn near_misses(devices: &[Arc<Device>], taken: &BTreeMap<&str, &ResourceName>, spec: &ResourceSpec) -> Vec<NearMiss> {
+    if spec.class == DeviceClass::Char {
+        return Vec::new();
+    }
+    let host = Host::of(devices);
+    let of_class = devices.iter().filter(|device| device.class == spec.class);
+    of_class.filter_map(|device| near_miss(&host, device, taken.get(device.key.as_str()).copied(), spec)).collect()
+}
+
+fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spec: &ResourceSpec) -> Option<NearMiss> {
+    let miss = |criterion, wanted: &str, found: Option<String>| {
+        Some(NearMiss { device: device.id.clone(), criterion, wanted: wanted.to_owned(), found })
+    };
+    let is_excluded = spec.exclude.as_ref().is_some_and(|exclude| host.matches(exclude, device));
+    let is_selected = host.matches(&spec.select, device);
+    let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
+    match (is_selected, is_excluded, is_usable(device) && means_it(&spec.select, device)) {
+        (true, false, true) => match (taken, device.attribute("in_use")) {
+            (Some(other), _) if *other != spec.name => miss("name", "not offered by a resource before this one", Some(other.to_string())),
+            (_, Some(by)) => miss("host", "not in use by the host", Some(by.to_owned())),
+            _ => None,
+        },
+        (true, true, true) => miss("exclude", "not excluded", Some("excluded".into())),
+        (true, false, false) if !has_driver => miss("driver", "any", None),
+        (true, false, false) => {
+            let parts = device.attribute("parts").map(|parts| format!("cut into parts: {parts}"));
+            parts.and_then(|parts| miss("part", "whole", Some(parts)))
+        }
+        (false, false, _) => CRITERIA.iter().find_map(|criterion| {
+            let wanted = (criterion.wanted)(&spec.select);
+            let mut rest = spec.select.clone();
+            (criterion.clear)(&mut rest);
+            // What has no driver is of no use either way, and a driver is what is asked for then.
+            let is_usable = is_usable(device) || criterion.key == "driver" && !has_driver;
+            let is_the_one = !wanted.is_empty() && is_usable && means_it(&rest, device) && host.matches(&rest, device);
+            if is_the_one { miss(criterion.key, &wanted, (criterion.found)(host, device)) } else { None }
+        }),
+        _ => None,
+    }
+}
+
+fn list<T: Display>(values: &[T]) -> String {
+    values.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn hex(values: &[u16]) -> String {
+    list(&values.iter().map(|value| format!("{value:04x}")).collect::<Vec<_>>())
+}
+
+fn pf(select: &PfSelect) -> String {
+    let range = |(from, to): &(u32, u32)| if from == to { from.to_string() } else { format!("{from}-{to}") };
+    let numbers: Vec<String> = select.vfs.iter().map(range).collect();
+    let pf = match &select.pf {
+        Pf::Interface(name) => name.clone(),
+        Pf::Address(address) => address.to_string(),
+    };
+    if numbers.is_empty() { pf } else { format!("{pf}#{}", numbers.join(",")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing::{device, spec};
+    use super::*;
+    use crate::domain::DeviceNode;
+
+    fn gpu(address: &str, driver: Option<&str>) -> Arc<Device> {
+        let mut gpu = device(address, address);
+        gpu.numa_nodes = vec![1];
+        gpu.attributes.insert("model".into(), "NVIDIA A10".into());
+        let function = gpu.pci.as_mut().unwrap();
+        (function.vendor, function.device, function.iommu_group) = (Some(0x10de), Some(0x2236), Some(7));
+        function.driver = driver.map(str::to_owned);
+        if driver.is_some() {
+            gpu.nodes.push(DeviceNode::at("/dev/nvidia0"));
+        }
+        Arc::new(gpu)
+    }
+
+    /// `criterion: wanted, found` of the one device of a node.
+    fn why(gpu: Arc<Device>, wanted: Select) -> Vec<String> {
+        let spec = spec("a.com/gpu", DeviceClass::Gpu, wanted);
+        let misses = near_misses(&[gpu], &BTreeMap::new(), &spec);
+        misses.into_iter().map(|miss| format!("{}: {}, {}", miss.criterion, miss.wanted, miss.found.as_deref().unwrap_or("-"))).collect()
+    }
+
+    #[test]
+    fn the_one_criterion_that_keeps_a_device_out_is_named() {
+        let all = || Select {
+            vendor: vec![0x10de],
+            device: vec![0x2236],
+            driver: vec!["nvidia".into()],
+            vf: Some(false),
+            model: vec!["NVIDIA A*".into()],
+            numa_node: vec![0, 1],
+            iommu_group: vec![7],
+            part: Some(false),
+            address: vec!["0000:01:00.0".parse().unwrap()],
+            id: vec![DeviceId::new("0000:01:00.0")],
+            ..Select::default()
+        };
+        let of = |wanted| why(gpu("0000:01:00.0", Some("nvidia")), wanted);
+        assert_eq!(of(all()), Vec::<String>::new(), "it is offered");
+        for (wanted, expected) in [
+            (Select { vendor: vec![0x1002], ..all() }, "vendor: 1002, 10de"),
+            (Select { device: vec![0x20b0, 0x2330], ..all() }, "device: 20b0, 2330, 2236"),
+            (Select { driver: vec!["vfio-pci".into()], ..all() }, "driver: vfio-pci, nvidia"),
+            (Select { vf: Some(true), ..all() }, "vf: true, false"),
+            (Select { model: vec!["NVIDIA H100*".into()], ..all() }, "model: NVIDIA H100*, NVIDIA A10"),
+            (Select { numa_node: vec![0], ..all() }, "numa_node: 0, 1"),
+            (Select { iommu_group: vec![8], ..all() }, "iommu_group: 8, 7"),
+            (Select { part: Some(true), ..all() }, "part: true, false"),
+            (Select { address: vec!["0000:02:00.0".parse().unwrap()], ..all() }, "address: 0000:02:00.0, 0000:01:00.0"),
+            (Select { id: vec![DeviceId::new("GPU-1")], ..all() }, "id: GPU-1, 0000:01:00.0"),
+            (Select { uuid: vec!["GPU-1".into()], ..all() }, "uuid: GPU-1, -"),
+            (Select { link_type: vec!["ether".into()], ..all() }, "link_type: ether, -"),
+            (Select { pf: vec!["ens1#0-3,7".parse().unwrap()], ..all() }, "pf: ens1#0-3,7, -"),
+        ] {
+            assert_eq!(of(wanted), [expected]);
+        }
+        assert_eq!(of(Select { vendor: vec![1], device: vec![1], ..all() }), Vec::<String>::new(), "two things keep it out");
+    }
+
+    #[test]
+    fn a_missing_driver_is_named_whether_one_was_asked_for_or_not() {
+        let unbound = || gpu("0000:01:00.0", None);
+        assert_eq!(why(unbound(), Select::default()), ["driver: any, -"]);
+        assert_eq!(why(unbound(), Select { driver: vec!["nvidia".into()], ..Select::default() }), ["driver: nvidia, -"]);
+    }
+
+    #[test]
+    fn what_is_excluded_or_in_other_hands_is_said_to_be_so() {
+        let mut excluding = (*spec("a.com/gpu", DeviceClass::Gpu, Select::default())).clone();
+        let devices = [gpu("0000:01:00.0", Some("nvidia"))];
+        let other: ResourceName = "a.com/other".parse().unwrap();
+        let taken = BTreeMap::from([(devices[0].key.as_str(), &other)]);
+        let miss = near_misses(&devices, &taken, &excluding);
+        assert_eq!((miss[0].criterion, miss[0].found.as_deref()), ("name", Some("a.com/other")));
+        excluding.exclude = Some(Select { vendor: vec![0x10de], ..Select::default() });
+        assert_eq!(near_misses(&devices, &BTreeMap::new(), &excluding)[0].criterion, "exclude");
+    }
+}
