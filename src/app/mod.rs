@@ -14,6 +14,8 @@ pub mod heartbeat;
 mod hooks;
 mod kernel_log;
 mod nvml;
+mod page;
+mod problems;
 mod processors;
 mod rebuild;
 mod specs;
@@ -27,6 +29,7 @@ pub use control::{
 };
 pub use devices::DeviceReport;
 pub use error::StartError;
+pub use problems::{Problem, verdict};
 pub use processors::Processors;
 pub use status::{ResourceReport, Status};
 pub use views::{Actors, Views};
@@ -329,7 +332,8 @@ impl App {
         tasks.push(tokio::spawn(checker.run()));
         tasks.extend(keeper.map(|keeper| tokio::spawn(keeper.run())));
         if let Some(address) = settings.config.listen {
-            tasks.extend(telemetry::http::serve(address, telemetry::http::routes(ready_view)).await);
+            let page = page::routes(views.clone(), &settings.config.files);
+            tasks.extend(telemetry::http::serve(address, telemetry::http::routes(ready_view).merge(page)).await);
         }
         let control = control::socket_path(&roots.run);
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };
