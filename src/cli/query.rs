@@ -114,11 +114,8 @@ impl Wanted {
     pub fn sees(&mut self, grant: &Grant) -> bool {
         let fits: Vec<_> = grant.devices.iter().filter_map(|device| Some((self.fit_in(grant, device)?, &device.id))).collect();
         fits.iter().for_each(|(fit, id)| self.note(*fit, id));
-        grant.devices.iter().for_each(|device| {
-            if fits.is_empty() {
-                self.miss(&device.key, &device.id)
-            }
-        });
+        let unmeant = grant.devices.iter().filter(|_| fits.is_empty());
+        unmeant.for_each(|device| self.miss(&device.key, &device.id));
         !fits.is_empty()
     }
 

@@ -19,9 +19,12 @@ pub struct Table {
     rows: Vec<Row>,
     /// Columns that give way where there is no room, the first one first.
     giving_way: Vec<usize>,
-    tints: Vec<(usize, fn(&str) -> Tint)>,
+    tints: Vec<(usize, Tinting)>,
     is_sparse: bool,
 }
+
+/// The colour of a cell, by what it says.
+type Tinting = fn(&str) -> Tint;
 
 #[derive(Debug, Clone)]
 enum Row {
@@ -47,7 +50,7 @@ impl Table {
 
     /// The same, with a column in the colours of what it says.
     #[must_use]
-    pub fn tinted(mut self, heading: &str, tint: fn(&str) -> Tint) -> Self {
+    pub fn tinted(mut self, heading: &str, tint: Tinting) -> Self {
         self.tints.extend(self.column(heading).map(|column| (column, tint)));
         self
     }

@@ -341,7 +341,7 @@ pub(crate) mod testing {
         let second = Leaf { health: Some("Unhealthy"), reason: Some("xid".into()), detail: Some("Xid 79".into()), ..second };
         let vfs = (1..=64).map(|n| vf(&adapter, &format!("0000:1a:{:02x}.{:x}", n / 8, n % 8)));
         let mut leaves: Vec<Leaf> = vfs.collect();
-        let held = leaves.iter_mut().nth(40).unwrap();
+        let held = leaves.get_mut(40).unwrap();
         held.holders = vec![holder("net-0")];
         leaves.extend([first, second, adapter]);
         leaves.push(offered(leaf("0000:9a:00.0", DeviceClass::Gpu, &["0000:97:01.0"], Some(1))));

@@ -238,7 +238,7 @@ fn plain(look: Look, name: &str, place: &str, about: &str, state: &str, all: &st
         BOX_WIDTH - 10,
         escape(&clip(place, BOX_CHARS.saturating_sub(name.chars().count() + 1).max(4))),
         escape(&clip(about, BOX_CHARS)),
-        escape(&clip(state, BOX_CHARS - 3)),
+        escape(&clip(state, BOX_CHARS - 4)),
     );
     Tile { width: BOX_WIDTH, height: BOX_HEIGHT, svg }
 }

@@ -175,7 +175,7 @@ fn all_devices(devices: &[DeviceReport]) -> String {
         let rows: Vec<_> = devices.iter().take(ROWS_MAX + 1).map(|device| device_row(device)).collect();
         let rest = devices.len().saturating_sub(ROWS_MAX + 1);
         let rows: Vec<_> = rows.into_iter().chain(std::iter::repeat_n(Vec::new(), rest)).collect();
-        table(&["device", "resource", "health", "=why", "since"], &rows, "holdfast device show")
+        table(&["health", "device", "=why", "since", "resource"], &rows, "holdfast device show")
     };
     match (ailing.len(), well.len()) {
         (0, 0) => "<p class=\"soft\">No resource has a device.</p>\n".into(),
@@ -196,11 +196,11 @@ fn device_row(device: &DeviceReport) -> Vec<String> {
     let state = if ["suspect", "recovering"].contains(&device.state.as_str()) { format!(", {}", device.state) } else { String::new() };
     let why = [device.reason.as_deref(), device.detail.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(": ");
     vec![
-        format!("<code>{}</code>", escape(&device.id)),
-        escape(&device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(", ")),
         format!("<span class=\"{class}\">{sign} {}{state}</span>", escape(health)),
+        format!("<code>{}</code>", escape(&device.id)),
         escape(&why),
         device.failed_at().map(Timestamp::to_seconds).unwrap_or_default(),
+        escape(&device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(", ")),
     ]
 }
 
@@ -213,16 +213,16 @@ fn holders(grants: &[Arc<Grant>]) -> String {
         let devices = grant.devices.iter().map(|device| device.id.as_str()).collect::<Vec<_>>().join(", ");
         vec![
             escape(&Holder::of(grant).in_words()),
-            escape(grant.container().unwrap_or("–")),
             escape(grant.resource.as_str()),
-            grant.state_name().to_owned(),
-            grant.granted_at.to_seconds(),
             format!("<code>{}</code>", escape(&devices)),
+            grant.granted_at.to_seconds(),
+            escape(grant.container().unwrap_or("–")),
+            grant.state_name().to_owned(),
         ]
     };
     let rows: Vec<_> = live.iter().map(row).collect();
     let count = if live.len() == 1 { "one grant is".to_owned() } else { format!("{} grants are", live.len()) };
-    let table = table(&["pod", "container", "resource", "state", "since", "=devices"], &rows, "holdfast who");
+    let table = table(&["pod", "resource", "=devices", "since", "container", "state"], &rows, "holdfast who");
     format!("<details{}><summary>{count} held</summary>\n{table}</details>\n", if live.len() <= 16 { " open=\"open\"" } else { "" })
 }
 

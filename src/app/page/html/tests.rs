@@ -1,3 +1,5 @@
+//! The page held against what was looked at, against hostile names, and against too much of everything.
+
 use super::*;
 use crate::app::page::kubelet_since;
 use crate::domain::{AllocId, ContainerEdits, DeviceId, GrantState, GrantedDevice, Incident, Kept, KubeletGeneration, PodRef, Reason};
