@@ -11,6 +11,7 @@ pub mod contract;
 pub mod hardware;
 pub mod hook;
 pub mod kubelet;
+pub mod picture;
 pub mod store;
 pub mod telemetry;
 

@@ -155,7 +155,7 @@ fn a_command_line_that_is_not_understood_is_answered_in_one_sentence() {
         (vec!["rum"], vec!["'rum'", "'run'", "--help"]),
         (vec!["frobnicate"], vec!["'frobnicate'", "--help"]),
         (vec!["who", "--outptu", "json"], vec!["'--outptu'", "'--output'", "--help"]),
-        (vec!["who", "--output", "yaml"], vec!["'yaml'", "table, json", "--help"]),
+        (vec!["who", "--output", "yaml"], vec!["'yaml'", "table, ascii, json, svg", "--help"]),
         (vec!["ledger", "exprot"], vec!["'exprot'", "'export'", "--help"]),
     ] {
         let said = sentence(&mut node.command(&verb), exit::USAGE);

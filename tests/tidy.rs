@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["domain"],
     &["host"],
-    &["config", "contract", "hardware", "hook", "kubelet", "store", "telemetry"],
+    &["config", "contract", "hardware", "hook", "kubelet", "picture", "store", "telemetry"],
     &["messages"],
     &["discovery", "health", "ledger", "registration", "serving"],
     &["app"],

@@ -16,6 +16,8 @@ mod kernel_log;
 mod labels;
 mod measures;
 mod nvml;
+mod page;
+mod problems;
 mod processors;
 mod rebuild;
 mod specs;
@@ -30,6 +32,7 @@ pub use control::{
 pub use devices::DeviceReport;
 pub use error::StartError;
 pub use measures::write_held;
+pub use problems::{Problem, verdict};
 pub use processors::Processors;
 pub use status::{ResourceReport, Status};
 pub use views::{Actors, Views};
@@ -337,8 +340,9 @@ impl App {
         tasks.extend(keeper.map(|keeper| tokio::spawn(keeper.run())));
         tasks.extend(labels);
         if let Some(address) = settings.config.listen {
-            let page = measures::scrape(views.clone(), roots.state.clone());
-            tasks.extend(telemetry::http::serve(address, telemetry::http::routes(page, ready_view)).await);
+            let scrape = measures::scrape(views.clone(), roots.state.clone());
+            let page = page::routes(views.clone(), &settings.config.files);
+            tasks.extend(telemetry::http::serve(address, telemetry::http::routes(scrape, ready_view).merge(page)).await);
         }
         let control = control::socket_path(&roots.run);
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };

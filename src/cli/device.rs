@@ -2,8 +2,9 @@
 
 use super::exit::{FAILURE, Failed};
 use super::query::Wanted;
+use super::screen::Tint;
 use super::table::Table;
-use super::{Global, block_on, print, show};
+use super::{Global, block_on, show};
 use crate::app::{ControlError, DeviceReport, Order, control_get, control_order};
 use crate::domain::{DeviceId, Instruction};
 use clap::Subcommand;
@@ -72,7 +73,15 @@ fn order(global: &Global, device: &str, instruction: Instruction, done: &str) ->
     let id = one(&devices, device)?.id.clone();
     let order = Order { device: DeviceId::new(&id), instruction };
     block_on(control_order(&global.run_dir, &order))?.map_err(told)?;
-    print(format_args!("{id} {done}\n"))
+    show(global.output, &Done { schema: 1, order }, |_| format!("{id} {done}\n"))
+}
+
+/// What was done (`device cordon -o json`).
+#[derive(Debug, Serialize)]
+struct Done {
+    schema: u32,
+    #[serde(flatten)]
+    order: Order,
 }
 
 fn ask(global: &Global) -> Result<Vec<DeviceReport>, Failed> {
@@ -109,7 +118,8 @@ pub fn table(devices: &[&DeviceReport]) -> String {
     if devices.is_empty() {
         return "no resource has a device\n".into();
     }
-    let mut table = Table::new(&["RESOURCE", "HEALTH", "REASON", "SINCE", "DEVICE"]);
+    let table = Table::new(&["RESOURCE", "HEALTH", "REASON", "SINCE", "DEVICE"]);
+    let mut table = table.giving_way(&["REASON", "DEVICE", "RESOURCE"]).tinted("HEALTH", tint);
     for device in devices {
         let resources = device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(",");
         table.row([
@@ -121,6 +131,16 @@ pub fn table(devices: &[&DeviceReport]) -> String {
         ]);
     }
     table.to_string()
+}
+
+/// In the colour of what is said of a device's health.
+fn tint(cell: &str) -> Tint {
+    match cell {
+        "Healthy" => Tint::Green,
+        "Unhealthy" => Tint::Red,
+        _ if cell.contains(", ") => Tint::Yellow,
+        _ => Tint::Plain,
+    }
 }
 
 fn health(device: &DeviceReport) -> String {

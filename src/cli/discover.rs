@@ -1,7 +1,8 @@
 //! `holdfast discover`: what is on this host, as one JSON document or as a table.
 
 use super::exit::Failed;
-use super::table::Table;
+use super::screen::Tint;
+use super::table::{Table, UNKNOWN};
 use super::{Global, show};
 use crate::domain::{Device, DeviceClass, DeviceId, Health, NvmlLibrary, NvmlSnapshot, PciAddress, Reason, Verdicts};
 use crate::hardware::{self, Discovery, node_health};
@@ -203,7 +204,8 @@ fn row(device: &Device, resource: Option<String>, health: Option<Health>) -> Row
 /// id stands last: a UUID or a serial number is the longest of the cells.
 #[must_use]
 pub fn table(document: &Document) -> Table {
-    let mut table = Table::new(&["address", "class", "driver", "numa", "names", "resource", "health", "id"]);
+    let table = Table::new(&["address", "class", "driver", "numa", "names", "resource", "health", "id"]);
+    let mut table = table.giving_way(&["id", "names", "driver", "health", "resource"]).tinted("health", tint);
     for row in &document.devices {
         let address = row.pci_address.map(|address| address.to_string()).or_else(|| row.nodes.first().cloned());
         let kind = row.attributes.get("part").map(String::as_str).or_else(|| row.is_vf.then_some("vf"));
@@ -220,6 +222,15 @@ pub fn table(document: &Document) -> Table {
         );
     }
     table
+}
+
+/// What is not healthy has a reason in its cell.
+fn tint(cell: &str) -> Tint {
+    match cell {
+        "Healthy" => Tint::Green,
+        UNKNOWN => Tint::Plain,
+        _ => Tint::Red,
+    }
 }
 
 /// The first name, and how many there are besides: a physical function can have hundreds of representors.

@@ -1,6 +1,7 @@
 //! Grants as they are shown: rows of a JSON document, cells of a table, and words for what proved a release.
 
-use super::table::Table;
+use super::screen::Tint;
+use super::table::{Table, UNKNOWN};
 use crate::app::Processors;
 use crate::domain::{DeviceId, Grant, GrantState, PodRef, Timestamp};
 use crate::ledger::core::{NEVER_STARTED, POD_GONE};
@@ -131,7 +132,9 @@ pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Proc
     let near: &[&str] = if processors.is_empty() { &[] } else { &["NUMA", "CPUS"] };
     let is_anybody_sick = grants.iter().any(|grant| sick(grant, ailing).next().is_some());
     let unhealthy: &[&str] = if is_anybody_sick { &["UNHEALTHY"] } else { &[] };
-    let mut table = Table::new(&[&["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE"], near, unhealthy, &["DEVICES"]].concat());
+    let table = Table::new(&[&["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE"], near, unhealthy, &["DEVICES"]].concat());
+    let table = table.giving_way(&["DEVICES", "UNHEALTHY", "CONTAINER", "SINCE", "RESOURCE", "NAMESPACE"]);
+    let mut table = table.tinted("STATE", tint).tinted("UNHEALTHY", |cell| if cell == UNKNOWN { Tint::Plain } else { Tint::Red });
     for grant in grants {
         let [namespace, pod, container] = holder(grant);
         let mut cells =
@@ -148,13 +151,23 @@ pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Proc
     table.to_string()
 }
 
+/// A grant that may be over, or that nobody is known to have.
+fn tint(state: &str) -> Tint {
+    match state {
+        "bound" => Tint::Green,
+        "suspect" | "granted" => Tint::Yellow,
+        _ => Tint::Plain,
+    }
+}
+
 fn numbers(numbers: &BTreeSet<u32>) -> String {
     numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// The same with both ends: from when to when, and what proved that it was given back.
 pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> String {
-    let mut table = Table::new(&["FROM", "UNTIL", "NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "PROOF", "DEVICES"]);
+    let table = Table::new(&["FROM", "UNTIL", "NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "PROOF", "DEVICES"]);
+    let mut table = table.giving_way(&["DEVICES", "PROOF", "CONTAINER", "RESOURCE", "NAMESPACE"]).tinted("STATE", tint);
     for grant in grants {
         let (until, proof) = match &grant.state {
             GrantState::Released { released_at, released_by, .. } => (released_at.to_seconds(), released_by.clone()),

@@ -10,15 +10,20 @@ pub mod exit;
 pub mod handover;
 pub mod history;
 pub mod ledger;
+pub mod progress;
 pub mod query;
 pub mod run;
+pub mod screen;
 pub mod source;
 pub mod status;
 pub mod table;
+pub mod topology;
+pub mod watch;
 pub mod when;
 pub mod who;
 
 use self::exit::Failed;
+use self::screen::Colour;
 use crate::config::{self, Roots};
 use crate::telemetry::logging::{self, LogFormat};
 use clap::error::ErrorKind;
@@ -63,6 +68,9 @@ pub struct Global {
     /// How results are printed
     #[arg(short, long, global = true, value_name = "FORM", default_value = "table")]
     pub output: Output,
+    /// When results have colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    pub color: Colour,
     /// How log lines look
     #[arg(long, global = true, value_name = "FORM", default_value = "text")]
     pub log_format: LogFormat,
@@ -71,10 +79,14 @@ pub struct Global {
 /// How results are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// For people; as wide as the terminal
     Table,
-    /// For programs.
+    /// For people whose terminals know nothing but ASCII
+    Ascii,
+    /// For programs
     Json,
+    /// A picture: `topology` only
+    Svg,
 }
 
 #[derive(Debug, Subcommand)]
@@ -91,8 +103,10 @@ enum Verb {
     },
     /// Check this node, and say what is wrong and what to do; or collect all that a report of a fault needs
     Doctor(doctor::Options),
+    /// Draw the node: NUMA nodes, host bridges, switches, devices with their health, and who has them
+    Topology(topology::Options),
     /// Show the running daemon at a glance
-    Status,
+    Status(status::Options),
     /// Show which container holds which device, or who holds one
     Who(who::Options),
     /// Show who held which device, and when
@@ -140,6 +154,10 @@ pub fn main() -> ExitCode {
         }
         Err(error) => return exit::end(Err(Failed::new(exit::USAGE, usage(&error.to_string())))),
     };
+    if global.output == Output::Svg && !matches!(verb, Verb::Topology(_)) {
+        return exit::end(Err(Failed::new(exit::USAGE, "only `holdfast topology` is drawn as a picture; say `-o table` or `-o json`")));
+    }
+    screen::init(global.color, global.output);
     let quiet = matches!(verb, Verb::Demo(_) | Verb::Bench(_));
     logging::init(global.log_format, if quiet { "off" } else { "info" });
     exit::end(match verb {
@@ -148,7 +166,8 @@ pub fn main() -> ExitCode {
         Verb::Demo(options) => demo::run(&options),
         Verb::Discover { all } => discover::run(&global, all),
         Verb::Doctor(options) => doctor::run(&global, &options),
-        Verb::Status => status::run(&global),
+        Verb::Topology(options) => topology::run(&global, &options),
+        Verb::Status(options) => status::run(&global, &options),
         Verb::Who(options) => who::run(&global, &options),
         Verb::History(options) => history::run(&global, &options),
         Verb::Device(verb) => device::run(&global, &verb),
@@ -183,13 +202,20 @@ fn eprintln(text: fmt::Arguments<'_>) {
 
 /// Prints a document as JSON, or as what `table` makes of it.
 fn show<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> String) -> Result<(), Failed> {
+    print(format_args!("{}", told(output, document, table)?))
+}
+
+/// What [`show`] prints.
+fn told<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> String) -> Result<String, Failed> {
     match output {
-        Output::Table => print(format_args!("{}", table(document))),
-        Output::Json => {
-            let json = serde_json::to_string_pretty(document).map_err(|error| Failed::new(exit::FAILURE, error))?;
-            print(format_args!("{json}\n"))
-        }
+        // Nothing else than `topology` is drawn, and that is said before anything is done.
+        Output::Table | Output::Ascii | Output::Svg => Ok(table(document)),
+        Output::Json => Ok(json(document)? + "\n"),
     }
+}
+
+fn json<T: Serialize>(document: &T) -> Result<String, Failed> {
+    serde_json::to_string_pretty(document).map_err(|error| Failed::new(exit::FAILURE, error))
 }
 
 /// A single-threaded runtime for verbs that ask the daemon.

@@ -66,7 +66,14 @@ pub struct Wanted {
     text: String,
     address: Option<PciAddress>,
     fits: BTreeMap<Fit, BTreeSet<DeviceId>>,
+    /// What is called nearly so: how nearly, and the id.
+    near: Vec<(f64, String)>,
 }
+
+/// So nearly must a device be called as somebody has typed it: one letter of four may be another one.
+const NEAR_MIN: f64 = 0.75;
+/// So many names that are nearly it are told.
+const NEAR_MAX: usize = 3;
 
 impl Wanted {
     /// The device that somebody calls `text`.
@@ -75,13 +82,31 @@ impl Wanted {
         let said = text.trim().to_owned();
         let text = said.to_ascii_lowercase();
         let address = text.parse().or_else(|_| format!("0000:{text}").parse()).ok();
-        Wanted { said, text, address, fits: BTreeMap::new() }
+        Wanted { said, text, address, fits: BTreeMap::new(), near: Vec::new() }
     }
 
     /// Takes note of a device that the ledger knows.
     pub fn see(&mut self, key: &str, id: &DeviceId) {
-        if let Some(fit) = self.fit(key, id) {
-            self.note(fit, id);
+        match self.fit(key, id) {
+            Some(fit) => self.note(fit, id),
+            None => self.miss(key, id),
+        }
+    }
+
+    /// Takes note of a device that is not meant, and called nearly so.
+    fn miss(&mut self, key: &str, id: &DeviceId) {
+        if !self.fits.is_empty() {
+            return;
+        }
+        let whole = id.as_str().to_ascii_lowercase();
+        let beginning: String = whole.chars().take(self.text.chars().count()).collect();
+        let address = key.strip_prefix("pci:").and_then(|key| key.split('/').next()).unwrap_or_default();
+        let names = [whole.as_str(), &beginning, address, address.strip_prefix("0000:").unwrap_or_default()];
+        let likeness = names.into_iter().map(|name| strsim::normalized_damerau_levenshtein(name, &self.text)).fold(0.0, f64::max);
+        if likeness >= NEAR_MIN && self.near.iter().all(|(_, known)| known != id.as_str()) {
+            self.near.push((likeness, id.to_string()));
+            self.near.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+            self.near.truncate(NEAR_MAX);
         }
     }
 
@@ -89,6 +114,8 @@ impl Wanted {
     pub fn sees(&mut self, grant: &Grant) -> bool {
         let fits: Vec<_> = grant.devices.iter().filter_map(|device| Some((self.fit_in(grant, device)?, &device.id))).collect();
         fits.iter().for_each(|(fit, id)| self.note(*fit, id));
+        let unmeant = grant.devices.iter().filter(|_| fits.is_empty());
+        unmeant.for_each(|device| self.miss(&device.key, &device.id));
         !fits.is_empty()
     }
 
@@ -98,7 +125,11 @@ impl Wanted {
     /// One sentence, when nothing is known by that name, or too much.
     pub fn decide(&self) -> Result<&BTreeSet<DeviceId>, String> {
         match self.fits.last_key_value() {
-            None => Err(format!("the ledger knows no device by `{}`; `holdfast discover` lists the devices of this node", self.said)),
+            None => {
+                let near: Vec<_> = self.near.iter().map(|(_, id)| format!("`{id}`")).collect();
+                let near = if near.is_empty() { String::new() } else { format!(", but {}", near.join(", ")) };
+                Err(format!("the ledger knows no device by `{}`{near}; `holdfast discover` lists the devices of this node", self.said))
+            }
             Some((Fit::Beginning, ids)) if ids.len() > 1 => {
                 let some: Vec<_> = ids.iter().take(4).map(|id| format!("`{id}`")).collect();
                 let more = if ids.len() > some.len() { format!(" and {} more", ids.len() - some.len()) } else { String::new() };
@@ -204,6 +235,14 @@ mod tests {
         for text in ["", "GPU-6", "19:00.0", "/dev/null"] {
             assert!(decide(text, &DEVICES).unwrap_err().starts_with("the ledger knows no device by"), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_nearly_a_device_is_told() {
+        let near = |text: &str| decide(text, &DEVICES).unwrap_err();
+        assert!(near("GPU-5b7c").contains("`GPU-5b7c`, but `GPU-5a7c1f00-1111`; "), "{}", near("GPU-5b7c"));
+        assert!(near("19:00.0").contains(", but `GPU-5a7c1f00-1111`; "), "{}", near("19:00.0"));
+        assert!(near("nothing").contains("`nothing`; "), "{}", near("nothing"));
     }
 
     #[test]

@@ -1,70 +1,178 @@
-//! `holdfast status`: the running daemon at a glance.
+//! `holdfast status`: the running daemon at a glance: is it fine, and if not, what is wrong and what to do.
 
 use super::exit::{FAILURE, Failed};
+use super::screen::{Screen, Tint};
 use super::table::Table;
-use super::{Global, block_on, device, show};
-use crate::app::{ControlError, DeviceReport, ResourceReport, Status, control_get};
-use crate::domain::{HookState, Kept, OwedHook};
+use super::watch::{self, Look, Watch};
+use super::{Global, block_on, device};
+use crate::app::{ControlError, DeviceReport, Problem, ResourceReport, Status, control_get, verdict};
+use clap::Args;
 use std::time::Duration;
+
+/// How it is shown.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Options {
+    #[command(flatten)]
+    watch: Watch,
+}
 
 /// Asks the daemon and prints its answer.
 ///
 /// # Errors
 /// When no daemon runs.
-pub fn run(global: &Global) -> Result<(), Failed> {
-    let asked = block_on(control_get(&global.run_dir, "/v1/status"))?;
-    let status: Status = asked.map_err(|error: ControlError| match error {
-        ControlError::Absent { .. } => Failed::new(FAILURE, format_args!("{error}; start it with `holdfast run`, or name its `--run-dir`")),
-        ControlError::Failed { .. } => Failed::new(FAILURE, error),
-    })?;
-    show(global.output, &status, text)
+pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
+    watch::look(options.watch, global.output, || {
+        let asked = block_on(control_get(&global.run_dir, "/v1/status"))?;
+        let status: Status = asked.map_err(|error: ControlError| match error {
+            ControlError::Absent { .. } => Failed::new(
+                FAILURE,
+                format_args!("{error}; start it with `systemctl start holdfast` or `holdfast run`, or name its `--run-dir`"),
+            ),
+            ControlError::Failed { .. } => Failed::new(FAILURE, error),
+        })?;
+        options.watch.told(global.output, &status, |status| text(status, Screen::get())).map(Look::from)
+    })
 }
 
-fn text(status: &Status) -> String {
+fn text(status: &Status, screen: Screen) -> String {
     let uptime = humantime::format_duration(Duration::from_secs(status.uptime_seconds));
     let ready = if status.ready { "ready" } else { "not ready yet" };
-    let kubelet = if status.kubelet.is_some() { "present" } else { "absent" };
-    let mut table = Table::new(&["RESOURCE", "REGISTERED", "DEVICES", "HEALTHY", "HELD", "API", "LAST REGISTRATION"]);
-    let mut problems = String::new();
-    for ResourceReport { name, registered, devices, healthy, held, problem, disagreement, last_registration_ms, api_version } in
-        &status.resources
-    {
+    let registered = status.resources.iter().filter(|resource| resource.registered).count();
+    let kubelet = match (&status.kubelet, status.resources.len()) {
+        (None, _) => "kubelet absent".to_owned(),
+        (Some(_), 0) => "kubelet present".to_owned(),
+        (Some(_), all) => format!("kubelet present, {registered} of {all} resources registered"),
+    };
+    let problems = status.problems();
+    let verdict = screen.paint(if problems.is_empty() { Tint::Green } else { Tint::Red }, &verdict(&problems));
+    let mut text = format!("holdfast {}, {ready}, up {uptime}; {kubelet}\n{verdict}\n", status.version);
+    if !status.resources.is_empty() {
+        text += &format!("\n{}", resources(&status.resources).on(screen));
+    }
+    let ailing: Vec<&DeviceReport> = status.ailing.iter().collect();
+    if !ailing.is_empty() {
+        text += &format!("\n{}", device::table(&ailing));
+    }
+    let (sign, arrow) = if screen.ascii { ("!", "->") } else { ("✗", "→") };
+    for Problem { what, todo } in problems {
+        text += &format!("\n{} {what}\n  {} {todo}\n", screen.paint(Tint::Red, sign), screen.paint(Tint::Dim, arrow));
+    }
+    for remark in status.remarks() {
+        text += &format!("\n{remark}\n");
+    }
+    text
+}
+
+fn resources(reports: &[ResourceReport]) -> Table {
+    let table = Table::new(&["RESOURCE", "REGISTERED", "DEVICES", "HEALTHY", "HELD", "API", "LAST REGISTRATION"]);
+    let tint = |cell: &str| if cell == "yes" { Tint::Green } else { Tint::Red };
+    let mut table = table.giving_way(&["RESOURCE"]).tinted("REGISTERED", tint);
+    for ResourceReport { name, registered, devices, healthy, held, last_registration_ms, api_version, .. } in reports {
         table.row([
             name.clone(),
             if *registered { "yes" } else { "no" }.into(),
             devices.to_string(),
             healthy.to_string(),
             held.to_string(),
-            api_version.clone().unwrap_or_else(|| "-".into()),
-            last_registration_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.1} ms")),
+            api_version.clone().unwrap_or_default(),
+            last_registration_ms.map(|ms| format!("{ms:.1} ms")).unwrap_or_default(),
         ]);
-        for problem in problem.iter().chain(disagreement) {
-            problems += &format!("\n{name}: {problem}\n");
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Kept, KubeletGeneration};
+    use std::collections::BTreeMap;
+
+    fn resource(name: &str, registered: bool) -> ResourceReport {
+        ResourceReport {
+            name: name.into(),
+            registered,
+            devices: 8,
+            healthy: 8,
+            held: 3,
+            problem: None,
+            disagreement: None,
+            last_registration_ms: Some(2.25),
+            api_version: Some("v1beta1".into()),
         }
     }
-    let ailing: Vec<&DeviceReport> = status.ailing.iter().collect();
-    if !ailing.is_empty() {
-        problems += &format!("\n{}", device::table(&ailing));
+
+    fn status() -> Status {
+        Status {
+            schema: 1,
+            version: "0.1.0".into(),
+            uptime_seconds: 3720,
+            ready: true,
+            kubelet: Some(KubeletGeneration { inode: 1, made_ns: 2 }),
+            ledger: Kept { journal: true, database: true, not_durable: 0 },
+            recovery: None,
+            hooks: Vec::new(),
+            resources: vec![resource("nvidia.com/gpu", true)],
+            ailing: Vec::new(),
+            signals_off: BTreeMap::new(),
+        }
     }
-    for (source, why) in &status.signals_off {
-        problems += &format!("\nthe signal {source} is off: {why}\n");
+
+    #[test]
+    fn a_daemon_in_order_says_so_and_no_more() {
+        let wanted = "\
+holdfast 0.1.0, ready, up 1h 2m; kubelet present, 1 of 1 resources registered
+everything is in order
+
+RESOURCE        REGISTERED  DEVICES  HEALTHY  HELD  API      LAST REGISTRATION
+nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
+";
+        assert_eq!(text(&status(), Screen::default()), wanted);
     }
-    for OwedHook { resource, device, state, .. } in &status.hooks {
-        problems += &match state {
-            HookState::Failed { tries, why, .. } => {
-                format!("\n{resource}: device {device} is unhealthy, since the hook after its release has failed {tries} times: {why}\n")
-            }
-            HookState::Due | HookState::Done => format!("\n{resource}: device {device} waits for the hook after its release\n"),
+
+    #[test]
+    fn what_is_wrong_is_told_with_what_to_do() {
+        let refused = ResourceReport { problem: Some("the kubelet refuses it".into()), ..resource("amd.com/gpu", false) };
+        let sick = DeviceReport {
+            id: "GPU-aa".into(),
+            key: String::new(),
+            resources: ["nvidia.com/gpu".to_owned()].into(),
+            health: Some("Unhealthy".into()),
+            reason: Some("xid".into()),
+            detail: Some("Xid 79".into()),
+            state: "unhealthy".into(),
+            healthy_in_seconds: None,
+            cordoned: None,
+            flaps: 1,
+            incidents: Vec::new(),
         };
+        let mut status =
+            Status { ready: false, resources: vec![refused], ailing: vec![sick.clone()], recovery: Some("1 missing".into()), ..status() };
+        let wanted = "\
+holdfast 0.1.0, not ready yet, up 1h 2m; kubelet present, 0 of 1 resources registered
+2 things are wrong
+
+RESOURCE     REGISTERED  DEVICES  HEALTHY  HELD  API      LAST REGISTRATION
+amd.com/gpu  no          8        8        3     v1beta1  2.2 ms
+
+RESOURCE        HEALTH     REASON        SINCE  DEVICE
+nvidia.com/gpu  Unhealthy  xid (Xid 79)  -      GPU-aa
+
+✗ amd.com/gpu: the kubelet refuses it
+  → it is tried again by itself; the kubelet's log says more: `journalctl -u kubelet`
+
+✗ one device is unhealthy
+  → `holdfast device show` with an id tells its last failures, docs/health.md what each reason needs
+
+the ledger was damaged when the daemon started: 1 missing
+";
+        assert_eq!(text(&status, Screen::default()), wanted);
+        // An operator's own word is nothing that is wrong.
+        status.ailing = vec![DeviceReport { cordoned: Some("fan".into()), ..sick }];
+        status.kubelet = None;
+        let ascii = text(&status, Screen { ascii: true, ..Screen::default() });
+        assert!(
+            ascii.is_ascii() && ascii.contains("\n2 things are wrong\n") && ascii.contains("\n! there is no kubelet\n  -> start it"),
+            "{ascii}"
+        );
     }
-    if let Some(recovery) = &status.recovery {
-        problems += &format!("\nthe ledger was damaged when the daemon started: {recovery}\n");
-    }
-    let Kept { journal, database, not_durable } = status.ledger;
-    if !journal {
-        problems += &format!("\nthe ledger cannot be written; {not_durable} answers of meanwhile are in memory only\n");
-    } else if !database {
-        problems += "\nthe ledger's second copy is not kept at present\n";
-    }
-    format!("holdfast {}, {ready}, up {uptime}; kubelet {kubelet}\n\n{table}{problems}", status.version)
 }

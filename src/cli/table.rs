@@ -1,26 +1,82 @@
-//! Aligned tables for people: columns as wide as their content, nothing wrapped, no trailing spaces.
+//! Aligned tables for people: columns as wide as their content, no trailing spaces, nothing wrapped. On a terminal that is too
+//! narrow the least important column is cut; in a pipe everything is printed in full.
 
+use super::screen::{Screen, Tint};
+use crate::picture::markup::turns_text;
 use std::fmt;
 
 /// What stands in a cell of which nothing is known.
 pub const UNKNOWN: &str = "-";
 
+/// Between two columns.
+const BETWEEN: &str = "  ";
+/// A column gives way no further.
+const LEAST: usize = 8;
+
 /// A table with a header. Put the column of unbounded length last: it then moves no other column.
 #[derive(Debug, Clone)]
 pub struct Table {
-    rows: Vec<Vec<String>>,
+    rows: Vec<Row>,
+    /// Columns that give way where there is no room, the first one first.
+    giving_way: Vec<usize>,
+    tints: Vec<(usize, Tinting)>,
+    is_sparse: bool,
+}
+
+/// The colour of a cell, by what it says.
+type Tinting = fn(&str) -> Tint;
+
+#[derive(Debug, Clone)]
+enum Row {
+    Cells(Vec<String>),
+    /// Over all columns, and as wide as it is.
+    Line(String),
 }
 
 impl Table {
-    /// A table with these column headings, which are printed in capitals.
+    /// A table with these column headings, which are printed in capitals. On a narrow screen the last column is cut.
     #[must_use]
     pub fn new(headings: &[&str]) -> Self {
-        Table { rows: vec![headings.iter().map(|heading| heading.to_uppercase()).collect()] }
+        let rows = vec![Row::Cells(headings.iter().map(|heading| heading.to_uppercase()).collect())];
+        Table { rows, giving_way: vec![headings.len().saturating_sub(1)], tints: Vec::new(), is_sparse: false }
+    }
+
+    /// The same, where these columns are cut on a narrow screen, the first one first.
+    #[must_use]
+    pub fn giving_way(mut self, headings: &[&str]) -> Self {
+        self.giving_way = headings.iter().filter_map(|heading| self.column(heading)).collect();
+        self
+    }
+
+    /// The same, with a column in the colours of what it says.
+    #[must_use]
+    pub fn tinted(mut self, heading: &str, tint: Tinting) -> Self {
+        self.tints.extend(self.column(heading).map(|column| (column, tint)));
+        self
+    }
+
+    /// The same, where most cells are unknown: they are blank, and a column of which nothing is known is left out. So is the one
+    /// that gives way first, where there is no room for a useful part of it.
+    #[must_use]
+    pub fn sparse(self) -> Self {
+        Table { is_sparse: true, ..self }
+    }
+
+    fn column(&self, heading: &str) -> Option<usize> {
+        let Some(Row::Cells(headings)) = self.rows.first() else { return None };
+        headings.iter().position(|known| *known == heading.to_uppercase())
     }
 
     /// Adds a row; an empty cell is printed as unknown.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().map(|cell| if cell.is_empty() { UNKNOWN.to_owned() } else { printable(&cell) }).collect());
+        let unknown = if self.is_sparse { "" } else { UNKNOWN };
+        let cells = cells.into_iter().map(|cell| if cell.is_empty() { unknown.to_owned() } else { printable(&cell) });
+        self.rows.push(Row::Cells(cells.collect()));
+    }
+
+    /// Adds a line that goes over all columns.
+    pub fn line(&mut self, text: &str) {
+        self.rows.push(Row::Line(printable(text)));
     }
 
     /// Whether there is nothing but the header.
@@ -28,23 +84,74 @@ impl Table {
     pub fn is_empty(&self) -> bool {
         self.rows.len() == 1
     }
+
+    fn cells(&self) -> impl Iterator<Item = &[String]> {
+        self.rows.iter().filter_map(|row| if let Row::Cells(cells) = row { Some(cells.as_slice()) } else { None })
+    }
+
+    /// How wide each column is on a screen.
+    fn widths(&self, screen: Screen) -> Vec<usize> {
+        let columns = self.cells().map(<[String]>::len).max().unwrap_or(0);
+        let width = |column: usize| self.cells().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+        let is_blank = |column: &usize| self.is_sparse && self.cells().skip(1).all(|row| row.get(*column).is_none_or(String::is_empty));
+        let mut widths: Vec<usize> = (0..columns).map(|column| if is_blank(&column) { 0 } else { width(column) }).collect();
+        let shown = widths.iter().filter(|width| **width > 0).count();
+        let whole = widths.iter().sum::<usize>() + BETWEEN.len() * shown.saturating_sub(1);
+        let mut over = screen.width.map_or(0, |width| whole.saturating_sub(width));
+        for column in &self.giving_way {
+            let heading = self.cells().next().and_then(|headings| headings.get(*column)).map_or(0, |heading| heading.chars().count());
+            let Some(width) = widths.get_mut(*column) else { continue };
+            let cut = width.saturating_sub(heading.max(LEAST));
+            if self.is_sparse && over > cut && *width > 0 && Some(column) == self.giving_way.first() {
+                // What would be left of it is worth less than all that stands beside it.
+                over = over.saturating_sub(*width + BETWEEN.len());
+                *width = 0;
+            } else {
+                *width -= over.min(cut);
+                over = over.saturating_sub(cut);
+            }
+        }
+        widths
+    }
+
+    /// As it stands on a screen.
+    #[must_use]
+    pub fn on(&self, screen: Screen) -> String {
+        let widths = self.widths(screen);
+        let mut text = String::new();
+        for (index, row) in self.rows.iter().enumerate() {
+            let cells = match row {
+                Row::Cells(cells) => cells,
+                Row::Line(line) => {
+                    text += &screen.paint(Tint::Bold, &screen.clip(line, screen.width.unwrap_or(usize::MAX)));
+                    text.push('\n');
+                    continue;
+                }
+            };
+            let mut line = String::new();
+            for (column, (cell, &width)) in cells.iter().zip(&widths).enumerate().filter(|(_, (_, width))| **width > 0) {
+                let shown = screen.clip(cell, width);
+                // Spaces are outside of the colour, so that those at the end can go.
+                let space = width - shown.chars().count() + BETWEEN.len();
+                let tint = self.tints.iter().find(|(of, _)| *of == column).map_or(Tint::Plain, |(_, tint)| tint(cell));
+                line += &screen.paint(if index == 0 { Tint::Dim } else { tint }, &shown);
+                line.extend(std::iter::repeat_n(' ', space));
+            }
+            text += line.trim_end();
+            text.push('\n');
+        }
+        text
+    }
 }
 
-/// Names come from hardware and from pods: control characters must not reach a terminal, nor break a row.
+/// Names come from hardware and from pods: what moves the cursor, breaks a row or turns the text must not reach a terminal.
 fn printable(cell: &str) -> String {
-    cell.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    cell.chars().map(|c| if c.is_control() || turns_text(c) { '?' } else { c }).collect()
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..columns).map(width).collect();
-        for row in &self.rows {
-            let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}")).collect();
-            writeln!(f, "{}", cells.join("  ").trim_end())?;
-        }
-        Ok(())
+        f.write_str(&self.on(Screen::get()))
     }
 }
 
@@ -64,7 +171,36 @@ mod tests {
     #[test]
     fn no_control_character_reaches_the_terminal() {
         let mut table = Table::new(&["name"]);
-        table.row(["a\x1b[31m\nb".to_owned()]);
-        assert_eq!(table.to_string(), "NAME\na?[31m?b\n");
+        table.row(["a\x1b[31m\nb\u{202e}".to_owned()]);
+        table.line("c\r");
+        assert_eq!(table.to_string(), "NAME\na?[31m?b?\nc?\n");
+    }
+
+    #[test]
+    fn on_a_narrow_screen_the_least_important_column_is_cut_first() {
+        let mut table = Table::new(&["pod", "resource", "device"]).giving_way(&["device", "resource"]);
+        table.row(["ml/train-0", "nvidia.com/gpu", "GPU-5a7c1f00-1111-2222"].map(str::to_owned));
+        let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
+        assert_eq!(on(50), table.to_string());
+        assert_eq!(on(44), "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-11…\n");
+        assert_eq!(on(32), "POD         RESOURCE    DEVICE\nml/train-0  nvidia.co…  GPU-5a7…\n");
+        assert!(on(10).contains("nvidia.…  GPU-5a7…"), "so much is always left");
+    }
+
+    #[test]
+    fn a_sparse_table_has_no_column_of_which_nothing_is_known() {
+        let mut table = Table::new(&["device", "health", "held by"]).sparse();
+        table.row(["a", "", ""].map(str::to_owned));
+        table.row(["b", "", "ml/train-0"].map(str::to_owned));
+        assert_eq!(table.to_string(), "DEVICE  HELD BY\na\nb       ml/train-0\n");
+    }
+
+    #[test]
+    fn colours_move_nothing_and_cover_no_spaces() {
+        let mut table = Table::new(&["health", "id"]).tinted("health", |cell| if cell == "bad" { Tint::Red } else { Tint::Plain });
+        table.row(["bad", "x"].map(str::to_owned));
+        table.row(["good", "bad"].map(str::to_owned));
+        let coloured = table.on(Screen { colour: true, ..Screen::default() });
+        assert_eq!(coloured, "\x1b[2mHEALTH\x1b[0m  \x1b[2mID\x1b[0m\n\x1b[31mbad\x1b[0m     x\ngood    bad\n");
     }
 }

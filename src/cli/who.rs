@@ -3,7 +3,8 @@
 use super::document::{self, Ailing, Row, devices, holder_in_words, proof_in_words, row, table};
 use super::exit::{FAILURE, Failed, NOBODY};
 use super::query::{Wanted, Whose};
-use super::{Global, block_on, show, source};
+use super::watch::{self, Look, Watch};
+use super::{Global, block_on, source};
 use crate::app::{ControlError, DeviceReport, Processors, control_get};
 use crate::domain::{DeviceId, Grant, GrantState};
 use crate::store::{self, Told};
@@ -18,6 +19,8 @@ pub struct Options {
     pub device: Option<String>,
     #[command(flatten)]
     whose: Whose,
+    #[command(flatten)]
+    watch: Watch,
 }
 
 /// Prints who holds what, as the running daemon knows it, else as the files tell.
@@ -25,16 +28,18 @@ pub struct Options {
 /// # Errors
 /// When neither can be read, or nobody is known to hold what was asked for.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
-    if options.device.is_some() || !options.whose.is_all() { asked_for(global, options) } else { everything(global) }
+    let is_question = options.device.is_some() || !options.whose.is_all();
+    watch::look(options.watch, global.output, || if is_question { asked_for(global, options) } else { everything(global, options.watch) })
 }
 
-fn everything(global: &Global) -> Result<(), Failed> {
+fn everything(global: &Global, watch: Watch) -> Result<Look, Failed> {
+    let mut remarks = Vec::new();
     let asked: Result<Vec<Grant>, ControlError> = block_on(control_get(&global.run_dir, "/v1/grants"))?;
     let grants = match asked {
         Ok(grants) => grants,
         Err(error @ ControlError::Absent { .. }) => {
             let grants = store::peek(&global.state_dir)?.grants;
-            super::eprintln(format_args!("{error}; this is what the journal in `{}` tells", global.state_dir.display()));
+            remarks.push(format!("{error}; this is what the journal in `{}` tells", global.state_dir.display()));
             grants
         }
         Err(error) => return Err(Failed::new(FAILURE, error)),
@@ -42,7 +47,8 @@ fn everything(global: &Global) -> Result<(), Failed> {
     let processors = processors(global);
     let ailing = ailing(global);
     let table = |_: &_| if grants.is_empty() { "nobody holds a device\n".into() } else { table(&grants, &processors, &ailing) };
-    show(global.output, &document::document(&grants, &processors, &ailing), table)
+    let text = watch.told(global.output, &document::document(&grants, &processors, &ailing), table)?;
+    Ok(Look { text, remarks, end: Ok(()) })
 }
 
 /// The devices that are not well, as the running daemon tells; without one, nobody judges them.
@@ -69,7 +75,7 @@ struct Answer<'a> {
     last: Option<Row<'a>>,
 }
 
-fn asked_for(global: &Global, options: &Options) -> Result<(), Failed> {
+fn asked_for(global: &Global, options: &Options) -> Result<Look, Failed> {
     let mut search = Search::new(options);
     let problem = source::read(global, |told| search.take(told))?;
     let ids = search.wanted.as_ref().map(Wanted::decide).transpose().map_err(|sentence| Failed::new(FAILURE, sentence))?;
@@ -77,16 +83,13 @@ fn asked_for(global: &Global, options: &Options) -> Result<(), Failed> {
     let (processors, ailing) = if held.is_empty() { Default::default() } else { (processors(global), ailing(global)) };
     let rows = held.iter().map(|grant| row(grant, &processors).with_health(grant, &ailing));
     let answer = Answer { schema: 1, grants: rows.collect(), last: last.map(|grant| row(grant, &[])) };
-    show(global.output, &answer, |_| {
+    let text = options.watch.told(global.output, &answer, |_| {
         if held.is_empty() { nobody(ids, &options.whose, last) } else { table(held.iter().copied(), &processors, &ailing) }
     })?;
-    if !held.is_empty() {
-        return Ok(());
-    }
-    if let Some(problem) = problem.filter(|_| last.is_none()) {
-        super::eprintln(format_args!("holdfast: what was given back cannot be read: {problem}"));
-    }
-    Err(Failed::answered(NOBODY))
+    let unread = problem.filter(|_| held.is_empty() && last.is_none());
+    let remarks = unread.map(|problem| format!("holdfast: what was given back cannot be read: {problem}"));
+    let end = if held.is_empty() { Err(Failed::answered(NOBODY)) } else { Ok(()) };
+    Ok(Look { text, remarks: remarks.into_iter().collect(), end })
 }
 
 /// What of the ledger could be the answer.

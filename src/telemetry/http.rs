@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz` and `/readyz`, on one TCP address.
+//! `/metrics`, `/healthz` and `/readyz`, on one TCP address, beside the page that `app` puts at `/`.
 
 use axum::Router;
 use axum::http::{StatusCode, header};

@@ -14,6 +14,7 @@ mod names;
 mod placement;
 mod rewrite;
 mod signals;
+mod topology;
 mod verdicts;
 
 use archive::{Capture, captures};

@@ -130,7 +130,12 @@ async fn with<T>(run_dir: &Path, ask: impl AsyncFnOnce(UnixStream) -> Result<T, 
         Err(source) if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
             return Err(ControlError::Absent { path, source });
         }
-        Err(error) => return Err(ControlError::Failed { path, why: format!("{error}; only root may ask") }),
+        Err(error) => {
+            return Err(ControlError::Failed {
+                path,
+                why: format!("{error}; only root and whoever runs the daemon may ask: try it with `sudo`"),
+            });
+        }
     };
     ask(stream).await.map_err(|why| ControlError::Failed { path, why })
 }

@@ -5,6 +5,7 @@
 //! makes all three slower.
 
 use super::super::exit::{FAILURE, Failed};
+use super::super::progress::Progress;
 use super::super::{Global, eprintln, show};
 use super::caller::{Caller, Kubelet};
 use super::floor::DiskFloor;
@@ -115,7 +116,10 @@ async fn measure(caller: &Caller, state_dir: &std::path::Path, options: &Options
         callers => options.calls.div_ceil(ROUNDS).max(callers * CALLS_OF_A_CALLER_MIN),
     };
     let mut left = options.calls;
+    let mut progress = Progress::new("calls measured");
+    let number = |calls| usize::try_from(calls).unwrap_or(usize::MAX);
     while left > 0 {
+        progress.at(number(options.calls - left), Some(number(options.calls)));
         let calls = per_round.min(left);
         left -= calls;
         let began = Instant::now();

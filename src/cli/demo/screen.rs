@@ -3,7 +3,6 @@
 use super::{Chapter, Refuted, Stop, ms};
 use crate::cli::print;
 use std::fmt;
-use std::io::IsTerminal;
 use std::time::Duration;
 
 /// Width of the column of names in a chapter's facts.
@@ -28,8 +27,7 @@ pub(super) struct Screen {
 
 impl Screen {
     pub(super) fn new() -> Self {
-        let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        Screen { colour, chapter: None, claims: 0 }
+        Screen { colour: crate::cli::screen::Screen::get().colour, chapter: None, claims: 0 }
     }
 
     /// The chapter that is being told.

@@ -4,6 +4,7 @@
 //! held: what reads the first schema reads this one too. One grant is one line.
 
 use crate::cli::exit::{FAILURE, Failed};
+use crate::cli::progress::Progress;
 use crate::cli::{Global, eprintln, source};
 use crate::domain::{
     AllocId, ContainerEdits, DeviceId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, ResourceName, Timestamp,
@@ -112,7 +113,12 @@ impl TryFrom<Exported> for Grant {
 /// When the ledger cannot be read.
 pub(super) fn run(global: &Global) -> Result<(), Failed> {
     let mut page = Page { out: BufWriter::new(io::stdout().lock()), grants: 0, written: Ok(()) };
-    let problem = source::read(global, |told| page.add(told))?;
+    let mut progress = Progress::new("grants exported");
+    let problem = source::read(global, |told| {
+        progress.at(page.grants, None);
+        page.add(told)
+    })?;
+    drop(progress);
     page.end().map_err(|error| Failed::new(FAILURE, format_args!("cannot print: {error}")))?;
     if let Some(problem) = problem {
         eprintln(format_args!("holdfast: what was given back is missing from this export: {problem}"));

@@ -2,6 +2,7 @@
 
 use super::export::{Exported, SCHEMA};
 use crate::cli::exit::{FAILURE, Failed};
+use crate::cli::progress::Progress;
 use crate::cli::{Global, eprintln, show, when};
 use crate::config::Config;
 use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp, Verdicts};
@@ -72,8 +73,10 @@ struct Done {
 /// When it is no export, contradicts the ledger, or a daemon uses the ledger. Nothing is imported then.
 pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
     let refused = |why: String| Failed::new(FAILURE, format_args!("`{}` is not imported: {why}", file.display()));
+    let progress = Progress::uncounted("reading what is to be imported");
     let text = read(file).map_err(|error| refused(error.to_string()))?;
     let import = parse(&text).map_err(refused)?;
+    drop(progress);
     let Config { retention, .. } = global.load_config()?;
 
     let boot_id = host::boot_id(Path::new("/"));
@@ -84,7 +87,9 @@ pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
     let ids: BTreeSet<_> = import.grants.keys().cloned().collect();
     let released = store.history(usize::MAX, |grant| ids.contains(&grant.alloc_id))?;
     let (entries, done) = plan(import, &recovered, &released, retention, when::now()).map_err(refused)?;
+    let progress = Progress::uncounted("writing what was imported");
     store.take_over(&entries)?;
+    drop(progress);
     if let Err(error) = store.close() {
         eprintln(format_args!("holdfast: all of it is in the journal, and the next start gives it to the query database: {error}"));
     }

@@ -2,6 +2,7 @@
 
 use crate::app::{ControlError, verify_ledger};
 use crate::cli::exit::{FAILURE, Failed};
+use crate::cli::progress::Progress;
 use crate::cli::table::Table;
 use crate::cli::{Global, block_on, eprintln, show};
 use crate::store::{self, DatabaseCheck, JournalCheck, LiveCheck, Verification};
@@ -11,15 +12,16 @@ use crate::store::{self, DatabaseCheck, JournalCheck, LiveCheck, Verification};
 /// # Errors
 /// When the ledger cannot be read, or is not sound.
 pub(super) fn run(global: &Global) -> Result<(), Failed> {
-    let found = match block_on(verify_ledger(&global.run_dir))? {
-        Ok(found) => found,
+    let progress = Progress::uncounted("checking both copies of the ledger");
+    let (found, remark) = match block_on(verify_ledger(&global.run_dir))? {
+        Ok(found) => (found, None),
         Err(error @ ControlError::Absent { .. }) => {
-            let found = store::verify(&global.state_dir)?;
-            eprintln(format_args!("{error}; the files in `{}` were checked", global.state_dir.display()));
-            found
+            (store::verify(&global.state_dir)?, Some(format!("{error}; the files in `{}` were checked", global.state_dir.display())))
         }
         Err(error) => return Err(Failed::new(FAILURE, error)),
     };
+    drop(progress);
+    remark.iter().for_each(|remark| eprintln(format_args!("{remark}")));
     show(global.output, &found, text)?;
     if found.sound { Ok(()) } else { Err(Failed::answered(FAILURE)) }
 }

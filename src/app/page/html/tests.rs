@@ -1,0 +1,148 @@
+//! The page held against what was looked at, against hostile names, and against too much of everything.
+
+use super::*;
+use crate::app::page::kubelet_since;
+use crate::domain::{AllocId, ContainerEdits, DeviceId, GrantState, GrantedDevice, Incident, Kept, KubeletGeneration, PodRef, Reason};
+use std::collections::BTreeMap;
+
+const START: u64 = 1_700_000_000_000;
+
+fn device(id: &str, health: &str) -> DeviceReport {
+    let is_sick = health == "Unhealthy";
+    let failed = Incident { reason: Reason::Xid, detail: "Xid 79".into(), at: Timestamp(START + 60_000), until: None, held_by: Vec::new() };
+    DeviceReport {
+        id: id.into(),
+        key: String::new(),
+        resources: ["nvidia.com/gpu".to_owned()].into(),
+        health: Some(health.into()),
+        reason: is_sick.then(|| "xid".into()),
+        detail: is_sick.then(|| "Xid 79".into()),
+        state: if is_sick { "unhealthy" } else { "healthy" }.into(),
+        healthy_in_seconds: None,
+        cordoned: None,
+        flaps: 0,
+        incidents: if is_sick { vec![failed] } else { Vec::new() },
+    }
+}
+
+fn grant(pod: &str, container: &str, id: &str) -> Arc<Grant> {
+    let pod = PodRef { uid: "u-1".into(), namespace: Some("ml".into()), name: Some(pod.into()) };
+    let edits = ContainerEdits { envs: BTreeMap::from([("TOKEN".into(), "secret-of-the-container".into())]), ..ContainerEdits::default() };
+    Arc::new(Grant {
+        alloc_id: AllocId::new("a-1"),
+        resource: "nvidia.com/gpu".parse().unwrap(),
+        devices: vec![GrantedDevice { id: DeviceId::new(id), key: "pci:x".into(), numa_nodes: vec![], nodes: Vec::new() }],
+        edits,
+        boot_id: "boot".into(),
+        kubelet: None,
+        granted_at: Timestamp(START + 30_000),
+        version: "0.1.0".into(),
+        state: GrantState::Bound { pod, container: container.into(), bound_at: Timestamp(START + 31_000) },
+    })
+}
+
+fn status(devices: &[DeviceReport]) -> Status {
+    let healthy = devices.iter().filter(|device| device.health.as_deref() == Some("Healthy")).count();
+    let report = ResourceReport {
+        name: "nvidia.com/gpu".into(),
+        registered: true,
+        devices: devices.len(),
+        healthy,
+        held: 1,
+        problem: None,
+        disagreement: None,
+        last_registration_ms: Some(2.25),
+        api_version: Some("v1beta1".into()),
+    };
+    Status {
+        schema: 1,
+        version: "0.1.0".into(),
+        uptime_seconds: 120,
+        ready: true,
+        kubelet: Some(KubeletGeneration { inode: 7, made_ns: i64::try_from(START).unwrap() * 1_000_000 }),
+        ledger: Kept { journal: true, database: true, not_durable: 0 },
+        recovery: None,
+        hooks: Vec::new(),
+        resources: vec![report],
+        ailing: devices.iter().filter(|device| device.health.as_deref() == Some("Unhealthy")).cloned().collect(),
+        signals_off: BTreeMap::new(),
+    }
+}
+
+fn made(devices: &[DeviceReport], grants: &[Arc<Grant>], files: &[String]) -> String {
+    let status = status(devices);
+    let picture = "<svg></svg>".to_owned();
+    let facts = Facts { status: &status, devices, grants, picture, files, refresh: Some(5), now: Timestamp(START + 120_000) };
+    page(&facts, "LOOKS\n")
+}
+
+/// Every element is closed in its turn, every attribute is quoted, and no sign stands bare. Their number.
+fn elements(html: &str) -> usize {
+    let (mut open, mut count, mut rest) = (Vec::new(), 0, html.strip_prefix("<!DOCTYPE html>").unwrap());
+    while let Some((text, after)) = rest.split_once('<') {
+        assert!(!text.contains('>'), "a bare sign: {text}");
+        let entity = |part: &str| ["amp;", "lt;", "gt;", "quot;", "#39;"].iter().any(|known| part.starts_with(known));
+        assert!(text.split('&').skip(1).all(entity), "a bare sign: {text}");
+        let (tag, after) = after.split_once('>').expect("a tag ends");
+        rest = after;
+        count += 1;
+        match (tag.strip_prefix('/'), tag.strip_suffix('/')) {
+            (Some(name), _) => assert_eq!(open.pop(), Some(name), "closed out of turn"),
+            (None, Some(_)) => {}
+            (None, None) => open.push(tag.split_whitespace().next().unwrap()),
+        }
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+    }
+    assert!(open.is_empty(), "not closed: {open:?}");
+    count
+}
+
+/// The page is an interface for eyes: a change of it is one that somebody has looked at.
+#[test]
+fn the_page_is_as_it_was_looked_at() {
+    let html =
+        made(&[device("GPU-aa", "Healthy"), device("GPU-ab", "Unhealthy")], &[grant("train-0", "main", "GPU-aa")], &["/etc/x.toml".into()]);
+    elements(&html);
+    let golden = include_str!("golden.html");
+    assert_eq!(html, golden, "if the change is wanted, and a browser shows it well, this is the new golden.html:\n{html}");
+}
+
+#[test]
+fn a_hostile_name_is_a_text_and_no_secret_is_told() {
+    let evil = "\"/></td><script src=//evil>alert(1)</script><!-- '&amp; \u{202e}\u{0}";
+    let mut sick = device(evil, "Unhealthy");
+    (sick.detail, sick.reason) = (Some(evil.into()), Some(evil.into()));
+    sick.resources = [evil.to_owned()].into();
+    let html = made(&[sick], &[grant(evil, evil, evil)], &[evil.into()]);
+    let harmless = made(&[device("GPU-aa", "Unhealthy")], &[grant("train-0", "main", "GPU-aa")], &["x".into()]);
+    assert_eq!(elements(&html), elements(&harmless), "a name is one text, whatever is in it");
+    assert!(!html.contains("<script") && !html.contains("<!--") && !html.contains('\u{202e}') && !html.contains('\u{0}'), "{html}");
+    assert!(!html.contains("secret-of-the-container") && !html.contains("TOKEN"), "what a container was given is its own");
+}
+
+#[test]
+fn many_devices_and_long_names_make_a_page_of_bounded_size() {
+    let long = "x".repeat(100_000);
+    let devices: Vec<_> = (0..2000).map(|n| device(&format!("{n}{long}"), if n % 2 == 0 { "Healthy" } else { "Unhealthy" })).collect();
+    let grants: Vec<_> = (0..2000).map(|n| grant(&format!("{n}{long}"), &long, &long)).collect();
+    let html = made(&devices, &grants, &[]);
+    elements(&html);
+    assert!(html.len() < 512 * 1024, "{} bytes", html.len());
+    assert!(html.contains("1000 healthy</summary>") && html.contains("and 872 more: <code>holdfast device show</code>"));
+    assert!(html.contains("2000 grants are held") && html.contains("and 1872 more: <code>holdfast who</code>"));
+}
+
+#[test]
+fn a_kubelet_that_is_absent_is_what_is_wrong() {
+    let mut status = status(&[]);
+    status.kubelet = None;
+    assert_eq!(kubelet_since(&status), None);
+    let facts =
+        Facts { status: &status, devices: &[], grants: &[], picture: String::new(), files: &[], refresh: None, now: Timestamp(START) };
+    let html = page(&facts, "");
+    elements(&html);
+    for text in ["one thing is wrong", "there is no kubelet", "<dt>kubelet</dt><dd>absent</dd>", "Nobody holds a device"] {
+        assert!(html.contains(text), "{text}");
+    }
+    assert!(!html.contains("http-equiv"));
+}

@@ -1,0 +1,94 @@
+//! What is wrong with a daemon, in words, and what to do about it: for `status` and for the page.
+
+use super::{DeviceReport, ResourceReport, Status};
+use crate::domain::{HookState, Kept, OwedHook};
+
+/// What is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// One sentence.
+    pub what: String,
+    /// What a person does about it.
+    pub todo: &'static str,
+}
+
+impl Status {
+    /// What is wrong, the worst first: the kubelet, the ledger, resources, hooks, devices.
+    #[must_use]
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let mut add = |what: String, todo| problems.push(Problem { what, todo });
+        if self.kubelet.is_none() {
+            add("there is no kubelet".into(), "start it; if it runs, name its directory with `--kubelet-dir` of `holdfast run`");
+        }
+        let Kept { journal, database, not_durable } = self.ledger;
+        if !journal {
+            let what = format!("the ledger cannot be written; {not_durable} answers of meanwhile are in memory only");
+            add(what, "make room on its disk, or make that writable; it goes on by itself");
+        } else if !database {
+            add(
+                "the ledger's second copy is not kept at present".into(),
+                "look for errors of the disk in the log: `journalctl -u holdfast`",
+            );
+        }
+        for ResourceReport { name, registered, problem, disagreement, .. } in &self.resources {
+            match problem {
+                Some(problem) => {
+                    add(format!("{name}: {problem}"), "it is tried again by itself; the kubelet's log says more: `journalctl -u kubelet`");
+                }
+                None if !registered && self.kubelet.is_some() => {
+                    add(
+                        format!("{name}: the kubelet has not opened its stream"),
+                        "it is tried again by itself; look again in some seconds",
+                    );
+                }
+                None => {}
+            }
+            if let Some(disagreement) = disagreement {
+                add(format!("{name}: {disagreement}"), "take another plugin for this resource off the node");
+            }
+        }
+        for OwedHook { resource, device, state, .. } in &self.hooks {
+            if let HookState::Failed { tries, why, .. } = state {
+                let what =
+                    format!("{resource}: device {device} is unhealthy, since the hook after its release has failed {tries} times: {why}");
+                add(what, "mend what it complains about; it is tried again by itself");
+            }
+        }
+        let is_sick = |device: &&DeviceReport| device.health.as_deref() == Some("Unhealthy") && device.cordoned.is_none();
+        let todo = "`holdfast device show` with an id tells its last failures, docs/health.md what each reason needs";
+        match self.ailing.iter().filter(is_sick).count() {
+            0 => {}
+            1 => add("one device is unhealthy".into(), todo),
+            sick => add(format!("{sick} devices are unhealthy"), todo),
+        }
+        problems
+    }
+
+    /// What is no fault, and good to know.
+    #[must_use]
+    pub fn remarks(&self) -> Vec<String> {
+        let mut remarks = Vec::new();
+        if self.resources.is_empty() {
+            let nothing = "no resource is offered: `holdfast discover` shows the devices, the configuration which of them are offered";
+            remarks.push(nothing.to_owned());
+        }
+        let waiting = |hook: &&OwedHook| !matches!(hook.state, HookState::Failed { .. });
+        for OwedHook { resource, device, .. } in self.hooks.iter().filter(waiting) {
+            remarks.push(format!("{resource}: device {device} waits for the hook after its release"));
+        }
+        remarks.extend(self.signals_off.iter().map(|(source, why)| format!("the signal {source} is off: {why}")));
+        remarks.extend(self.recovery.iter().map(|recovery| format!("the ledger was damaged when the daemon started: {recovery}")));
+        remarks
+    }
+}
+
+/// How many things are wrong, in words.
+#[must_use]
+pub fn verdict(problems: &[Problem]) -> String {
+    match problems.len() {
+        0 => "everything is in order".into(),
+        1 => "one thing is wrong".into(),
+        wrong => format!("{wrong} things are wrong"),
+    }
+}

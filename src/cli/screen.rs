@@ -1,0 +1,146 @@
+//! What is printed on: how large it is, and whether it knows colours and more than ASCII.
+
+use super::Output;
+use clap::ValueEnum;
+use std::io::{IsTerminal, stdout};
+use std::sync::OnceLock;
+use terminal_size::{Height, Width, terminal_size_of};
+
+/// When results have colours.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Colour {
+    /// On a terminal, unless the variable NO_COLOR is set.
+    #[default]
+    Auto,
+    /// Into a pipe or a file too.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+/// What is printed on. The default is a file: of any width, without colours, in UTF-8.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Screen {
+    /// Columns of the terminal; `None` where it is none, and everything is printed in full.
+    pub width: Option<usize>,
+    /// Lines of the terminal.
+    pub height: Option<usize>,
+    /// Whether it has colours.
+    pub colour: bool,
+    /// Whether it has ASCII only.
+    pub ascii: bool,
+}
+
+/// What was asked for, and what the environment says: it is the same for the whole process.
+static WANTED: OnceLock<(Colour, Output)> = OnceLock::new();
+
+/// Takes note of what was asked for on the command line. Once; without it every screen is a file.
+pub(super) fn init(colour: Colour, output: Output) {
+    // A second time says the same.
+    let _known = WANTED.get_or_init(|| (colour, output));
+}
+
+impl Screen {
+    /// Standard output, as large as it is by now.
+    #[must_use]
+    pub fn get() -> Screen {
+        let Some((colour, output)) = WANTED.get() else { return Screen::default() };
+        let is_terminal = stdout().is_terminal();
+        let size = is_terminal.then(|| terminal_size_of(stdout())).flatten();
+        // A terminal that does not tell its size (0 × 0) is one of any.
+        let size = size.filter(|(Width(width), _)| *width > 0);
+        Screen {
+            width: size.map(|(Width(width), _)| width.into()),
+            height: size.map(|(_, Height(height))| height.into()),
+            colour: has_colour(*colour, is_terminal, |name| std::env::var(name).ok()),
+            ascii: *output == Output::Ascii || !is_utf8(|name| std::env::var(name).ok()),
+        }
+    }
+
+    /// A text in a colour, where there are any.
+    #[must_use]
+    pub fn paint(self, tint: Tint, text: &str) -> String {
+        if self.colour && tint != Tint::Plain { format!("\x1b[{}m{text}\x1b[0m", tint as u8) } else { text.to_owned() }
+    }
+
+    /// What stands where something was cut off.
+    #[must_use]
+    pub fn cut(self) -> char {
+        if self.ascii { '~' } else { '…' }
+    }
+
+    /// At most so many characters of a text.
+    #[must_use]
+    pub fn clip(self, text: &str, max: usize) -> String {
+        if text.chars().count() <= max {
+            return text.to_owned();
+        }
+        text.chars().take(max.saturating_sub(1)).chain([self.cut()]).collect()
+    }
+}
+
+/// How a text stands out, by its number in the terminal's language (ECMA-48, SGR).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tint {
+    /// Not at all.
+    Plain = 0,
+    /// A heading.
+    Bold = 1,
+    /// What matters less.
+    Dim = 2,
+    /// What is wrong.
+    Red = 31,
+    /// What is in order.
+    Green = 32,
+    /// What may be wrong.
+    Yellow = 33,
+}
+
+/// <https://no-color.org>: any text in it that is not empty.
+fn has_colour(wanted: Colour, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
+    match wanted {
+        Colour::Always => true,
+        Colour::Never => false,
+        Colour::Auto => {
+            is_terminal && variable("NO_COLOR").is_none_or(|value| value.is_empty()) && variable("TERM").is_none_or(|term| term != "dumb")
+        }
+    }
+}
+
+/// The first of these that says something decides (POSIX, "Environment Variables"); with none of them the locale is C.
+fn is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(|name| variable(name).filter(|value| !value.is_empty()));
+    locale.is_some_and(|locale| ["utf-8", "utf8"].iter().any(|word| locale.to_ascii_lowercase().contains(word)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(pairs: &'static [(&str, &str)]) -> impl Fn(&str) -> Option<String> {
+        |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+    }
+
+    #[test]
+    fn colours_are_for_terminals_and_for_those_who_ask() {
+        assert!(has_colour(Colour::Auto, true, of(&[])) && has_colour(Colour::Auto, true, of(&[("NO_COLOR", "")])));
+        assert!(!has_colour(Colour::Auto, false, of(&[])) && !has_colour(Colour::Auto, true, of(&[("NO_COLOR", "1")])));
+        assert!(!has_colour(Colour::Auto, true, of(&[("TERM", "dumb")])));
+        assert!(has_colour(Colour::Always, false, of(&[("NO_COLOR", "1")])) && !has_colour(Colour::Never, true, of(&[])));
+    }
+
+    #[test]
+    fn the_first_variable_that_says_something_names_the_locale() {
+        assert!(is_utf8(of(&[("LANG", "C.UTF-8")])) && is_utf8(of(&[("LC_ALL", ""), ("LC_CTYPE", "de_DE.utf8")])));
+        assert!(!is_utf8(of(&[])) && !is_utf8(of(&[("LC_ALL", "C"), ("LANG", "C.UTF-8")])));
+    }
+
+    #[test]
+    fn what_is_cut_off_has_a_sign() {
+        let screen = Screen::default();
+        assert_eq!([screen.clip("train", 5), screen.clip("train", 4)], ["train", "tra…"]);
+        assert_eq!(Screen { ascii: true, ..screen }.clip("train", 4), "tra~");
+        assert_eq!(Screen { colour: true, ..screen }.paint(Tint::Red, "x"), "\x1b[31mx\x1b[0m");
+        assert_eq!(screen.paint(Tint::Red, "x"), "x");
+    }
+}

@@ -1,0 +1,281 @@
+//! `holdfast topology`: the node drawn as a tree, a document or a picture, with how each device is and who has it.
+
+use super::exit::{FAILURE, Failed};
+use super::screen::{Screen, Tint};
+use super::table::Table;
+use super::{Global, Output, block_on, json, print};
+use crate::app::{ControlError, DeviceReport, control_get};
+use crate::domain::{Device, DeviceClass, DeviceId, Grant, Verdicts};
+use crate::hardware::{self, Discovery, node_health};
+use crate::host::HostRoot;
+use crate::picture::{self, Alike, Count, Cpus, Figure, Holder, Leaf, Picture, Shown, fold, svg};
+use crate::store;
+use clap::Args;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// So much is shown of the id of a part on a terminal.
+const PART_CHARS: usize = 16;
+
+/// What is drawn.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Options {
+    /// Every virtual function and every device on its own, however alike they are
+    #[arg(long)]
+    all: bool,
+    /// Write the picture there, as `-o svg` prints it
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Looks at the host, asks the running daemon how the devices are and who has them (else the files that it left), and draws it.
+///
+/// # Errors
+/// When the configuration is not valid, or the picture cannot be written.
+pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
+    let known = Known::ask(global)?;
+    let config = global.load_config()?;
+    let mut specs = config.resources;
+    let root = HostRoot::new(&global.host_root);
+    let scan = hardware::scan(&root);
+    if specs.is_empty() {
+        specs = hardware::defaults::specs(&scan).into_iter().map(Arc::new).collect();
+    }
+    let discovery = hardware::discover_in(&root, scan, &specs, &known.names);
+    let picture = picture(&root, &discovery, &known);
+    let figure = fold(&picture, options.all);
+    let drawing = || svg::draw(&figure, picture.count(), usize::MAX);
+    if let Some(file) = &options.svg {
+        let written = std::fs::write(file, drawing());
+        return written.map_err(|error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", file.display())));
+    }
+    match global.output {
+        Output::Json => print(format_args!("{}\n", json(&picture)?)),
+        Output::Svg => print(format_args!("{}", drawing())),
+        Output::Table | Output::Ascii => print(format_args!("{}", text(&figure, picture.count(), Screen::get()))),
+    }
+}
+
+/// What is known of devices beside what the host's files show.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// The ids that were given, by physical key.
+    pub names: BTreeMap<String, DeviceId>,
+    /// Who holds what.
+    pub grants: Vec<Grant>,
+    /// How devices are, as the daemon judges them; none without a daemon.
+    pub judged: BTreeMap<String, DeviceReport>,
+    /// What the ledger remembers of verdicts.
+    pub verdicts: Verdicts,
+}
+
+impl Known {
+    /// Asks the daemon, else reads the ledger, where there is one. A tree that was captured elsewhere has neither.
+    fn ask(global: &Global) -> Result<Known, Failed> {
+        // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
+        let remembered = store::peek(&global.state_dir).ok();
+        let judged = block_on(control_get::<Vec<DeviceReport>>(&global.run_dir, "/v1/devices"))?;
+        let grants = block_on(control_get::<Vec<Grant>>(&global.run_dir, "/v1/grants"))?;
+        let (judged, asked) = match (judged, grants) {
+            (Ok(judged), Ok(grants)) => (judged, Some(grants)),
+            (Err(error @ ControlError::Failed { .. }), _) | (_, Err(error @ ControlError::Failed { .. })) => {
+                super::eprintln(format_args!("holdfast: {error}; health and holders are as the files tell"));
+                (Vec::new(), None)
+            }
+            _ => (Vec::new(), None),
+        };
+        let store::Recovered { grants, mut names, verdicts, .. } = remembered.unwrap_or_default();
+        names.extend(judged.iter().filter(|device| !device.key.is_empty()).map(|device| (device.key.clone(), DeviceId::new(&device.id))));
+        let judged = judged.into_iter().map(|device| (device.id.clone(), device)).collect();
+        Ok(Known { names, grants: asked.unwrap_or(grants), judged, verdicts })
+    }
+
+    fn leaf(&self, root: &HostRoot, device: &Device, resource: Option<String>, holders: &BTreeMap<DeviceId, Vec<Holder>>) -> Leaf {
+        let mut leaf = Leaf::of(device);
+        leaf.resources = resource.into_iter().collect();
+        leaf.holders = holders.get(&device.id).cloned().unwrap_or_default();
+        if let Some(judged) = self.judged.get(device.id.as_str()) {
+            if !judged.resources.is_empty() {
+                leaf.resources = judged.resources.iter().cloned().collect();
+            }
+            leaf.health = judged.health.as_deref().map(|health| if health == "Healthy" { "Healthy" } else { "Unhealthy" });
+            (leaf.reason, leaf.detail) = (judged.reason.clone(), judged.detail.clone());
+            return leaf;
+        }
+        if leaf.resources.is_empty() {
+            return leaf;
+        }
+        let remembered = self.verdicts.get(&device.id).map(|verdict| (verdict.health(), verdict));
+        let found = remembered.filter(|(health, _)| !health.is_healthy());
+        if let Some(health) = found.map(|(health, _)| health).or_else(|| node_health(root, device)) {
+            leaf.health = Some(health.as_str());
+            leaf.reason = health.reason().map(|reason| reason.to_string());
+            let detail = found.zip(health.reason()).map(|((_, verdict), reason)| verdict.detail(reason).to_owned());
+            leaf.detail = detail.filter(|detail| !detail.is_empty());
+        }
+        leaf
+    }
+}
+
+/// Who has which device: its own id stands for all of its shares.
+fn holders(grants: &[Grant]) -> BTreeMap<DeviceId, Vec<Holder>> {
+    let mut holders: BTreeMap<DeviceId, Vec<Holder>> = BTreeMap::new();
+    for grant in grants.iter().filter(|grant| grant.is_live()) {
+        for device in &grant.devices {
+            let id = device.id.shared().unwrap_or_else(|| device.id.clone());
+            holders.entry(id).or_default().push(Holder::of(grant));
+        }
+    }
+    holders.values_mut().for_each(|holders| {
+        holders.sort();
+        holders.dedup();
+    });
+    holders
+}
+
+/// The devices of known classes, and what a resource offers.
+#[must_use]
+pub fn picture(root: &HostRoot, discovery: &Discovery, known: &Known) -> Picture {
+    let resources = discovery.selection.resource_of();
+    let holders = holders(&known.grants);
+    let leaves = discovery.devices.iter().filter_map(|device| {
+        let resource = resources.get(device.key.as_str()).map(ToString::to_string);
+        let is_drawn = device.class != DeviceClass::Other || resource.is_some();
+        is_drawn.then(|| known.leaf(root, device, resource, &holders))
+    });
+    picture::tree(leaves, &cpus(root))
+}
+
+/// The processors of each NUMA node (Linux `Documentation/ABI/stable/sysfs-devices-node`).
+fn cpus(root: &HostRoot) -> Cpus {
+    let dir = "sys/devices/system/node";
+    let number = |name: &str| name.strip_prefix("node")?.parse().ok();
+    let nodes = root.entries(dir).into_iter().filter_map(|name| Some((number(&name)?, name)));
+    nodes.filter_map(|(node, name)| Some((node, root.read(&format!("{dir}/{name}/cpulist"))?.trim().to_owned()))).collect()
+}
+
+/// Draws a figure in lines.
+#[must_use]
+pub fn text(figure: &Figure, count: Count, screen: Screen) -> String {
+    if figure.parts.is_empty() {
+        return "no devices found; `holdfast discover --all` lists every PCI function\n".into();
+    }
+    let table = Table::new(&["device", "class", "name", "resource", "health", "held by"]);
+    let mut table = table.giving_way(&["name", "held by", "resource", "health"]).tinted("health", health_tint).sparse();
+    lines(&figure.parts, "", true, screen, &mut table);
+    format!("{}\n{count}\n", table.on(screen))
+}
+
+/// In the colour of what is said.
+fn health_tint(cell: &str) -> Tint {
+    match cell.chars().next() {
+        Some('✓' | '+') => Tint::Green,
+        Some('✗' | '!') => Tint::Red,
+        _ => Tint::Plain,
+    }
+}
+
+fn lines(parts: &[Shown], before: &str, is_top: bool, screen: Screen, table: &mut Table) {
+    let [branch, last_branch, trunk] = if screen.ascii { ["|- ", "`- ", "|  "] } else { ["├─ ", "└─ ", "│  "] };
+    for (index, part) in parts.iter().enumerate() {
+        let is_last = index + 1 == parts.len();
+        let (own, below) = match (is_top, is_last) {
+            (true, _) => (String::new(), String::new()),
+            (_, true) => (format!("{before}{last_branch}"), format!("{before}   ")),
+            _ => (format!("{before}{branch}"), format!("{before}{trunk}")),
+        };
+        match part {
+            Shown::Group { title, parts } => {
+                let title = if screen.ascii { title.replace(" · ", ", ") } else { title.clone() };
+                table.line(&format!("{own}{title}"));
+                lines(parts, &below, false, screen, table);
+            }
+            Shown::Device { leaf, parts } => {
+                table.row(device(leaf, &own, screen));
+                lines(parts, &below, false, screen, table);
+            }
+            Shown::Alike(alike) => table.row(crowd(alike, &own, screen)),
+        }
+    }
+}
+
+fn device(leaf: &Leaf, before: &str, screen: Screen) -> [String; 6] {
+    let held = match leaf.holders.as_slice() {
+        [] => String::new(),
+        [only] => only.in_words(),
+        [first, rest @ ..] => format!("{} +{}", first.in_words(), rest.len()),
+    };
+    let health = leaf.state().map(|state| signed(&state, !leaf.is_unhealthy(), screen)).unwrap_or_default();
+    // The beginning of an id is enough to ask for it; a UUID in full would leave no room for anything else.
+    let room = if leaf.part.is_some() && screen.width.is_some() { PART_CHARS } else { usize::MAX };
+    [
+        format!("{before}{}", screen.clip(&leaf.name(), room)),
+        leaf.kind(),
+        leaf.about().unwrap_or_default(),
+        leaf.resources.join(","),
+        health,
+        held,
+    ]
+}
+
+fn crowd(alike: &Alike, before: &str, screen: Screen) -> [String; 6] {
+    let (times, to) = if screen.ascii { ("x", "..") } else { ("×", "–") };
+    let short = |name: &str| name.strip_prefix("0000:").unwrap_or(name).to_owned();
+    let health = alike.state().map(|state| signed(&state, alike.unhealthy == 0, screen)).unwrap_or_default();
+    let held = if alike.held > 0 { format!("{} held", alike.held) } else { String::new() };
+    let range = format!("{}{to}{}", short(&alike.range.0), short(&alike.range.1));
+    [format!("{before}{times} {}", alike.count), alike.kind.clone(), range, alike.resources.join(","), health, held]
+}
+
+/// With a sign, since colours are not for everybody.
+fn signed(state: &str, is_well: bool, screen: Screen) -> String {
+    let sign = match (is_well, screen.ascii) {
+        (true, false) => '✓',
+        (false, false) => '✗',
+        (true, true) => '+',
+        (false, true) => '!',
+    };
+    format!("{sign} {state}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::picture::testing::machine;
+    use crate::picture::tree;
+
+    #[test]
+    fn the_machine_stands_as_a_tree_that_fits_a_terminal() {
+        let wanted = "\
+DEVICE                 CLASS    RESOURCE          HEALTH          HELD BY
+NUMA node 0
+└─ host bridge 0000:15 · switch 0000:16:00.0
+   ├─ 0000:18:00.0     gpu      nvidia.com/gpu    ✓ healthy       ml/train-0
+   ├─ 0000:19:00.0     gpu      nvidia.com/gpu    ✗ xid (Xid 79)
+   └─ 0000:1a:00.0     rdma
+      ├─ 0000:1a:05.1  rdma vf                                    ml/net-0
+      └─ × 63          rdma vf
+NUMA node 1
+└─ host bridge 0000:97
+   └─ 0000:9a:00.0     gpu      nvidia.com/gpu    ✓ healthy
+nodes of /dev
+└─ /dev/fuse           char     example.com/fuse  ✓ healthy
+
+69 devices, 4 offered, 1 unhealthy, 2 held
+";
+        let picture = tree(machine(), &Cpus::new());
+        let figure = fold(&picture, false);
+        let narrow = text(&figure, picture.count(), Screen { width: Some(80), ..Screen::default() });
+        assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
+        assert_eq!(narrow, wanted);
+    }
+
+    #[test]
+    fn on_an_ascii_terminal_it_is_ascii() {
+        let picture = tree(machine(), &Cpus::new());
+        let ascii = text(&fold(&picture, false), picture.count(), Screen { width: Some(60), ascii: true, ..Screen::default() });
+        assert!(ascii.is_ascii(), "{ascii}");
+        assert!(ascii.contains("`- host bridge 0000:15, switch 0000:16:00.0\n   |- 0000:18:00.0"), "{ascii}");
+    }
+}

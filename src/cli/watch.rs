@@ -1,0 +1,172 @@
+//! `--watch`: the same look again and again. On a terminal each stands in the place of the one before; in a pipe documents follow
+//! each other, one a line, and tables with an empty line between them.
+//!
+//! Nothing of the terminal is changed but what stands on it, so however it ends there is nothing to be put back.
+
+use super::exit::{FAILURE, Failed};
+use super::screen::Screen;
+use super::{Output, eprintln, told};
+use clap::Args;
+use serde::Serialize;
+use std::io::{self, Write};
+use std::time::Duration;
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Whether it is looked at again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Args)]
+pub struct Watch {
+    /// Look again every so many seconds, until Ctrl-C
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = every)]
+    watch: Option<Duration>,
+}
+
+impl Watch {
+    /// A document in the form in which a look prints it: one of many is a line.
+    ///
+    /// # Errors
+    /// When there is no such form.
+    pub fn told<T: Serialize>(self, output: Output, document: &T, table: impl FnOnce(&T) -> String) -> Result<String, Failed> {
+        match (output, self.watch) {
+            (Output::Json, Some(_)) => serde_json::to_string(document).map(|line| line + "\n").map_err(|error| Failed::new(FAILURE, error)),
+            _ => told(output, document, table),
+        }
+    }
+}
+
+/// A look is asked of a daemon that has better to do, and more often nobody reads.
+const EVERY: std::ops::RangeInclusive<f64> = 0.1..=86_400.0;
+
+fn every(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| EVERY.contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds, 0.1 or more; what is asked for stands before `--watch`".into())
+}
+
+/// What one look saw.
+#[derive(Debug)]
+pub struct Look {
+    /// The answer, as it is printed.
+    pub text: String,
+    /// What is said beside it, on standard error.
+    pub remarks: Vec<String>,
+    /// How the verb ends that looks once.
+    pub end: Result<(), Failed>,
+}
+
+impl From<String> for Look {
+    fn from(text: String) -> Self {
+        Look { text, remarks: Vec::new(), end: Ok(()) }
+    }
+}
+
+/// Looks once, or again and again until SIGINT or until nobody reads any more. What fails then may be in order the next time.
+///
+/// # Errors
+/// What the look that is not repeated says, and when nothing can be printed.
+pub fn look(watch: Watch, output: Output, mut look: impl FnMut() -> Result<Look, Failed>) -> Result<(), Failed> {
+    let Some(every) = watch.watch else {
+        let Look { text, remarks, end } = look()?;
+        super::print(format_args!("{text}"))?;
+        remarks.iter().for_each(|remark| eprintln(format_args!("{remark}")));
+        return end;
+    };
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let mut interrupt = {
+        let _inside = runtime.enter();
+        signal(SignalKind::interrupt())?
+    };
+    let mut out = io::stdout();
+    let mut drawn = Drawn::default();
+    loop {
+        let (text, remarks) = match look() {
+            Ok(Look { text, remarks, .. }) => (text, remarks),
+            Err(Failed { sentence, .. }) => (String::new(), vec![format!("holdfast: {}", sentence.unwrap_or_default())]),
+        };
+        let screen = Screen::get();
+        let written = if screen.width.is_some() && output != Output::Json {
+            let remarks = remarks.iter().map(|remark| format!("{remark}\n"));
+            out.write_all(drawn.over(&(text + &remarks.collect::<String>()), screen).as_bytes())
+        } else {
+            remarks.iter().for_each(|remark| eprintln(format_args!("{remark}")));
+            let between = if output == Output::Json || text.is_empty() { "" } else { "\n" };
+            out.write_all(format!("{text}{between}").as_bytes())
+        };
+        match written.and_then(|()| out.flush()) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            Err(error) => return Err(Failed::new(FAILURE, format_args!("cannot print: {error}"))),
+        }
+        let is_over = runtime.block_on(async {
+            tokio::select! {
+                () = tokio::time::sleep(every) => false,
+                _ = interrupt.recv() => true,
+            }
+        });
+        if is_over {
+            return Ok(());
+        }
+    }
+}
+
+/// What stands on the terminal.
+#[derive(Debug, Default)]
+struct Drawn {
+    rows: usize,
+    size: Option<(usize, usize)>,
+}
+
+impl Drawn {
+    /// What has this text stand where the last one stood.
+    fn over(&mut self, text: &str, screen: Screen) -> String {
+        let (width, height) = (screen.width.unwrap_or(80).max(1), screen.height.unwrap_or(24).max(2));
+        let mut lines: Vec<&str> = text.lines().collect();
+        let rows = |line: &str| seen(line).max(1).div_ceil(width);
+        let mut total: usize = lines.iter().map(|line| rows(line)).sum();
+        let mut left_out = 0;
+        // The cursor stands below, and what has left the screen at the top cannot be drawn over.
+        while total + usize::from(left_out > 0) >= height && lines.len() > 1 {
+            total -= lines.pop().map_or(0, rows);
+            left_out += 1;
+        }
+        // A terminal of another size has wrapped anew what stands there.
+        let begin = match self.size.replace((width, height)) {
+            Some(size) if size != (width, height) => "\x1b[H\x1b[2J".to_owned(),
+            _ if self.rows > 0 => format!("\x1b[{}A\r\x1b[J", self.rows),
+            _ => String::new(),
+        };
+        let more = if left_out > 0 { format!("{left_out} more lines\n") } else { String::new() };
+        self.rows = total + usize::from(left_out > 0);
+        format!("{begin}{}{more}", lines.iter().map(|line| format!("{line}\n")).collect::<String>())
+    }
+}
+
+/// Characters that are seen of a line: those of a colour are not.
+fn seen(line: &str) -> usize {
+    let mut parts = line.split("\x1b[");
+    let first = parts.next().map_or(0, |text| text.chars().count());
+    first + parts.map(|part| part.split_once('m').map_or(0, |(_, text)| text.chars().count())).sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_stands_where_the_last_one_stood_also_where_lines_are_wrapped() {
+        let screen = Screen { width: Some(10), height: Some(6), colour: true, ..Screen::default() };
+        let mut drawn = Drawn::default();
+        assert_eq!(drawn.over("\x1b[31m0123456789\x1b[0m\nabcdefghijk\n", screen), "\x1b[31m0123456789\x1b[0m\nabcdefghijk\n");
+        assert_eq!(drawn.over("a\n", screen), "\x1b[3A\r\x1b[Ja\n", "one row, and two of the line that is longer than the screen");
+        assert_eq!(drawn.over("a\nb\nc\nd\ne\nf\n", screen), "\x1b[1A\r\x1b[Ja\nb\nc\nd\n2 more lines\n");
+        assert_eq!(drawn.rows, 5);
+        assert_eq!(drawn.over("a\n", Screen { width: Some(12), ..screen }), "\x1b[H\x1b[2Ja\n");
+    }
+
+    #[test]
+    fn so_often_and_no_oftener() {
+        assert_eq!([every("2"), every("0.5")], [Ok(Duration::from_secs(2)), Ok(Duration::from_millis(500))]);
+        for text in ["0", "-1", "GPU-5a", "NaN", "inf", "1e9"] {
+            assert!(every(text).is_err(), "{text}");
+        }
+    }
+}

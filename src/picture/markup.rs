@@ -1,0 +1,61 @@
+//! Text that comes from outside, made harmless for SVG and HTML.
+
+/// Longer names are cut: nothing that is shown has more, and a page must not grow with what others wrote.
+const CHARS_MAX: usize = 256;
+
+/// Escapes a text for an element or for a quoted attribute. Pods and devices name themselves: characters that XML does not know,
+/// and those that turn the direction of what follows, become a replacement character.
+#[must_use]
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for (n, c) in text.chars().enumerate() {
+        match c {
+            _ if n == CHARS_MAX => {
+                escaped.push('…');
+                break;
+            }
+            '&' => escaped += "&amp;",
+            '<' => escaped += "&lt;",
+            '>' => escaped += "&gt;",
+            '"' => escaped += "&quot;",
+            '\'' => escaped += "&#39;",
+            _ if c.is_control() || turns_text(c) || matches!(c, '\u{fffe}' | '\u{ffff}') => escaped.push('\u{fffd}'),
+            _ => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// Whether it changes the direction of the text after it, so that a name could look like another one.
+#[must_use]
+pub fn turns_text(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// At most so many characters of a text, with a sign where something is missing.
+#[must_use]
+pub fn clip(text: &str, max: usize) -> String {
+    if text.chars().count() <= max {
+        return text.to_owned();
+    }
+    text.chars().take(max.saturating_sub(1)).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_from_outside_is_text_and_no_more() {
+        assert_eq!(escape(r#"<script>alert("1" & '2')</script>"#), "&lt;script&gt;alert(&quot;1&quot; &amp; &#39;2&#39;)&lt;/script&gt;");
+        assert_eq!(escape("a\u{0}\u{1b}[31m\n\u{202e}gpj\u{fffe}"), "a\u{fffd}\u{fffd}[31m\u{fffd}\u{fffd}gpj\u{fffd}");
+        assert_eq!(escape("Gerät ×64 ✓"), "Gerät ×64 ✓");
+        let long = escape(&"<".repeat(10_000));
+        assert_eq!((long.matches("&lt;").count(), long.ends_with('…')), (CHARS_MAX, true));
+    }
+
+    #[test]
+    fn a_text_is_cut_with_a_sign() {
+        assert_eq!([clip("train-0", 7), clip("train-0", 6), clip("train-0", 0)], ["train-0", "train…", "…"]);
+    }
+}
