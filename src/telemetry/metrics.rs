@@ -1,12 +1,16 @@
-//! What has happened, counted: the counters and histograms of the [table](super::table).
+//! What has happened, counted through the facade of the `metrics` crate, and kept by its recorder here, which knows the
+//! [table](super::table): what is not in it is not counted.
 //!
 //! They belong to the process and outlive every actor. What is so at the moment (devices, grants, who holds them) is not kept
-//! here: it is read from the daemon's snapshots when somebody scrapes.
+//! here: it is read from the daemon's snapshots when somebody scrapes. An exporter keeps every series that it has ever seen,
+//! and pods come and go; so the page is [our own](super::exposition).
 
 use super::exposition::Page;
 use super::table::{Kind, Metric, TABLE};
 use crate::domain::Timestamp;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use metrics::{Counter, Gauge, HistogramFn, Key, KeyName, Label, Metadata, Recorder, SharedString, Unit};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 /// Upper bounds of the histograms' buckets, in microseconds and as the format writes them in seconds: from a call without a disk to
@@ -40,66 +44,109 @@ struct Series {
     value: Value,
 }
 
+#[derive(Clone)]
 enum Value {
-    Number(u64),
-    Histogram(Box<Histogram>),
+    /// A counter, or the bits of a gauge's `f64`.
+    Number(Arc<AtomicU64>),
+    Histogram(Arc<Histogram>),
 }
 
 #[derive(Default)]
 struct Histogram {
     /// By bucket, the last one without a bound; each sample is in one of them.
-    counts: [u64; BUCKETS.len() + 1],
-    sum: Duration,
+    counts: [AtomicU64; BUCKETS.len() + 1],
+    sum_ns: AtomicU64,
+}
+
+impl HistogramFn for Histogram {
+    fn record(&self, seconds: f64) {
+        let took = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        // A sample at a bound is below it, and one of a fraction more is not.
+        let us = u64::try_from(took.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
+        self.counts[BUCKETS.partition_point(|(bound, _)| *bound < us)].fetch_add(1, Ordering::Relaxed);
+        self.sum_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
 }
 
 fn series(metric: Metric) -> MutexGuard<'static, Vec<Series>> {
-    // A number is changed in one step: a panic elsewhere cannot leave it half done.
     SERIES[metric as usize].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Changes one series, which begins at 0.
-fn change(metric: Metric, labels: &[&str], change: impl FnOnce(&mut Value)) {
-    let mut all = series(metric);
-    let found = all.binary_search_by(|series| series.labels.iter().map(AsRef::as_ref).cmp(labels.iter().copied()));
-    let at = match found {
-        Ok(at) => at,
-        Err(_) if all.len() >= SERIES_MAX => return,
-        Err(at) => {
-            let is_histogram = metric.row().kind == Kind::Histogram;
-            let value = if is_histogram { Value::Histogram(Box::default()) } else { Value::Number(0) };
-            all.insert(at, Series { labels: labels.iter().map(|label| Box::from(*label)).collect(), value });
-            at
-        }
-    };
-    change(&mut all[at].value);
+/// Keeps what the facade is told.
+struct Keeper;
+
+impl Keeper {
+    /// The series of a key, which begins at 0; `None` for what is not in the table, or is one too many.
+    fn value(key: &Key, kind: Kind) -> Option<Value> {
+        let metric = Metric::all().find(|metric| metric.row().name == key.name() && metric.row().kind == kind)?;
+        let mut all = series(metric);
+        let values = || key.labels().map(Label::value);
+        let at = match all.binary_search_by(|series| series.labels.iter().map(AsRef::as_ref).cmp(values())) {
+            Ok(at) => at,
+            Err(_) if all.len() >= SERIES_MAX => return None,
+            Err(at) => {
+                let value = if kind == Kind::Histogram { Value::Histogram(Arc::default()) } else { Value::Number(Arc::default()) };
+                all.insert(at, Series { labels: values().map(Box::from).collect(), value });
+                at
+            }
+        };
+        Some(all[at].value.clone())
+    }
 }
 
-fn count(metric: Metric, labels: &[&str]) {
-    add(metric, labels, 1);
+impl Recorder for Keeper {
+    // The table has all of it.
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        match Keeper::value(key, Kind::Counter) {
+            Some(Value::Number(number)) => Counter::from_arc(number),
+            _ => Counter::noop(),
+        }
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        match Keeper::value(key, Kind::Gauge) {
+            Some(Value::Number(number)) => Gauge::from_arc(number),
+            _ => Gauge::noop(),
+        }
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> metrics::Histogram {
+        match Keeper::value(key, Kind::Histogram) {
+            Some(Value::Histogram(histogram)) => metrics::Histogram::from_arc(histogram),
+            _ => metrics::Histogram::noop(),
+        }
+    }
+}
+
+/// A row's labels with these values, for the facade.
+fn labels(metric: Metric, values: &[&str]) -> Vec<Label> {
+    static KEPT: Once = Once::new();
+    // A process has one recorder; another one that is there already has been asked for by whoever embeds this crate.
+    KEPT.call_once(|| drop(metrics::set_global_recorder(Keeper)));
+    let names = metric.row().labels.iter();
+    names.zip(values).map(|(name, value)| Label::new(*name, (*value).to_owned())).collect()
+}
+
+fn count(metric: Metric, values: &[&str]) {
+    add(metric, values, 1);
 }
 
 /// Adds to a counter. With 0 it is there before it has counted anything: a rate over its first count is then no riddle.
-fn add(metric: Metric, labels: &[&str], more: u64) {
-    change(metric, labels, |value| {
-        if let Value::Number(number) = value {
-            *number += more;
-        }
-    });
+fn add(metric: Metric, values: &[&str], more: u64) {
+    metrics::counter!(metric.row().name, labels(metric, values)).increment(more);
 }
 
-fn set(metric: Metric, labels: &[&str], now: u64) {
-    change(metric, labels, |value| *value = Value::Number(now));
+#[expect(clippy::cast_precision_loss, reason = "a time in seconds, or 0 and 1")]
+fn set(metric: Metric, values: &[&str], now: u64) {
+    metrics::gauge!(metric.row().name, labels(metric, values)).set(now as f64);
 }
 
-fn took(metric: Metric, labels: &[&str], took: Duration) {
-    change(metric, labels, |value| {
-        if let Value::Histogram(histogram) = value {
-            // A sample at a bound is below it, and one of a fraction more is not.
-            let us = u64::try_from(took.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
-            histogram.counts[BUCKETS.partition_point(|(bound, _)| *bound < us)] += 1;
-            histogram.sum += took;
-        }
-    });
+fn took(metric: Metric, values: &[&str], took: Duration) {
+    metrics::histogram!(metric.row().name, labels(metric, values)).record(took);
 }
 
 /// Writes everything that has been counted, behind what `now` writes of the moment.
@@ -108,13 +155,18 @@ pub fn page(now: impl FnOnce(&mut Page)) -> String {
     let mut page = Page::default();
     now(&mut page);
     for metric in Metric::all() {
-        if metric.row().labels.is_empty() && metric.row().kind == Kind::Counter {
+        let kind = metric.row().kind;
+        if metric.row().labels.is_empty() && kind == Kind::Counter {
             add(metric, &[], 0);
         }
         for Series { labels, value } in series(metric).iter() {
             let labels: Vec<&str> = labels.iter().map(AsRef::as_ref).collect();
             match value {
-                Value::Number(number) => page.sample(metric, &labels, *number),
+                Value::Number(number) if kind == Kind::Gauge => {
+                    page.begin(metric);
+                    page.line(metric.row(), "", &labels, None, f64::from_bits(number.load(Ordering::Relaxed)));
+                }
+                Value::Number(number) => page.sample(metric, &labels, number.load(Ordering::Relaxed)),
                 Value::Histogram(histogram) => write_histogram(&mut page, metric, &labels, histogram),
             }
         }
@@ -122,15 +174,15 @@ pub fn page(now: impl FnOnce(&mut Page)) -> String {
     page.into_text()
 }
 
-fn write_histogram(page: &mut Page, metric: Metric, labels: &[&str], Histogram { counts, sum }: &Histogram) {
+fn write_histogram(page: &mut Page, metric: Metric, labels: &[&str], Histogram { counts, sum_ns }: &Histogram) {
     page.begin(metric);
     let mut below = 0;
     let bounds = BUCKETS.iter().map(|(_, bound)| *bound).chain(["+Inf"]);
     for (count, bound) in counts.iter().zip(bounds) {
-        below += count;
+        below += count.load(Ordering::Relaxed);
         page.line(metric.row(), "_bucket", labels, Some(bound), below);
     }
-    page.line(metric.row(), "_sum", labels, None, sum.as_secs_f64());
+    page.line(metric.row(), "_sum", labels, None, Duration::from_nanos(sum_ns.load(Ordering::Relaxed)).as_secs_f64());
     page.line(metric.row(), "_count", labels, None, below);
 }
 
@@ -140,7 +192,7 @@ pub fn counted(metric: Metric, labels: &[&str]) -> u64 {
     let all = series(metric);
     let found = all.iter().find(|series| series.labels.iter().map(AsRef::as_ref).eq(labels.iter().copied()));
     match found.map(|series| &series.value) {
-        Some(Value::Number(number)) => *number,
+        Some(Value::Number(number)) => number.load(Ordering::Relaxed),
         Some(Value::Histogram(_)) | None => 0,
     }
 }
@@ -283,6 +335,14 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_in_the_table_is_not_counted() {
+        offered("test.dev/known");
+        metrics::counter!("holdfast_of_nobody_total").increment(1);
+        metrics::counter!(Metric::Scan.row().name, "resource" => "test.dev/of-another-kind").increment(1);
+        assert!(lines("of_nobody").is_empty() && lines("of-another-kind").is_empty());
+    }
+
+    #[test]
     fn what_has_not_happened_yet_is_counted_as_none() {
         offered("test.dev/quiet");
         assert!(lines("test.dev/quiet").iter().all(|line| line.ends_with(" 0")) && lines("test.dev/quiet").len() == 11);
@@ -298,6 +358,7 @@ mod tests {
         set(Metric::UnhealthyDevice, &["test.dev/many", "0", "xid"], 2);
         let all = series(Metric::UnhealthyDevice);
         assert_eq!(all.len(), SERIES_MAX);
-        assert!(matches!(all[0].value, Value::Number(2)), "those that are there are counted on");
+        let Value::Number(first) = &all[0].value else { panic!("a gauge") };
+        assert_eq!(f64::from_bits(first.load(Ordering::Relaxed)), 2.0, "those that are there are counted on");
     }
 }
