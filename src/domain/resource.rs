@@ -129,6 +129,8 @@ pub struct Select {
     pub mdev_type: Vec<String>,
     /// Parts of functions only (`true`): MIG instances, partitions, ports, namespaces; or whole functions only (`false`).
     pub part: Option<bool>,
+    /// Functions by the names of their network interfaces.
+    pub interface: Vec<String>,
 }
 
 /// One path of a `char` resource.
