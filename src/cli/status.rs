@@ -57,6 +57,12 @@ fn text(status: &Status) -> String {
             HookState::Due | HookState::Done => format!("\n{resource}: device {device} waits for the hook after its release\n"),
         };
     }
+    if let Some(error) = &status.config.error {
+        problems += &format!("\nthe last good configuration runs, since the files are not valid: {error}\n");
+    }
+    if !status.config.needs_restart.is_empty() {
+        problems += &format!("\nneeds a restart to count: {}\n", status.config.needs_restart.join(", "));
+    }
     if let Some(recovery) = &status.recovery {
         problems += &format!("\nthe ledger was damaged when the daemon started: {recovery}\n");
     }

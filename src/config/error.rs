@@ -12,7 +12,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    pub(super) fn new(problem: impl Into<String>) -> Self {
+    pub(crate) fn new(problem: impl Into<String>) -> Self {
         ConfigError { file: None, line: None, problem: problem.into() }
     }
 

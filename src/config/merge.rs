@@ -15,6 +15,7 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
     let main = file.unwrap_or(Path::new(DEFAULT_PATH));
     let mut files = Vec::new();
     let mut merged = Fragment::default();
+    let mut hash = crc32fast::Hasher::new();
     for path in std::iter::once(main.to_owned()).chain(drop_ins(main)?) {
         match std::fs::read_to_string(&path) {
             Ok(text) => {
@@ -23,13 +24,14 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
                 let checked = validate::validate(&fragment, Vec::new()).map_err(|error| error.in_file(&path));
                 checked?;
                 lay_over(&mut merged, fragment);
+                hash.update(text.as_bytes());
                 files.push(path);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound && file.is_none() => {}
             Err(error) => return Err(ConfigError::new(format!("cannot be read: {error}; `--config` names the file")).in_file(&path)),
         }
     }
-    validate::validate(&merged, files)
+    Ok(Config { asked: file.map(Path::to_owned), hash: hash.finalize(), ..validate::validate(&merged, files)? })
 }
 
 fn lay_over(merged: &mut Fragment, fragment: Fragment) {

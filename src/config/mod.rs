@@ -4,8 +4,9 @@
 //! the drop-ins of `config.d/` (by name) over each other — a later key wins, resources add up; `validate` turns the
 //! result into a [`Config`] or into one sentence that says what is wrong where (`contract` does so for the options of a
 //! contract, `sharing` for how many containers have a device, `health` for
-//! how it is judged).
+//! how it is judged). `change` tells two of them apart.
 
+mod change;
 mod contract;
 mod error;
 mod fragments;
@@ -15,12 +16,13 @@ mod merge;
 mod sharing;
 mod validate;
 
+pub use change::{Change, ResourceChange};
 pub use error::ConfigError;
 pub use merge::load;
 
 use crate::domain::{Durability, HealthPolicy, NvmlLibrary, Policy, ResourceSpec, Retention};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Where the configuration is looked for when `--config` does not say.
@@ -67,4 +69,24 @@ pub struct Config {
     pub resources: Vec<Arc<ResourceSpec>>,
     /// The files that were read.
     pub files: Vec<PathBuf>,
+    /// The file that was asked for; `None` is the default one, which may be missing.
+    pub asked: Option<PathBuf>,
+    /// CRC-32 of the texts of the files.
+    pub hash: u32,
+}
+
+impl Config {
+    /// The main file.
+    #[must_use]
+    pub fn source(&self) -> &Path {
+        self.asked.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
+    }
+
+    /// Reads what it was read from again.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn load_again(&self) -> Result<Config, ConfigError> {
+        load(self.asked.as_deref())
+    }
 }

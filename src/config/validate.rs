@@ -66,6 +66,8 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         device_info_directory: directory("device_info", &fragment.device_info.directory, DEVICE_INFO_DIRECTORY)?,
         resources,
         files,
+        asked: None,
+        hash: 0,
     })
 }
 
