@@ -16,8 +16,8 @@
 //! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
 
 use crate::domain::{
-    Barred, ContainerEdits, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Plan, Reason, Refusal,
-    ResourceName, Verdict, Wire,
+    Barred, ContainerEdits, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Plan, Reason,
+    Refusal, ResourceName, Verdict, Wire,
 };
 use crate::store::StoreError;
 use actix::Message;

@@ -7,8 +7,8 @@ mod common;
 use actix::{Actor, Addr, Arbiter};
 use common::{name, run, soon};
 use holdfast::domain::{
-    AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Plan, PodRef, Policy, Refuse,
-    Timestamp,
+    AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Plan, PodRef, Policy,
+    Refuse, Timestamp,
 };
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::ledger::{LedgerActor, LedgerConfig};

@@ -125,7 +125,11 @@ impl Reloader {
         self.report.send_replace(report(&self.latest, generation, change.needs_restart.iter().map(ToString::to_string).collect()));
         metrics::config_loaded(true, self.report.borrow().loaded_at);
         let told = change.to_string().replace('\n', "; ");
-        tracing::info!(generation, change = if change.is_empty() { "nothing is different" } else { &told }, "the configuration was read anew");
+        tracing::info!(
+            generation,
+            change = if change.is_empty() { "nothing is different" } else { &told },
+            "the configuration was read anew"
+        );
         if is_new && let Err(error) = self.rescan.call(Rescan { asked_at: host::now().boot }, SETTLED_WITHIN).await {
             tracing::warn!(%error, "the new configuration counts from the next scan on");
         }

@@ -3,7 +3,7 @@
 use super::exit::{FAILURE, Failed};
 use super::table::Table;
 use super::{Global, block_on, device, show};
-use crate::app::{ControlError, DeviceReport, ResourceReport, Status, control_get};
+use crate::app::{ConfigReport, ControlError, DeviceReport, ResourceReport, Status, control_get};
 use crate::domain::{HookState, Kept, OwedHook};
 use std::time::Duration;
 
@@ -72,5 +72,7 @@ fn text(status: &Status) -> String {
     } else if !database {
         problems += "\nthe ledger's second copy is not kept at present\n";
     }
-    format!("holdfast {}, {ready}, up {uptime}; kubelet {kubelet}\n\n{table}{problems}", status.version)
+    let ConfigReport { source, generation, loaded_at, .. } = &status.config;
+    let config = format!("configuration {} of {}, generation {generation}", source.display(), loaded_at.to_seconds());
+    format!("holdfast {}, {ready}, up {uptime}; kubelet {kubelet}\n{config}\n\n{table}{problems}", status.version)
 }

@@ -1,8 +1,7 @@
 //! The shell: scans on a hint or on the poll, has new names remembered, and hands the evidence on.
 
 use crate::domain::{
-    Device, DeviceClass, DeviceId, DeviceNode, Evidence, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot,
-    Plan,
+    Device, DeviceClass, DeviceId, DeviceNode, Evidence, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Plan,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot};

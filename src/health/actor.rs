@@ -4,9 +4,7 @@ use super::core::{self, Judge, Rules};
 use super::prober::{LookAt, Prober};
 use super::report;
 use super::since::new_since;
-use crate::domain::{
-    AtKubeletStart, DeviceId, Due, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, Plan, Source, Verdicts,
-};
+use crate::domain::{AtKubeletStart, DeviceId, Due, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, Plan, Source, Verdicts};
 use crate::host;
 use crate::messages::{Broken, Checked, Crash, Discovered, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
