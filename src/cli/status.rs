@@ -3,7 +3,7 @@
 use super::exit::{FAILURE, Failed};
 use super::table::Table;
 use super::{Global, block_on, device, show};
-use crate::app::{ControlError, DeviceReport, ResourceReport, Status, control_get};
+use crate::app::{ConfigReport, ControlError, DeviceReport, ResourceReport, Status, control_get};
 use crate::domain::{HookState, Kept, OwedHook};
 use std::time::Duration;
 
@@ -57,6 +57,12 @@ fn text(status: &Status) -> String {
             HookState::Due | HookState::Done => format!("\n{resource}: device {device} waits for the hook after its release\n"),
         };
     }
+    if let Some(error) = &status.config.error {
+        problems += &format!("\nthe last good configuration runs, since the files are not valid: {error}\n");
+    }
+    if !status.config.needs_restart.is_empty() {
+        problems += &format!("\nneeds a restart to count: {}\n", status.config.needs_restart.join(", "));
+    }
     if let Some(recovery) = &status.recovery {
         problems += &format!("\nthe ledger was damaged when the daemon started: {recovery}\n");
     }
@@ -66,5 +72,7 @@ fn text(status: &Status) -> String {
     } else if !database {
         problems += "\nthe ledger's second copy is not kept at present\n";
     }
-    format!("holdfast {}, {ready}, up {uptime}; kubelet {kubelet}\n\n{table}{problems}", status.version)
+    let ConfigReport { source, generation, loaded_at, .. } = &status.config;
+    let config = format!("configuration {} of {}, generation {generation}", source.display(), loaded_at.to_seconds());
+    format!("holdfast {}, {ready}, up {uptime}; kubelet {kubelet}\n{config}\n\n{table}{problems}", status.version)
 }

@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// One sentence: which file, which line, what is wrong, what would be right.
 pub fn load(file: Option<&Path>, node: &Node) -> Result<Config, ConfigError> {
-    Examined::of(file, node).config()
+    let examined = Examined::of(file, node);
+    Ok(Config { asked: file.map(Path::to_owned), node: node.clone(), hash: examined.hash, ..examined.config()? })
 }
 
 /// What the files say, and everything that is wrong with them.
@@ -31,6 +32,8 @@ pub struct Examined {
     /// The mistakes, at most one of each table and resource.
     pub problems: Vec<ConfigError>,
     pub(super) merged: Table,
+    /// CRC-32 of the texts of the files.
+    hash: u32,
 }
 
 impl Examined {
@@ -86,6 +89,9 @@ impl Examined {
 
     fn take(&mut self, bytes: &[u8], path: &Path, node: &Node) {
         self.files.push(path.to_owned());
+        let mut hash = crc32fast::Hasher::new_with_initial(self.hash);
+        hash.update(bytes);
+        self.hash = hash.finalize();
         let read = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to(), path));
         let mut table = match read.and_then(|text| Table::parse(text, path)) {
             Ok(table) => table,
@@ -148,11 +154,9 @@ impl Examined {
     fn no_twins(&mut self, table: &Table) {
         let mut names = BTreeSet::new();
         for name in resources(table).iter().filter_map(name_of) {
-            if !names.insert(name.as_text()) {
-                let name_is = name.as_text().unwrap_or_default();
-                let problem = format!("two resources are named `{name_is}`; every resource needs a name of its own");
-                self.problems.push(ConfigError::new(problem).at(name.place.as_ref()));
-            }
+            let Some(text) = name.as_text().filter(|text| !names.insert(*text)) else { continue };
+            let problem = format!("two resources are named `{text}`; every resource needs a name of its own");
+            self.problems.push(ConfigError::new(problem).at(name.place.as_ref()));
         }
     }
 

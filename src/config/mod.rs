@@ -33,7 +33,7 @@ pub use node::{Node, Section};
 
 use crate::domain::{Durability, HealthPolicy, NvmlLibrary, Policy, ResourceSpec, Retention};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Where the configuration is looked for when `--config` does not say.
@@ -80,4 +80,26 @@ pub struct Config {
     pub resources: Vec<Arc<ResourceSpec>>,
     /// The files that were read.
     pub files: Vec<PathBuf>,
+    /// The file that was asked for; `None` is the default one, which may be missing.
+    pub asked: Option<PathBuf>,
+    /// The node that it was read for.
+    pub node: Node,
+    /// CRC-32 of the texts of the files.
+    pub hash: u32,
+}
+
+impl Config {
+    /// The main file.
+    #[must_use]
+    pub fn source(&self) -> &Path {
+        self.asked.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
+    }
+
+    /// Reads what it was read from again.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn load_again(&self) -> Result<Config, ConfigError> {
+        load(self.asked.as_deref(), &self.node)
+    }
 }

@@ -5,7 +5,7 @@ use super::fragments::{self, Class, Fragment, LinkType};
 use super::health;
 use super::hooks::hooks;
 use super::sharing::sharing;
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, Node};
 use crate::domain::{
     CharPath, DeviceClass, DeviceId, MountSpec, NvmlLibrary, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention, Select,
 };
@@ -63,6 +63,9 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         device_info_directory: directory("device_info", &fragment.device_info.directory, DEVICE_INFO_DIRECTORY)?,
         resources,
         files,
+        asked: None,
+        node: Node::default(),
+        hash: 0,
     })
 }
 

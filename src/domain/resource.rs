@@ -215,6 +215,12 @@ impl ResourceSpec {
         ResourceSpec { select: nothing, ..ResourceSpec::new(name, DeviceClass::Other) }
     }
 
+    /// Whether it offers nothing of its own: see [`ResourceSpec::orphan`].
+    #[must_use]
+    pub fn is_orphan(&self) -> bool {
+        matches!(&self.select.id[..], [id] if id.as_str().is_empty())
+    }
+
     /// Whether at most one container holds a device at a time.
     #[must_use]
     pub fn is_exclusive(&self) -> bool {

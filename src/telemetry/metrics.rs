@@ -1,5 +1,6 @@
 //! The one table of metrics: every name, its kind, its unit and its help. Base units; bounded labels.
 
+use crate::domain::Timestamp;
 use crate::host;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,9 @@ const ACTOR_RESTARTS: &str = "holdfast_actor_restarts_total";
 const ALLOCATE_SECONDS: &str = "holdfast_allocate_duration_seconds";
 const ALLOCATIONS: &str = "holdfast_allocations_total";
 const BUILD_INFO: &str = "holdfast_build_info";
+const CONFIG_RELOADS: &str = "holdfast_config_reloads_total";
+const CONFIG_SUCCESSFUL: &str = "holdfast_config_last_reload_successful";
+const CONFIG_SUCCESS_TIME: &str = "holdfast_config_last_reload_success_timestamp_seconds";
 const DEVICES: &str = "holdfast_devices";
 const DISAGREEMENTS: &str = "holdfast_kubelet_disagreements_total";
 const DOUBTS: &str = "holdfast_allocations_of_held_devices_total";
@@ -107,6 +111,9 @@ fn describe() {
     metrics::describe_histogram!(ALLOCATE_SECONDS, "From an Allocate's arrival to its answer, by resource.");
     metrics::describe_counter!(ALLOCATIONS, "Allocate calls by resource and result (ok or error).");
     metrics::describe_gauge!(BUILD_INFO, "1, with the version as a label.");
+    metrics::describe_counter!(CONFIG_RELOADS, "How often the configuration was read, by result (ok or error); the start counts.");
+    metrics::describe_gauge!(CONFIG_SUCCESSFUL, "1 when the configuration could be read the last time; 0 while the last good one stays.");
+    metrics::describe_gauge!(CONFIG_SUCCESS_TIME, "When the configuration was read last that was good, in seconds since 1970.");
     metrics::describe_gauge!(DEVICES, "Device ids offered to the kubelet, by resource and health.");
     metrics::describe_gauge!(UNHEALTHY, "Unhealthy device ids, by resource and reason.");
     metrics::describe_counter!(
@@ -138,6 +145,17 @@ fn describe() {
 
 fn result(ok: bool) -> &'static str {
     if ok { "ok" } else { "error" }
+}
+
+/// The configuration was read, and is good or not.
+pub fn config_loaded(ok: bool, at: Timestamp) {
+    sample(move || {
+        metrics::counter!(CONFIG_RELOADS, "result" => result(ok)).increment(1);
+        gauge(&metrics::gauge!(CONFIG_SUCCESSFUL), usize::from(ok));
+        if ok {
+            metrics::gauge!(CONFIG_SUCCESS_TIME).set(Duration::from_millis(at.0).as_secs_f64());
+        }
+    });
 }
 
 /// An actor died.
