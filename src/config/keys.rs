@@ -84,8 +84,9 @@ pub(super) fn of(table: &str) -> impl Iterator<Item = &'static Key> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Config, Examined, Node};
+    use super::super::{Change, Config, Examined, Node};
     use super::*;
+    use std::collections::BTreeSet;
     use std::path::Path;
 
     fn examined(text: &str) -> Examined {
@@ -158,5 +159,21 @@ mod tests {
         told.sort();
         keys.sort();
         assert_eq!(told, keys);
+    }
+
+    #[test]
+    fn the_documentation_says_of_every_key_when_it_counts() {
+        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configure.md")).unwrap();
+        let told = |when: &str| -> BTreeSet<String> {
+            let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+            let rows = rows.filter(|(_, rest)| rest.split(" | ").nth(1) == Some(when));
+            rows.map(|(key, _)| key.to_owned()).collect()
+        };
+        let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
+            [telemetry]\nlisten = \"off\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
+            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n[upgrade]\ndetach = false\n";
+        let change = Change::between(&config(""), &config(other));
+        let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
+        assert_eq!((told("at once"), told("next start")), (keys(&change.live), keys(&change.needs_restart)));
     }
 }
