@@ -199,6 +199,7 @@ fn a_glob_that_matches_nothing_registers_an_empty_resource_and_warns() {
 #[test]
 fn a_configuration_is_checked_shown_and_compared_without_a_daemon() {
     let node = Node::with(&[("gpu", 2)]);
+    node.write_config(&resource("gpu"));
     let said = |arguments: &[&str], code: u8| {
         let output = node.command(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(code.into()), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -309,7 +309,7 @@ mod tests {
             ("a: 1\na: 2", "line 2: the key `a` is there twice"),
             ("? [a]\n: 1", "line 1: a key is a text"),
             ("a: &x [*x]", "line 1: an alias of something that holds it"),
-            (&"[".repeat(40), "line 1: larger or deeper"),
+            (&["[".repeat(40), "]".repeat(40)].concat(), "line 1: larger or deeper"),
         ] {
             let said = read(text).unwrap_err();
             assert!(said.contains(expected), "{said}");
