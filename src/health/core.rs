@@ -75,6 +75,8 @@ pub(crate) struct Judge {
     leaving: BTreeMap<(ResourceName, DeviceId), Duration>,
     /// Resources that the plan has no more and whose list is empty, and since when.
     emptied: BTreeMap<ResourceName, Duration>,
+    /// Whether something is not offered because it may be in use under another id.
+    waits: bool,
     inventory: Arc<Inventory>,
     /// Whether the list has only ids that are offered: then it does not matter who holds them.
     complete: bool,
@@ -102,17 +104,10 @@ impl Judge {
             withheld_until: Duration::ZERO,
             leaving: BTreeMap::new(),
             emptied: BTreeMap::new(),
+            waits: false,
             inventory: published,
             complete: false,
         }
-    }
-
-    /// Judges by these from now on, as the next evidence was made with these resources. What is no longer among them parts with
-    /// its list in peace.
-    pub(crate) fn follow(&mut self, specs: Arc<[Arc<ResourceSpec>]>, rules: Rules) {
-        self.specs = specs;
-        self.cases.follow(rules);
-        self.forget_checks();
     }
 
     /// Takes the result of a scan. It overrules what was found broken before it began.
@@ -241,7 +236,7 @@ impl Judge {
     /// When the inventory may change without any event: the next id leaves the list, or the kubelet is told what it was not.
     pub(crate) fn next_deadline(&self, now: Duration) -> Option<Duration> {
         let leaving = self.leaving.values().min().map(|since| *since + LEAVE_AFTER);
-        let apart = self.leaving.values().map(|since| *since + APART_FOR).filter(|until| *until > now).min();
+        let apart = self.leaving.values().map(|since| *since + APART_FOR).filter(|until| self.waits && *until > now).min();
         let withheld = Some(self.withheld_until).filter(|until| *until > now);
         [leaving, apart, self.next_end(), withheld].into_iter().flatten().min()
     }
@@ -342,7 +337,7 @@ impl Judge {
             }
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
         }
-        keep_apart(&mut resources, &claims, held);
+        self.waits = keep_apart(&mut resources, &claims, held);
         (self.leaving, self.emptied, self.complete) = (leaving, emptied, complete);
         self.earlier.clear();
         self.inventory = Arc::new(Inventory { resources });

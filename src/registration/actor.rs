@@ -133,8 +133,8 @@ impl Registration {
                 superseded.abort();
             }
             resource.begun_at = now;
-            let offering = self.config.inventory.borrow().resources.get(name).map(|offering| offering.spec.needs_pre_start());
-            resource.pre_start = offering.unwrap_or_default();
+            let inventory = self.config.inventory.borrow().clone();
+            resource.pre_start = inventory.resources.get(name).is_some_and(|offering| offering.spec.needs_pre_start());
             let (pre_start, spoken) = (resource.pre_start, resource.spoken);
             let attempt = attempt(self.config.clone(), name.clone(), number, pre_start, spoken, context.address().recipient());
             resource.under_way = Some(tokio::spawn(attempt));
@@ -164,13 +164,6 @@ impl Registration {
         }
         self.publish();
         self.arm(context);
-    }
-
-    fn on_all(&mut self, event: Event, context: &mut Context<Self>) {
-        let names: Vec<ResourceName> = self.resources.keys().cloned().collect();
-        for name in names {
-            self.on(&name, event, context);
-        }
     }
 
     pub(super) fn publish(&self) {

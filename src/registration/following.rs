@@ -36,6 +36,13 @@ impl Registration {
         }
     }
 
+    pub(super) fn on_all(&mut self, event: Event, context: &mut Context<Self>) {
+        let names: Vec<ResourceName> = self.resources.keys().cloned().collect();
+        for name in names {
+            self.on(&name, event, context);
+        }
+    }
+
     /// The resource is not offered any more, after its last device has left: its streams end by themselves.
     fn end(&mut self, name: &ResourceName) {
         let Some(resource) = self.resources.remove(name) else { return };

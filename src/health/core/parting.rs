@@ -6,7 +6,7 @@
 //! A device that moves is in two lists for a while, and healthy in one of them at most: the new one has it as held by another
 //! until nobody holds it under the former id, and no Allocate for that can be under way.
 
-use super::{Held, Judge};
+use super::{Held, Judge, Rules};
 use crate::domain::{Device, DeviceId, Health, Offering, Reason, ResourceName, ResourceSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,6 +27,14 @@ pub(super) struct Claim {
 }
 
 impl Judge {
+    /// Judges by these from now on, as the next evidence was made with these resources. What is no longer among them parts with
+    /// its list in peace.
+    pub(crate) fn follow(&mut self, specs: Arc<[Arc<ResourceSpec>]>, rules: Rules) {
+        self.specs = specs;
+        self.cases.follow(rules);
+        self.forget_checks();
+    }
+
     /// The resources to judge: those of the plan, and behind them (so many are before them) those that part.
     pub(super) fn judged(&self) -> (Vec<Arc<ResourceSpec>>, usize) {
         let mut specs: Vec<Arc<ResourceSpec>> = self.specs.iter().filter(|spec| !spec.is_orphan()).cloned().collect();
@@ -48,7 +56,7 @@ impl Judge {
     }
 
     /// Devices whose resource has no check any more do not wait for one.
-    pub(super) fn forget_checks(&mut self) {
+    fn forget_checks(&mut self) {
         let is_checked = |name: &ResourceName| self.specs.iter().any(|spec| spec.name == *name && spec.hooks.check.is_some());
         let former = self.inventory.resources.iter().filter(|(name, _)| !is_checked(name));
         let devices: BTreeSet<DeviceId> =
@@ -57,10 +65,11 @@ impl Judge {
     }
 }
 
-/// Has nobody offer what may be in use under another id.
-pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, claims: &[Claim], held: &Held) {
+/// Has nobody offer what may be in use under another id. Whether there is such a thing.
+pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, claims: &[Claim], held: &Held) -> bool {
+    let mut waits = false;
     if claims.is_empty() {
-        return;
+        return waits;
     }
     let mut by_device: BTreeMap<DeviceId, Vec<&Claim>> = BTreeMap::new();
     let mut by_node: BTreeMap<&str, BTreeSet<&ResourceName>> = BTreeMap::new();
@@ -82,14 +91,16 @@ pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, claim
             let is_free = !held.is_some_and(|held| held.contains_key(id));
             if is_free && offered.health.is_healthy() && is_in_use() {
                 offered.health = Health::Unhealthy(Reason::HeldAsOther);
+                waits = true;
             }
         }
     }
+    waits
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Evidence, GrantedDevice, Inventory, LEAVE_AFTER, Rules, Verdicts};
+    use super::super::{Evidence, GrantedDevice, Inventory, LEAVE_AFTER, Verdicts};
     use super::*;
     use crate::domain::{DeviceClass, DeviceNode, Listed, Moment, Owed, Sharing, Timestamp};
     use proptest::prelude::*;
@@ -177,7 +188,7 @@ mod tests {
         assert_eq!(lists(&removed), ["x:a=ok", "x:b=deselected"]);
         // The holder is given it again as it was: the node has its own name in the container.
         assert_eq!(removed.resources[&name("x")].devices[&DeviceId::new("a")].device.nodes[0].container, "/dev/as/a");
-        assert_eq!(stage.judge.next_deadline(at(1)), Some(at(1) + APART_FOR));
+        assert_eq!(stage.judge.next_deadline(at(1)), Some(at(1) + LEAVE_AFTER));
         assert_eq!(lists(&stage.at(61)), ["x:a=ok"]);
         stage.held.clear();
         assert_eq!(lists(&stage.at(100)), ["x:a=deselected"]);
@@ -216,6 +227,7 @@ mod tests {
         stage.hold("x", "a");
         let moved = lists(&stage.plan(1, &[("x", Exclusive, &[]), ("y", Exclusive, &["a", "b"])]));
         assert_eq!(moved, ["x:a=ok", "x:b=deselected", "y:a=held_as_other", "y:b=held_as_other"]);
+        assert_eq!(stage.judge.next_deadline(at(1)), Some(at(1) + APART_FOR));
         assert_eq!(lists(&stage.at(4)), ["x:a=ok", "x:b=deselected", "y:a=held_as_other", "y:b=ok"]);
         stage.held.clear();
         assert_eq!(lists(&stage.at(5))[..3], ["x:a=deselected", "x:b=deselected", "y:a=held_as_other"]);
