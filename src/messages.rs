@@ -8,6 +8,7 @@
 //!   hook runner ─ HookEnded ───────▶ ledger ─ due hooks (watch) ─▶ hook runner, health, cli
 //!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish ─ app
 //!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
+//!   app ─ Plan (watch) ────────────▶ discovery ─ with Discovered ─▶ health; ledger, host watch
 //!   app ─ Detach, Reattach ────────▶ registration
 //!   registration ─ Bind, Retire ───▶ serving ◀─ Allocate ─ the kubelet's connections
 //! ```
@@ -16,8 +17,8 @@
 //! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
 
 use crate::domain::{
-    Barred, ContainerEdits, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Reason, Refusal,
-    ResourceName, Verdict, Wire,
+    Barred, ContainerEdits, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Plan, Reason,
+    Refusal, ResourceName, Verdict, Wire,
 };
 use crate::store::StoreError;
 use actix::Message;
@@ -91,7 +92,12 @@ pub struct Rescan {
 /// discovery → health: what one scan found.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
-pub struct Discovered(pub Arc<Evidence>);
+pub struct Discovered {
+    /// What it found.
+    pub evidence: Arc<Evidence>,
+    /// The plan that it was made with: what it selects is judged by the same resources.
+    pub plan: Arc<Plan>,
+}
 
 /// serving → health: an Allocate found the device behind this id unusable; answered when the list says so.
 #[derive(Debug, Clone, Message)]

@@ -195,3 +195,45 @@ fn a_glob_that_matches_nothing_registers_an_empty_resource_and_warns() {
         offered(&kubelet, &tpu, 1).await;
     });
 }
+
+#[test]
+fn a_configuration_is_checked_shown_and_compared_without_a_daemon() {
+    let node = Node::with(&[("gpu", 2)]);
+    node.write_config(&resource("gpu"));
+    let said = |arguments: &[&str], code: u8| {
+        let output = node.command(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(code.into()), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let file = node.config_file();
+    let file = file.to_str().unwrap();
+    assert!(said(&["config", "check"], exit::SUCCESS).starts_with(&format!("valid: {file}\noffers: example.com/gpu\n")));
+    assert!(said(&["config", "show"], exit::SUCCESS).contains(&format!("name = \"example.com/gpu\"  # {file}:2\n")));
+    let other = node.path("other.toml");
+    std::fs::write(&other, format!("{}replicas = 2\n", resource("gpu"))).unwrap();
+    let other = other.to_str().unwrap();
+    assert_eq!(said(&["config", "diff", other], exit::SUCCESS), "~ example.com/gpu: sharing\n");
+    assert_eq!(said(&["config", "diff", file], exit::SUCCESS), "nothing changes\n");
+    // Nothing is done by half: what is shown is what is valid, and every mistake is told.
+    node.write_config("[ledgr]\n[telemetry]\nlisten = 1\n");
+    let told = said(&["config", "check"], exit::CONFIG);
+    assert_eq!(told.lines().count(), 2, "{told}");
+    assert!(told.starts_with(&format!("{file}:1:2: unknown key `ledgr`")), "{told}");
+    sentence(&mut node.command(&["config", "show"]), exit::CONFIG);
+    assert!(said(&["config", "check", other], exit::SUCCESS).contains("offers: example.com/gpu"));
+    // Another plugin's file: ours on standard output, warnings beside it.
+    let source = node.path("sriov.json");
+    std::fs::write(
+        &source,
+        r#"{"resourceList": [{"resourceName": "a", "selectors": {"drivers": ["vfio-pci"]}, "excludeTopology": true}]}"#,
+    )
+    .unwrap();
+    let output = node.command(&["config", "import", "sriov", source.to_str().unwrap()]).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("warning: `resourceList[0].excludeTopology` is left out"));
+    node.write_config(&String::from_utf8(output.stdout).unwrap());
+    assert!(said(&["config", "check"], exit::SUCCESS).contains("offers: intel.com/a\n"));
+    std::fs::write(&source, "{}").unwrap();
+    assert!(
+        sentence(&mut node.command(&["config", "import", "sriov", source.to_str().unwrap()]), exit::FAILURE).contains("`resourceList`")
+    );
+}

@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use holdfast::app::App;
 use holdfast::domain::{
     AllocId, Complaint, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice,
-    Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Reason, ResourceName, ResourceSpec, Signals, State,
+    Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec, Signals, State,
     Timestamp, Verdict, Verdicts,
 };
 use holdfast::hardware::{self, discover};
@@ -377,9 +377,10 @@ impl Alone {
         let (kubelet, kubelet_view) = watch::channel(None);
         let (grants, grants_view) = watch::channel(Arc::new(grants.collect::<Vec<_>>()));
         let (due, due_view) = watch::channel(Arc::default());
+        let health = HealthPolicy { poll: Duration::from_secs(1), ..HealthPolicy::default() };
+        let plan = Arc::new(Plan { specs: Arc::from([Arc::clone(&spec)]), health, ..Plan::default() });
         let config = HealthConfig {
-            specs: Arc::from([Arc::clone(&spec)]),
-            policy: HealthPolicy { poll: Duration::from_secs(1), ..HealthPolicy::default() },
+            plan: watch::channel(Arc::clone(&plan)).1,
             boot_id: "boot".into(),
             listed: Arc::default(),
             grants: grants_view,
@@ -402,7 +403,7 @@ impl Alone {
         };
         let scan = Box::new(move || {
             let evidence = Evidence { began: host::now(), ..evidence.clone() };
-            actor.try_send(Discovered(Arc::new(evidence))).unwrap();
+            actor.try_send(Discovered { evidence: Arc::new(evidence), plan: Arc::clone(&plan) }).unwrap();
         });
         scan();
         Alone { inventory: inventory_view, judgement: judgement_view, kubelet, scan, _others: Box::new((grants, due)) }

@@ -7,8 +7,8 @@ mod common;
 use actix::{Actor, Addr, Arbiter};
 use common::{name, run, soon};
 use holdfast::domain::{
-    AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, Policy, Refuse,
-    Timestamp,
+    AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Plan, PodRef, Policy,
+    Refuse, Timestamp,
 };
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
@@ -58,9 +58,8 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
         store: Arc::new(Mutex::new(store)),
         recovered: Arc::default(),
         process_crash: false,
-        policy,
+        plan: watch::channel(Arc::new(Plan { ledger: policy, ..Plan::default() })).1,
         grants: Arc::new(grants),
-        hooks: Arc::default(),
         due: Arc::new(watch::Sender::default()),
         names: Arc::new(watch::Sender::default()),
         inventory: watch::channel(Arc::default()).1,

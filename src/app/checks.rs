@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 /// Runs them.
 #[derive(Debug, Clone)]
@@ -23,15 +23,31 @@ pub(super) struct Checker {
 }
 
 impl Checker {
-    /// Runs until the daemon ends; what runs then is killed. Without a resource that has a check it ends at once.
-    pub(super) async fn run(self) {
+    /// Runs until the daemon ends; what runs then is killed, as are those of a period that no resource has any more.
+    pub(super) async fn run(mut self) {
         let every = |inventory: &Inventory| -> BTreeSet<Duration> {
             let checks = inventory.resources.values().filter_map(|offering| offering.spec.hooks.check.as_ref());
             checks.map(|check| check.every).collect()
         };
-        let periods = every(&self.inventory.borrow());
-        let mut rounds: JoinSet<()> = periods.into_iter().map(|every| self.clone().rounds(every)).collect();
-        while rounds.join_next().await.is_some() {}
+        let mut rounds: JoinSet<()> = JoinSet::new();
+        let mut running: BTreeMap<Duration, AbortHandle> = BTreeMap::new();
+        loop {
+            let periods = every(&self.inventory.borrow_and_update());
+            running.retain(|every, round| {
+                let is_wanted = periods.contains(every);
+                if !is_wanted {
+                    round.abort();
+                }
+                is_wanted
+            });
+            for every in periods {
+                running.entry(every).or_insert_with(|| rounds.spawn(self.clone().rounds(every)));
+            }
+            while rounds.try_join_next().is_some() {}
+            if self.inventory.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// The checks of one period.

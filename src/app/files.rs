@@ -20,19 +20,30 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Looks once. Where there is nothing to keep no folder is touched, and nobody has to run.
-    pub(super) fn begin(mut self) -> Option<Self> {
-        let is_used = |offering: &Offering| cdi::is_used(&offering.spec) || device_info::is_used(&offering.spec);
-        let is_needed = self.inventory.borrow().resources.values().any(is_used) || !self.files.cdi.own().is_empty();
-        is_needed.then(|| {
+    /// Looks once, before anybody registers.
+    pub(super) fn begin(mut self) -> Self {
+        if self.is_needed() {
             self.look();
-            self
-        })
+        }
+        self
+    }
+
+    /// Where there is nothing to keep no folder is touched.
+    fn is_needed(&self) -> bool {
+        let is_used = |offering: &Offering| cdi::is_used(&offering.spec) || device_info::is_used(&offering.spec);
+        self.inventory.borrow().resources.values().any(is_used) || !self.files.cdi.own().is_empty()
     }
 
     /// Keeps them until the daemon ends.
     pub(super) async fn run(mut self) {
         loop {
+            if !self.is_needed() {
+                // Another configuration may need them.
+                if self.inventory.changed().await.is_err() {
+                    return;
+                }
+                continue;
+            }
             let held = self.look();
             let is_given_back = |grants: &Arc<Vec<Arc<Grant>>>| !held.is_subset(&held_files(grants));
             tokio::select! {
@@ -189,7 +200,7 @@ mod tests {
     #[test]
     fn what_is_held_keeps_its_file_and_what_nobody_needs_loses_it() {
         let stage = Stage::new(&[("a", true), ("b", true), ("c", true)], true);
-        let mut keeper = stage.keeper().begin().unwrap();
+        let mut keeper = stage.keeper().begin();
         assert_eq!(stage.files(), [file("a"), file("b"), file("c")]);
         let text = || std::fs::read_to_string(stage.dir.path().join("cdi").join(file("a"))).unwrap();
         let before = text();
@@ -216,7 +227,7 @@ mod tests {
     #[test]
     fn without_a_resource_that_asks_for_it_the_directory_is_not_made() {
         let stage = Stage::new(&[("a", true)], false);
-        assert!(stage.keeper().begin().is_none());
+        drop(stage.keeper().begin());
         assert!(!stage.dir.path().join("cdi").exists());
         // What an earlier configuration has left is kept as long as somebody holds it.
         std::fs::create_dir(stage.dir.path().join("cdi")).unwrap();
@@ -224,7 +235,7 @@ mod tests {
             std::fs::write(stage.dir.path().join("cdi").join(file(id)), "{}").unwrap();
         }
         stage.grants.send_replace(holding(&["b"]));
-        assert!(stage.keeper().begin().is_some());
+        drop(stage.keeper().begin());
         assert_eq!(stage.files(), [file("b")]);
     }
 
@@ -236,7 +247,7 @@ mod tests {
         for id in ["b", "c"] {
             keeper.files.cdi.ensure(&file(id), "{}").unwrap();
         }
-        let keeping = tokio::spawn(keeper.begin().unwrap().run());
+        let keeping = tokio::spawn(keeper.begin().run());
         stage.grants.send_replace(holding(&["c"]));
         let gone = async {
             while stage.files() != [file("a"), file("c")] {
@@ -284,7 +295,7 @@ mod tests {
         };
         let named = |addresses: &[&str]| addresses.iter().map(|address| format!("example.com-device-{address}-device.json")).collect();
 
-        let mut keeper = stage.keeper().begin().unwrap();
+        let mut keeper = stage.keeper().begin();
         assert_eq!(infos(), BTreeSet::new(), "nobody has one");
         // As after a boot: what is held is told again.
         hold(&addresses);

@@ -20,6 +20,7 @@ mod page;
 mod problems;
 mod processors;
 mod rebuild;
+mod reload;
 mod specs;
 mod status;
 pub mod supervisor;
@@ -34,20 +35,21 @@ pub use error::StartError;
 pub use measures::write_held;
 pub use problems::{Problem, verdict};
 pub use processors::Processors;
+pub use reload::ConfigReport;
 pub use status::{ResourceReport, Status};
 pub use views::{Actors, Views};
 
 use self::supervisor::{Policy, Slot, Supervision};
 use crate::config::{Config, Roots};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
-use crate::domain::{Durability, Inventory, ResourceName, Stage};
+use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::Performer;
 use crate::host::{self, HostRoot};
 use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::{HeldBack, Ledger};
-use crate::ledger::{LedgerActor, LedgerConfig};
+use crate::ledger::{LedgerActor, LedgerConfig, release_hooks};
 use crate::registration::{Registration, RegistrationConfig};
 use crate::serving::{Affinity, Serving, ServingConfig, Sockets, SpecFiles};
 use crate::store::Store;
@@ -96,6 +98,8 @@ pub struct App {
     tasks: Vec<tokio::task::JoinHandle<()>>,
     asked: mpsc::Receiver<handover::Asked>,
     upgrades: mpsc::Receiver<handover::UpgradeOrder>,
+    reloader: reload::Reloader,
+    config_changes: mpsc::Receiver<()>,
     /// Files that end with the daemon.
     files: Vec<PathBuf>,
 }
@@ -109,6 +113,8 @@ pub enum AppEvent {
     Asked(handover::Asked),
     /// An operator wants another binary in the place of this one.
     Upgrade(handover::UpgradeOrder),
+    /// The files of the configuration were exchanged.
+    ConfigChanged,
 }
 
 impl App {
@@ -140,17 +146,20 @@ impl App {
         }
 
         let specs = specs::specs(&settings.config, &host_root, &recovered.grants);
-        let names: Arc<[ResourceName]> = specs.iter().map(|spec| spec.name.clone()).collect();
+        let names: Vec<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
         if names.is_empty() {
             tracing::warn!("no resource is configured and no known hardware is found; nothing is offered");
         }
+
+        let (health, policy) = (settings.config.health.clone(), settings.config.policy);
+        let (plan, plan_view) = watch::channel(Arc::new(Plan { number: 1, specs: Arc::clone(&specs), health, ledger: policy }));
 
         // What is published outlives whoever publishes it.
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
         let inventory = Arc::new(inventory);
         // Who holds what is known before anything is judged: a held id is in the very first list (I3).
         let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts);
-        let hooks = specs::release_hooks(&specs);
+        let hooks = release_hooks(specs.iter());
         // And so is what free devices wait for.
         let (due, due_view) = watch::channel(Arc::new(recovered.due(&hooks, &HeldBack::new())));
         let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
@@ -195,10 +204,9 @@ impl App {
             store: Arc::clone(&store),
             recovered: Arc::new(Mutex::new(Some(recovered))),
             process_crash: settings.config.durability == Durability::ProcessCrash,
-            policy: settings.config.policy,
+            plan: plan_view.clone(),
             kept: Arc::new(kept),
             grants: Arc::new(grants),
-            hooks,
             due: Arc::new(due),
             names: Arc::new(remembered),
             inventory: inventory_view.clone(),
@@ -213,8 +221,7 @@ impl App {
 
         let probed_root = host_root.clone();
         let config = HealthConfig {
-            specs: Arc::clone(&specs),
-            policy: settings.config.health.clone(),
+            plan: plan_view.clone(),
             boot_id: boot_of_grants.clone(),
             listed,
             grants: grants_view.clone(),
@@ -231,8 +238,9 @@ impl App {
         let (asker, question, nvml) = nvml::Asker::new(&settings, &actors, &judgement);
         let config = DiscoveryConfig {
             host_root: host_root.clone(),
-            specs: Arc::clone(&specs),
+            plan: plan_view.clone(),
             grants: grants_view.clone(),
+            inventory: inventory_view.clone(),
             names: names_view,
             nvml,
             question,
@@ -264,10 +272,14 @@ impl App {
         };
         serving.start(here.clone(), supervision.clone(), move |life| Serving::new(config.clone(), life));
 
+        // One that waits stands for all.
+        let (config_changed, config_changes) = mpsc::channel(1);
         let watcher = watcher::Watcher {
             device_plugins: settings.device_plugins(),
             host_root: host_root.clone(),
-            specs: Arc::clone(&specs),
+            plan: plan_view,
+            config_dirs: reload::directories(&settings.config),
+            config_changed,
             kubelet: Arc::new(kubelet),
             sockets: Arc::clone(&sockets),
             rescan: actors.discovery.mailbox(),
@@ -282,8 +294,7 @@ impl App {
 
         // Nothing is registered before there is a list to send.
         let mut first = inventory_view.clone();
-        let wanted = names.clone();
-        let complete = |inventory: &Arc<Inventory>| wanted.iter().all(|name| inventory.resources.contains_key(name));
+        let complete = |inventory: &Arc<Inventory>| names.iter().all(|name| inventory.resources.contains_key(name));
         tokio::select! {
             _ = first.wait_for(complete) => {}
             Some(actor) = escalated.recv() => return Err(StartError::Escalated(actor)),
@@ -297,7 +308,6 @@ impl App {
             device_plugins: settings.device_plugins(),
             pod_resources: pod_resources.clone(),
             inventory: inventory_view.clone(),
-            resources: names,
             bind: actors.serving.mailbox(),
             retire: actors.serving.mailbox(),
             kubelet: kubelet_view.clone(),
@@ -319,6 +329,7 @@ impl App {
             let inventory = inventory_view.clone();
             tokio::spawn(async move { labels::keep(&folder, inventory).await })
         });
+        let reloader = reload::Reloader::new(&settings.config, host_root.clone(), plan, actors.discovery.mailbox());
         let (ready, ready_view) = watch::channel(specs.is_empty());
         let views = Views {
             inventory: inventory_view,
@@ -327,21 +338,22 @@ impl App {
             due: due_view,
             registrations: registrations_view,
             kubelet: kubelet_view,
+            config: reloader.report(),
             kept: kept_view,
             recovery,
             ready: ready_view.clone(),
         };
-        let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), specs.len(), ready))];
+        let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), ready))];
         // What the log tells of devices is understood now that they are known.
         tasks.push(tokio::spawn(kernel_log::follow(host_root.clone(), actors.health.mailbox(), judgement)));
         tasks.push(tokio::spawn(asker.run()));
         tasks.push(tokio::spawn(runner.run()));
         tasks.push(tokio::spawn(checker.run()));
-        tasks.extend(keeper.map(|keeper| tokio::spawn(keeper.run())));
+        tasks.push(tokio::spawn(keeper.run()));
         tasks.extend(labels);
         if let Some(address) = settings.config.listen {
             let scrape = measures::scrape(views.clone(), roots.state.clone());
-            let page = page::routes(views.clone(), &settings.config.files);
+            let page = page::routes(views.clone());
             tasks.extend(telemetry::http::serve(address, telemetry::http::routes(scrape, ready_view).merge(page)).await);
         }
         let control = control::socket_path(&roots.run);
@@ -368,6 +380,8 @@ impl App {
             tasks,
             asked,
             upgrades,
+            reloader,
+            config_changes,
             files,
         })
     }
@@ -378,6 +392,7 @@ impl App {
             actor = self.escalated.recv() => AppEvent::Escalated(actor.unwrap_or("supervisor")),
             Some(asked) = self.asked.recv() => AppEvent::Asked(asked),
             Some(order) = self.upgrades.recv() => AppEvent::Upgrade(order),
+            Some(()) = self.config_changes.recv() => AppEvent::ConfigChanged,
         }
     }
 

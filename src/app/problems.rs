@@ -13,7 +13,7 @@ pub struct Problem {
 }
 
 impl Status {
-    /// What is wrong, the worst first: the kubelet, the ledger, resources, hooks, devices.
+    /// What is wrong, the worst first: the kubelet, the ledger, the configuration, resources, hooks, devices.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
@@ -30,6 +30,10 @@ impl Status {
                 "the ledger's second copy is not kept at present".into(),
                 "look for errors of the disk in the log: `journalctl -u holdfast`",
             );
+        }
+        if let Some(error) = &self.config.error {
+            let what = format!("the last good configuration runs on, since the files are not valid: {error}");
+            add(what, "`holdfast config check` says all that is wrong with them; mend it, and `systemctl reload holdfast`");
         }
         for ResourceReport { name, registered, problem, disagreement, .. } in &self.resources {
             match problem {
@@ -72,6 +76,9 @@ impl Status {
         if self.resources.is_empty() {
             let nothing = "no resource is offered: `holdfast discover` shows the devices, the configuration which of them are offered";
             remarks.push(nothing.to_owned());
+        }
+        if !self.config.needs_restart.is_empty() {
+            remarks.push(format!("counts from the next start on: {}", self.config.needs_restart.join(", ")));
         }
         let waiting = |hook: &&OwedHook| !matches!(hook.state, HookState::Failed { .. });
         for OwedHook { resource, device, .. } in self.hooks.iter().filter(waiting) {

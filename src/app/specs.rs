@@ -4,7 +4,6 @@ use crate::config::Config;
 use crate::domain::{Grant, ResourceName, ResourceSpec};
 use crate::hardware;
 use crate::host::HostRoot;
-use crate::ledger::core::ReleaseHooks;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -26,10 +25,4 @@ pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> 
         specs.push(Arc::new(ResourceSpec::orphan(name.clone())));
     }
     specs.into()
-}
-
-/// The resources with a hook after release.
-pub(super) fn release_hooks(specs: &[Arc<ResourceSpec>]) -> Arc<ReleaseHooks> {
-    let with_hook = specs.iter().filter(|spec| spec.hooks.after_release.is_some());
-    Arc::new(with_hook.map(|spec| (spec.name.clone(), spec.sharing)).collect())
 }

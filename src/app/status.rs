@@ -2,7 +2,9 @@
 
 use super::Views;
 use super::devices::{self, DeviceReport};
+use super::reload::ConfigReport;
 use crate::domain::{Kept, KubeletGeneration, OwedHook, Source};
+use crate::registration::ResourceStatus;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tokio::sync::watch;
@@ -20,6 +22,9 @@ pub struct Status {
     pub ready: bool,
     /// The kubelet's registration socket; `null` while there is none.
     pub kubelet: Option<KubeletGeneration>,
+    /// The configuration that runs, and what is to be said of its files.
+    #[serde(default)]
+    pub config: ConfigReport,
     /// How the ledger is kept.
     pub ledger: Kept,
     /// What was wrong with the ledger at the start, and what came of it; `null` where everything was sound.
@@ -94,6 +99,7 @@ impl Status {
             uptime_seconds: uptime.as_secs(),
             ready: *views.ready.borrow(),
             kubelet: *views.kubelet.borrow(),
+            config: views.config.borrow().clone(),
             ledger: *views.kept.borrow(),
             hooks: views.due.borrow().all().cloned().collect(),
             recovery: views.recovery.as_deref().map(str::to_owned),
@@ -112,13 +118,11 @@ fn is_ailing(device: &DeviceReport) -> bool {
 ///
 /// A resource that the kubelet refuses counts too: it is tried on, and said; one name must not have the service manager
 /// end the daemon that serves all others.
-pub(super) async fn become_ready(views: Views, resources: usize, ready: watch::Sender<bool>) {
+pub(super) async fn become_ready(views: Views, ready: watch::Sender<bool>) {
     let mut registrations = views.registrations;
-    let settled = registrations
-        .wait_for(|all| {
-            all.len() == resources && all.values().all(|status| status.registered || status.awaiting_kubelet || status.problem.is_some())
-        })
-        .await;
+    let inventory = views.inventory;
+    let is_settled = |status: &ResourceStatus| status.registered || status.awaiting_kubelet || status.problem.is_some();
+    let settled = registrations.wait_for(|all| inventory.borrow().resources.keys().all(|name| all.get(name).is_some_and(is_settled))).await;
     if settled.is_ok() {
         ready.send_replace(true);
     }

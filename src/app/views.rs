@@ -1,5 +1,6 @@
 //! What a running daemon shows of itself: its actors and its snapshots.
 
+use super::reload::ConfigReport;
 use super::supervisor::Handle;
 use crate::discovery::DiscoveryActor;
 use crate::domain::{Due, Grant, Inventory, Kept, KubeletGeneration, ResourceName};
@@ -41,6 +42,8 @@ pub struct Views {
     pub registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
     /// The kubelet's socket.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// The configuration.
+    pub config: watch::Receiver<ConfigReport>,
     /// How the ledger is kept.
     pub kept: watch::Receiver<Kept>,
     /// What was wrong with the ledger at the start.

@@ -1,7 +1,8 @@
 //! The host watch: turns what happens on disk and in the kernel into messages. Every message is only a reason to look;
 //! a slow poll looks anyway.
 
-use crate::domain::{DeviceClass, KubeletGeneration, ResourceSpec, Source};
+use super::reload;
+use crate::domain::{DeviceClass, KubeletGeneration, Plan, Source};
 use crate::hardware;
 use crate::health::Judgement;
 use crate::host::{self, Change, DirWatch, HostRoot, Uevent, UeventSocket};
@@ -12,7 +13,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 /// inotify may drop events; this looks at what they would have told.
@@ -26,6 +27,8 @@ const RESCAN_AFTER: Duration = Duration::from_millis(10);
 const RESCAN_EVERY: Duration = Duration::from_millis(50);
 /// The kubelet writes its checkpoint once for each container of a pod.
 const RECONCILE_AFTER: Duration = Duration::from_millis(50);
+/// The kubelet exchanges the files of one volume at once; those of several one after the other.
+const RELOAD_AFTER: Duration = Duration::from_millis(200);
 
 /// Where the kubelet listens for registrations.
 pub(super) fn kubelet_socket(device_plugins: &Path) -> PathBuf {
@@ -36,7 +39,11 @@ pub(super) fn kubelet_socket(device_plugins: &Path) -> PathBuf {
 pub(super) struct Watcher {
     pub(super) device_plugins: PathBuf,
     pub(super) host_root: HostRoot,
-    pub(super) specs: Arc<[Arc<ResourceSpec>]>,
+    pub(super) plan: watch::Receiver<Arc<Plan>>,
+    /// Where the configuration lies.
+    pub(super) config_dirs: [PathBuf; 2],
+    /// Told when it was exchanged. One that waits stands for all.
+    pub(super) config_changed: mpsc::Sender<()>,
     pub(super) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
     pub(super) sockets: Arc<Sockets>,
     pub(super) rescan: Mailbox<Rescan>,
@@ -54,6 +61,8 @@ enum Event {
     Uevent(std::io::Result<Option<Uevent>>),
     RescanDue,
     ReconcileDue,
+    ReloadDue,
+    Planned,
     Poll,
 }
 
@@ -71,7 +80,8 @@ impl Watcher {
     /// Directories whose entries matter: the kubelet's, our sockets', and those of device nodes.
     fn directories(&self) -> BTreeSet<PathBuf> {
         let mut dirs = BTreeSet::from([self.device_plugins.clone(), self.sockets.directory().to_owned()]);
-        for spec in self.specs.iter() {
+        dirs.extend(self.config_dirs.iter().cloned());
+        for spec in self.plan.borrow().specs.iter() {
             if spec.class != DeviceClass::Char {
                 dirs.insert(self.host_root.path("dev"));
             }
@@ -85,7 +95,7 @@ impl Watcher {
         dirs
     }
 
-    pub(super) async fn run(self) {
+    pub(super) async fn run(mut self) {
         let mut watch = match DirWatch::new(self.directories()) {
             Ok(watch) => Some(watch),
             Err(error) => {
@@ -97,6 +107,7 @@ impl Watcher {
         let mut poll_at = Instant::now() + host::until_tick(POLL);
         let (mut rescan_at, mut reconcile_at) = (None, Some(Instant::now()));
         let mut may_rescan = Instant::now();
+        let (mut links, mut reload_at) = (reload::data_links(&self.config_dirs), None);
         // The kubelet may have come between the first look and the watch.
         self.look();
         loop {
@@ -105,9 +116,23 @@ impl Watcher {
                 uevent = next(uevents.as_ref(), |socket| socket.next()) => Event::Uevent(uevent),
                 () = at(rescan_at) => Event::RescanDue,
                 () = at(reconcile_at) => Event::ReconcileDue,
+                () = at(reload_at) => Event::ReloadDue,
+                Ok(()) = self.plan.changed() => Event::Planned,
                 () = tokio::time::sleep_until(poll_at) => Event::Poll,
             };
             let is_poll = matches!(event, Event::Poll);
+            let may_be_exchanged = match &event {
+                Event::Change(Ok(Change::Entry { dir, name })) => name == reload::DATA_LINK && self.config_dirs.contains(dir),
+                Event::Change(Ok(Change::Anything)) | Event::Poll => true,
+                _ => false,
+            };
+            if may_be_exchanged {
+                let now = reload::data_links(&self.config_dirs);
+                if now != links && now.iter().any(Option::is_some) {
+                    reload_at.get_or_insert_with(|| Instant::now() + RELOAD_AFTER);
+                }
+                links = now;
+            }
             match event {
                 Event::Change(Ok(Change::Entry { dir, name })) if dir == self.device_plugins => {
                     if name == "kubelet.sock" {
@@ -117,6 +142,7 @@ impl Watcher {
                     }
                 }
                 Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => self.look(),
+                Event::Change(Ok(Change::Entry { dir, .. })) if self.config_dirs.contains(&dir) => {}
                 Event::Change(Ok(Change::Entry { .. })) => {
                     rescan_at.get_or_insert_with(|| may_rescan.max(Instant::now() + RESCAN_AFTER));
                 }
@@ -147,6 +173,16 @@ impl Watcher {
                     reconcile_at = None;
                     self.reconcile.tell(Reconcile);
                     self.checkpoint_written.tell(CheckpointWritten);
+                }
+                Event::ReloadDue => {
+                    reload_at = None;
+                    // One that waits already is as good.
+                    let _ = self.config_changed.try_send(());
+                }
+                Event::Planned => {
+                    if let Some(watch) = &mut watch {
+                        watch.want(self.directories());
+                    }
                 }
                 Event::Poll => {
                     if let Some(watch) = &mut watch {

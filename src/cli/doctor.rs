@@ -48,7 +48,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     }
     let (facts, report) = doctor::look(&place);
     if let Some(to) = &options.bundle {
-        let loaded = config::load(global.config.as_deref()).ok();
+        let loaded = config::load(global.config.as_deref(), &global.node(None)).ok();
         let grants = store::peek(&global.state_dir).map(|recovered| recovered.grants).unwrap_or_default();
         let redactor = Redactor::of(loaded.as_ref(), &grants);
         let bundle = Bundle::collect(&place, &facts, &report, redactor, |words| verb(global, words), log);

@@ -1,6 +1,7 @@
 //! The command line: verbs, output and exit codes. Data on standard output, everything else on standard error.
 
 pub mod bench;
+pub mod configuration;
 pub mod demo;
 pub mod device;
 pub mod discover;
@@ -24,7 +25,7 @@ pub mod who;
 
 use self::exit::Failed;
 use self::screen::Colour;
-use crate::config::{self, Roots};
+use crate::config::{self, Node, Roots};
 use crate::telemetry::logging::{self, LogFormat};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -116,6 +117,9 @@ enum Verb {
     Device(device::Verb),
     /// Have the running daemon hand over to this binary, without an Allocate that fails: after an upgrade
     Handover,
+    /// Check the configuration, show what it comes to, take one over from another plugin
+    #[command(subcommand)]
+    Config(configuration::Verb),
     /// Work on the ledger
     #[command(subcommand)]
     Ledger(ledger::Verb),
@@ -131,8 +135,13 @@ impl Global {
         Roots { host: self.host_root.clone(), kubelet: self.kubelet_dir.clone(), state: self.state_dir.clone(), run: self.run_dir.clone() }
     }
 
+    /// The node that a configuration is read for: this one, or one of another name.
+    fn node(&self, name: Option<&str>) -> Node {
+        name.map_or_else(|| Node::here(&self.host_root), |name| Node::named(name, &self.host_root))
+    }
+
     fn load_config(&self) -> Result<config::Config, Failed> {
-        Ok(config::load(self.config.as_deref())?)
+        Ok(config::load(self.config.as_deref(), &self.node(None))?)
     }
 }
 
@@ -171,6 +180,7 @@ pub fn main() -> ExitCode {
         Verb::Who(options) => who::run(&global, &options),
         Verb::History(options) => history::run(&global, &options),
         Verb::Device(verb) => device::run(&global, &verb),
+        Verb::Config(verb) => configuration::run(&global, &verb),
         Verb::Ledger(verb) => ledger::run(&global, &verb),
         Verb::Bench(verb) => bench::run(&global, &verb),
     })

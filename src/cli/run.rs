@@ -49,8 +49,9 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 }
 
 async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {
-    stay_at_hangups()?;
     heartbeat::begin();
+    // From the first moment on it ends nothing; one that comes during the start, or a handover, is answered after it.
+    let hangups = signal(SignalKind::hangup())?;
     let mut signals = Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let (app, former) = tokio::select! {
         started = start(&settings, take_over) => started?,
@@ -58,7 +59,7 @@ async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {
         _ = signals.next() => return Ok(()),
     };
     let relieving = relieve(&app, former, settings.config.detaches);
-    Daemon { relieving, settings, former: None, upgrade: None }.live(app, &mut signals).await
+    Daemon { hangups, relieving, settings, former: None, upgrade: None }.live(app, &mut signals).await
 }
 
 async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Former>), Failed> {
@@ -94,7 +95,7 @@ fn relieve(app: &App, former: Option<Former>, detaches: bool) -> JoinHandle<Opti
             // systemd listens to the main process, which this one is when the former instance has said so and ended.
             drop(tokio::time::timeout(NAMED_WITHIN, relieved.gone()).await);
         }
-        notify(NotifyState::Ready);
+        notify(&[NotifyState::Ready]);
         tracing::info!("ready");
         relieved
     })
@@ -123,6 +124,8 @@ struct Upgrade {
 
 /// The daemon through all of its handovers.
 struct Daemon {
+    /// SIGHUP, to have the configuration read anew.
+    hangups: Signal,
     settings: Settings,
     /// Becomes ready, and takes over from a former instance.
     relieving: JoinHandle<Option<Relieved>>,
@@ -134,17 +137,19 @@ struct Daemon {
 impl Daemon {
     async fn live(mut self, mut app: App, signals: &mut Signals) -> Result<(), Failed> {
         loop {
+            let mut signal = None;
             tokio::select! {
-                signal = signals.next() => {
-                    tracing::info!(signal, "ending: open requests first, streams last");
-                    self.end(app).await;
-                    return Ok(());
+                ends = signals.next() => signal = Some(ends),
+                _ = self.hangups.recv() => {
+                    tracing::info!("SIGHUP: reading the configuration anew");
+                    signal = self.reload(&mut app, signals).await;
                 }
                 event = app.event() => match event {
                     AppEvent::Escalated(actor) => {
                         self.end(app).await;
                         return Err(Failed::new(ESCALATED, format_args!("the {actor} actor died too often; see the log for its panics")));
                     }
+                    AppEvent::ConfigChanged => signal = self.reload(&mut app, signals).await,
                     AppEvent::Upgrade(order) => self.begin(order),
                     AppEvent::Asked(asked) => match self.give(app, asked, signals).await? {
                         Some(back) => app = back,
@@ -153,12 +158,39 @@ impl Daemon {
                 },
                 why = failed(&mut self.upgrade) => self.fail(why),
             }
+            if let Some(signal) = signal {
+                tracing::info!(signal, "ending: open requests first, streams last");
+                self.end(app).await;
+                return Ok(());
+            }
         }
+    }
+
+    /// Has the configuration read anew. The signal, if one comes meanwhile that ends the daemon.
+    async fn reload(&mut self, app: &mut App, signals: &mut Signals) -> Option<&'static str> {
+        // Before READY was promised there is nothing to take back, and it must not be promised here.
+        let is_ready = self.relieving.is_finished();
+        if is_ready {
+            match NotifyState::monotonic_usec_now() {
+                Ok(now) => notify(&[NotifyState::Reloading, now]),
+                Err(error) => tracing::warn!(%error, "systemd could not be told of a reload"),
+            }
+        }
+        let ends = tokio::select! {
+            // It says itself what came of it.
+            _ = app.reload() => None,
+            ends = signals.next() => Some(ends),
+        };
+        self.settings.config = app.config().clone();
+        if is_ready && ends.is_none() {
+            notify(&[NotifyState::Ready]);
+        }
+        ends
     }
 
     async fn end(&self, app: App) {
         self.relieving.abort();
-        notify(NotifyState::Stopping);
+        notify(&[NotifyState::Stopping]);
         app.shut_down().await;
     }
 
@@ -206,7 +238,7 @@ impl Daemon {
                 if let Some(Upgrade { child, answer, .. }) = own
                     && let Some(pid) = child.id()
                 {
-                    notify(NotifyState::MainPid(pid));
+                    notify(&[NotifyState::MainPid(pid)]);
                     drop(answer.send(Ok(Installed { from: env!("CARGO_PKG_VERSION").into(), to: version, pid })));
                     // The answer is written before this process ends.
                     for _ in 0..TURNS {
@@ -245,20 +277,9 @@ fn in_words(status: ExitStatus) -> String {
     meaning.map_or_else(|| status.to_string(), |meaning| format!("{status}: {meaning}"))
 }
 
-/// SIGHUP ends nothing: a service manager or a person sends it to have the configuration read anew.
-fn stay_at_hangups() -> std::io::Result<()> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    tokio::spawn(async move {
-        while hangup.recv().await.is_some() {
-            tracing::warn!("SIGHUP: the configuration is read at the start only; restart the daemon to have it read anew");
-        }
-    });
-    Ok(())
-}
-
 /// Tells systemd, where it listens.
-fn notify(state: NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(&[state]) {
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "systemd could not be told");
     }
 }

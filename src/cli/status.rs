@@ -45,7 +45,7 @@ fn text(status: &Status, screen: Screen) -> String {
     };
     let problems = status.problems();
     let verdict = screen.paint(if problems.is_empty() { Tint::Green } else { Tint::Red }, &verdict(&problems));
-    let mut text = format!("holdfast {}, {ready}, up {uptime}; {kubelet}\n{verdict}\n", status.version);
+    let mut text = format!("holdfast {}, {ready}, up {uptime}; {kubelet}\nconfiguration: {}\n{verdict}\n", status.version, status.config);
     if !status.resources.is_empty() {
         text += &format!("\n{}", resources(&status.resources).on(screen));
     }
@@ -84,6 +84,7 @@ fn resources(reports: &[ResourceReport]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::app::ConfigReport;
     use crate::domain::{Kept, KubeletGeneration};
     use std::collections::BTreeMap;
 
@@ -108,6 +109,7 @@ mod tests {
             uptime_seconds: 3720,
             ready: true,
             kubelet: Some(KubeletGeneration { inode: 1, made_ns: 2 }),
+            config: ConfigReport::default(),
             ledger: Kept { journal: true, database: true, not_durable: 0 },
             recovery: None,
             hooks: Vec::new(),
@@ -121,6 +123,7 @@ mod tests {
     fn a_daemon_in_order_says_so_and_no_more() {
         let wanted = "\
 holdfast 0.1.0, ready, up 1h 2m; kubelet present, 1 of 1 resources registered
+configuration: none: known hardware is offered under its usual names
 everything is in order
 
 RESOURCE        REGISTERED  DEVICES  HEALTHY  HELD  API      LAST REGISTRATION
@@ -149,6 +152,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             Status { ready: false, resources: vec![refused], ailing: vec![sick.clone()], recovery: Some("1 missing".into()), ..status() };
         let wanted = "\
 holdfast 0.1.0, not ready yet, up 1h 2m; kubelet present, 0 of 1 resources registered
+configuration: none: known hardware is offered under its usual names
 2 things are wrong
 
 RESOURCE     REGISTERED  DEVICES  HEALTHY  HELD  API      LAST REGISTRATION

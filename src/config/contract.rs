@@ -72,7 +72,7 @@ fn sriov(options: SriovOptions) -> Result<SriovOptions, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::load;
+    use super::super::{Node, load};
     use crate::domain::{
         ByPath, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode, IntelFpgaOptions, IntelGpuOptions, NvidiaOptions,
         SriovOptions, VdpaType, XilinxOptions,
@@ -84,7 +84,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
         std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"{class}\"\n{rest}\n")).unwrap();
-        load(Some(&file)).map(|config| config.resources[0].contract.clone()).map_err(|error| error.to_string())
+        load(Some(&file), &Node::default()).map(|config| config.resources[0].contract.clone()).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What is wrong with a configuration, in one sentence.
 
+use super::tree::Place;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -7,25 +8,56 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     file: Option<PathBuf>,
-    line: Option<usize>,
+    /// Line and column.
+    at: Option<(usize, usize)>,
     problem: String,
 }
 
 impl ConfigError {
-    pub(super) fn new(problem: impl Into<String>) -> Self {
-        ConfigError { file: None, line: None, problem: problem.into() }
+    pub(crate) fn new(problem: impl Into<String>) -> Self {
+        ConfigError { file: None, at: None, problem: problem.into() }
     }
 
     pub(super) fn in_file(self, file: &Path) -> Self {
         ConfigError { file: Some(file.to_owned()), ..self }
     }
 
+    /// At a place, where it is known.
+    pub(super) fn at(self, place: Option<&Place>) -> Self {
+        match place {
+            Some(place) => ConfigError { file: Some(place.file.to_path_buf()), at: Some((place.line, place.column)), ..self },
+            None => self,
+        }
+    }
+
     /// Says the parser's error in our words: one line, with the nearest valid key.
-    pub(super) fn of_toml(error: &toml::de::Error, text: &str, file: &Path) -> Self {
-        let before = error.span().and_then(|span| text.get(..span.start));
-        let line = before.map(|before| before.matches('\n').count() + 1);
+    pub(super) fn of_parser(error: &toml::de::Error, place: Option<Place>) -> Self {
         let message = error.message().lines().next().unwrap_or("not valid TOML");
-        ConfigError { file: Some(file.to_owned()), line, problem: explain(message) }
+        ConfigError::new(explain(message)).at(place.as_ref())
+    }
+
+    /// The file that is meant.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// The line, counted from 1.
+    #[must_use]
+    pub fn line(&self) -> Option<usize> {
+        self.at.map(|(line, _)| line)
+    }
+
+    /// The column, in characters counted from 1.
+    #[must_use]
+    pub fn column(&self) -> Option<usize> {
+        self.at.map(|(_, column)| column)
+    }
+
+    /// What is wrong, and what would be right.
+    #[must_use]
+    pub fn problem(&self) -> &str {
+        &self.problem
     }
 }
 
@@ -35,8 +67,8 @@ impl fmt::Display for ConfigError {
         if let Some(file) = &self.file {
             write!(f, " `{}`", file.display())?;
         }
-        if let Some(line) = self.line {
-            write!(f, ", line {line}")?;
+        if let Some((line, column)) = self.at {
+            write!(f, ", line {line}, column {column}")?;
         }
         write!(f, ": {}", self.problem)
     }
@@ -44,12 +76,32 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a question with the nearest answer.
+/// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a question with the nearest answer, and its types into
+/// words of TOML.
 fn explain(message: &str) -> String {
+    if let Some((found, wanted)) = message.strip_prefix("invalid type: ").and_then(|rest| rest.split_once(", expected ")) {
+        let wanted = match wanted {
+            "u32" | "u64" | "usize" => "a whole number that is not negative",
+            "a sequence" => "a list such as [\"a\", \"b\"]",
+            "a boolean" => "`true` or `false`",
+            "a string" | "path string" | "string or table" => "a text in quotes",
+            "a map" => "a table such as { key = \"value\" }",
+            wanted if wanted.starts_with("struct ") => "a table such as { key = \"value\" }",
+            wanted => wanted,
+        };
+        return format!("found {}, where {wanted} is expected", found.replace("sequence", "a list").replace("map", "a table"));
+    }
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let kind = ["unknown field", "unknown variant"].into_iter().find(|kind| message.starts_with(kind));
-    let (Some(kind), [unknown, known @ ..]) = (kind, quoted.as_slice()) else { return message.to_owned() };
-    let what = if kind == "unknown field" { "key" } else { "value" };
+    match (kind, quoted.as_slice()) {
+        (Some("unknown field"), [unknown, known @ ..]) => self::unknown("key", unknown, known),
+        (Some(_), [unknown, known @ ..]) => self::unknown("value", unknown, known),
+        _ => message.to_owned(),
+    }
+}
+
+/// An unknown key or value, with the nearest known one or with all of them.
+pub(super) fn unknown(what: &str, unknown: &str, known: &[&str]) -> String {
     match nearest(unknown, known) {
         Some(near) => format!("unknown {what} `{unknown}`; did you mean `{near}`?"),
         None => format!("unknown {what} `{unknown}`; known are {}", list(known)),
@@ -78,5 +130,12 @@ mod tests {
         let far = "unknown field `zzz`, expected `listen`";
         assert_eq!(explain(far), "unknown key `zzz`; known are `listen`");
         assert_eq!(explain("missing field `name`"), "missing field `name`");
+    }
+
+    #[test]
+    fn a_wrong_type_is_said_in_words_of_toml() {
+        let said = explain("invalid type: string \"4\", expected u32");
+        assert_eq!(said, "found string \"4\", where a whole number that is not negative is expected");
+        assert_eq!(explain("invalid type: map, expected a sequence"), "found a table, where a list such as [\"a\", \"b\"] is expected");
     }
 }

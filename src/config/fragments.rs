@@ -159,6 +159,7 @@ pub(super) struct Select {
     pub(super) iommu_group: Vec<u32>,
     pub(super) mdev_type: Vec<String>,
     pub(super) part: Option<bool>,
+    pub(super) interface: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]

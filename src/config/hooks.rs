@@ -88,7 +88,7 @@ fn command(phase: Phase, argv: &[String], timeout: Option<&str>) -> Result<Hook,
 
 #[cfg(test)]
 mod tests {
-    use super::super::load;
+    use super::super::{Node, load};
     use super::*;
 
     /// The hooks of a GPU resource that says this, or the sentence.
@@ -97,7 +97,7 @@ mod tests {
         let file = dir.path().join("config.toml");
         let class = if text.contains("class =") { "" } else { "class = \"gpu\"\n" };
         std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\n{class}{text}\n")).unwrap();
-        load(Some(&file)).map(|config| config.resources[0].hooks.clone()).map_err(|error| error.to_string())
+        load(Some(&file), &Node::default()).map(|config| config.resources[0].hooks.clone()).map_err(|error| error.to_string())
     }
 
     fn command(argv: &[&str], seconds: u64) -> Option<Hook> {

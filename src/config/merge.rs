@@ -1,56 +1,227 @@
-//! Reads the files and lays them over each other.
+//! Reads the files, looks at every part of them, and lays them over each other.
 
+use super::error::unknown;
 use super::fragments::Fragment;
+use super::keys;
+use super::node::{Node, Section};
+use super::tree::{Entry, Is, Rendered, Table, Value};
 use super::{Config, ConfigError, DEFAULT_PATH, validate};
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Loads the configuration from `file` (else the default path) and the `*.toml` drop-ins of `config.d` beside it.
+/// Loads the configuration from `file` (else the default path), the `*.toml` drop-ins of `config.d` beside it, and their
+/// sections for this node.
 ///
 /// A missing default file is an empty one; a file that was asked for must be there.
 ///
 /// # Errors
 /// One sentence: which file, which line, what is wrong, what would be right.
-pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
-    let main = file.unwrap_or(Path::new(DEFAULT_PATH));
-    let mut files = Vec::new();
-    let mut merged = Fragment::default();
-    for path in std::iter::once(main.to_owned()).chain(drop_ins(main)?) {
-        match std::fs::read_to_string(&path) {
-            Ok(text) => {
-                let fragment = toml::from_str(&text).map_err(|error| ConfigError::of_toml(&error, &text, &path))?;
-                // Checked alone first, so that an error of a value names its file.
-                let checked = validate::validate(&fragment, Vec::new()).map_err(|error| error.in_file(&path));
-                checked?;
-                lay_over(&mut merged, fragment);
-                files.push(path);
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound && file.is_none() => {}
-            Err(error) => return Err(ConfigError::new(format!("cannot be read: {error}; `--config` names the file")).in_file(&path)),
-        }
-    }
-    validate::validate(&merged, files)
+pub fn load(file: Option<&Path>, node: &Node) -> Result<Config, ConfigError> {
+    let examined = Examined::of(file, node);
+    Ok(Config { asked: file.map(Path::to_owned), node: node.clone(), hash: examined.hash, ..examined.config()? })
 }
 
-fn lay_over(merged: &mut Fragment, fragment: Fragment) {
-    let Fragment { ledger, telemetry, kubelet, cdi, device_info, health, nvidia, upgrade, labels, resource } = fragment;
-    merged.ledger.durability = ledger.durability.or(merged.ledger.durability);
-    merged.ledger.history_age = ledger.history_age.or(merged.ledger.history_age.take());
-    merged.ledger.history_size = ledger.history_size.or(merged.ledger.history_size);
-    merged.ledger.refuse = ledger.refuse.or(merged.ledger.refuse);
-    merged.ledger.when_not_durable = ledger.when_not_durable.or(merged.ledger.when_not_durable);
-    merged.telemetry.listen = telemetry.listen.or(merged.telemetry.listen.take());
-    merged.kubelet.pod_resources_socket = kubelet.pod_resources_socket.or(merged.kubelet.pod_resources_socket.take());
-    merged.cdi.directory = cdi.directory.or(merged.cdi.directory.take());
-    merged.device_info.directory = device_info.directory.or(merged.device_info.directory.take());
-    merged.upgrade.detach = upgrade.detach.or(merged.upgrade.detach);
-    merged.health.poll = health.poll.or(merged.health.poll.take());
-    merged.health.fatal_xids = health.fatal_xids.or(merged.health.fatal_xids.take());
-    merged.health.ignore = health.ignore.or(merged.health.ignore.take());
-    merged.health.at_kubelet_start = health.at_kubelet_start.or(merged.health.at_kubelet_start);
-    merged.labels.features_d = labels.features_d.or(merged.labels.features_d.take());
-    merged.nvidia.nvml = nvidia.nvml.or(merged.nvidia.nvml.take());
-    merged.resource.extend(resource);
+/// What the files say, and everything that is wrong with them.
+#[derive(Debug, Default)]
+pub struct Examined {
+    /// The files that were read, in this order.
+    pub files: Vec<PathBuf>,
+    /// The sections for some nodes, in the order in which they are laid over the rest.
+    pub sections: Vec<Section>,
+    /// The mistakes, at most one of each table and resource.
+    pub problems: Vec<ConfigError>,
+    pub(super) merged: Table,
+    /// CRC-32 of the texts of the files.
+    hash: u32,
+}
+
+impl Examined {
+    /// Reads the same files as [`load`] does.
+    #[must_use]
+    pub fn of(file: Option<&Path>, node: &Node) -> Self {
+        Self::with_main(file, None, node)
+    }
+
+    /// The same, were `instead` the main file.
+    #[must_use]
+    pub fn with_main(file: Option<&Path>, instead: Option<&Path>, node: &Node) -> Self {
+        let main = file.unwrap_or(Path::new(DEFAULT_PATH));
+        let mut examined = Examined::default();
+        let drop_ins = drop_ins(main).unwrap_or_else(|problem| {
+            examined.problems.push(problem);
+            Vec::new()
+        });
+        let may_be_missing = file.or(instead).is_none();
+        for path in std::iter::once(instead.unwrap_or(main).to_owned()).chain(drop_ins) {
+            match std::fs::read(&path) {
+                Ok(bytes) => examined.take(&bytes, &path, node),
+                Err(error) if error.kind() == io::ErrorKind::NotFound && may_be_missing => {}
+                Err(error) => {
+                    let problem = ConfigError::new(format!("cannot be read: {error}; `--config` names the file"));
+                    examined.problems.push(problem.in_file(&path));
+                }
+            }
+        }
+        examined.merge()
+    }
+
+    /// One file alone, that has this content.
+    #[must_use]
+    pub fn alone(bytes: &[u8], path: &Path, node: &Node) -> Self {
+        let mut examined = Examined::default();
+        examined.take(bytes, path, node);
+        examined.merge()
+    }
+
+    /// The configuration that follows.
+    ///
+    /// # Errors
+    /// The first mistake.
+    pub fn config(&self) -> Result<Config, ConfigError> {
+        if let Some(problem) = self.problems.first() {
+            return Err(problem.clone());
+        }
+        let rendered = Rendered::of(&self.merged, None);
+        let fragment = toml::from_str(&rendered.text).map_err(|error| of_rendered(&error, &rendered))?;
+        validate::validate(&fragment, self.files.clone())
+    }
+
+    fn take(&mut self, bytes: &[u8], path: &Path, node: &Node) {
+        self.files.push(path.to_owned());
+        let mut hash = crc32fast::Hasher::new_with_initial(self.hash);
+        hash.update(bytes);
+        self.hash = hash.finalize();
+        let read = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to(), path));
+        let mut table = match read.and_then(|text| Table::parse(text, path)) {
+            Ok(table) => table,
+            Err(problem) => return self.problems.push(problem),
+        };
+        let sections = table.take("node");
+        self.examine(&table);
+        lay_over(&mut self.merged, table);
+        let Some(Entry { value, place, .. }) = sections else { return };
+        let Some(list) = value.as_list() else {
+            let problem = ConfigError::new("`node` is a list of sections; one begins with [[node]]");
+            return self.problems.push(problem.at(place.as_ref()));
+        };
+        for value in list {
+            match Section::read(value, node) {
+                Ok(section) => {
+                    self.examine(&section.table);
+                    self.no_twins(&section.table);
+                    self.sections.push(section);
+                }
+                Err(problem) => self.problems.push(problem),
+            }
+        }
+    }
+
+    /// Looks at each part of a file by itself, so that one mistake hides no other.
+    fn examine(&mut self, Table(entries): &Table) {
+        for entry in entries {
+            let whole = Value { place: entry.place.clone(), is: entry.value.is.clone() };
+            match (&*entry.key, &entry.value.is) {
+                ("resource", Is::List(list)) => {
+                    for resource in list {
+                        self.examine_part(&entry.key, Is::List(vec![resource.clone()]), resource);
+                    }
+                }
+                (key, _) if keys::TABLES.contains(&key) => self.examine_part(key, entry.value.is.clone(), &whole),
+                (key, _) => {
+                    let known: Vec<&str> = keys::TABLES.iter().copied().chain(["node"]).collect();
+                    self.problems.push(ConfigError::new(unknown("key", key, &known)).at(entry.place.as_ref()));
+                }
+            }
+        }
+    }
+
+    fn examine_part(&mut self, key: &str, is: Is, part: &Value) {
+        let mut alone = Table::default();
+        alone.set(key, is);
+        let rendered = Rendered::of(&alone, None);
+        let problem = match toml::from_str::<Fragment>(&rendered.text) {
+            Ok(fragment) => validate::validate(&fragment, Vec::new()).err().map(|problem| {
+                let place = part.place_of(beside_name(problem.problem()));
+                problem.at(place.as_ref())
+            }),
+            Err(error) => Some(of_rendered(&error, &rendered)),
+        };
+        self.problems.extend(problem.map(|problem| if problem.line().is_some() { problem } else { problem.at(part.place.as_ref()) }));
+    }
+
+    /// Every resource needs a name of its own; but one of a section takes the place of the one with its name.
+    fn no_twins(&mut self, table: &Table) {
+        let mut names = BTreeSet::new();
+        for name in resources(table).iter().filter_map(name_of) {
+            let Some(text) = name.as_text().filter(|text| !names.insert(*text)) else { continue };
+            let problem = format!("two resources are named `{text}`; every resource needs a name of its own");
+            self.problems.push(ConfigError::new(problem).at(name.place.as_ref()));
+        }
+    }
+
+    fn merge(mut self) -> Self {
+        let merged = std::mem::take(&mut self.merged);
+        self.no_twins(&merged);
+        self.merged = merged;
+        let place = |problem: &ConfigError| {
+            let file = self.files.iter().position(|file| Some(file.as_path()) == problem.file());
+            (file, problem.line(), problem.column())
+        };
+        self.problems.sort_by_key(place);
+        for section in self.sections.iter().filter(|section| section.matches) {
+            let mut table = section.table.clone();
+            let resources = table.take("resource");
+            lay_over(&mut self.merged, table);
+            let Some(Is::List(resources)) = resources.map(|entry| entry.value.is) else { continue };
+            let Some(there) = self.merged.list_mut("resource") else { continue };
+            for resource in resources {
+                let name = name_of(&resource).and_then(Value::as_text);
+                match there.iter_mut().find(|there| name.is_some() && name_of(there).and_then(Value::as_text) == name) {
+                    Some(there) => *there = resource,
+                    None => there.push(resource),
+                }
+            }
+        }
+        self
+    }
+}
+
+/// Later keys win, resources add up.
+fn lay_over(merged: &mut Table, over: Table) {
+    for entry in over.0 {
+        let there = merged.0.iter_mut().find(|there| there.key == entry.key);
+        match (there.map(|there| &mut there.value.is), entry.value.is) {
+            (Some(Is::Table(there)), Is::Table(over)) => over.0.into_iter().for_each(|entry| there.put(entry)),
+            (Some(Is::List(there)), Is::List(over)) => there.extend(over),
+            (_, is) => merged.put(Entry { value: Value { is, ..entry.value }, ..entry }),
+        }
+    }
+}
+
+fn resources(table: &Table) -> &[Value] {
+    table.get("resource").and_then(Value::as_list).unwrap_or_default()
+}
+
+fn name_of(resource: &Value) -> Option<&Value> {
+    resource.as_table()?.get("name")
+}
+
+/// What a sentence says behind the name of the resource.
+fn beside_name(sentence: &str) -> &str {
+    sentence.strip_prefix("resource `").and_then(|rest| rest.split_once("`: ")).map_or(sentence, |(_, rest)| rest)
+}
+
+fn of_rendered(error: &toml::de::Error, rendered: &Rendered) -> ConfigError {
+    let place = error.span().and_then(|span| rendered.place(span.start));
+    ConfigError::of_parser(error, place)
+}
+
+fn not_utf8(bytes: &[u8], valid: usize, path: &Path) -> ConfigError {
+    let before = String::from_utf8_lossy(&bytes[..valid]);
+    let (line, column) = (before.matches('\n').count() + 1, before.chars().rev().take_while(|c| *c != '\n').count() + 1);
+    let place = super::tree::Place { file: path.into(), line, column };
+    ConfigError::new("a byte that is not UTF-8, as all of TOML is").at(Some(&place))
 }
 
 fn drop_ins(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
@@ -76,12 +247,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
         std::fs::write(&file, text).unwrap();
-        load(Some(&file)).unwrap_err().to_string()
+        load(Some(&file), &Node::default()).unwrap_err().to_string()
     }
 
     #[test]
     fn the_example_of_the_documentation_is_valid() {
-        let config = load(Some(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/config.toml")))).unwrap();
+        let config = load(Some(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/config.toml"))), &Node::default()).unwrap();
         assert!(config.resources.is_empty(), "everything in the shipped file is a comment");
     }
 
@@ -95,7 +266,7 @@ mod tests {
         drop_in("20.toml", "[telemetry]\nlisten = \"off\"\n[ledger]\nhistory_age = \"365d\"");
         drop_in("10.toml", "[telemetry]\nlisten = \"127.0.0.1:2\"\n[[resource]]\nname = \"a.b/d\"\nclass = \"nvme\"\n");
         drop_in("30.toml.rpmsave", "nonsense");
-        let config = load(Some(&file)).unwrap();
+        let config = load(Some(&file), &Node::default()).unwrap();
         assert_eq!(config.listen, None);
         assert_eq!(config.retention, Retention { age: Duration::from_secs(365 * 24 * 3600), grants: 5000 });
         assert_eq!(config.resources.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["a.b/c", "a.b/d"]);
@@ -108,10 +279,16 @@ mod tests {
         std::fs::create_dir(dir.path().join("config.d")).unwrap();
         let file = dir.path().join("config.toml");
         std::fs::write(&file, "").unwrap();
-        assert_eq!(load(Some(&file)).unwrap().policy, Policy { refuse: Refuse::Proven, when_not_durable: WhenNotDurable::Refuse });
+        assert_eq!(
+            load(Some(&file), &Node::default()).unwrap().policy,
+            Policy { refuse: Refuse::Proven, when_not_durable: WhenNotDurable::Refuse }
+        );
         std::fs::write(&file, "[ledger]\nrefuse = \"never\"\nwhen_not_durable = \"refuse\"\n").unwrap();
         std::fs::write(dir.path().join("config.d/1.toml"), "[ledger]\nwhen_not_durable = \"serve\"\n").unwrap();
-        assert_eq!(load(Some(&file)).unwrap().policy, Policy { refuse: Refuse::Never, when_not_durable: WhenNotDurable::Serve });
+        assert_eq!(
+            load(Some(&file), &Node::default()).unwrap().policy,
+            Policy { refuse: Refuse::Never, when_not_durable: WhenNotDurable::Serve }
+        );
     }
 
     #[test]
@@ -120,8 +297,8 @@ mod tests {
         let select = |rest: &str| format!("[[resource]]\nname = \"a.b/c\"\nclass = \"nic\"\nselect = {{ {rest} }}");
         for (text, expected) in [
             ("[nvidia]\nnvml = \"on\"".to_owned(), "`nvidia.nvml` is `on`, but must be `auto`, `off`, or the absolute path"),
-            ("[ledgr]\n".to_owned(), "line 1: unknown key `ledgr`; did you mean `ledger`?"),
-            (resource("replica = 3"), "line 4: unknown key `replica`; did you mean `replicas`?"),
+            ("[ledgr]\n".to_owned(), "line 1, column 2: unknown key `ledgr`; did you mean `ledger`?"),
+            (resource("replica = 3"), "line 4, column 1: unknown key `replica`; did you mean `replicas`?"),
             (resource("paths = [{ hots = \"/dev/fuse\" }]"), "unknown key `hots`; did you mean `host`?"),
             (resource("replicas = 0\npaths = [\"/dev/fuse\"]"), "resource `a.b/c`: `replicas` is 0"),
             (resource(""), "resource `a.b/c`: the class `char` needs `paths`"),
@@ -177,6 +354,7 @@ mod tests {
             let sentence = sentence(&text);
             assert!(sentence.contains(expected), "{sentence}\nshould contain: {expected}");
             assert_eq!(sentence.lines().count(), 1, "{sentence}");
+            assert!(sentence.contains("`, line ") && sentence.contains(", column "), "{sentence}");
         }
     }
 
@@ -192,12 +370,17 @@ mod tests {
             "{ host = \"/dev/a\", container = \"/dev/b\" }, { host = \"/dev/b\", container = \"/dev/a\" }",
         ] {
             std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\npaths = [{paths}]")).unwrap();
-            load(Some(&file)).unwrap();
+            load(Some(&file), &Node::default()).unwrap();
         }
     }
 
     #[test]
     fn a_file_that_was_asked_for_must_be_there() {
-        assert!(load(Some(Path::new("/nonexistent/config.toml"))).unwrap_err().to_string().contains("/nonexistent/config.toml"));
+        assert!(
+            load(Some(Path::new("/nonexistent/config.toml")), &Node::default())
+                .unwrap_err()
+                .to_string()
+                .contains("/nonexistent/config.toml")
+        );
     }
 }

@@ -1,26 +1,39 @@
 //! Configuration: TOML files and drop-ins, merged, then validated into what the daemon runs on.
 //!
-//! Three stages, three files: `fragments` is what one file may say, every key optional; `merge` lays `config.toml` and
-//! the drop-ins of `config.d/` (by name) over each other — a later key wins, resources add up; `validate` turns the
-//! result into a [`Config`] or into one sentence that says what is wrong where (`contract` does so for the options of a
-//! contract, `sharing` for how many containers have a device, `health` for
-//! how it is judged).
+//! A file is read as a `tree` in which every value knows its place. `merge` looks at each part of it alone, so that every
+//! mistake is one sentence with its place, and lays `config.toml`, the drop-ins of `config.d/` (by name) and the sections
+//! for this `node` over each other — a later key wins, resources add up. What comes out is TOML again: `effective` shows
+//! it, `fragments` is what it may say, and `validate` turns it into a [`Config`] (`contract` does so for the options of a
+//! contract, `sharing` for how many containers have a device, `health` for how it is judged). `keys` has every key with
+//! its default; `import` writes such a file from another plugin's; `change` tells two configurations apart.
 
+mod change;
 mod contract;
+mod effective;
 mod error;
 mod fragments;
 mod health;
 mod hooks;
+pub mod import;
+mod keys;
 mod merge;
+mod node;
 mod sharing;
+mod tree;
 mod validate;
 
+#[cfg(test)]
+mod tests;
+
+pub use change::{Change, ResourceChange};
+pub use effective::{Origin, Shown};
 pub use error::ConfigError;
-pub use merge::load;
+pub use merge::{Examined, load};
+pub use node::{Node, Section};
 
 use crate::domain::{Durability, HealthPolicy, NvmlLibrary, Policy, ResourceSpec, Retention};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Where the configuration is looked for when `--config` does not say.
@@ -69,4 +82,26 @@ pub struct Config {
     pub resources: Vec<Arc<ResourceSpec>>,
     /// The files that were read.
     pub files: Vec<PathBuf>,
+    /// The file that was asked for; `None` is the default one, which may be missing.
+    pub asked: Option<PathBuf>,
+    /// The node that it was read for.
+    pub node: Node,
+    /// CRC-32 of the texts of the files.
+    pub hash: u32,
+}
+
+impl Config {
+    /// The main file.
+    #[must_use]
+    pub fn source(&self) -> &Path {
+        self.asked.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
+    }
+
+    /// Reads what it was read from again.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn load_again(&self) -> Result<Config, ConfigError> {
+        load(self.asked.as_deref(), &self.node)
+    }
 }

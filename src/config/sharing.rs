@@ -46,7 +46,7 @@ fn among(key: &str, containers: u32) -> Result<u32, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::load;
+    use super::super::{Node, load};
     use crate::domain::{PerContainer, Sharing};
 
     /// What a resource that says this has, or the sentence.
@@ -54,7 +54,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
         std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"rdma\"\n{text}\n")).unwrap();
-        let config = load(Some(&file)).map_err(|error| error.to_string())?;
+        let config = load(Some(&file), &Node::default()).map_err(|error| error.to_string())?;
         Ok((config.resources[0].sharing, config.resources[0].per_container))
     }
 

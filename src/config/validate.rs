@@ -5,7 +5,7 @@ use super::fragments::{self, Class, Fragment, LinkType};
 use super::health;
 use super::hooks::hooks;
 use super::sharing::sharing;
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, Node};
 use crate::domain::{
     CharPath, DeviceClass, DeviceId, MountSpec, NvmlLibrary, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention, Select,
 };
@@ -33,14 +33,11 @@ const HISTORY_AGE_MIN: Duration = Duration::from_secs(24 * 3600);
 /// For the same reason.
 const HISTORY_SIZE_MIN: u64 = 1000;
 
+/// Names of resources are compared where it is known who may have the same (`merge`).
 pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Config, ConfigError> {
-    let mut names = BTreeSet::new();
     let mut resources = Vec::with_capacity(fragment.resource.len());
     for resource in &fragment.resource {
         let spec = spec(resource).map_err(|problem| ConfigError::new(format!("resource `{}`: {problem}", resource.name)))?;
-        if !names.insert(spec.name.clone()) {
-            return Err(ConfigError::new(format!("two resources are named `{}`; every resource needs a name of its own", spec.name)));
-        }
         resources.push(Arc::new(spec));
     }
     let pod_resources_socket = fragment.kubelet.pod_resources_socket.clone();
@@ -70,6 +67,9 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         device_info_directory: directory("device_info", &fragment.device_info.directory, DEVICE_INFO_DIRECTORY)?,
         resources,
         files,
+        asked: None,
+        node: Node::default(),
+        hash: 0,
     })
 }
 
@@ -204,6 +204,7 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
         iommu_group: fragment.iommu_group.clone(),
         mdev_type: fragment.mdev_type.clone(),
         part: fragment.part,
+        interface: fragment.interface.clone(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! The shell: scans on a hint or on the poll, has new names remembered, and hands the evidence on.
 
 use crate::domain::{
-    Device, DeviceClass, DeviceId, DeviceNode, Evidence, Grant, GrantedDevice, Moment, NvmlQuestion, NvmlSnapshot, ResourceSpec,
+    Device, DeviceClass, DeviceId, DeviceNode, Evidence, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Plan,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot};
@@ -25,10 +25,12 @@ const HAND_ON_DEADLINE: Duration = Duration::from_secs(5);
 pub struct DiscoveryConfig {
     /// The root of the host's trees.
     pub host_root: HostRoot,
-    /// The configured resources.
-    pub specs: Arc<[Arc<ResourceSpec>]>,
+    /// The resources that select devices.
+    pub plan: watch::Receiver<Arc<Plan>>,
     /// Who holds what: a held node is looked at even when no resource names it any more.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    /// What is in the list: so is such a node.
+    pub inventory: watch::Receiver<Arc<Inventory>>,
     /// The ids that devices have been given, by physical key.
     pub names: watch::Receiver<Arc<BTreeMap<String, DeviceId>>>,
     /// What NVML has told so far: nothing at the first scan, which does not wait for it.
@@ -59,12 +61,12 @@ impl DiscoveryActor {
     }
 
     /// Looks at the host. Returns the evidence, and the names that are new.
-    fn look(&mut self) -> (Evidence, Vec<(String, DeviceId)>) {
+    fn look(&mut self, plan: &Plan) -> (Evidence, Vec<(String, DeviceId)>) {
         let (began, clock) = (host::now(), Instant::now());
-        let DiscoveryConfig { host_root, specs, names, .. } = &self.config;
+        let DiscoveryConfig { host_root, names, .. } = &self.config;
         let remembered = names.borrow().clone();
         let nvml = self.config.nvml.borrow().clone();
-        let found = hardware::discover_told(host_root, hardware::scan(host_root), specs, &remembered, &nvml);
+        let found = hardware::discover_told(host_root, hardware::scan(host_root), &plan.specs, &remembered, &nvml);
         let question = hardware::nvml_question(host_root);
         self.config.question.send_if_modified(|asked| {
             *asked != question && {
@@ -73,7 +75,10 @@ impl DiscoveryActor {
             }
         });
         let grants = self.config.grants.borrow().clone();
-        let (evidence, warnings, named) = evidence(host_root, began, found, grants.iter().flat_map(|grant| &grant.devices));
+        let inventory = self.config.inventory.borrow().clone();
+        let held = grants.iter().flat_map(|grant| &grant.devices);
+        let listed = inventory.resources.values().flat_map(|offering| offering.devices.values());
+        let (evidence, warnings, named) = evidence(host_root, began, found, held, listed.map(|listed| listed.device.as_ref()));
         metrics::scanned(clock.elapsed());
         let warnings: BTreeSet<String> = warnings.into_iter().collect();
         for warning in warnings.difference(&self.said) {
@@ -84,18 +89,23 @@ impl DiscoveryActor {
     }
 }
 
-/// What a scan that began then says, of held nodes too that no resource names any more; the warnings, and the names that are new.
+/// What a scan that began then says, of nodes too that no resource names any more and that are held, or still in the list; the
+/// warnings, and the names that are new.
 pub(crate) fn evidence<'a>(
     host_root: &HostRoot,
     began: Moment,
     found: hardware::Discovery,
     held: impl Iterator<Item = &'a GrantedDevice>,
+    listed: impl Iterator<Item = &'a Device>,
 ) -> (Evidence, Vec<String>, Vec<(String, DeviceId)>) {
     let mut devices: BTreeMap<DeviceId, Arc<Device>> = found.devices.into_iter().map(|device| (device.id.clone(), device)).collect();
-    for held in held {
-        let id = held.id.shared().unwrap_or_else(|| held.id.clone());
+    // That a node has got another name is no reason to look at it by the former one.
+    let keys: BTreeSet<String> = devices.values().map(|device| device.key.clone()).collect();
+    let held = held.map(|held| (held.id.shared().unwrap_or_else(|| held.id.clone()), &held.key, &held.numa_nodes));
+    let listed = listed.filter(|device| !keys.contains(&device.key)).map(|device| (device.id.clone(), &device.key, &device.numa_nodes));
+    for (id, key, numa_nodes) in held.chain(listed) {
         if !devices.contains_key(&id)
-            && let Some(device) = held_node(id, held, host_root)
+            && let Some(device) = known_node(id, key, numa_nodes, host_root)
         {
             devices.insert(device.id.clone(), Arc::new(device));
         }
@@ -108,15 +118,15 @@ pub(crate) fn evidence<'a>(
     (Evidence { began, devices, selected, missing_nodes }, found.selection.warnings, found.named)
 }
 
-/// The `/dev` node of a held id, found by the path in its key: no resource may name it any more.
-fn held_node(id: DeviceId, held: &GrantedDevice, host_root: &HostRoot) -> Option<Device> {
-    let node = host_root.canonical_node(held.key.strip_prefix("dev:")?)?;
+/// The `/dev` node of an id, found by the path in its key: no resource may name it any more.
+fn known_node(id: DeviceId, key: &str, numa_nodes: &[u32], host_root: &HostRoot) -> Option<Device> {
+    let node = host_root.canonical_node(key.strip_prefix("dev:")?)?;
     Some(Device {
         id,
-        key: held.key.clone(),
+        key: key.to_owned(),
         class: DeviceClass::Char,
         pci: None,
-        numa_nodes: held.numa_nodes.clone(),
+        numa_nodes: numa_nodes.to_vec(),
         nodes: vec![DeviceNode::at(node)],
         attributes: BTreeMap::new(),
     })
@@ -154,15 +164,22 @@ impl Handler<Rescan> for DiscoveryActor {
             return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
         }
         self.looked_at = Some(host::now().boot);
-        let (evidence, named) = self.look();
+        let plan = self.config.plan.borrow().clone();
+        let (evidence, named) = self.look(&plan);
         let (remember, discovered) = (self.config.remember.clone(), self.config.discovered.clone());
-        AtomicResponse::new(Box::pin(hand_on(evidence, named, remember, discovered).into_actor(self)))
+        AtomicResponse::new(Box::pin(hand_on(evidence, plan, named, remember, discovered).into_actor(self)))
     }
 }
 
 /// Makes new names durable, then tells health. A device whose name cannot be recorded is not offered, and the next scan
 /// tries again; the others are not held up by it.
-async fn hand_on(mut evidence: Evidence, named: Vec<(String, DeviceId)>, remember: Mailbox<Remember>, discovered: Mailbox<Discovered>) {
+async fn hand_on(
+    mut evidence: Evidence,
+    plan: Arc<Plan>,
+    named: Vec<(String, DeviceId)>,
+    remember: Mailbox<Remember>,
+    discovered: Mailbox<Discovered>,
+) {
     if !named.is_empty() {
         let recorded = match remember.call(Remember(named.clone()), HAND_ON_DEADLINE).await {
             Ok(Ok(())) => Ok(()),
@@ -179,7 +196,7 @@ async fn hand_on(mut evidence: Evidence, named: Vec<(String, DeviceId)>, remembe
             }
         }
     }
-    if let Err(error) = discovered.call(Discovered(Arc::new(evidence)), HAND_ON_DEADLINE).await {
+    if let Err(error) = discovered.call(Discovered { evidence: Arc::new(evidence), plan }, HAND_ON_DEADLINE).await {
         tracing::warn!(%error, "what a scan found was not judged");
     }
 }

@@ -16,7 +16,8 @@ pub enum Reason {
     DriverLost,
     /// The configuration does not select it any more; a container still holds it.
     Deselected,
-    /// The same node is held under another id: which it had before udev gave it a better name, or of another way to it.
+    /// The same node is held under another id: which it had before udev gave it a better name, or of another way to it. Or another
+    /// resource had the device, and may still have given it to somebody.
     HeldAsOther,
     /// Another function of its IOMMU group is bound to a driver of the host, so that no guest can have the group.
     #[serde(rename = "iommu_group_not_viable")]

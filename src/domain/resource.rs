@@ -129,6 +129,8 @@ pub struct Select {
     pub mdev_type: Vec<String>,
     /// Parts of functions only (`true`): MIG instances, partitions, ports, namespaces; or whole functions only (`false`).
     pub part: Option<bool>,
+    /// Functions by the names of their network interfaces.
+    pub interface: Vec<String>,
 }
 
 /// One path of a `char` resource.
@@ -211,6 +213,12 @@ impl ResourceSpec {
         // Matches no device: an id is never empty.
         let nothing = Select { id: vec![DeviceId::new("")], ..Select::default() };
         ResourceSpec { select: nothing, ..ResourceSpec::new(name, DeviceClass::Other) }
+    }
+
+    /// Whether it offers nothing of its own: see [`ResourceSpec::orphan`].
+    #[must_use]
+    pub fn is_orphan(&self) -> bool {
+        matches!(&self.select.id[..], [id] if id.as_str().is_empty())
     }
 
     /// Whether at most one container holds a device at a time.

@@ -182,6 +182,8 @@ impl<'a> Host<'a> {
             && select.vf.is_none_or(|vf| function.is_some_and(|function| function.is_vf() == vf))
             && select.part.is_none_or(|part| device.attribute("part").is_some() == part)
             && (select.pf.is_empty() || function.is_some_and(|function| self.is_vf_of(select, function)))
+            && (select.interface.is_empty()
+                || function.is_some_and(|function| function.net.iter().any(|name| select.interface.contains(name))))
             && holds(&select.link_type, self.link_type(device).as_ref())
             && has_text(&select.model, &["model"], &|glob, model| glob::Pattern::new(glob).is_ok_and(|glob| glob.matches(model)))
             && has_text(&select.uuid, &["uuid", "mdev_uuid"], &str::eq_ignore_ascii_case)
@@ -295,6 +297,8 @@ mod tests {
         assert_eq!(of(&["ens1f0#0,2"]), ["0000:3b:00.1", "0000:3b:00.3"]);
         assert_eq!(of(&["0000:af:00.0", "ens1f0#1-1"]), ["0000:3b:00.2", "0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]);
         assert_eq!(of(&["ens9"]), Vec::<String>::new());
+        let interface = vec!["ib0".to_owned(), "ens9".to_owned()];
+        assert_eq!(ids_of(&devices, DeviceClass::Nic, Select { interface, ..Select::default() }), ["0000:af:00.0"]);
         let excluding = Select { pf: vec!["ens1f0#0-1".parse().unwrap()], ..Select::default() };
         let mut rest = (*spec("a.com/x", DeviceClass::Nic, Select { vf: Some(true), ..Select::default() })).clone();
         rest.exclude = Some(excluding);

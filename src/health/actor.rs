@@ -4,9 +4,7 @@ use super::core::{self, Judge, Rules};
 use super::prober::{LookAt, Prober};
 use super::report;
 use super::since::new_since;
-use crate::domain::{
-    AtKubeletStart, DeviceId, Due, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, ResourceSpec, Source, Verdicts,
-};
+use crate::domain::{AtKubeletStart, DeviceId, Due, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, Plan, Source, Verdicts};
 use crate::host;
 use crate::messages::{Broken, Checked, Crash, Discovered, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
@@ -35,10 +33,8 @@ pub struct Judgement {
 /// What the actor needs; the same for every life.
 #[derive(Clone)]
 pub struct HealthConfig {
-    /// The configured resources.
-    pub specs: Arc<[Arc<ResourceSpec>]>,
-    /// The configured rules.
-    pub policy: HealthPolicy,
+    /// The resources and the rules for a new life; a living one takes them with the evidence.
+    pub plan: watch::Receiver<Arc<Plan>>,
     /// This boot.
     pub boot_id: String,
     /// What the kubelet was told by an earlier process.
@@ -63,7 +59,7 @@ pub struct HealthConfig {
 
 impl fmt::Debug for HealthConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HealthConfig").field("policy", &self.policy).finish_non_exhaustive()
+        f.debug_struct("HealthConfig").field("boot_id", &self.boot_id).finish_non_exhaustive()
     }
 }
 
@@ -71,6 +67,8 @@ impl fmt::Debug for HealthConfig {
 #[derive(Debug)]
 pub struct HealthActor {
     pub(super) config: HealthConfig,
+    /// What is judged by: that of the last evidence.
+    pub(super) plan: Arc<Plan>,
     pub(super) judge: Judge,
     /// The grants that the list is known to have the devices of.
     judged: Arc<Vec<Arc<Grant>>>,
@@ -92,17 +90,13 @@ struct Seen;
 impl HealthActor {
     /// Builds one life of the actor; it begins with what was published last.
     pub fn new(config: HealthConfig, life: impl Any + Send) -> Self {
-        let rules = Rules {
-            boot_id: config.boot_id.clone(),
-            has_probes: true,
-            fatal_xids: config.policy.fatal_xids.clone(),
-            ignored: config.policy.ignored.clone(),
-            poll: config.policy.poll,
-        };
+        let plan = config.plan.borrow().clone();
+        let rules = rules(&config.boot_id, &plan);
         let remembered = Arc::clone(&config.judgement.borrow().verdicts);
-        let judge = Judge::new(Arc::clone(&config.specs), config.inventory.borrow().clone(), &config.listed, rules, &remembered);
+        let judge = Judge::new(Arc::clone(&plan.specs), config.inventory.borrow().clone(), &config.listed, rules, &remembered);
         HealthActor {
             config,
+            plan,
             judge,
             judged: Arc::default(),
             prober: None,
@@ -112,6 +106,15 @@ impl HealthActor {
             look_timer: None,
             _life: Box::new(life),
         }
+    }
+
+    /// Judges by another plan from now on.
+    fn follow(&mut self, plan: Arc<Plan>) {
+        self.judge.follow(Arc::clone(&plan.specs), rules(&self.config.boot_id, &plan));
+        if plan.health.at_kubelet_start == AtKubeletStart::Tell {
+            self.judge.withhold_until(Duration::ZERO);
+        }
+        self.plan = plan;
     }
 
     pub(super) fn held(&self) -> core::Held {
@@ -170,7 +173,7 @@ impl HealthActor {
 
     /// A kubelet that started just now is not to reject pods for what may be over soon.
     fn see_kubelet(&mut self, generation: Option<KubeletGeneration>) {
-        if self.config.policy.at_kubelet_start == AtKubeletStart::Tell {
+        if self.plan.health.at_kubelet_start == AtKubeletStart::Tell {
             return;
         }
         let now = host::now();
@@ -178,6 +181,11 @@ impl HealthActor {
         let age = Duration::from_millis(now.wall.0.saturating_sub(started));
         self.judge.withhold_until(now.boot + ADMISSIONS.saturating_sub(age));
     }
+}
+
+fn rules(boot_id: &str, plan: &Plan) -> Rules {
+    let HealthPolicy { poll, fatal_xids, ignored, at_kubelet_start: _ } = plan.health.clone();
+    Rules { boot_id: boot_id.to_owned(), has_probes: true, fatal_xids, ignored, poll }
 }
 
 impl Actor for HealthActor {
@@ -235,7 +243,13 @@ impl StreamHandler<Option<KubeletGeneration>> for HealthActor {
 impl Handler<Discovered> for HealthActor {
     type Result = ();
 
-    fn handle(&mut self, Discovered(evidence): Discovered, context: &mut Self::Context) {
+    fn handle(&mut self, Discovered { evidence, plan }: Discovered, context: &mut Self::Context) {
+        if plan.number > self.plan.number {
+            self.follow(plan);
+        } else if plan.number < self.plan.number {
+            // Of a scan that began before the plan that this life was born with; the next one has begun.
+            return;
+        }
         let is_first = self.judge.discovered(evidence);
         self.publish(context);
         if is_first {

@@ -6,6 +6,7 @@
 mod case;
 mod cases;
 mod looks;
+mod parting;
 mod pool;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ pub(crate) use self::cases::Rules;
 
 use self::cases::{Cases, Verdicts, parents};
 use self::looks::{absent_health, ghost};
+use self::parting::{APART_FOR, Claim, LAST_LIST_FOR, keep_apart};
 use crate::domain::{
     AllocId, Complaint, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice, Health, Instruction, Inventory, Listed,
     Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
@@ -71,6 +73,10 @@ pub(crate) struct Judge {
     withheld_until: Duration,
     /// Ids that are in the list although they are not offered any more, and since when.
     leaving: BTreeMap<(ResourceName, DeviceId), Duration>,
+    /// Resources that the plan has no more and whose list is empty, and since when.
+    emptied: BTreeMap<ResourceName, Duration>,
+    /// Whether something is not offered because it may be in use under another id.
+    waits: bool,
     inventory: Arc<Inventory>,
     /// Whether the list has only ids that are offered: then it does not matter who holds them.
     complete: bool,
@@ -97,6 +103,8 @@ impl Judge {
             by_address: BTreeMap::new(),
             withheld_until: Duration::ZERO,
             leaving: BTreeMap::new(),
+            emptied: BTreeMap::new(),
+            waits: false,
             inventory: published,
             complete: false,
         }
@@ -228,8 +236,9 @@ impl Judge {
     /// When the inventory may change without any event: the next id leaves the list, or the kubelet is told what it was not.
     pub(crate) fn next_deadline(&self, now: Duration) -> Option<Duration> {
         let leaving = self.leaving.values().min().map(|since| *since + LEAVE_AFTER);
+        let apart = self.leaving.values().map(|since| *since + APART_FOR).filter(|until| self.waits && *until > now).min();
         let withheld = Some(self.withheld_until).filter(|until| *until > now);
-        [leaving, withheld].into_iter().flatten().min()
+        [leaving, apart, self.next_end(), withheld].into_iter().flatten().min()
     }
 
     /// Whether the list is as it would be judged with these grants. A node that loses no device never has to judge
@@ -253,14 +262,20 @@ impl Judge {
         self.cases.begin_looks();
         self.look_at_selected(&evidence);
         let withholds = now < self.withheld_until;
+        let is_selected = |device: &Device| evidence.selected.values().any(|ids| ids.contains(&device.id));
         let mut resources = BTreeMap::new();
         let mut leaving = BTreeMap::new();
+        let mut emptied = BTreeMap::new();
+        let mut claims = Vec::new();
         let mut complete = true;
-        let specs = Arc::clone(&self.specs);
-        for spec in specs.iter() {
+        let (specs, planned) = self.judged();
+        for (index, spec) in specs.iter().enumerate() {
             let mut devices = self.offered(spec, &evidence);
             // A pool that has become smaller is still there.
-            let pool = devices.values().next().filter(|_| matches!(spec.sharing, Sharing::Pool(_))).map(|any| Arc::clone(&any.device));
+            let is_parting = index >= planned;
+            let before = self.inventory.resources.get(&spec.name).filter(|_| is_parting).and_then(|before| before.devices.values().next());
+            let pool = devices.values().next().or(before).filter(|_| matches!(spec.sharing, Sharing::Pool(_)));
+            let pool = pool.map(|any| Arc::clone(&any.device));
             let empty = BTreeMap::new();
             let held = held.get(&spec.name).unwrap_or(&empty);
             let mut held_nodes = BTreeSet::new();
@@ -272,10 +287,20 @@ impl Judge {
                 let key = (spec.name.clone(), id.clone());
                 let is_held = held.contains_key(&id);
                 let since = self.leaving.get(&key).copied().unwrap_or(now);
-                if Safeguard::HeldIds.is_on() && (is_held || now.saturating_sub(since) < LEAVE_AFTER) {
+                // What is there waits in the list until its hook has run.
+                let is_due = |due: &BTreeMap<DeviceId, _>| found.is_some() && due.contains_key(&spec.sharing.whole(&spec.name, &id));
+                let is_in_use = is_held || due.get(&spec.name).is_some_and(is_due);
+                if Safeguard::HeldIds.is_on() && (is_in_use || now.saturating_sub(since) < LEAVE_AFTER) {
                     let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
                     let health = self.look_at_absent(&id, found.map(AsRef::as_ref), health, &evidence);
-                    let device = found.cloned().unwrap_or(remembered);
+                    // A node that no resource names is found by its path alone: how a container gets it is remembered.
+                    let is_remembered = |found: &&Arc<Device>| {
+                        found.pci.is_none() && found.key == remembered.key && !remembered.nodes.is_empty() && !is_selected(found)
+                    };
+                    let device = found.filter(|found| !is_remembered(found)).cloned().unwrap_or(remembered);
+                    if is_in_use || now.saturating_sub(since) < APART_FOR {
+                        claims.push(Claim { resource: spec.name.clone(), id: id.clone(), device: Arc::clone(&device) });
+                    }
                     if is_held {
                         held_nodes.extend(device.own_nodes().map(str::to_owned));
                     }
@@ -302,9 +327,18 @@ impl Judge {
                     offered.health = due.get(&offered.device.id).map_or(Health::Healthy, |hook| Health::Unhealthy(hook.reason()));
                 }
             }
+            if is_parting && devices.is_empty() {
+                complete = false;
+                let since = self.emptied.get(&spec.name).copied().unwrap_or(now);
+                if now.saturating_sub(since) >= LAST_LIST_FOR {
+                    continue;
+                }
+                emptied.insert(spec.name.clone(), since);
+            }
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
         }
-        (self.leaving, self.complete) = (leaving, complete);
+        self.waits = keep_apart(&mut resources, &claims, held);
+        (self.leaving, self.emptied, self.complete) = (leaving, emptied, complete);
         self.earlier.clear();
         self.inventory = Arc::new(Inventory { resources });
         Some(Arc::clone(&self.inventory))

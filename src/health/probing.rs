@@ -76,7 +76,7 @@ impl HealthActor {
 
     /// The poll, at the same moments as everybody's.
     pub(super) fn schedule_poll(&self, context: &mut Context<Self>) {
-        context.run_later(host::until_tick(self.config.policy.poll), |this, context| {
+        context.run_later(host::until_tick(self.plan.health.poll), |this, context| {
             this.probe(context);
             this.schedule_poll(context);
         });

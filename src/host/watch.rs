@@ -47,6 +47,12 @@ impl DirWatch {
         Ok(this)
     }
 
+    /// Watches other directories from now on.
+    pub fn want(&mut self, dirs: impl IntoIterator<Item = PathBuf>) {
+        self.wanted = dirs.into_iter().collect();
+        self.rearm();
+    }
+
     /// Tries again to watch what is wanted; cheap when nothing changed. Call it on the slow poll too.
     pub fn rearm(&mut self) {
         // A directory may be made after it was found missing and before its ancestor is watched: look again until

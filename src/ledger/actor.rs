@@ -4,7 +4,7 @@
 //! already wait, so one write and one fdatasync answer them all, and a lone one waits for nobody.
 
 use super::config::LedgerConfig;
-use super::core::{Agenda, Change, HeldBack, Ledger, Watchlist, has_dead_holder, is_calm, next_look, owing, reconcile};
+use super::core::{Agenda, Change, HeldBack, Ledger, ReleaseHooks, Watchlist, has_dead_holder, is_calm, next_look, owing, reconcile};
 use super::observe::{KubeletAge, Looker, Wants};
 use super::report;
 use super::sight::{refusal, unseen};
@@ -36,6 +36,8 @@ pub struct LedgerActor {
     watchlist: Watchlist,
     pub(super) looker: Looker,
     pub(super) held_back: HeldBack,
+    /// The resources with a hook after release.
+    pub(super) hooks: Arc<ReleaseHooks>,
     kubelet_age: KubeletAge,
     pending: Vec<(Vec<Entry>, Answer)>,
     /// Whether a `Publish` is on its way.
@@ -83,12 +85,13 @@ impl LedgerActor {
             Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts)
         });
         let upkeep = Upkeep::new(&config);
-        let looker = Looker::new(&config);
+        let (looker, hooks) = (Looker::new(&config), config.release_hooks());
         LedgerActor {
             config,
             ledger,
             watchlist: Watchlist::default(),
             looker,
+            hooks,
             held_back: HeldBack::new(),
             kubelet_age: KubeletAge::default(),
             pending: Vec::new(),
@@ -133,7 +136,7 @@ impl LedgerActor {
         let (appended, result, kept) = {
             let mut store = lock(&self.config.store);
             let appended = store.append(&entries).map_err(Arc::new);
-            let serves = self.config.policy.when_not_durable == WhenNotDurable::Serve;
+            let serves = self.config.plan.borrow().ledger.when_not_durable == WhenNotDurable::Serve;
             let owed = appended.is_err() && serves && store.owe(&entries).is_ok();
             (appended.clone(), if owed { Ok(()) } else { appended }, store.kept())
         };
@@ -259,6 +262,7 @@ impl Actor for LedgerActor {
 
 impl StreamHandler<Arc<Inventory>> for LedgerActor {
     fn handle(&mut self, inventory: Arc<Inventory>, context: &mut Self::Context) {
+        self.follow_hooks(context);
         let entries = self.ledger.unlisted(&inventory);
         if !entries.is_empty() {
             // The list does not wait for the disk: an id that came and went before this was written is not remembered.
@@ -296,12 +300,12 @@ impl Handler<Decide> for LedgerActor {
         if self.ledger.grant(&grant.alloc_id).is_some() {
             return Box::pin(std::future::ready(Ok(())));
         }
-        if let Some(refusal) = self.ledger.waits(&self.config.hooks, self.written(), &grant) {
+        if let Some(refusal) = self.ledger.waits(&self.hooks, self.written(), &grant) {
             return Box::pin(std::future::ready(Err(refusal.into())));
         }
         if exclusive {
             let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
-            let refuse = self.config.policy.refuse;
+            let refuse = self.config.plan.borrow().ledger.refuse;
             if let Some(refusal) = refusal(&self.ledger, &self.watchlist, &grant, &self.looker, settled, &listed, refuse) {
                 return Box::pin(std::future::ready(Err(refusal.into())));
             }
@@ -359,7 +363,7 @@ impl Handler<Observed> for LedgerActor {
         self.looking = false;
         let mut entries = reconcile(&mut self.watchlist, &self.ledger, &observation, host::now());
         // In front, and in one commit with the releases that owe them.
-        entries.splice(0..0, owing(&self.ledger, &self.config.hooks, &entries, self.written()));
+        entries.splice(0..0, owing(&self.ledger, &self.hooks, &entries, self.written()));
         report::reconciled(&observation, &entries);
         let dead = has_dead_holder(&self.ledger, &observation);
         if !entries.is_empty() {

@@ -1,7 +1,7 @@
 //! What the ledger actor is built with.
 
 use super::core::{Ledger, ReleaseHooks};
-use crate::domain::{DeviceId, Due, Grant, Inventory, Kept, KubeletGeneration, Policy};
+use crate::domain::{DeviceId, Due, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, ResourceSpec};
 use crate::kubelet::pod_resources::PodResources;
 use crate::store::Store;
 use std::collections::BTreeMap;
@@ -19,14 +19,12 @@ pub struct LedgerConfig {
     pub recovered: Arc<Mutex<Option<Ledger>>>,
     /// Whether a grant is synced after its answer instead of before.
     pub process_crash: bool,
-    /// What is done where no answer is right for everybody.
-    pub policy: Policy,
+    /// Which resources have a hook after release, and what is done where no answer is right for everybody.
+    pub plan: watch::Receiver<Arc<Plan>>,
     /// Where it is published how the ledger is kept.
     pub kept: Arc<watch::Sender<Kept>>,
     /// Where the live grants are published.
     pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
-    /// Which resources have a hook after release.
-    pub hooks: Arc<ReleaseHooks>,
     /// Where the hooks are published that may run.
     pub due: Arc<watch::Sender<Arc<Due>>>,
     /// Where the remembered ids are published.
@@ -45,4 +43,20 @@ pub struct LedgerConfig {
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// Keeps pod listings and Allocates apart.
     pub gate: Arc<RwLock<()>>,
+}
+
+impl LedgerConfig {
+    /// The resources with a hook after release: those of the plan, and what is in the list without being planned any more.
+    pub(super) fn release_hooks(&self) -> Arc<ReleaseHooks> {
+        let (plan, inventory) = (self.plan.borrow().clone(), self.inventory.borrow().clone());
+        let is_planned = |name: &ResourceName| plan.specs.iter().any(|spec| spec.name == *name);
+        let parting = inventory.resources.iter().filter(|(name, _)| !is_planned(name)).map(|(_, offering)| &offering.spec);
+        Arc::new(release_hooks(plan.specs.iter().chain(parting)))
+    }
+}
+
+/// Those of these resources that have a hook after release.
+pub fn release_hooks<'a>(specs: impl Iterator<Item = &'a Arc<ResourceSpec>>) -> ReleaseHooks {
+    let with_hook = specs.filter(|spec| spec.hooks.after_release.is_some());
+    with_hook.map(|spec| (spec.name.clone(), spec.sharing)).collect()
 }

@@ -17,4 +17,4 @@ mod sight;
 mod upkeep;
 
 pub use actor::LedgerActor;
-pub use config::LedgerConfig;
+pub use config::{LedgerConfig, release_hooks};

@@ -57,7 +57,7 @@ impl LedgerActor {
     /// Takes note of how the store is kept now.
     pub(super) fn note_kept(&mut self, kept: Kept, error: Option<&Arc<StoreError>>, context: &mut Context<Self>) {
         if self.upkeep.kept != kept {
-            let serves = self.config.policy.when_not_durable == WhenNotDurable::Serve;
+            let serves = self.config.plan.borrow().ledger.when_not_durable == WhenNotDurable::Serve;
             report::changed(self.upkeep.kept, kept, serves, error);
             let lost = self.upkeep.kept.database && !kept.database;
             self.upkeep.kept = kept;

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
 
 /// One resource's place in the kubelet, for `status` and readiness.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,10 +50,8 @@ pub struct RegistrationConfig {
     pub device_plugins: PathBuf,
     /// The pod-resources API.
     pub pod_resources: PodResources,
-    /// What the kubelet is told.
+    /// What the kubelet is told, and so what is to be registered.
     pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// The resources to register.
-    pub resources: Arc<[ResourceName]>,
     /// Makes sockets.
     pub bind: Mailbox<Bind>,
     /// Closes superseded sockets.
@@ -65,13 +64,15 @@ pub struct RegistrationConfig {
     pub stage: watch::Receiver<Stage>,
 }
 
-struct Resource {
-    machine: Machine,
+pub(super) struct Resource {
+    pub(super) machine: Machine,
     /// The Register under way: at most one, so that two never race in the kubelet.
-    under_way: Option<tokio::task::JoinHandle<()>>,
+    pub(super) under_way: Option<tokio::task::JoinHandle<()>>,
     begun_at: Duration,
     took: Option<Duration>,
     retired: RegistrationNumber,
+    /// What the last Register told of PreStartContainer.
+    pub(super) pre_start: bool,
     /// The last failure that was logged: the same one again is no news.
     said: Option<String>,
     /// The version of the API that worked last.
@@ -79,6 +80,11 @@ struct Resource {
 }
 
 impl Resource {
+    /// One that has not been registered yet.
+    pub(super) fn new(machine: Machine, now: Duration) -> Self {
+        Resource { machine, under_way: None, begun_at: now, took: None, retired: 0, pre_start: false, said: None, spoken: None }
+    }
+
     /// Whether the end of this registration's stream is the kubelet's way of making place for a newer one.
     fn has_superseded(&self, number: RegistrationNumber) -> bool {
         number < self.machine.latest() && self.spoken.is_some_and(|spoken| spoken.version.dialect().closes_the_former())
@@ -87,8 +93,10 @@ impl Resource {
 
 /// The actor.
 pub struct Registration {
-    config: RegistrationConfig,
-    resources: BTreeMap<ResourceName, Resource>,
+    pub(super) config: RegistrationConfig,
+    /// The highest number of a registration of a resource that has ended: one that comes again goes on from there.
+    pub(super) base: RegistrationNumber,
+    pub(super) resources: BTreeMap<ResourceName, Resource>,
     audit: Audit,
     looker: Looker,
     timer: Option<SpawnHandle>,
@@ -107,17 +115,12 @@ impl Registration {
     /// Builds one life of the actor. A life knows nothing of the streams of the one before it and registers anew,
     /// which the kubelet takes without a dip. `number` counts the lives: registrations never share a number.
     pub fn new(config: RegistrationConfig, number: u64, life: impl Any + Send) -> Self {
-        let now = host::now().boot;
-        let resource = |name: &ResourceName| {
-            let machine = Machine::new(now, number << 20);
-            (name.clone(), Resource { machine, under_way: None, begun_at: now, took: None, retired: 0, said: None, spoken: None })
-        };
-        let resources = config.resources.iter().map(resource).collect();
-        let (audit, looker) = (Audit::new(now), Looker::new(&config));
-        Registration { config, resources, audit, looker, timer: None, said_absent: false, _life: Box::new(life) }
+        let (audit, looker) = (Audit::new(host::now().boot), Looker::new(&config));
+        let base = number << 20;
+        Registration { config, base, resources: BTreeMap::new(), audit, looker, timer: None, said_absent: false, _life: Box::new(life) }
     }
 
-    fn on(&mut self, name: &ResourceName, event: Event, context: &mut Context<Self>) {
+    pub(super) fn on(&mut self, name: &ResourceName, event: Event, context: &mut Context<Self>) {
         if *self.config.stage.borrow() != Stage::Serving {
             return;
         }
@@ -132,7 +135,10 @@ impl Registration {
                 superseded.abort();
             }
             resource.begun_at = now;
-            let attempt = attempt(self.config.clone(), name.clone(), number, resource.spoken, context.address().recipient());
+            let inventory = self.config.inventory.borrow().clone();
+            resource.pre_start = inventory.resources.get(name).is_some_and(|offering| offering.spec.needs_pre_start());
+            let (pre_start, spoken) = (resource.pre_start, resource.spoken);
+            let attempt = attempt(self.config.clone(), name.clone(), number, pre_start, spoken, context.address().recipient());
             resource.under_way = Some(tokio::spawn(attempt));
         }
         if !was_registered && resource.machine.is_registered() {
@@ -160,14 +166,7 @@ impl Registration {
         self.arm(context);
     }
 
-    fn on_all(&mut self, event: Event, context: &mut Context<Self>) {
-        let names: Vec<ResourceName> = self.resources.keys().cloned().collect();
-        for name in names {
-            self.on(&name, event, context);
-        }
-    }
-
-    fn publish(&self) {
+    pub(super) fn publish(&self) {
         let status = |name: &ResourceName, resource: &Resource| ResourceStatus {
             registered: resource.machine.is_registered(),
             awaiting_kubelet: resource.machine.is_kubelet_absent(),
@@ -253,10 +252,8 @@ impl Actor for Registration {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        let kubelet = *self.config.kubelet.borrow();
-        self.on_all(Event::Kubelet(kubelet), context);
-        // Without a kubelet to be seen, one try says so.
-        self.on_all(Event::Tick, context);
+        self.follow(context);
+        context.add_stream(WatchStream::from_changes(self.config.inventory.clone()));
     }
 }
 
@@ -268,6 +265,8 @@ impl Handler<Attempted> for Registration {
             Outcome::Registered(spoken) => {
                 self.spoke(&resource, spoken);
                 self.on(&resource, Event::Registered(number), context);
+                // What it was registered with may have changed meanwhile.
+                self.follow(context);
             }
             Outcome::Absent(problem) => {
                 if !std::mem::replace(&mut self.said_absent, true) {
@@ -356,6 +355,8 @@ impl Handler<StreamOpened> for Registration {
 
     fn handle(&mut self, message: StreamOpened, context: &mut Self::Context) {
         self.on(&message.resource, Event::StreamOpened(message.registration), context);
+        // What it was registered with may have changed meanwhile.
+        self.follow(context);
     }
 }
 
@@ -363,6 +364,8 @@ impl Handler<StreamEnded> for Registration {
     type Result = ();
 
     fn handle(&mut self, message: StreamEnded, context: &mut Self::Context) {
+        // That of a resource that is gone from the inventory is none that was lost.
+        self.follow(context);
         let resource = self.resources.get(&message.resource);
         let reason = match resource {
             None => "withdrawn",

@@ -31,10 +31,11 @@ pub(super) async fn attempt(
     config: RegistrationConfig,
     resource: ResourceName,
     number: RegistrationNumber,
+    pre_start: bool,
     spoken: Option<Spoken>,
     report: actix::Recipient<Attempted>,
 ) {
-    let outcome = match register(&config, &resource, number, spoken).await {
+    let outcome = match register(&config, &resource, number, pre_start, spoken).await {
         Ok(spoken) => Outcome::Registered(spoken),
         Err(outcome) => outcome,
     };
@@ -77,6 +78,7 @@ async fn register(
     config: &RegistrationConfig,
     resource: &ResourceName,
     number: RegistrationNumber,
+    pre_start: bool,
     spoken: Option<Spoken>,
 ) -> Result<Spoken, Outcome> {
     let failed = |error: RegisterError| match error {
@@ -89,7 +91,6 @@ async fn register(
     let bind = Bind { resource: resource.clone(), registration: number };
     let bound = config.bind.call(bind, REGISTER_DEADLINE).await.map_err(|error| Outcome::Failed(error.to_string()))?;
     let endpoint = bound.map_err(Outcome::Failed)?;
-    let pre_start = config.inventory.borrow().resources.get(resource).is_some_and(|offering| offering.spec.needs_pre_start());
     let version = registrar.register(resource, &endpoint, pre_start, worked).await.map_err(failed)?;
     Ok(Spoken { version, kubelet })
 }

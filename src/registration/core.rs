@@ -9,7 +9,7 @@
 //!                                                                      │ due: Register once more
 //!                                        stream ended, socket lost ─── Steady
 //!   stream ended, once too often ─▶ Truce(30 s) ── due ─▶ Registering
-//!   disowned, in Settling or Steady ─▶ Registering
+//!   disowned, or changed, in Settling or Steady ─▶ Registering
 //!   detach, in Settling or Steady ─▶ Detached(2 s) ── reattach, due ─▶ Registering
 //!   kubelet seen with another generation, from any state ─▶ Registering
 //! ```
@@ -71,6 +71,8 @@ pub(crate) enum Event {
     SocketLost(u64),
     /// The kubelet has the resource from somebody else, or not at all, although a stream is open (`audit.rs`).
     Disowned,
+    /// What the kubelet was told at Register is no longer so.
+    Changed,
     /// A Register is about to fail on purpose, so that the kubelet forgets which connection has the resource: the end of
     /// the former instance's stream will then cut nobody off.
     Detach,
@@ -234,6 +236,7 @@ impl Machine {
                 self.doubt_until = Some(now + DOUBT_FOR);
                 Some(self.register())
             }
+            Event::Changed if matches!(self.state, State::Settling { .. } | State::Steady) => Some(self.register()),
             Event::Detach if matches!(self.state, State::Settling { .. } | State::Steady) => {
                 self.unsettled = true;
                 self.doubt_until = Some(now + DOUBT_FOR);
@@ -270,7 +273,7 @@ impl Machine {
             // News of a registration that has been superseded.
             Event::SocketLost(_) | Event::Registered(_) | Event::Refused(_) | Event::Absent(_) => None,
             // Nothing is registered that could be lost, or what is registered is new.
-            Event::Disowned | Event::Detach | Event::Reattach => None,
+            Event::Disowned | Event::Changed | Event::Detach | Event::Reattach => None,
         }
     }
 

@@ -14,6 +14,7 @@ mod actor;
 mod attempt;
 pub(crate) mod audit;
 pub(crate) mod core;
+mod following;
 mod sighting;
 
 pub use actor::{Registration, RegistrationConfig, ResourceStatus};

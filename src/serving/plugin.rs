@@ -239,7 +239,13 @@ impl Lists {
             let tells = *self.stage.borrow_and_update() == Stage::Serving;
             let current = inventory.resources.get(&self.guard.0.resource).filter(|_| tells);
             // A resource that is not in the inventory has no list; an empty one is sent only when it has no devices.
-            if let Some(offering) = current.filter(|offering| self.sent.as_ref().is_none_or(|(_, sent)| **sent != **offering)) {
+            if self.sent.is_some() && tells && current.is_none() {
+                // Its last list was sent before, and registration knows.
+                return None;
+            }
+            // What a container gets may have changed; the kubelet is told of devices only.
+            let is_news = |offering: &&Offering| self.sent.as_ref().is_none_or(|(_, sent)| sent.devices != offering.devices);
+            if let Some(offering) = current.filter(is_news) {
                 if let Some((at, _)) = &self.sent {
                     let streams = self.guard.0.shared.sockets.streams(&self.guard.0.resource);
                     let due = *at + LIST_INTERVAL * u32::try_from(streams).unwrap_or(u32::MAX).clamp(1, STREAMS_MAX);

@@ -65,7 +65,7 @@ impl HealthTrial {
         let began = self.moment();
         let found = hardware::discover(&self.root, &self.specs, &self.names);
         let held = self.grants.iter().flat_map(|grant| &grant.devices);
-        let (evidence, _, named) = discovery::evidence(&self.root, began, found, held);
+        let (evidence, _, named) = discovery::evidence(&self.root, began, found, held, std::iter::empty());
         self.names.extend(named);
         self.judge.discovered(Arc::new(evidence));
         self.judge_all();

@@ -146,7 +146,7 @@ impl Node {
 
     /// Starts the daemon in this process.
     pub(crate) async fn start_app(&self) -> App {
-        let config = config::load(Some(&self.config_file())).unwrap();
+        let config = config::load(Some(&self.config_file()), &config::Node::default()).unwrap();
         soon("the start", App::start(Settings { roots: self.roots(), config })).await.unwrap()
     }
 

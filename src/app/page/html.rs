@@ -24,8 +24,6 @@ pub(super) struct Facts<'a> {
     pub(super) grants: &'a [Arc<Grant>],
     /// As SVG.
     pub(super) picture: String,
-    /// Of the configuration.
-    pub(super) files: &'a [String],
     pub(super) refresh: Option<u32>,
     pub(super) now: Timestamp,
 }
@@ -102,15 +100,13 @@ fn about(facts: &Facts<'_>) -> String {
         (true, false) => "one copy of two is kept".to_owned(),
         (false, _) => format!("cannot be written; {} answers are in memory only", ledger.not_durable),
     };
-    let configuration =
-        if facts.files.is_empty() { "none: known hardware under its usual names".to_owned() } else { facts.files.join(", ") };
     let ready = if *ready { "ready" } else { "not ready yet" };
     let rows = [
         ("version", version.clone()),
         ("state", format!("{ready}, up {uptime}")),
         ("kubelet", kubelet),
         ("ledger", kept),
-        ("configuration", configuration),
+        ("configuration", facts.status.config.to_string()),
     ];
     let mut html = String::from("<dl>\n");
     for (name, value) in rows {

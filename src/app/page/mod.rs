@@ -16,7 +16,6 @@ use axum::Router;
 use axum::http::{StatusCode, Uri, header};
 use axum::routing::get;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -28,15 +27,14 @@ const BOXES_MAX: usize = 128;
 /// Seconds after which a page may ask to be loaded anew.
 const REFRESH: std::ops::RangeInclusive<u32> = 1..=3600;
 
-/// The route. `files` are those of the configuration.
-pub(super) fn routes(views: Views, files: &[PathBuf]) -> Router {
-    let files: Arc<[String]> = files.iter().map(|file| file.display().to_string()).collect();
+/// The route.
+pub(super) fn routes(views: Views) -> Router {
     let (started, makers) = (Instant::now(), Arc::new(Semaphore::new(MAKERS_MAX)));
     let page = move |uri: Uri| async move {
         let Ok(_turn) = makers.acquire().await else { return Err(StatusCode::SERVICE_UNAVAILABLE) };
         let refresh = refresh(uri.query().unwrap_or_default());
         // Away from the thread that serves the kubelet.
-        let made = tokio::task::spawn_blocking(move || page(&views, &files, started, refresh)).await;
+        let made = tokio::task::spawn_blocking(move || page(&views, started, refresh)).await;
         let headers = [
             (header::CONTENT_TYPE, "text/html; charset=utf-8"),
             (header::CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'"),
@@ -55,7 +53,7 @@ fn refresh(query: &str) -> Option<u32> {
     value.parse().ok().filter(|seconds| REFRESH.contains(seconds))
 }
 
-fn page(views: &Views, files: &[String], started: Instant, refresh: Option<u32>) -> String {
+fn page(views: &Views, started: Instant, refresh: Option<u32>) -> String {
     let status = Status::of(views, started.elapsed());
     let devices = reports(views);
     let grants = views.grants.borrow().clone();
@@ -65,7 +63,6 @@ fn page(views: &Views, files: &[String], started: Instant, refresh: Option<u32>)
         devices: &devices,
         grants: &grants,
         picture: svg::draw(&fold(&picture, false), picture.count(), BOXES_MAX),
-        files,
         refresh,
         now: host::now().wall,
     };

@@ -65,6 +65,6 @@ impl Instance {
     }
 
     pub(super) fn settings(&self) -> Result<Settings, Failed> {
-        Ok(Settings { roots: self.roots(), config: config::load(Some(&self.config_file()))? })
+        Ok(Settings { roots: self.roots(), config: config::load(Some(&self.config_file()), &config::Node::default())? })
     }
 }

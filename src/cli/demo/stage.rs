@@ -73,7 +73,7 @@ impl Stage {
 
         let file = at("config.toml");
         std::fs::write(&file, CONFIG)?;
-        let config = config::load(Some(&file)).map_err(|error| Stop::Trouble(error.to_string()))?;
+        let config = config::load(Some(&file), &config::Node::default()).map_err(|error| Stop::Trouble(error.to_string()))?;
         let [gpu, rdma, fpga] = config.resources.as_slice() else {
             return Err(Stop::Trouble("the demo's configuration lacks a resource".to_owned()));
         };

@@ -9,7 +9,7 @@ mod kubelet;
 mod runtime;
 
 use super::Facts;
-use crate::config::{self, Config, Roots};
+use crate::config::{self, Config, Node, Roots};
 use crate::host as system;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -82,7 +82,7 @@ pub fn gather(place: Place) -> Facts {
     let load = {
         let place = place.clone();
         move || {
-            let loaded = config::load(place.config.as_deref());
+            let loaded = config::load(place.config.as_deref(), &Node::here(&place.roots.host));
             let wants = files::wants(&loaded, &place);
             (loaded.ok(), wants)
         }

@@ -73,6 +73,30 @@ impl Cases {
         cases
     }
 
+    /// Goes by other rules from now on.
+    pub(super) fn follow(&mut self, rules: Rules) {
+        if rules == self.rules {
+            return;
+        }
+        self.rules = rules;
+        let ignored = &self.rules.ignored;
+        for probe in self.probes.values_mut().chain(self.checks.values_mut()) {
+            probe.sightings.retain(|sighting| !ignored.contains(&sighting.complaint.reason));
+        }
+        for (id, verdict) in &mut self.verdicts {
+            let before = verdict.faults.len();
+            verdict.faults.retain(|reason, _| !ignored.contains(reason));
+            if verdict.faults.len() != before {
+                self.changed.insert(id.clone());
+            }
+        }
+    }
+
+    /// No check will say anything of these devices any more.
+    pub(super) fn forget_checks(&mut self, devices: &BTreeSet<DeviceId>) {
+        self.checks.retain(|id, _| !devices.contains(id));
+    }
+
     /// A judgement begins: [`Cases::scanned`] follows for every device that matters.
     pub(super) fn begin_looks(&mut self) {
         self.looked_at.clear();

@@ -1,6 +1,7 @@
 //! The page held against what was looked at, against hostile names, and against too much of everything.
 
 use super::*;
+use crate::app::ConfigReport;
 use crate::app::page::kubelet_since;
 use crate::domain::{AllocId, ContainerEdits, DeviceId, GrantState, GrantedDevice, Incident, Kept, KubeletGeneration, PodRef, Reason};
 use std::collections::BTreeMap;
@@ -60,6 +61,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         uptime_seconds: 120,
         ready: true,
         kubelet: Some(KubeletGeneration { inode: 7, made_ns: i64::try_from(START).unwrap() * 1_000_000 }),
+        config: ConfigReport { files: vec!["/etc/x.toml".into()], generation: 1, loaded_at: Timestamp(START), ..ConfigReport::default() },
         ledger: Kept { journal: true, database: true, not_durable: 0 },
         recovery: None,
         hooks: Vec::new(),
@@ -69,10 +71,10 @@ fn status(devices: &[DeviceReport]) -> Status {
     }
 }
 
-fn made(devices: &[DeviceReport], grants: &[Arc<Grant>], files: &[String]) -> String {
+fn made(devices: &[DeviceReport], grants: &[Arc<Grant>]) -> String {
     let status = status(devices);
     let picture = "<svg></svg>".to_owned();
-    let facts = Facts { status: &status, devices, grants, picture, files, refresh: Some(5), now: Timestamp(START + 120_000) };
+    let facts = Facts { status: &status, devices, grants, picture, refresh: Some(5), now: Timestamp(START + 120_000) };
     page(&facts, "LOOKS\n")
 }
 
@@ -100,8 +102,7 @@ fn elements(html: &str) -> usize {
 /// The page is an interface for eyes: a change of it is one that somebody has looked at.
 #[test]
 fn the_page_is_as_it_was_looked_at() {
-    let html =
-        made(&[device("GPU-aa", "Healthy"), device("GPU-ab", "Unhealthy")], &[grant("train-0", "main", "GPU-aa")], &["/etc/x.toml".into()]);
+    let html = made(&[device("GPU-aa", "Healthy"), device("GPU-ab", "Unhealthy")], &[grant("train-0", "main", "GPU-aa")]);
     elements(&html);
     let golden = include_str!("golden.html");
     assert_eq!(html, golden, "if the change is wanted, and a browser shows it well, this is the new golden.html:\n{html}");
@@ -113,8 +114,8 @@ fn a_hostile_name_is_a_text_and_no_secret_is_told() {
     let mut sick = device(evil, "Unhealthy");
     (sick.detail, sick.reason) = (Some(evil.into()), Some(evil.into()));
     sick.resources = [evil.to_owned()].into();
-    let html = made(&[sick], &[grant(evil, evil, evil)], &[evil.into()]);
-    let harmless = made(&[device("GPU-aa", "Unhealthy")], &[grant("train-0", "main", "GPU-aa")], &["x".into()]);
+    let html = made(&[sick], &[grant(evil, evil, evil)]);
+    let harmless = made(&[device("GPU-aa", "Unhealthy")], &[grant("train-0", "main", "GPU-aa")]);
     assert_eq!(elements(&html), elements(&harmless), "a name is one text, whatever is in it");
     assert!(!html.contains("<script") && !html.contains("<!--") && !html.contains('\u{202e}') && !html.contains('\u{0}'), "{html}");
     assert!(!html.contains("secret-of-the-container") && !html.contains("TOKEN"), "what a container was given is its own");
@@ -125,7 +126,7 @@ fn many_devices_and_long_names_make_a_page_of_bounded_size() {
     let long = "x".repeat(100_000);
     let devices: Vec<_> = (0..2000).map(|n| device(&format!("{n}{long}"), if n % 2 == 0 { "Healthy" } else { "Unhealthy" })).collect();
     let grants: Vec<_> = (0..2000).map(|n| grant(&format!("{n}{long}"), &long, &long)).collect();
-    let html = made(&devices, &grants, &[]);
+    let html = made(&devices, &grants);
     elements(&html);
     assert!(html.len() < 512 * 1024, "{} bytes", html.len());
     assert!(html.contains("1000 healthy</summary>") && html.contains("and 872 more: <code>holdfast device show</code>"));
@@ -137,8 +138,7 @@ fn a_kubelet_that_is_absent_is_what_is_wrong() {
     let mut status = status(&[]);
     status.kubelet = None;
     assert_eq!(kubelet_since(&status), None);
-    let facts =
-        Facts { status: &status, devices: &[], grants: &[], picture: String::new(), files: &[], refresh: None, now: Timestamp(START) };
+    let facts = Facts { status: &status, devices: &[], grants: &[], picture: String::new(), refresh: None, now: Timestamp(START) };
     let html = page(&facts, "");
     elements(&html);
     for text in ["one thing is wrong", "there is no kubelet", "<dt>kubelet</dt><dd>absent</dd>", "Nobody holds a device"] {

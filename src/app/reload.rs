@@ -1,0 +1,195 @@
+//! Taking another configuration while the daemon runs. One place, one reload at a time:
+//!
+//! ```text
+//!   SIGHUP, another `..data` ─▶ App::reload ─ read and validated as a whole ─ bad ─▶ the last good one stays, and it is told why
+//!                                   │ good
+//!                                   ▼
+//!      plan (watch) ─▶ discovery scans with it ─▶ health judges by it ─▶ inventory ─▶ serving has what is new
+//!                                                                          └────────▶ registration registers it, ends what is gone
+//! ```
+//!
+//! Nobody is told what to do: everybody follows the plan or the inventory, so that an actor that is built again takes the newest
+//! one, and a resource that is as it was is touched by nobody. What only a start can change is told as such.
+
+use super::App;
+use crate::config::{Change, Config, ConfigError};
+use crate::domain::{Plan, ResourceSpec, Timestamp};
+use crate::hardware;
+use crate::host::{self, HostRoot};
+use crate::messages::{Mailbox, Rescan};
+use crate::telemetry::metrics;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How long a reload waits for the first list that follows from it. A scan takes milliseconds; a disk or a driver that hangs
+/// keeps no signal waiting.
+const SETTLED_WITHIN: Duration = Duration::from_secs(10);
+
+/// What `status` says of the configuration.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConfigReport {
+    /// The main file; `config.d` is beside it.
+    pub source: PathBuf,
+    /// The files that were read.
+    pub files: Vec<PathBuf>,
+    /// Counts what this process has run on, from 1.
+    pub generation: u64,
+    /// CRC-32 of the files' texts, in hex.
+    pub hash: String,
+    /// When it was read.
+    pub loaded_at: Timestamp,
+    /// Why the files are not what runs; `null` when they could be read the last time.
+    pub error: Option<String>,
+    /// Keys that have other values in the files, which count from the next start on.
+    pub needs_restart: Vec<String>,
+}
+
+/// The files, and when they were read; the last time is told where it was not the only one.
+impl fmt::Display for ConfigReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.files.is_empty() {
+            return f.write_str("none: known hardware is offered under its usual names");
+        }
+        let files: Vec<_> = self.files.iter().map(|file| file.display().to_string()).collect();
+        write!(f, "{}, read at {}", files.join(", "), self.loaded_at.to_seconds())?;
+        if self.generation > 1 { write!(f, ", generation {}", self.generation) } else { Ok(()) }
+    }
+}
+
+/// What a reload needs.
+#[derive(Debug)]
+pub(super) struct Reloader {
+    host_root: HostRoot,
+    /// What this process runs on.
+    running: Config,
+    /// The last files that were good: what the next start in this process runs on.
+    latest: Config,
+    plan: watch::Sender<Arc<Plan>>,
+    report: watch::Sender<ConfigReport>,
+    rescan: Mailbox<Rescan>,
+}
+
+impl Reloader {
+    pub(super) fn new(config: &Config, host_root: HostRoot, plan: watch::Sender<Arc<Plan>>, rescan: Mailbox<Rescan>) -> Self {
+        let report = watch::Sender::new(report(config, 1, Vec::new()));
+        metrics::config_loaded(true, report.borrow().loaded_at);
+        Reloader { host_root, running: config.clone(), latest: config.clone(), plan, report, rescan }
+    }
+
+    pub(super) fn report(&self) -> watch::Receiver<ConfigReport> {
+        self.report.subscribe()
+    }
+
+    /// Reads the files, and the resources that they make of this host, away from the thread that answers the kubelet.
+    async fn read(&self) -> Result<(Config, Vec<Arc<ResourceSpec>>), ConfigError> {
+        let (former, host_root) = (self.latest.clone(), self.host_root.clone());
+        // The usual resources stay when their hardware is away for a moment.
+        let usual = self.running.resources.is_empty().then(|| Arc::clone(&self.plan.borrow().specs));
+        let read = tokio::task::spawn_blocking(move || {
+            let config = former.load_again()?;
+            let mut specs = config.resources.clone();
+            if specs.is_empty() {
+                specs.extend(usual.iter().flat_map(|usual| usual.iter()).filter(|spec| !spec.is_orphan()).cloned());
+                let known: BTreeSet<_> = specs.iter().map(|spec| spec.name.clone()).collect();
+                let found = hardware::defaults::specs(&hardware::scan(&host_root)).into_iter();
+                specs.extend(found.filter(|spec| !known.contains(&spec.name)).map(Arc::new));
+            }
+            Ok((config, specs))
+        });
+        read.await.unwrap_or_else(|error| Err(ConfigError::new(format!("cannot be read: {error}"))))
+    }
+
+    /// Publishes another plan, if it is another one.
+    fn publish(&self, specs: Vec<Arc<ResourceSpec>>) -> bool {
+        let former = self.plan.borrow().clone();
+        // Equal resources are the same ones: nothing is kept twice.
+        let same = |spec: Arc<ResourceSpec>| former.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
+        let specs: Arc<[_]> = specs.into_iter().map(same).collect();
+        let (health, ledger) = (self.running.health.clone(), self.running.policy);
+        let plan = Plan { number: former.number, specs, health, ledger };
+        let stays = former.specs.iter().filter(|spec| !spec.is_orphan()).eq(plan.specs.iter());
+        if stays && plan.health == former.health && plan.ledger == former.ledger {
+            return false;
+        }
+        self.plan.send_replace(Arc::new(Plan { number: former.number + 1, ..plan }));
+        true
+    }
+
+    async fn reload(&mut self) -> Result<Change, ConfigError> {
+        let (config, specs) = match self.read().await {
+            Ok(read) => read,
+            Err(error) => {
+                tracing::error!(%error, "the configuration is not taken; the last good one stays");
+                self.report.send_modify(|report| report.error = Some(error.to_string()));
+                metrics::config_loaded(false, host::now().wall);
+                return Err(error);
+            }
+        };
+        let change = Change::between(&self.running, &config);
+        self.running = self.running.taking(&config);
+        self.latest = config;
+        let is_new = self.publish(specs);
+        let generation = self.report.borrow().generation + u64::from(is_new);
+        self.report.send_replace(report(&self.latest, generation, change.needs_restart.iter().map(ToString::to_string).collect()));
+        metrics::config_loaded(true, self.report.borrow().loaded_at);
+        let told = change.to_string().replace('\n', "; ");
+        tracing::info!(
+            generation,
+            change = if change.is_empty() { "nothing is different" } else { &told },
+            "the configuration was read anew"
+        );
+        if is_new && let Err(error) = self.rescan.call(Rescan { asked_at: host::now().boot }, SETTLED_WITHIN).await {
+            tracing::warn!(%error, "the new configuration counts from the next scan on");
+        }
+        Ok(change)
+    }
+}
+
+fn report(config: &Config, generation: u64, needs_restart: Vec<String>) -> ConfigReport {
+    ConfigReport {
+        source: config.source().to_owned(),
+        files: config.files.clone(),
+        generation,
+        hash: format!("{:08x}", config.hash),
+        loaded_at: host::now().wall,
+        error: None,
+        needs_restart,
+    }
+}
+
+impl App {
+    /// Reads the configuration again and takes what of it can be taken; returns when the first list that follows from it is
+    /// published. May be given up at any moment.
+    ///
+    /// # Errors
+    /// When it is not valid; then nothing has changed.
+    pub async fn reload(&mut self) -> Result<Change, ConfigError> {
+        self.reloader.reload().await
+    }
+
+    /// The last configuration that was good.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.reloader.latest
+    }
+}
+
+/// The directories in which a mounted `ConfigMap` or secret may be exchanged under us.
+pub(super) fn directories(config: &Config) -> [PathBuf; 2] {
+    let main = config.source().parent().unwrap_or(Path::new("/")).to_owned();
+    let drop_ins = main.join("config.d");
+    [main, drop_ins]
+}
+
+/// The link that the kubelet exchanges when it has written all files of a volume anew.
+pub(super) const DATA_LINK: &str = "..data";
+
+/// Where these links lead now. Files that a person edits have none: whoever edits says when it is done, by SIGHUP.
+pub(super) fn data_links(directories: &[PathBuf]) -> Vec<Option<PathBuf>> {
+    directories.iter().map(|directory| std::fs::read_link(directory.join(DATA_LINK)).ok()).collect()
+}

@@ -1,0 +1,365 @@
+//! `holdfast config`: whether the configuration is valid, what it comes to on a node, and what another plugin's comes to.
+
+use super::exit::{CONFIG, FAILURE, Failed};
+use super::{Global, Output, print, show};
+use crate::config::import::{self, Imported, Peer};
+use crate::config::{Change, ConfigError, Examined, Node, ResourceChange, Section, Shown};
+use clap::Subcommand;
+use serde::Serialize;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// What can be done with the configuration, all of it without a daemon.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Say every mistake, with its file, line and column; exit code 3 when there is one
+    Check {
+        /// A file alone, `-` is standard input; else what the daemon would read, with its drop-ins
+        file: Option<PathBuf>,
+        /// As the node of this name would read it; its sections for other nodes are checked all the same
+        #[arg(long, value_name = "NAME")]
+        node: Option<String>,
+    },
+    /// Print what the daemon runs on: defaults, files, drop-ins and sections together, with the origin of each value
+    Show {
+        /// As the node of this name would read it
+        #[arg(long, value_name = "NAME")]
+        node: Option<String>,
+    },
+    /// Print what would change were FILE the main file in place of the one that is there; drop-ins stay
+    Diff {
+        /// The file to come
+        file: PathBuf,
+        /// As the node of this name would read both
+        #[arg(long, value_name = "NAME")]
+        node: Option<String>,
+    },
+    /// Print the configuration that does what another plugin's does; what has no equal is a warning
+    Import {
+        /// Whose it is
+        #[arg(value_name = "PLUGIN")]
+        peer: Peer,
+        /// Its file, YAML or JSON, or a ConfigMap that holds it; `-` is standard input
+        file: PathBuf,
+        /// Which entry of the ConfigMap, where it has several
+        #[arg(long)]
+        key: Option<String>,
+        /// The domain of its resources, where a flag told it: `-resource-prefix`, `--domain`
+        #[arg(long, value_name = "DOMAIN")]
+        prefix: Option<String>,
+    },
+}
+
+/// Does what `verb` says.
+///
+/// # Errors
+/// When the configuration is not valid, or the other plugin's cannot be taken over.
+pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
+    match verb {
+        Verb::Check { file, node } => check(global, file.as_deref(), node.as_deref()),
+        Verb::Show { node } => {
+            let node = global.node(node.as_deref());
+            let examined = Examined::of(global.config.as_deref(), &node);
+            let shown = examined.show(&node)?;
+            show(global.output, &ShowDocument::of(&node, &examined, &shown), |_| shown.text.clone())
+        }
+        Verb::Diff { file, node } => diff(global, file, node.as_deref()),
+        Verb::Import { peer, file, key, prefix } => {
+            let text =
+                String::from_utf8(read(file)?).map_err(|_| Failed::new(FAILURE, format_args!("`{}` is not text", file.display())))?;
+            let imported = import::import(*peer, &text, key.as_deref(), prefix.as_deref())
+                .map_err(|error| Failed::new(FAILURE, format_args!("`{}` cannot be taken over: {error}", file.display())))?;
+            let Imported { toml, warnings } = &imported;
+            if global.output != Output::Json {
+                warnings.iter().for_each(|warning| super::eprintln(format_args!("warning: {warning}")));
+            }
+            show(global.output, &ImportDocument { schema: 1, toml, warnings }, |document| document.toml.to_owned())
+        }
+    }
+}
+
+fn check(global: &Global, file: Option<&Path>, node: Option<&str>) -> Result<(), Failed> {
+    let node = global.node(node);
+    let examined = match file {
+        Some(file) => Examined::alone(&read(file)?, file, &node),
+        None => Examined::of(global.config.as_deref(), &node),
+    };
+    let (resources, failed) = match examined.config() {
+        Ok(config) => (config.resources.iter().map(|spec| spec.name.to_string()).collect(), None),
+        Err(error) => (Vec::new(), Some(error)),
+    };
+    // What only shows when all is put together is a mistake too.
+    let problems = if examined.problems.is_empty() { failed.as_slice() } else { &examined.problems };
+    let document = CheckDocument::of(&node, &examined, resources, problems);
+    match global.output {
+        Output::Json => show(global.output, &document, |_| String::new())?,
+        Output::Table | Output::Ascii | Output::Svg => print(format_args!("{}", document.table()))?,
+    }
+    if document.valid { Ok(()) } else { Err(Failed::answered(CONFIG)) }
+}
+
+fn diff(global: &Global, file: &Path, node: Option<&str>) -> Result<(), Failed> {
+    let node = global.node(node);
+    let there = Examined::of(global.config.as_deref(), &node).config()?;
+    let to_come = Examined::with_main(global.config.as_deref(), Some(file), &node).config()?;
+    let change = Change::between(&there, &to_come);
+    show(
+        global.output,
+        &ChangeDocument::of(&change),
+        |_| if change.is_empty() { "nothing changes\n".into() } else { format!("{change}\n") },
+    )
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, Failed> {
+    let mut bytes = Vec::new();
+    let read = if file == Path::new("-") { io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes) } else { std::fs::read(file) };
+    read.map_err(|error| Failed::new(CONFIG, format_args!("`{}` cannot be read: {error}", file.display())))
+}
+
+#[derive(Debug, Serialize)]
+struct CheckDocument<'a> {
+    schema: u32,
+    valid: bool,
+    node: Option<&'a str>,
+    files: &'a [PathBuf],
+    resources: Vec<String>,
+    sections: Vec<SectionEntry<'a>>,
+    problems: Vec<Problem<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct SectionEntry<'a> {
+    file: Option<&'a Path>,
+    line: Option<usize>,
+    matches: bool,
+    why: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+struct Problem<'a> {
+    file: Option<&'a Path>,
+    line: Option<usize>,
+    column: Option<usize>,
+    problem: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+struct ShowDocument<'a> {
+    schema: u32,
+    node: Option<&'a str>,
+    files: &'a [PathBuf],
+    sections: Vec<SectionEntry<'a>>,
+    values: Vec<ValueEntry<'a>>,
+}
+
+/// `file` and `line` are null for a default.
+#[derive(Debug, Serialize)]
+struct ValueEntry<'a> {
+    key: &'a str,
+    value: &'a serde_json::Value,
+    file: Option<&'a Path>,
+    line: Option<usize>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChangeDocument<'a> {
+    schema: u32,
+    resources: Vec<ResourceEntry<'a>>,
+    /// Whether resources that stay have another order.
+    reordered: bool,
+    live: &'a [&'static str],
+    needs_restart: &'a [&'static str],
+}
+
+#[derive(Debug, Serialize)]
+struct ResourceEntry<'a> {
+    name: &'a str,
+    change: &'static str,
+    keys: &'a [&'static str],
+}
+
+#[derive(Debug, Serialize)]
+struct ImportDocument<'a> {
+    schema: u32,
+    toml: &'a str,
+    warnings: &'a [String],
+}
+
+fn sections(sections: &[Section]) -> Vec<SectionEntry<'_>> {
+    fn entry(section: &Section) -> SectionEntry<'_> {
+        let (file, line) = section.place().unzip();
+        SectionEntry { file, line, matches: section.matches(), why: section.why() }
+    }
+    sections.iter().map(entry).collect()
+}
+
+impl<'a> CheckDocument<'a> {
+    fn of(node: &'a Node, examined: &'a Examined, resources: Vec<String>, problems: &'a [ConfigError]) -> Self {
+        let problem =
+            |error: &'a ConfigError| Problem { file: error.file(), line: error.line(), column: error.column(), problem: error.problem() };
+        CheckDocument {
+            schema: 1,
+            valid: problems.is_empty(),
+            node: node.name(),
+            files: &examined.files,
+            resources,
+            sections: sections(&examined.sections),
+            problems: problems.iter().map(problem).collect(),
+        }
+    }
+
+    /// One line for each mistake, as compilers write them, so that editors find the place; else what is valid.
+    fn table(&self) -> String {
+        if self.valid {
+            return self.praise();
+        }
+        let line = |problem: &Problem<'_>| {
+            let place = [problem.line, problem.column].into_iter().flatten().map(|number| format!(":{number}")).collect::<String>();
+            let file = problem.file.map(|file| format!("{}{place}: ", file.display())).unwrap_or_default();
+            format!("{file}{}\n", problem.problem)
+        };
+        self.problems.iter().map(line).collect()
+    }
+
+    fn praise(&self) -> String {
+        let files: Vec<String> = self.files.iter().map(|file| file.display().to_string()).collect();
+        let files = if files.is_empty() { "no file, so the defaults".to_owned() } else { files.join(", ") };
+        let resources = match self.resources.as_slice() {
+            [] => "known hardware under its usual names".to_owned(),
+            names => names.join(", "),
+        };
+        let mut text = format!("valid: {files}\noffers: {resources}\n");
+        for section in &self.sections {
+            let verb = if section.matches { "matches" } else { "does not match" };
+            let place = section.file.zip(section.line).map(|(file, line)| format!("{}:{line} ", file.display())).unwrap_or_default();
+            text.push_str(&format!("section: {place}{verb} {}: {}\n", self.node.unwrap_or("this node"), section.why));
+        }
+        text
+    }
+}
+
+impl<'a> ChangeDocument<'a> {
+    fn of(change: &'a Change) -> Self {
+        let entry = |(name, change): (&'a crate::domain::ResourceName, &'a ResourceChange)| {
+            let (change, keys) = match change {
+                ResourceChange::Added => ("added", [].as_slice()),
+                ResourceChange::Removed => ("removed", [].as_slice()),
+                ResourceChange::Changed(keys) => ("changed", keys.as_slice()),
+            };
+            ResourceEntry { name: name.as_str(), change, keys }
+        };
+        ChangeDocument {
+            schema: 1,
+            resources: change.resources.iter().map(entry).collect(),
+            reordered: change.reordered,
+            live: &change.live,
+            needs_restart: &change.needs_restart,
+        }
+    }
+}
+
+impl<'a> ShowDocument<'a> {
+    fn of(node: &'a Node, examined: &'a Examined, shown: &'a Shown) -> Self {
+        let value = |(key, value, origin): &'a (String, serde_json::Value, Option<crate::config::Origin>)| ValueEntry {
+            key,
+            value,
+            file: origin.as_ref().map(|origin| origin.file.as_path()),
+            line: origin.as_ref().map(|origin| origin.line),
+        };
+        ShowDocument {
+            schema: 1,
+            node: node.name(),
+            files: &examined.files,
+            sections: sections(&examined.sections),
+            values: shown.values.iter().map(value).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = concat!(
+        "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\n",
+        "[[node]]\nmatch = { name = \"gpu-*\" }\n[node.telemetry]\nlisten = \"off\"\n",
+    );
+
+    fn examined(text: &str, node: &Node) -> Examined {
+        Examined::alone(text.as_bytes(), Path::new("/etc/holdfast/config.toml"), node)
+    }
+
+    fn json(document: &impl Serialize) -> String {
+        serde_json::to_string(document).unwrap()
+    }
+
+    #[test]
+    fn what_is_valid_is_told_with_its_sections() {
+        let node = Node::named("cpu-1", Path::new("/"));
+        let examined = examined(TEXT, &node);
+        let document = CheckDocument::of(&node, &examined, vec!["nvidia.com/gpu".into()], &[]);
+        let expected = concat!(
+            "valid: /etc/holdfast/config.toml\n",
+            "offers: nvidia.com/gpu\n",
+            "section: /etc/holdfast/config.toml:4 does not match cpu-1: the name is like none of its patterns\n",
+        );
+        assert_eq!(document.table(), expected);
+        let expected = concat!(
+            r#"{"schema":1,"valid":true,"node":"cpu-1","files":["/etc/holdfast/config.toml"],"resources":["nvidia.com/gpu"],"#,
+            r#""sections":[{"file":"/etc/holdfast/config.toml","line":4,"matches":false,"why":"the name is like none of its patterns"}],"#,
+            r#""problems":[]}"#,
+        );
+        assert_eq!(json(&document), expected);
+    }
+
+    #[test]
+    fn every_mistake_is_a_line_that_editors_understand() {
+        let node = Node::default();
+        let examined = examined("[ledgr]\n\n[telemetry]\nlisten = 3\n", &node);
+        let document = CheckDocument::of(&node, &examined, Vec::new(), &examined.problems);
+        let expected = concat!(
+            "/etc/holdfast/config.toml:1:2: unknown key `ledgr`; did you mean `ledger`?\n",
+            "/etc/holdfast/config.toml:4:10: found integer `3`, where a text in quotes is expected\n",
+        );
+        assert_eq!(document.table(), expected);
+        let expected = concat!(
+            r#"{"schema":1,"valid":false,"node":null,"files":["/etc/holdfast/config.toml"],"resources":[],"sections":[],"problems":["#,
+            r#"{"file":"/etc/holdfast/config.toml","line":1,"column":2,"problem":"unknown key `ledgr`; did you mean `ledger`?"},"#,
+            r#"{"file":"/etc/holdfast/config.toml","line":4,"column":10,"problem":"found integer `3`, where a text in quotes is expected"}]}"#,
+        );
+        assert_eq!(json(&document), expected);
+    }
+
+    #[test]
+    fn what_is_shown_has_a_line_for_each_value() {
+        let node = Node::named("gpu-1", Path::new("/"));
+        let examined = examined("[[node]]\nmatch = { name = \"gpu-*\" }\n[node.telemetry]\nlisten = \"off\"\n", &node);
+        let shown = examined.show(&node).unwrap();
+        let golden = include_str!("configuration/golden/show.toml");
+        assert_eq!(shown.text, golden);
+        let document = serde_json::to_value(ShowDocument::of(&node, &examined, &shown)).unwrap();
+        assert_eq!(
+            document["values"][0],
+            serde_json::json!({"key": "ledger.durability", "value": "power-loss", "file": null, "line": null})
+        );
+        let listen = serde_json::json!({"key": "telemetry.listen", "value": "off", "file": "/etc/holdfast/config.toml", "line": 4});
+        assert_eq!(document["values"][5], listen);
+        assert_eq!(document["sections"][0]["matches"], true);
+    }
+
+    #[test]
+    fn a_change_is_told_by_resource_and_by_key() {
+        let node = Node::default();
+        let config = |text: &str| examined(text, &node).config().unwrap();
+        let resource = |name: &str, rest: &str| format!("[[resource]]\nname = \"a.b/{name}\"\nclass = \"gpu\"\n{rest}\n");
+        let before = [resource("x", ""), resource("y", "")].concat();
+        let after =
+            ["[telemetry]\nlisten = \"off\"\n[health]\npoll = \"2s\"\n", &resource("x", "replicas = 2"), &resource("z", "")].concat();
+        let change = Change::between(&config(&before), &config(&after));
+        let expected = concat!(
+            r#"{"schema":1,"resources":[{"name":"a.b/x","change":"changed","keys":["sharing"]},{"name":"a.b/y","change":"removed","keys":[]},"#,
+            r#"{"name":"a.b/z","change":"added","keys":[]}],"reordered":false,"live":["health.poll"],"needs_restart":["telemetry.listen"]}"#,
+        );
+        assert_eq!(json(&ChangeDocument::of(&change)), expected);
+    }
+}

@@ -1,0 +1,244 @@
+//! What is different between two configurations, key by key: pure. A reload applies it, `status` tells what of it waits.
+
+use super::Config;
+use crate::domain::{ResourceName, ResourceSpec};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// What becomes of one resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ResourceChange {
+    /// It is new.
+    Added,
+    /// It is gone.
+    Removed,
+    /// These of its keys have other values.
+    Changed(Vec<&'static str>),
+}
+
+/// What is different.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Change {
+    /// The resources that are not as they were.
+    pub resources: BTreeMap<ResourceName, ResourceChange>,
+    /// Whether those that stay have another order: the first that selects a device gets it.
+    pub reordered: bool,
+    /// Keys outside of resources that a running daemon takes at once.
+    pub live: Vec<&'static str>,
+    /// Those that it takes at its next start.
+    pub needs_restart: Vec<&'static str>,
+}
+
+impl Change {
+    /// From one configuration to the other.
+    #[must_use]
+    pub fn between(before: &Config, after: &Config) -> Self {
+        let (were, are) = (by_name(before), by_name(after));
+        let mut resources = BTreeMap::new();
+        for (name, spec) in &are {
+            let change = match were.get(name) {
+                None => ResourceChange::Added,
+                Some(was) if was == spec => continue,
+                Some(was) => ResourceChange::Changed(keys(was, spec)),
+            };
+            resources.insert((*name).clone(), change);
+        }
+        let removed = were.keys().filter(|name| !are.contains_key(*name));
+        resources.extend(removed.map(|name| ((*name).clone(), ResourceChange::Removed)));
+        let order = |config: &'_ Config| -> Vec<ResourceName> {
+            let stay = config.resources.iter().filter(|spec| were.contains_key(&spec.name) && are.contains_key(&spec.name));
+            stay.map(|spec| spec.name.clone()).collect()
+        };
+        let reordered = order(before) != order(after);
+        let live = differing([
+            ("ledger.refuse", before.policy.refuse != after.policy.refuse),
+            ("ledger.when_not_durable", before.policy.when_not_durable != after.policy.when_not_durable),
+            ("health.poll", before.health.poll != after.health.poll),
+            ("health.fatal_xids", before.health.fatal_xids != after.health.fatal_xids),
+            ("health.ignore", before.health.ignored != after.health.ignored),
+            ("health.at_kubelet_start", before.health.at_kubelet_start != after.health.at_kubelet_start),
+            ("upgrade.detach", before.detaches != after.detaches),
+        ]);
+        let needs_restart = differing([
+            ("ledger.durability", before.durability != after.durability),
+            ("ledger.history_age", before.retention.age != after.retention.age),
+            ("ledger.history_size", before.retention.grants != after.retention.grants),
+            ("telemetry.listen", before.listen != after.listen),
+            ("kubelet.pod_resources_socket", before.pod_resources_socket != after.pod_resources_socket),
+            ("cdi.directory", before.cdi_directory != after.cdi_directory),
+            ("device_info.directory", before.device_info_directory != after.device_info_directory),
+            ("nvidia.nvml", before.nvml != after.nvml),
+            ("labels.features_d", before.features_directory != after.features_directory),
+        ]);
+        Change { resources, reordered, live, needs_restart }
+    }
+
+    /// Whether nothing is different.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Change::default()
+    }
+}
+
+impl Config {
+    /// What a running daemon has when it takes another configuration: what needs a restart stays as it is.
+    #[must_use]
+    pub fn taking(&self, other: &Config) -> Config {
+        Config {
+            durability: self.durability,
+            retention: self.retention,
+            listen: self.listen,
+            pod_resources_socket: self.pod_resources_socket.clone(),
+            cdi_directory: self.cdi_directory.clone(),
+            device_info_directory: self.device_info_directory.clone(),
+            nvml: self.nvml.clone(),
+            features_directory: self.features_directory.clone(),
+            ..other.clone()
+        }
+    }
+}
+
+fn by_name(config: &Config) -> BTreeMap<&ResourceName, &Arc<ResourceSpec>> {
+    config.resources.iter().map(|spec| (&spec.name, spec)).collect()
+}
+
+fn differing<const N: usize>(keys: [(&'static str, bool); N]) -> Vec<&'static str> {
+    keys.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
+}
+
+/// The keys of a resource that differ, by their names in the file.
+fn keys(was: &ResourceSpec, is: &ResourceSpec) -> Vec<&'static str> {
+    differing([
+        ("class", was.class != is.class),
+        ("contract", was.contract != is.contract),
+        ("cdi", was.cdi != is.cdi),
+        ("select", was.select != is.select),
+        ("exclude", was.exclude != is.exclude),
+        ("paths", was.paths != is.paths),
+        ("sharing", was.sharing != is.sharing),
+        ("per_container", was.per_container != is.per_container),
+        ("placement", was.placement != is.placement),
+        ("env", was.env != is.env),
+        ("mounts", was.mounts != is.mounts),
+        ("before_start", was.hooks.before_start != is.hooks.before_start),
+        ("after_release", was.hooks.after_release != is.hooks.after_release),
+        ("check", was.hooks.check != is.hooks.check),
+    ])
+}
+
+/// One change a line: `+ example.com/a`, `- example.com/b`, `~ example.com/c: env, mounts`, `~ telemetry.listen (at the next start)`.
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let resource = |(name, change): (&ResourceName, &ResourceChange)| match change {
+            ResourceChange::Added => format!("+ {name}"),
+            ResourceChange::Removed => format!("- {name}"),
+            ResourceChange::Changed(keys) => format!("~ {name}: {}", keys.join(", ")),
+        };
+        let mut lines: Vec<String> = self.resources.iter().map(resource).collect();
+        lines.extend(self.reordered.then(|| "~ the order of the resources".to_owned()));
+        lines.extend(self.live.iter().map(|key| format!("~ {key}")));
+        lines.extend(self.needs_restart.iter().map(|key| format!("~ {key} (at the next start)")));
+        f.write_str(&lines.join("\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Node, load};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn config(text: &str) -> Config {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, text).unwrap();
+        load(Some(&file), &Node::default()).unwrap()
+    }
+
+    fn resource(name: &str, rest: &str) -> String {
+        format!("[[resource]]\nname = \"a.b/{name}\"\nclass = \"char\"\npaths = [\"/dev/{name}\"]\n{rest}\n")
+    }
+
+    /// A resource that has every key.
+    const WHOLE: &str = "[[resource]]\nname = \"a.b/c\"\nclass = \"nic\"\ncontract = \"generic\"\ncdi = [\"cri\"]\nselect = { vf = true }\n\
+        exclude = { vf = false }\nreplicas = 2\nper_container = \"one\"\nplacement = \"spread\"\nenv = { A = \"1\" }\n\
+        mounts = [{ host = \"/a\", container = \"/a\" }]\nbefore_start = { command = [\"/a\"] }\nafter_release = { command = [\"/a\"] }\n\
+        check = { command = [\"/a\"] }\n";
+
+    #[test]
+    fn every_key_that_differs_is_named_once_and_told_when_it_counts() {
+        let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
+            [telemetry]\nlisten = \"off\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
+            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n[upgrade]\ndetach = false\n\
+            [labels]\nfeatures_d = \"/a\"\n";
+        let (before, after) = (config(""), config(other));
+        let change = Change::between(&before, &after);
+        let keys = |section: &str, keys: &[&str]| keys.iter().map(|key| format!("{section}.{key}")).collect::<Vec<_>>();
+        let live = [
+            keys("ledger", &["refuse", "when_not_durable"]),
+            keys("health", &["poll", "fatal_xids", "ignore", "at_kubelet_start"]),
+            keys("upgrade", &["detach"]),
+        ];
+        assert_eq!(change.live, live.concat());
+        let restart = [
+            keys("ledger", &["durability", "history_age", "history_size"]),
+            keys("telemetry", &["listen"]),
+            keys("kubelet", &["pod_resources_socket"]),
+            keys("cdi", &["directory"]),
+            keys("device_info", &["directory"]),
+            keys("nvidia", &["nvml"]),
+            keys("labels", &["features_d"]),
+        ];
+        assert_eq!(change.needs_restart, restart.concat());
+        // What runs then: the one half as it was, the other as it is.
+        let running = before.taking(&after);
+        assert_eq!(Change::between(&before, &running), Change { live: change.live.clone(), ..Change::default() });
+        let waits = Change { needs_restart: change.needs_restart.clone(), ..Change::default() };
+        assert_eq!(Change::between(&running, &after), waits);
+        assert!(waits.to_string().contains("~ telemetry.listen (at the next start)"), "{waits}");
+    }
+
+    #[test]
+    fn a_resource_is_added_removed_or_changed_in_its_keys() {
+        let before = config(&[resource("x", ""), resource("y", ""), WHOLE.to_owned()].concat());
+        let whole = "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n";
+        let after = config(&[resource("x", "env = { A = \"2\" }"), resource("z", ""), whole.to_owned()].concat());
+        let told = Change::between(&before, &after).to_string();
+        let keys = "class, cdi, select, exclude, sharing, per_container, placement, env, mounts, before_start, after_release, check";
+        assert_eq!(told, format!("~ a.b/c: {keys}\n~ a.b/x: env\n- a.b/y\n+ a.b/z"));
+        let swapped = config(&[resource("y", ""), resource("x", ""), WHOLE.to_owned()].concat());
+        assert_eq!(Change::between(&before, &swapped).to_string(), "~ the order of the resources");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_told_leads_from_one_configuration_to_the_other(before in resources(), after in resources()) {
+            let (before, after) = (config(&before), config(&after));
+            let change = Change::between(&before, &after);
+            prop_assert_eq!(change.is_empty(), before.resources == after.resources);
+            prop_assert!(Change::between(&after, &after).is_empty());
+            let names = |config: &Config| config.resources.iter().map(|spec| spec.name.clone()).collect::<std::collections::BTreeSet<_>>();
+            let mut follows = names(&before);
+            for (name, change) in &change.resources {
+                match change {
+                    ResourceChange::Added => prop_assert!(follows.insert(name.clone())),
+                    ResourceChange::Removed => prop_assert!(follows.remove(name)),
+                    ResourceChange::Changed(keys) => prop_assert!(!keys.is_empty() && follows.contains(name)),
+                }
+            }
+            prop_assert_eq!(follows, names(&after));
+            // The same on the way back.
+            let back = Change::between(&after, &before);
+            prop_assert_eq!(back.resources.keys().collect::<Vec<_>>(), change.resources.keys().collect::<Vec<_>>());
+        }
+    }
+
+    fn resources() -> impl Strategy<Value = String> {
+        let names = proptest::sample::subsequence(vec!["a", "b", "c", "d"], 0..=4).prop_shuffle();
+        (names, proptest::collection::vec(0..3u8, 4)).prop_map(|(names, values)| {
+            let one = |(name, value): (&str, &u8)| resource(name, &format!("env = {{ V = \"{value}\" }}"));
+            names.into_iter().zip(&values).map(one).collect()
+        })
+    }
+}

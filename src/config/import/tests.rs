@@ -1,0 +1,249 @@
+//! Each plugin's file against what comes of it (`golden`), and random ones against their promise: a reason, or a valid file.
+
+use super::{Imported, Peer, import};
+use crate::config::{Config, Examined, Node};
+use crate::domain::{Contract, PerContainer, Sharing};
+use proptest::prelude::*;
+use proptest::test_runner::{Config as Runs, TestRunner};
+use std::path::{Path, PathBuf};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config/import/golden").join(name)
+}
+
+fn config(toml: &str) -> Config {
+    Examined::alone(toml.as_bytes(), Path::new("import"), &Node::default()).config().unwrap_or_else(|error| panic!("{error}\n{toml}"))
+}
+
+/// What comes of a source.
+fn of(peer: Peer, name: &str, key: Option<&str>) -> Imported {
+    let source = std::fs::read_to_string(golden(&format!("{name}.source"))).unwrap();
+    let imported = import(peer, &source, key, None).unwrap();
+    let warnings: String = imported.warnings.iter().map(|warning| format!("{warning}\n")).collect();
+    for (ending, text) in [("toml", &imported.toml), ("warnings", &warnings)] {
+        let file = golden(&format!("{name}.{ending}"));
+        assert_eq!(&std::fs::read_to_string(&file).unwrap_or_default(), text, "{}", file.display());
+    }
+    config(&imported.toml);
+    imported
+}
+
+#[test]
+fn nvidias() {
+    let shared = config(&of(Peer::Nvidia, "nvidia-shared", Some("shared")).toml);
+    let gpu = &shared.resources[0];
+    assert_eq!((gpu.name.as_str(), gpu.sharing, gpu.per_container), ("nvidia.com/gpu.shared", Sharing::Replicas(4), PerContainer::One));
+    let mps = config(&of(Peer::Nvidia, "nvidia-mps", None).toml);
+    let Contract::Nvidia(options) = &mps.resources[0].contract else { panic!("{:?}", mps.resources[0].contract) };
+    assert_eq!(options.mps_root.as_deref(), Some("/run/mps"));
+}
+
+#[test]
+fn the_sriov_plugins() {
+    let pools = config(&of(Peer::Sriov, "sriov-pools", None).toml);
+    let names: Vec<&str> = pools.resources.iter().map(|spec| spec.name.as_str()).collect();
+    assert_eq!(names, ["example.org/mlx_rdma", "intel.com/dpdk-pool", "intel.com/mlx_plain", "intel.com/qat", "intel.com/any"]);
+}
+
+#[test]
+fn mellanox() {
+    let pools = config(&of(Peer::RdmaShared, "rdma-shared-hcas", None).toml);
+    assert_eq!(pools.resources[0].sharing, Sharing::Pool(100));
+    assert_eq!(pools.resources[0].select.interface, ["ib0", "ib1"]);
+}
+
+#[test]
+fn squats() {
+    let devices = config(&of(Peer::Generic, "generic-devices", None).toml);
+    assert_eq!(devices.resources.iter().map(|spec| spec.sharing).collect::<Vec<_>>(), [Sharing::Replicas(2), Sharing::Replicas(50)]);
+}
+
+#[test]
+fn smarters() {
+    let nodes = config(&of(Peer::Smarter, "smarter-conf", None).toml);
+    assert_eq!(nodes.resources.len(), 10 + 2 + 1);
+}
+
+#[test]
+fn what_cannot_be_taken_over_has_a_reason_with_its_place() {
+    for (peer, source, expected) in [
+        (Peer::Nvidia, "version: v2", "line 1: `version` is `v2`, where `v1` is expected"),
+        (Peer::Nvidia, "[]", "`the file` is a list, where a configuration of NVIDIA's plugin"),
+        (
+            Peer::Nvidia,
+            "version: v1\nflags:\n  migStrategy: some",
+            "line 3: `flags.migStrategy` is `some`, where `none`, `single` or `mixed`",
+        ),
+        (Peer::Nvidia, "flags: { plugin: { deviceListStrategy: [cdi] } }", "what comes of it is not valid: unknown value `cdi`"),
+        (Peer::Sriov, "{}", "a configuration with `resourceList`"),
+        (Peer::Sriov, "{\"resourceList\": []}", "no resource can be taken over"),
+        (Peer::Sriov, "{\"resourceList\": [{}]}", "line 1: `resourceList[0]` is keys and values, where a `resourceName` is expected"),
+        (Peer::Sriov, "{\"resourceList\": [{\"resourceName\": \"A B\"}]}", "what comes of it is not valid: resource `intel.com/A B`"),
+        (
+            Peer::RdmaShared,
+            "configList:\n- resourceName: a\n  rdmaHcaMax: lots",
+            "line 3: `configList[0].rdmaHcaMax` is `lots`, where a whole number",
+        ),
+        (Peer::Generic, "devices: 3", "line 1: `devices` is `3`, where a list is expected"),
+        (Peer::Smarter, "- devicematch: x", "no resource can be taken over: `[0]` is left out: `x` does not begin with `^`"),
+        (Peer::Smarter, "a: [", "neither YAML nor JSON"),
+        (Peer::Smarter, "", "the file has 0 documents"),
+        (Peer::Nvidia, "kind: ConfigMap\ndata: { a: x, b: y }", "the ConfigMap has the entries `a`, `b`; `--key` says which"),
+    ] {
+        let said = import(peer, source, None, None).unwrap_err().to_string();
+        assert!(said.contains(expected), "{said}\nshould contain: {expected}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    let source = "kind: ConfigMap\ndata: { a: x, b: y }";
+    assert_eq!(import(Peer::Nvidia, source, Some("c"), None).unwrap_err().to_string(), "the ConfigMap has no entry `c`; it has `a`, `b`");
+    assert!(import(Peer::Nvidia, "version: v1", Some("c"), None).is_err());
+}
+
+#[test]
+fn a_flag_of_the_plugin_tells_the_domain() {
+    let source = "{\"resourceList\": [{\"resourceName\": \"a\", \"selectors\": {\"drivers\": [\"vfio-pci\"]}}]}";
+    assert!(import(Peer::Sriov, source, None, Some("example.org")).unwrap().toml.contains("\"example.org/a\""));
+    assert!(
+        import(Peer::Generic, "devices: [{name: a, groups: [{paths: [{path: /dev/a}]}]}]", None, None)
+            .unwrap()
+            .toml
+            .contains("\"squat.ai/a\"")
+    );
+}
+
+/// A word that a plugin might have, or anything.
+fn word() -> impl Strategy<Value = String> {
+    const WORDS: &[&str] = &[
+        "version",
+        "v1",
+        "flags",
+        "plugin",
+        "migStrategy",
+        "none",
+        "single",
+        "deviceListStrategy",
+        "envvar",
+        "cdi-cri",
+        "sharing",
+        "mps",
+        "timeSlicing",
+        "resources",
+        "name",
+        "replicas",
+        "nvidia.com/gpu",
+        "gpu",
+        "imex",
+        "channelIDs",
+        "mpsRoot",
+        "resourceList",
+        "resourceName",
+        "resourcePrefix",
+        "selectors",
+        "vendors",
+        "devices",
+        "drivers",
+        "pfNames",
+        "rootDevices",
+        "ens1f0#0-3",
+        "15b3",
+        "isRdma",
+        "vdpaType",
+        "vhost",
+        "additionalInfo",
+        "*",
+        "deviceType",
+        "accelerator",
+        "configList",
+        "rdmaHcaMax",
+        "ifNames",
+        "linkTypes",
+        "ether",
+        "domain",
+        "example.org",
+        "groups",
+        "paths",
+        "path",
+        "/dev/fuse",
+        "/dev/tty*",
+        "mountPath",
+        "/a/",
+        "type",
+        "Mount",
+        "Device",
+        "count",
+        "limit",
+        "permissions",
+        "rw",
+        "usb",
+        "devicematch",
+        "^video[0-9]*$",
+        "^snd$",
+        "nummaxdevices",
+        "true",
+        "false",
+        "1",
+        "4",
+        "0",
+        "99999",
+        "data",
+        "kind",
+        "ConfigMap",
+        "",
+        "null",
+    ];
+    prop_oneof![9 => prop::sample::select(WORDS).prop_map(str::to_owned), 1 => "\\PC{0,6}"]
+}
+
+/// A random document, as JSON.
+fn document() -> impl Strategy<Value = serde_json::Value> {
+    let leaf = prop_oneof![word().prop_map(Into::into), any::<bool>().prop_map(Into::into), (0_i64..200).prop_map(Into::into)];
+    leaf.prop_recursive(6, 60, 5, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Into::into),
+            prop::collection::btree_map(word(), inner, 0..6).prop_map(|map| map.into_iter().collect::<serde_json::Value>()),
+        ]
+    })
+}
+
+const PEERS: [Peer; 5] = [Peer::Nvidia, Peer::Sriov, Peer::RdmaShared, Peer::Generic, Peer::Smarter];
+
+/// A reason in one line, or a file that is valid.
+fn holds_its_promise(peer: Peer, source: &str) {
+    match import(peer, source, None, None) {
+        Ok(imported) => drop(config(&imported.toml)),
+        Err(error) => assert!(!error.to_string().is_empty() && !error.to_string().contains('\n'), "{error}"),
+    }
+}
+
+#[test]
+fn a_random_document_gives_a_reason_or_a_valid_file() {
+    let runs = Runs { cases: crate::config::tests::variants(1000), failure_persistence: None, ..Runs::default() };
+    TestRunner::new(runs)
+        .run(&(prop::sample::select(&PEERS[..]), document()), |(peer, document)| {
+            holds_its_promise(peer, &document.to_string());
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_damaged_source_gives_a_reason_or_a_valid_file() {
+    let sources = [
+        (Peer::Nvidia, "nvidia-shared"),
+        (Peer::Nvidia, "nvidia-mps"),
+        (Peer::Sriov, "sriov-pools"),
+        (Peer::RdmaShared, "rdma-shared-hcas"),
+        (Peer::Generic, "generic-devices"),
+        (Peer::Smarter, "smarter-conf"),
+    ];
+    let sources = sources.map(|(peer, name)| (peer, std::fs::read_to_string(golden(&format!("{name}.source"))).unwrap()));
+    let runs = Runs { cases: crate::config::tests::variants(1000), failure_persistence: None, ..Runs::default() };
+    TestRunner::new(runs)
+        .run(&(0..sources.len(), crate::config::tests::damage()), |(which, damage)| {
+            let (peer, source) = &sources[which];
+            let damaged = damage.iter().fold(source.clone().into_bytes(), |bytes, damage| damage.to(bytes));
+            holds_its_promise(*peer, &String::from_utf8_lossy(&damaged));
+            Ok(())
+        })
+        .unwrap();
+}

@@ -1,0 +1,208 @@
+//! `[[node]]`: what only some nodes read, so that one file serves all of them.
+//!
+//! A section is a drop-in with a condition. Those that match are laid over everything else, in the order of the files; a
+//! resource that has the name of one that is there takes its place.
+
+use super::ConfigError;
+use super::error::unknown;
+use super::tree::{Is, Place, Table, Value};
+use crate::host::HostRoot;
+use std::path::{Path, PathBuf};
+
+/// What tells the daemon which node it is on where it has a host name of its own, as in a pod.
+const NODE_NAME: &str = "NODE_NAME";
+
+/// The node that a configuration is read for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    name: Option<String>,
+    /// Below which its files lie.
+    root: PathBuf,
+}
+
+impl Node {
+    /// This node: by `NODE_NAME` of the environment, which the DaemonSet sets, else by the kernel's host name.
+    ///
+    /// A pod reads its own name in the kernel's file, whatever root it reads it below: the kernel tells everybody the name
+    /// of their own namespace.
+    #[must_use]
+    pub fn here(host_root: &Path) -> Self {
+        let told = std::env::var(NODE_NAME).ok().filter(|name| !name.is_empty());
+        let name = told.or_else(|| HostRoot::new(host_root).read("proc/sys/kernel/hostname")).map(|name| name.trim().to_owned());
+        Node { name: name.filter(|name| !name.is_empty()), root: host_root.to_owned() }
+    }
+
+    /// A node of this name, with the files of this one.
+    #[must_use]
+    pub fn named(name: &str, host_root: &Path) -> Self {
+        Node { name: Some(name.to_owned()), root: host_root.to_owned() }
+    }
+
+    /// Its name, where it is known.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+}
+
+/// One `[[node]]` of a file.
+#[derive(Debug, Clone)]
+pub struct Section {
+    pub(super) place: Option<Place>,
+    pub(super) table: Table,
+    pub(super) matches: bool,
+    /// What decided.
+    pub(super) why: String,
+}
+
+impl Section {
+    /// The file that has it, and the line.
+    #[must_use]
+    pub fn place(&self) -> Option<(&Path, usize)> {
+        self.place.as_ref().map(|place| (&*place.file, place.line))
+    }
+
+    /// Whether it is for the node.
+    #[must_use]
+    pub fn matches(&self) -> bool {
+        self.matches
+    }
+
+    /// What decided that, such as ``the name is like `gpu-*` ``.
+    #[must_use]
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
+    /// Reads a section, and whether it is for this node.
+    ///
+    /// # Errors
+    /// What is wrong with its condition.
+    pub(super) fn read(value: &Value, node: &Node) -> Result<Self, ConfigError> {
+        let wrong = |problem: String, place: Option<&Place>| Err(ConfigError::new(problem).at(place.or(value.place.as_ref())));
+        let Some(table) = value.as_table() else {
+            return wrong("`node` is a list of sections; one begins with [[node]]".into(), None);
+        };
+        let mut table = table.clone();
+        let example = "such as match = { name = [\"gpu-*\"] }";
+        let Some(condition) = table.take("match") else {
+            return wrong(format!("a section `node` needs a `match` that says for which nodes it is, {example}"), None);
+        };
+        let Some(Table(keys)) = condition.value.as_table() else {
+            return wrong(format!("`match` is a table, {example}"), condition.place.as_ref());
+        };
+        if keys.is_empty() {
+            return wrong("`match` is empty; what is for every node needs no section".into(), condition.place.as_ref());
+        }
+        let (mut matches, mut why) = (true, Vec::new());
+        for entry in keys {
+            let told = match &*entry.key {
+                "name" => by_name(&entry.value, node),
+                "file" => by_file(&entry.value, node),
+                other => Err(unknown("key", other, &["name", "file"])),
+            };
+            match told {
+                Ok((holds, told)) => {
+                    matches &= holds;
+                    why.push(told);
+                }
+                Err(problem) => return wrong(problem, entry.place.as_ref()),
+            }
+        }
+        Ok(Section { place: value.place.clone(), table, matches, why: why.join(", and ") })
+    }
+}
+
+fn by_name(value: &Value, node: &Node) -> Result<(bool, String), String> {
+    let shape = || "`match.name` is a list of patterns for names of nodes, such as [\"gpu-*\", \"dgx-??\"]".to_owned();
+    let list = match &value.is {
+        Is::Text(_) => std::slice::from_ref(value),
+        Is::List(list) if !list.is_empty() => list.as_slice(),
+        _ => return Err(shape()),
+    };
+    let mut like = None;
+    for pattern in list {
+        let text = pattern.as_text().ok_or_else(shape)?;
+        let glob =
+            glob::Pattern::new(text).map_err(|error| format!("the pattern `{text}` of `match.name` is not a valid glob: {error}"))?;
+        let options = glob::MatchOptions { case_sensitive: false, ..glob::MatchOptions::default() };
+        if like.is_none() && node.name().is_some_and(|name| glob.matches_with(name, options)) {
+            like = Some(text);
+        }
+    }
+    Ok(match (like, node.name()) {
+        (Some(pattern), _) => (true, format!("the name is like `{pattern}`")),
+        (None, Some(_)) => (false, "the name is like none of its patterns".into()),
+        (None, None) => (false, "the name of this node is not known".into()),
+    })
+}
+
+fn by_file(value: &Value, node: &Node) -> Result<(bool, String), String> {
+    let text = value.as_text().filter(|text| text.starts_with('/'));
+    let text = text.ok_or("`match.file` is the absolute path of a file that only these nodes have, such as \"/etc/holdfast/role-gpu\"")?;
+    let is_there = HostRoot::new(&node.root).exists(text.trim_start_matches('/'));
+    Ok((is_there, format!("the file `{text}` is {}there", if is_there { "" } else { "not " })))
+}
+
+/// A node of which nothing is known, for tests and trials.
+impl Default for Node {
+    fn default() -> Self {
+        Node { name: None, root: PathBuf::from("/") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn section(condition: &str, name: &str, root: &Path) -> Result<(bool, String), String> {
+        let table = Table::parse(&format!("[[node]]\n{condition}\n"), Path::new("f")).unwrap();
+        let value = &table.get("node").unwrap().as_list().unwrap()[0];
+        let read = Section::read(value, &Node::named(name, root));
+        read.map(|section| (section.matches, section.why)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_section_is_for_nodes_of_a_name_or_with_a_file() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::write(root.path().join("role-gpu"), "").unwrap();
+        for (condition, name, matches, why) in [
+            ("match = { name = [\"cpu-*\", \"gpu-?\"] }", "gpu-7", true, "the name is like `gpu-?`"),
+            ("match = { name = \"GPU-*\" }", "gpu-7.example.com", true, "the name is like `GPU-*`"),
+            ("match.name = [\"gpu-?\"]", "gpu-17", false, "the name is like none of its patterns"),
+            ("match = { file = \"/role-gpu\" }", "x", true, "the file `/role-gpu` is there"),
+            ("match = { file = \"/role-cpu\" }", "x", false, "the file `/role-cpu` is not there"),
+            ("match = { name = \"x\", file = \"/role-cpu\" }", "x", false, "the name is like `x`, and the file `/role-cpu` is not there"),
+        ] {
+            assert_eq!(section(condition, name, root.path()), Ok((matches, why.to_owned())), "{condition} {name}");
+        }
+    }
+
+    #[test]
+    fn every_mistake_is_one_sentence_with_its_place() {
+        for (condition, expected) in [
+            ("", "line 1, column 1: a section `node` needs a `match`"),
+            ("match = {}", "line 2, column 1: `match` is empty"),
+            ("match = 1", "line 2, column 1: `match` is a table, such as"),
+            ("match = { nam = \"x\" }", "line 2, column 11: unknown key `nam`; did you mean `name`?"),
+            ("match = { name = [] }", "column 11: `match.name` is a list of patterns"),
+            ("match = { name = [1] }", "`match.name` is a list of patterns"),
+            ("match = { name = \"[\" }", "the pattern `[` of `match.name` is not a valid glob"),
+            ("match = { file = \"role\" }", "`match.file` is the absolute path"),
+        ] {
+            let said = section(condition, "x", Path::new("/")).unwrap_err();
+            assert!(said.contains(expected), "{said}\nshould contain: {expected}");
+        }
+    }
+
+    #[test]
+    fn outside_of_a_pod_the_kernel_tells_the_name() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
+        std::fs::write(root.path().join("proc/sys/kernel/hostname"), "gpu-7\n").unwrap();
+        if std::env::var(NODE_NAME).is_err() {
+            assert_eq!(Node::here(root.path()).name(), Some("gpu-7"));
+            assert_eq!(Node::here(&root.path().join("proc")).name(), None);
+        }
+    }
+}

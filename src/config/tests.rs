@@ -1,0 +1,194 @@
+//! Damaged configuration files: each is a sentence with its place, or is still valid; and everything that is wrong is said at once.
+
+use super::{Examined, Node};
+use proptest::prelude::*;
+use proptest::test_runner::{Config as Runs, TestRunner};
+use std::path::Path;
+
+/// How many variants a test plays, unless the environment says.
+pub(super) fn variants(usual: u32) -> u32 {
+    std::env::var("HOLDFAST_VARIANTS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+/// One damage to a file; places are in thousandths of it.
+#[derive(Debug, Clone)]
+pub(super) enum Damage {
+    Cut(usize),
+    Flip(usize, u8),
+    Insert(usize, &'static str),
+    /// From, and how many bytes.
+    Remove(usize, usize),
+    /// A line once more, elsewhere.
+    Repeat(usize, usize),
+}
+
+impl Damage {
+    pub(super) fn to(&self, mut bytes: Vec<u8>) -> Vec<u8> {
+        let at = |place: usize| place * bytes.len() / 1000;
+        match *self {
+            Damage::Cut(place) => bytes.truncate(at(place)),
+            Damage::Flip(place, bit) => {
+                let place = at(place);
+                bytes.get_mut(place).into_iter().for_each(|byte| *byte ^= 1 << (bit % 8));
+            }
+            Damage::Insert(place, what) => {
+                let place = at(place);
+                bytes.splice(place..place, what.bytes());
+            }
+            Damage::Remove(place, count) => {
+                let place = at(place);
+                let end = (place + count).min(bytes.len());
+                bytes.drain(place..end);
+            }
+            Damage::Repeat(from, to) => {
+                let (from, to) = (at(from), at(to));
+                let line: Vec<u8> = bytes[from..].split_inclusive(|byte| *byte == b'\n').next().unwrap_or_default().to_vec();
+                bytes.splice(to..to, line);
+            }
+        }
+        bytes
+    }
+}
+
+pub(super) fn damage() -> impl Strategy<Value = Vec<Damage>> {
+    const PIECES: &[&str] = &[
+        "[",
+        "]",
+        "{",
+        "}",
+        "=",
+        "\"",
+        "'",
+        "\n",
+        ",",
+        "#",
+        "[[resource]]\n",
+        "[[node]]\n",
+        "[ledger]\n",
+        "name = 1\n",
+        "-1",
+        "\u{e9}",
+        "\0",
+        "\\",
+        "''' ",
+        "0x",
+        "match = { name = \"*\" }\n",
+    ];
+    let place = || 0_usize..1000;
+    let one = prop_oneof![
+        1 => place().prop_map(Damage::Cut),
+        4 => (place(), any::<u8>()).prop_map(|(place, bit)| Damage::Flip(place, bit)),
+        4 => (place(), prop::sample::select(PIECES)).prop_map(|(place, piece)| Damage::Insert(place, piece)),
+        3 => (place(), 1_usize..40).prop_map(|(place, count)| Damage::Remove(place, count)),
+        2 => (place(), place()).prop_map(|(from, to)| Damage::Repeat(from, to)),
+    ];
+    prop::collection::vec(one, 1..4)
+}
+
+/// Something of everything.
+const WHOLE: &str = r#"
+[ledger]
+durability = "power-loss"
+history_size = 5000
+[telemetry]
+listen = "127.0.0.1:9477"
+[health]
+poll = "10s"
+fatal_xids = [48, 64]
+ignore = ["no_carrier"]
+
+[[resource]]
+name = "nvidia.com/gpu"
+class = "gpu"
+contract = "nvidia"
+nvidia = { device_list_strategy = ["envvar", "cdi-cri"], pass_device_specs = true }
+select = { vendor = ["10de"], driver = ["nvidia"], vf = false, numa_node = [0, 1] }
+exclude = { address = ["0000:18:00.0"] }
+replicas = 4
+check = { command = ["/usr/bin/check", "--all"], every = "1m" }
+
+[[resource]]
+name = "example.com/fuse"
+class = "char"
+paths = [
+  "/dev/fuse",
+  { host = "/dev/net/tun", container = "/dev/tun", permissions = "rw" },
+]
+env = { EXAMPLE = "1" }
+mounts = [{ host = "/etc/a", container = "/etc/a", read_only = true }]
+
+[[node]]
+match = { name = ["gpu-*"], file = "/etc/role" }
+[node.upgrade]
+detach = false
+[[node.resource]]
+name = "nvidia.com/gpu"
+class = "gpu"
+before_start = "reset"
+"#;
+
+#[test]
+fn a_damaged_file_is_still_valid_or_a_sentence_with_its_place() {
+    let whole = Examined::alone(WHOLE.as_bytes(), Path::new("f"), &Node::named("gpu-1", Path::new("/")));
+    assert_eq!(whole.problems, []);
+    let runs = Runs { cases: variants(1000), failure_persistence: None, ..Runs::default() };
+    let wrong = std::cell::Cell::new(0_u32);
+    TestRunner::new(runs)
+        .run(&damage(), |damage| {
+            let bytes = damage.iter().fold(WHOLE.as_bytes().to_vec(), |bytes, damage| damage.to(bytes));
+            let node = Node::named("gpu-1", Path::new("/"));
+            let examined = Examined::alone(&bytes, Path::new("f"), &node);
+            let said = String::from_utf8_lossy(&bytes).into_owned();
+            match examined.config() {
+                Ok(config) => {
+                    prop_assert!(examined.problems.is_empty());
+                    let shown = examined.show(&node).unwrap();
+                    let again = Examined::alone(shown.text.as_bytes(), Path::new("f"), &node).config();
+                    prop_assert_eq!(again, Ok(config), "{}", shown.text);
+                }
+                Err(error) => {
+                    wrong.set(wrong.get() + 1);
+                    prop_assert!(!examined.problems.is_empty(), "only put together: {error}\n{said}");
+                    let lines = said.split('\n').count();
+                    for problem in &examined.problems {
+                        let place = problem.line().zip(problem.column());
+                        prop_assert!(place.is_some_and(|(line, column)| line >= 1 && line <= lines && column >= 1), "{problem}\n{said}");
+                        prop_assert!(problem.file() == Some(Path::new("f")) && !problem.to_string().contains('\n'), "{problem}");
+                    }
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    assert!(wrong.get() > 0, "nothing was damaged");
+}
+
+#[test]
+fn every_mistake_is_said_at_once_each_with_its_place() {
+    let text = concat!(
+        "[ledgr]\n",                                                                                                 // 1
+        "[telemetry]\nlisten = \"9477\"\n",                                                                          // 3
+        "[health]\npol = \"1s\"\n",                                                                                  // 5
+        "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\nreplicas = 0\n",                                           // 9
+        "[[resource]]\nclass = \"gpu\"\n",                                                                           // 10
+        "[[resource]]\nname = \"a.b/c\"\nclass = \"nic\"\n",                                                         // 13
+        "[[resource]]\nname = \"a.b/d\"\nclass = \"char\"\npaths = [\n  \"/dev/a\",\n  { hots = \"/dev/b\" },\n]\n", // 21
+        "[[node]]\nmatch = { name = \"x\" }\n[[node.resource]]\nname = \"a.b/e\"\nclass = \"gpu\"\nselect = { vendor = [\"xyz\"] }\n", // 27
+        "[[node]]\nmatch = {}\n",                                                                                    // 29
+    );
+    let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
+    let told: Vec<(usize, usize, &str)> =
+        examined.problems.iter().map(|problem| (problem.line().unwrap(), problem.column().unwrap(), problem.problem())).collect();
+    let expected = [
+        (1, 2, "unknown key `ledgr`; did you mean `ledger`?"),
+        (3, 1, "`telemetry.listen` is `9477`, but must be an address and port such as `127.0.0.1:9477`, or `off`"),
+        (5, 1, "unknown key `pol`; did you mean `poll`?"),
+        (9, 1, "resource `a.b/c`: `replicas` is 0, but must be between 1 and 10000"),
+        (10, 1, "missing field `name`"),
+        (13, 8, "two resources are named `a.b/c`; every resource needs a name of its own"),
+        (20, 5, "unknown key `hots`; did you mean `host`?"),
+        (27, 22, "resource `a.b/e`: the vendor id `xyz` must be up to four hex digits, as in \"10de\""),
+        (29, 1, "`match` is empty; what is for every node needs no section"),
+    ];
+    assert_eq!(told, expected);
+}

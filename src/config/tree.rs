@@ -1,0 +1,372 @@
+//! TOML as a tree in which every value knows where it stands: what is merged, shown and complained about.
+
+use super::ConfigError;
+use std::path::Path;
+use std::sync::Arc;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// Where something stands; both numbers begin at 1, and a column counts characters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) file: Arc<Path>,
+    pub(super) line: usize,
+    pub(super) column: usize,
+}
+
+/// A value, and where it stands; one that is in no file has no place.
+#[derive(Debug, Clone)]
+pub(super) struct Value {
+    pub(super) place: Option<Place>,
+    pub(super) is: Is,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Is {
+    Text(String),
+    /// A number, a boolean, a date: as it is written.
+    Plain(String),
+    List(Vec<Value>),
+    Table(Table),
+}
+
+/// Keys in the order in which they were put in.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Table(pub(super) Vec<Entry>);
+
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) key: String,
+    pub(super) place: Option<Place>,
+    pub(super) value: Value,
+}
+
+impl Table {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// What is not TOML.
+    pub(super) fn parse(text: &str, file: &Path) -> Result<Self, ConfigError> {
+        let source = Source { file: file.into(), text, starts: line_starts(text) };
+        match DeTable::parse(text) {
+            Ok(table) => Ok(source.table(table.into_inner())),
+            Err(error) => Err(ConfigError::of_parser(&error, error.span().map(|span| source.place(span.start))).in_file(file)),
+        }
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+        self.0.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
+    }
+
+    /// Takes a key out.
+    pub(super) fn take(&mut self, key: &str) -> Option<Entry> {
+        let index = self.0.iter().position(|entry| entry.key == key)?;
+        Some(self.0.remove(index))
+    }
+
+    /// Puts an entry in the place of the one with its key, if there is one.
+    pub(super) fn put(&mut self, entry: Entry) {
+        match self.0.iter_mut().find(|there| there.key == entry.key) {
+            Some(there) => *there = entry,
+            None => self.0.push(entry),
+        }
+    }
+
+    /// Puts a value that is in no file.
+    pub(super) fn set(&mut self, key: &str, is: Is) {
+        self.put(Entry { key: key.to_owned(), place: None, value: Value { place: None, is } });
+    }
+
+    /// The list below a key; made if there is none. `None` when something else is there.
+    pub(super) fn list_mut(&mut self, key: &str) -> Option<&mut Vec<Value>> {
+        if self.get(key).is_none() {
+            self.set(key, Is::List(Vec::new()));
+        }
+        match self.0.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.value.is) {
+            Some(Is::List(list)) => Some(list),
+            _ => None,
+        }
+    }
+}
+
+impl Value {
+    pub(super) fn as_text(&self) -> Option<&str> {
+        match &self.is {
+            Is::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    pub(super) fn as_table(&self) -> Option<&Table> {
+        match &self.is {
+            Is::Table(table) => Some(table),
+            _ => None,
+        }
+    }
+
+    pub(super) fn as_list(&self) -> Option<&[Value]> {
+        match &self.is {
+            Is::List(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    /// The text of a text, or of a number as it is written.
+    fn as_word(&self) -> Option<&str> {
+        match &self.is {
+            Is::Text(word) | Is::Plain(word) => Some(word),
+            _ => None,
+        }
+    }
+
+    /// The place of what a sentence speaks of: of its first word in backticks that is a key, or a value, in here.
+    pub(super) fn place_of(&self, sentence: &str) -> Option<Place> {
+        let words = || sentence.split('`').skip(1).step_by(2);
+        let found = words().find_map(|word| {
+            let key = word.rsplit('.').next().unwrap_or(word);
+            self.find(&|entry: &Entry| entry.key == word || entry.key == key, &|value| value.as_word() == Some(word))
+        });
+        found.or_else(|| self.place.clone())
+    }
+
+    /// The first key that is meant, in this order of the tree, else the first value that is.
+    fn find(&self, is_key: &dyn Fn(&Entry) -> bool, is_value: &dyn Fn(&Value) -> bool) -> Option<Place> {
+        self.find_key(is_key).or_else(|| self.find_value(is_value))
+    }
+
+    fn find_key(&self, is_meant: &dyn Fn(&Entry) -> bool) -> Option<Place> {
+        match &self.is {
+            Is::Table(Table(entries)) => {
+                let here = entries.iter().find(|entry| is_meant(entry)).and_then(|entry| entry.place.clone());
+                here.or_else(|| entries.iter().find_map(|entry| entry.value.find_key(is_meant)))
+            }
+            Is::List(list) => list.iter().find_map(|value| value.find_key(is_meant)),
+            Is::Text(_) | Is::Plain(_) => None,
+        }
+    }
+
+    fn find_value(&self, is_meant: &dyn Fn(&Value) -> bool) -> Option<Place> {
+        match &self.is {
+            Is::Table(Table(entries)) => entries.iter().find_map(|entry| entry.value.find_value(is_meant)),
+            Is::List(list) => list.iter().find_map(|value| value.find_value(is_meant)),
+            Is::Text(_) | Is::Plain(_) => is_meant(self).then(|| self.place.clone()).flatten(),
+        }
+    }
+}
+
+struct Source<'a> {
+    file: Arc<Path>,
+    text: &'a str,
+    starts: Vec<usize>,
+}
+
+fn line_starts(text: &str) -> Vec<usize> {
+    std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect()
+}
+
+impl Source<'_> {
+    fn place(&self, offset: usize) -> Place {
+        let line = self.starts.partition_point(|start| *start <= offset);
+        let start = line.checked_sub(1).and_then(|index| self.starts.get(index)).copied().unwrap_or(0);
+        let column = self.text.get(start..offset).map_or(0, |before| before.chars().count()) + 1;
+        Place { file: self.file.clone(), line, column }
+    }
+
+    fn table(&self, table: DeTable<'_>) -> Table {
+        let mut entries: Vec<(usize, Entry)> = Vec::with_capacity(table.len());
+        for (key, value) in table {
+            let start = key.span().start;
+            let entry = Entry { place: Some(self.place(start)), value: self.value(value), key: key.into_inner().into_owned() };
+            entries.push((start, entry));
+        }
+        // The parser has them by their names.
+        entries.sort_by_key(|(start, _)| *start);
+        Table(entries.into_iter().map(|(_, entry)| entry).collect())
+    }
+
+    fn value(&self, value: Spanned<DeValue<'_>>) -> Value {
+        let place = Some(self.place(value.span().start));
+        let is = match value.into_inner() {
+            DeValue::String(text) => Is::Text(text.into_owned()),
+            DeValue::Integer(number) => Is::Plain(number.to_string()),
+            DeValue::Float(number) => Is::Plain(number.to_string()),
+            DeValue::Boolean(truth) => Is::Plain(truth.to_string()),
+            DeValue::Datetime(time) => Is::Plain(time.to_string()),
+            DeValue::Array(list) => Is::List(list.into_iter().map(|value| self.value(value)).collect()),
+            DeValue::Table(table) => Is::Table(self.table(table)),
+        };
+        Value { place, is }
+    }
+}
+
+/// What is told behind a value of its place.
+type Tell<'a> = Option<&'a dyn Fn(Option<&Place>) -> String>;
+
+/// A tree as TOML text: one line for each key.
+#[derive(Debug, Default)]
+pub(super) struct Rendered {
+    pub(super) text: String,
+    /// What begins where in the text.
+    marks: Vec<(usize, Option<Place>)>,
+}
+
+impl Rendered {
+    /// With `origin`, what it says of the place of a value is a comment behind it.
+    pub(super) fn of(table: &Table, origin: Tell<'_>) -> Self {
+        let mut rendered = Rendered::default();
+        rendered.table("", table, origin);
+        rendered
+    }
+
+    /// Where that stands which is at this offset of the text.
+    pub(super) fn place(&self, offset: usize) -> Option<Place> {
+        let behind = self.marks.partition_point(|(start, _)| *start <= offset);
+        self.marks.get(behind.checked_sub(1)?).and_then(|(_, place)| place.clone())
+    }
+
+    fn mark(&mut self, place: Option<&Place>) {
+        self.marks.push((self.text.len(), place.cloned()));
+    }
+
+    fn table(&mut self, path: &str, Table(entries): &Table, origin: Tell<'_>) {
+        let end = |text: &mut String, place: Option<&Place>| {
+            if let Some(origin) = origin {
+                text.push_str("  # ");
+                text.push_str(&origin(place));
+            }
+            text.push('\n');
+        };
+        let (blocks, lines): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| is_block(entry));
+        for Entry { key, place, value } in lines {
+            self.mark(place.as_ref());
+            self.text.push_str(&key_text(key));
+            self.text.push_str(" = ");
+            self.inline(value);
+            end(&mut self.text, value.place.as_ref());
+        }
+        for Entry { key, place, value } in blocks {
+            let path = if path.is_empty() { key_text(key) } else { format!("{path}.{}", key_text(key)) };
+            match &value.is {
+                Is::Table(table) => {
+                    self.gap();
+                    self.mark(place.as_ref());
+                    self.text.push_str(&format!("[{path}]"));
+                    end(&mut self.text, place.as_ref());
+                    self.table(&path, table, origin);
+                }
+                Is::List(list) => {
+                    for value in list {
+                        self.gap();
+                        self.mark(value.place.as_ref());
+                        self.text.push_str(&format!("[[{path}]]"));
+                        end(&mut self.text, value.place.as_ref());
+                        if let Is::Table(table) = &value.is {
+                            self.table(&path, table, origin);
+                        }
+                    }
+                }
+                Is::Text(_) | Is::Plain(_) => {}
+            }
+        }
+    }
+
+    fn gap(&mut self) {
+        if !self.text.is_empty() {
+            self.text.push('\n');
+        }
+    }
+
+    fn inline(&mut self, value: &Value) {
+        self.mark(value.place.as_ref());
+        match &value.is {
+            Is::Text(text) => self.text.push_str(&quoted(text)),
+            Is::Plain(plain) => self.text.push_str(plain),
+            Is::List(list) => {
+                self.text.push('[');
+                for (index, value) in list.iter().enumerate() {
+                    self.text.push_str(if index == 0 { "" } else { ", " });
+                    self.inline(value);
+                }
+                self.text.push(']');
+            }
+            Is::Table(Table(entries)) if entries.is_empty() => self.text.push_str("{}"),
+            Is::Table(Table(entries)) => {
+                self.text.push('{');
+                for (index, entry) in entries.iter().enumerate() {
+                    self.text.push_str(if index == 0 { " " } else { ", " });
+                    self.mark(entry.place.as_ref());
+                    self.text.push_str(&key_text(&entry.key));
+                    self.text.push_str(" = ");
+                    self.inline(&entry.value);
+                }
+                self.text.push_str(" }");
+            }
+        }
+    }
+}
+
+/// Whether it has a header of its own. Lists of tables do where people write them so.
+fn is_block(entry: &Entry) -> bool {
+    match &entry.value.is {
+        Is::Table(_) => true,
+        Is::List(list) => {
+            matches!(&*entry.key, "resource" | "node") && !list.is_empty() && list.iter().all(|value| matches!(value.is, Is::Table(_)))
+        }
+        Is::Text(_) | Is::Plain(_) => false,
+    }
+}
+
+fn key_text(key: &str) -> String {
+    let is_bare = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+    if is_bare { key.to_owned() } else { quoted(key) }
+}
+
+/// A text in quotes, on one line.
+pub(super) fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            '\n' => quoted.push_str("\\n"),
+            '\t' => quoted.push_str("\\t"),
+            c if c.is_control() => quoted.push_str(&format!("\\u{:04X}", u32::from(c))),
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_is_written_as_it_was_read_and_knows_every_place() {
+        let text = "a = 0x1F\n\n[b.\"c d\"]\nx = \"\"\"\none\n\"two\\u0007\"\"\"\"\ny = [ {z = 1979-05-27},\n  { w = -1.5e3 } ]\n[[resource]]\n\"ö\" = true\n[[resource]]\n";
+        let tree = Table::parse(text, Path::new("f")).unwrap();
+        let written = Rendered::of(&tree, None).text;
+        let expected = "a = 0x1F\n\n[b]\n\n[b.\"c d\"]\nx = \"one\\n\\\"two\\u0007\\\"\"\ny = [{ z = 1979-05-27 }, { w = -1.5e3 }]\n\n[[resource]]\n\"ö\" = true\n\n[[resource]]\n";
+        assert_eq!(written, expected);
+        let again = Rendered::of(&Table::parse(&written, Path::new("f")).unwrap(), None).text;
+        assert_eq!(again, written);
+        let origin = |place: Option<&Place>| place.map_or("default".into(), |place| format!("{}:{}", place.line, place.column));
+        let told = Rendered::of(&tree, Some(&origin)).text;
+        for line in ["a = 0x1F  # 1:5", "y = [{ z = 1979-05-27 }, { w = -1.5e3 }]  # 7:5", "\"ö\" = true  # 10:7"] {
+            assert!(told.contains(line), "{told}");
+        }
+        assert!(told.contains("[[resource]]  # 9:1") && told.contains("[[resource]]  # 11:1"), "{told}");
+    }
+
+    #[test]
+    fn a_sentence_is_placed_at_the_first_word_that_is_there() {
+        let text = "name = \"a.b/c\"\npaths = [\n  { hots = \"fuse\" },\n]\n";
+        let tree = Value { place: None, is: Is::Table(Table::parse(text, Path::new("f")).unwrap()) };
+        let place = |sentence: &str| tree.place_of(sentence).map(|place| (place.line, place.column));
+        assert_eq!(place("`nothing` but `hots` is wrong"), Some((3, 5)));
+        assert_eq!(place("the path `fuse` must be"), Some((3, 12)));
+        assert_eq!(place("`resource.paths` is"), Some((2, 1)));
+        assert_eq!(place("nothing"), None);
+    }
+}

@@ -1,0 +1,349 @@
+//! What parts with a list: a resource that the plan has no more, a device that another resource has now.
+//!
+//! A resource that is removed lives on as it was, without selecting anything, while one of its ids is in its list: held, owed a
+//! hook, or about to leave (I3). Then it has an empty list for a moment, which is the last that the kubelet is told of it.
+//!
+//! A device that moves is in two lists for a while, and healthy in one of them at most: the new one has it as held by another
+//! until nobody holds it under the former id, and no Allocate for that can be under way.
+
+use super::{Held, Judge, Rules};
+use crate::domain::{Device, DeviceId, Health, Offering, Reason, ResourceName, ResourceSpec};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long after an id became unhealthy no Allocate for it can be under way that began before: the kubelet learns of it within a
+/// second, and an answer takes two seconds at most.
+pub(super) const APART_FOR: Duration = Duration::from_secs(3);
+/// How long a resource has an empty list before it ends. The kubelet gets a list within a second.
+pub(super) const LAST_LIST_FOR: Duration = Duration::from_secs(2);
+
+/// An id that is in a list and not selected any more, and that may be in use.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) resource: ResourceName,
+    pub(super) id: DeviceId,
+    pub(super) device: Arc<Device>,
+}
+
+impl Judge {
+    /// Judges by these from now on, as the next evidence was made with these resources. What is no longer among them parts with
+    /// its list in peace.
+    pub(crate) fn follow(&mut self, specs: Arc<[Arc<ResourceSpec>]>, rules: Rules) {
+        self.specs = specs;
+        self.cases.follow(rules);
+        self.forget_checks();
+    }
+
+    /// The resources to judge: those of the plan, and behind them (so many are before them) those that part.
+    pub(super) fn judged(&self) -> (Vec<Arc<ResourceSpec>>, usize) {
+        let mut specs: Vec<Arc<ResourceSpec>> = self.specs.iter().filter(|spec| !spec.is_orphan()).cloned().collect();
+        let planned = specs.len();
+        let mut names: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
+        let listed = self.inventory.resources.values().map(|offering| &offering.spec);
+        // As it was in the list, before what is known of it when it never was.
+        for spec in listed.chain(self.specs.iter()) {
+            if names.insert(spec.name.clone()) {
+                specs.push(Arc::clone(spec));
+            }
+        }
+        (specs, planned)
+    }
+
+    /// When the last list of a resource has been there for long enough.
+    pub(super) fn next_end(&self) -> Option<Duration> {
+        self.emptied.values().min().map(|since| *since + LAST_LIST_FOR)
+    }
+
+    /// Devices whose resource has no check any more do not wait for one.
+    fn forget_checks(&mut self) {
+        let is_checked = |name: &ResourceName| self.specs.iter().any(|spec| spec.name == *name && spec.hooks.check.is_some());
+        let former = self.inventory.resources.iter().filter(|(name, _)| !is_checked(name));
+        let devices: BTreeSet<DeviceId> =
+            former.flat_map(|(_, offering)| offering.devices.values().map(|offered| offered.device.id.clone())).collect();
+        self.cases.forget_checks(&devices);
+    }
+}
+
+/// Has nobody offer what may be in use under another id. Whether there is such a thing.
+pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, claims: &[Claim], held: &Held) -> bool {
+    let mut waits = false;
+    if claims.is_empty() {
+        return waits;
+    }
+    let mut by_device: BTreeMap<DeviceId, Vec<&Claim>> = BTreeMap::new();
+    let mut by_node: BTreeMap<&str, BTreeSet<&ResourceName>> = BTreeMap::new();
+    for claim in claims {
+        by_device.entry(claim.id.shared().unwrap_or_else(|| claim.device.id.clone())).or_default().push(claim);
+        for node in claim.device.own_nodes() {
+            by_node.entry(node).or_default().insert(&claim.resource);
+        }
+    }
+    for (name, offering) in resources {
+        let held = held.get(name);
+        for (id, offered) in &mut offering.devices {
+            // Shares of one device are there to be held beside each other; as is what a pool has beside its other ids.
+            let is_other = |claim: &&Claim| claim.resource != *name || claim.id.shared().is_some() != id.shared().is_some();
+            let is_in_use = || {
+                by_device.get(&offered.device.id).is_some_and(|claims| claims.iter().any(is_other))
+                    || offered.device.own_nodes().filter_map(|node| by_node.get(node)).flatten().any(|by| *by != name)
+            };
+            let is_free = !held.is_some_and(|held| held.contains_key(id));
+            if is_free && offered.health.is_healthy() && is_in_use() {
+                offered.health = Health::Unhealthy(Reason::HeldAsOther);
+                waits = true;
+            }
+        }
+    }
+    waits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Evidence, GrantedDevice, Inventory, LEAVE_AFTER, Verdicts};
+    use super::*;
+    use crate::domain::{DeviceClass, DeviceNode, Listed, Moment, Owed, Sharing, Timestamp};
+    use proptest::prelude::*;
+
+    fn name(text: &str) -> ResourceName {
+        format!("example.com/{text}").parse().unwrap()
+    }
+
+    fn at(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn device(id: &str) -> Arc<Device> {
+        Arc::new(Device {
+            id: DeviceId::new(id),
+            key: format!("dev:/dev/{id}"),
+            class: DeviceClass::Char,
+            pci: None,
+            numa_nodes: Vec::new(),
+            nodes: vec![DeviceNode { container: format!("/dev/as/{id}"), ..DeviceNode::at(format!("/dev/{id}")) }],
+            attributes: BTreeMap::new(),
+        })
+    }
+
+    /// A plan: what each resource selects.
+    type Plan<'a> = [(&'a str, Sharing, &'a [&'a str])];
+
+    struct Stage {
+        judge: Judge,
+        held: Held,
+    }
+
+    impl Stage {
+        fn new() -> Self {
+            let judge = Judge::new(Arc::from([]), Arc::default(), &Listed::new(), Rules::default(), &Verdicts::new());
+            Stage { judge, held: Held::new() }
+        }
+
+        /// The devices `a` and `b` are there, whoever selects them.
+        fn plan(&mut self, secs: u64, plan: &Plan<'_>) -> Arc<Inventory> {
+            let spec = |(resource, sharing, _): &(&str, Sharing, _)| {
+                Arc::new(ResourceSpec { sharing: *sharing, ..ResourceSpec::new(name(resource), DeviceClass::Char) })
+            };
+            self.judge.follow(plan.iter().map(spec).collect(), Rules::default());
+            let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
+            let evidence = Evidence {
+                began: Moment { boot: at(secs), wall: Timestamp(0) },
+                devices: ["a", "b"].map(|id| (DeviceId::new(id), device(id))).into(),
+                selected: plan.iter().map(|(resource, _, selected)| (name(resource), ids(selected))).collect(),
+                missing_nodes: BTreeSet::new(),
+            };
+            self.judge.discovered(Arc::new(evidence));
+            self.at(secs)
+        }
+
+        fn at(&mut self, secs: u64) -> Arc<Inventory> {
+            self.judge.judge(&self.held, &Owed::new(), at(secs)).unwrap()
+        }
+
+        fn hold(&mut self, resource: &str, id: &str) {
+            let known = GrantedDevice { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), numa_nodes: Vec::new(), nodes: Vec::new() };
+            self.held.entry(name(resource)).or_default().insert(known.id.clone(), known);
+        }
+    }
+
+    /// Every list as `resource:id=health`.
+    fn lists(inventory: &Inventory) -> Vec<String> {
+        let word = |health: Health| health.reason().map_or("ok", Reason::as_str);
+        let of = |(name, offering): (&ResourceName, &Offering)| {
+            let short = name.as_str().rsplit('/').next().unwrap().to_owned();
+            let ids = offering.devices.iter().map(|(id, offered)| format!("{short}:{id}={}", word(offered.health)));
+            ids.chain(offering.devices.is_empty().then(|| format!("{short}:"))).collect::<Vec<_>>()
+        };
+        inventory.resources.iter().flat_map(of).collect()
+    }
+
+    use Sharing::{Exclusive, Replicas};
+
+    #[test]
+    fn a_resource_that_is_removed_ends_after_its_last_device_and_one_empty_list() {
+        let mut stage = Stage::new();
+        assert_eq!(lists(&stage.plan(0, &[("x", Exclusive, &["a", "b"])])), ["x:a=ok", "x:b=ok"]);
+        stage.hold("x", "a");
+        let removed = stage.plan(1, &[]);
+        assert_eq!(lists(&removed), ["x:a=ok", "x:b=deselected"]);
+        // The holder is given it again as it was: the node has its own name in the container.
+        assert_eq!(removed.resources[&name("x")].devices[&DeviceId::new("a")].device.nodes[0].container, "/dev/as/a");
+        assert_eq!(stage.judge.next_deadline(at(1)), Some(at(1) + LEAVE_AFTER));
+        assert_eq!(lists(&stage.at(61)), ["x:a=ok"]);
+        stage.held.clear();
+        assert_eq!(lists(&stage.at(100)), ["x:a=deselected"]);
+        let left = 100 + LEAVE_AFTER.as_secs();
+        assert_eq!(lists(&stage.at(left)), ["x:"], "the kubelet is told that nothing is left");
+        assert_eq!(stage.judge.next_deadline(at(left)), Some(at(left) + LAST_LIST_FOR));
+        assert_eq!(lists(&stage.at(left + LAST_LIST_FOR.as_secs())), Vec::<String>::new());
+        // One that comes again meanwhile is as any other.
+        assert_eq!(lists(&stage.plan(200, &[("x", Exclusive, &["b"])])), ["x:b=ok"]);
+    }
+
+    #[test]
+    fn a_resource_that_only_the_ledger_knows_ends_as_one_that_was_removed() {
+        let mut stage = Stage::new();
+        stage.hold("x", "a");
+        let orphan: Arc<[_]> = Arc::from([Arc::new(ResourceSpec::orphan(name("x")))]);
+        stage.judge = Judge::new(orphan, Arc::default(), &Listed::new(), Rules::default(), &Verdicts::new());
+        let evidence = Evidence {
+            began: Moment { boot: at(0), wall: Timestamp(0) },
+            devices: [(DeviceId::new("a"), device("a"))].into(),
+            selected: BTreeMap::new(),
+            missing_nodes: BTreeSet::new(),
+        };
+        stage.judge.discovered(Arc::new(evidence));
+        assert_eq!(lists(&stage.at(0)), ["x:a=ok"]);
+        stage.held.clear();
+        stage.at(10);
+        assert_eq!(lists(&stage.at(70)), ["x:"]);
+        assert_eq!(lists(&stage.at(72)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_moves_is_healthy_in_one_list_at_most() {
+        let mut stage = Stage::new();
+        stage.plan(0, &[("x", Exclusive, &["a", "b"]), ("y", Exclusive, &[])]);
+        stage.hold("x", "a");
+        let moved = lists(&stage.plan(1, &[("x", Exclusive, &[]), ("y", Exclusive, &["a", "b"])]));
+        assert_eq!(moved, ["x:a=ok", "x:b=deselected", "y:a=held_as_other", "y:b=held_as_other"]);
+        assert_eq!(stage.judge.next_deadline(at(1)), Some(at(1) + APART_FOR));
+        assert_eq!(lists(&stage.at(4)), ["x:a=ok", "x:b=deselected", "y:a=held_as_other", "y:b=ok"]);
+        stage.held.clear();
+        assert_eq!(lists(&stage.at(5))[..3], ["x:a=deselected", "x:b=deselected", "y:a=held_as_other"]);
+        assert_eq!(lists(&stage.at(8))[2..], ["y:a=ok", "y:b=ok"]);
+        // And back again, with another name of the resource.
+        let back = lists(&stage.plan(9, &[("z", Exclusive, &["a", "b"])]));
+        assert_eq!(
+            back,
+            ["x:a=deselected", "x:b=deselected", "y:a=deselected", "y:b=deselected", "z:a=held_as_other", "z:b=held_as_other"]
+        );
+        assert_eq!(lists(&stage.at(12))[4..], ["z:a=ok", "z:b=ok"]);
+    }
+
+    #[test]
+    fn a_device_that_is_shared_from_now_on_is_not_shared_with_who_has_it_alone() {
+        let mut stage = Stage::new();
+        stage.plan(0, &[("x", Exclusive, &["a", "b"])]);
+        stage.hold("x", "a");
+        let shared = stage.plan(1, &[("x", Replicas(2), &["a", "b"])]);
+        let healthy = |inventory: &Inventory| lists(inventory).into_iter().filter(|list| list.ends_with("=ok")).collect::<Vec<_>>();
+        assert_eq!(healthy(&shared), ["x:a=ok"]);
+        assert_eq!(healthy(&stage.at(4)), ["x:a=ok", "x:b::0=ok", "x:b::1=ok"]);
+        stage.held.clear();
+        stage.at(5);
+        assert_eq!(healthy(&stage.at(8)), ["x:a::0=ok", "x:a::1=ok", "x:b::0=ok", "x:b::1=ok"]);
+        // Fewer shares are no reason to take the others back, and back alone it waits for the last of them.
+        stage.hold("x", "a::0");
+        assert_eq!(healthy(&stage.plan(9, &[("x", Replicas(3), &["a"])])), ["x:a::0=ok", "x:a::1=ok", "x:a::2=ok"]);
+        assert_eq!(healthy(&stage.plan(10, &[("x", Replicas(2), &["a"])])), ["x:a::0=ok", "x:a::1=ok"]);
+        stage.plan(11, &[("x", Exclusive, &["a"])]);
+        assert_eq!(healthy(&stage.at(20)), ["x:a::0=ok"]);
+        stage.held.clear();
+        stage.at(21);
+        assert_eq!(healthy(&stage.at(24)), ["x:a=ok"]);
+    }
+
+    /// One moment of a node whose configuration changes all the time.
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// Each device goes to `x`, to `y` or to nobody; each resource is shared or not, or is not there.
+        Plan([usize; 2], [Option<Sharing>; 2]),
+        /// The kubelet asks for one of the healthy free ids, and the grant is known so many seconds later.
+        Allocate(usize, u64),
+        /// One of the holds ends.
+        Release(usize),
+        Wait(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let sharing = || proptest::sample::select(vec![None, Some(Exclusive), Some(Exclusive), Some(Replicas(2))]);
+        prop_oneof![
+            ([0..3usize, 0..3usize], [sharing(), sharing()]).prop_map(|(to, sharing)| Step::Plan(to, sharing)),
+            (any::<usize>(), 0..3u64).prop_map(|(nth, late)| Step::Allocate(nth, late)),
+            any::<usize>().prop_map(Step::Release),
+            prop_oneof![0..5u64, 55..70u64].prop_map(Step::Wait),
+        ]
+    }
+
+    proptest! {
+        /// Nobody who has a device alone has it with anybody else, however the configuration changes, and what is held is listed.
+        #[test]
+        fn nobody_is_given_what_somebody_else_has(steps in proptest::collection::vec(step(), 1..60)) {
+            let mut stage = Stage::new();
+            let (mut now, mut late) = (0, Vec::<(u64, String, DeviceId)>::new());
+            let mut inventory = stage.plan(0, &[]);
+            for step in steps {
+                match step {
+                    Step::Plan(to, sharing) => {
+                        let of = |resource: usize| ["a", "b"].into_iter().zip(to).filter(move |(_, to)| *to == resource).map(|(id, _)| id).collect::<Vec<_>>();
+                        let selected = [of(0), of(1)];
+                        let plan: Vec<_> = ["x", "y"].into_iter().enumerate().filter_map(|(n, name)| Some((name, sharing[n]?, &selected[n][..]))).collect();
+                        inventory = stage.plan(now, &plan);
+                    }
+                    Step::Allocate(nth, after) => {
+                        let free: Vec<_> = lists(&inventory).into_iter().filter_map(|list| {
+                            let (resource, id) = list.strip_suffix("=ok")?.split_once(':')?;
+                            let (resource, id) = (resource.to_owned(), DeviceId::new(id));
+                            let is_held = stage.held.get(&name(&resource)).is_some_and(|held| held.contains_key(&id));
+                            (!is_held && !late.iter().any(|(_, of, known)| *of == resource && *known == id)).then_some((resource, id))
+                        }).collect();
+                        if !free.is_empty() {
+                            let (resource, id) = free[nth % free.len()].clone();
+                            late.push((now + after, resource, id));
+                        }
+                    }
+                    Step::Release(nth) => {
+                        let held: Vec<_> = stage.held.iter().flat_map(|(name, ids)| ids.keys().map(|id| (name.clone(), id.clone()))).collect();
+                        if !held.is_empty() {
+                            let (name, id) = &held[nth % held.len()];
+                            stage.held.get_mut(name).unwrap().remove(id);
+                            inventory = stage.at(now);
+                        }
+                    }
+                    Step::Wait(secs) => {
+                        // Second by second, as the deadlines are kept.
+                        for _ in 0..=secs {
+                            for (_, resource, id) in late.extract_if(.., |(due, ..)| *due <= now) {
+                                stage.hold(&resource, id.as_str());
+                            }
+                            inventory = stage.at(now);
+                            now += 1;
+                        }
+                    }
+                }
+                let mut holders: BTreeMap<DeviceId, Vec<(&ResourceName, &DeviceId)>> = BTreeMap::new();
+                for (name, ids) in &stage.held {
+                    for id in ids.keys() {
+                        prop_assert!(inventory.resources.get(name).is_some_and(|offering| offering.devices.contains_key(id)), "{id} left {name}");
+                        holders.entry(id.shared().unwrap_or_else(|| id.clone())).or_default().push((name, id));
+                    }
+                }
+                for (device, holders) in holders {
+                    let shared = holders.iter().all(|(name, id)| *name == holders[0].0 && id.shared().is_some());
+                    prop_assert!(holders.len() == 1 || shared, "{device} is held as {holders:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Following the inventory: what is new in it is registered, what is gone from it ends, and what the kubelet was told otherwise it
+//! is told again.
+
+use super::actor::{Registration, Resource};
+use super::core::{Event, Machine};
+use crate::domain::{Inventory, ResourceName, Stage};
+use crate::host;
+use crate::messages::{RegistrationNumber, Retire};
+use actix::{Context, StreamHandler};
+use std::sync::Arc;
+
+impl Registration {
+    pub(super) fn follow(&mut self, context: &mut Context<Self>) {
+        if *self.config.stage.borrow() != Stage::Serving {
+            return;
+        }
+        let inventory = self.config.inventory.borrow().clone();
+        let gone: Vec<ResourceName> = self.resources.keys().filter(|name| !inventory.resources.contains_key(*name)).cloned().collect();
+        for name in gone {
+            self.end(&name);
+        }
+        let kubelet = *self.config.kubelet.borrow();
+        for (name, offering) in &inventory.resources {
+            if let Some(resource) = self.resources.get(name) {
+                if resource.pre_start != offering.spec.needs_pre_start() {
+                    self.on(name, Event::Changed, context);
+                }
+                continue;
+            }
+            let now = host::now().boot;
+            self.resources.insert(name.clone(), Resource::new(Machine::new(now, self.base), now));
+            self.on(name, Event::Kubelet(kubelet), context);
+            // Without a kubelet to be seen, one try says so.
+            self.on(name, Event::Tick, context);
+        }
+    }
+
+    pub(super) fn on_all(&mut self, event: Event, context: &mut Context<Self>) {
+        let names: Vec<ResourceName> = self.resources.keys().cloned().collect();
+        for name in names {
+            self.on(&name, event, context);
+        }
+    }
+
+    /// The resource is not offered any more, after its last device has left: its streams end by themselves.
+    fn end(&mut self, name: &ResourceName) {
+        let Some(resource) = self.resources.remove(name) else { return };
+        tracing::info!(resource = %name, "no longer offered; its registration ends");
+        self.base = self.base.max(resource.machine.latest());
+        if let Some(under_way) = resource.under_way {
+            under_way.abort();
+        }
+        self.config.retire.tell(Retire { resource: name.clone(), newest: RegistrationNumber::MAX });
+        self.publish();
+    }
+}
+
+impl StreamHandler<Arc<Inventory>> for Registration {
+    fn handle(&mut self, _: Arc<Inventory>, context: &mut Context<Self>) {
+        self.follow(context);
+    }
+
+    /// The publisher ends with the daemon only.
+    fn finished(&mut self, _: &mut Context<Self>) {}
+}
