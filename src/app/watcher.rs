@@ -121,18 +121,7 @@ impl Watcher {
                 () = tokio::time::sleep_until(poll_at) => Event::Poll,
             };
             let is_poll = matches!(event, Event::Poll);
-            let may_be_exchanged = match &event {
-                Event::Change(Ok(Change::Entry { dir, name })) => name == reload::DATA_LINK && self.config_dirs.contains(dir),
-                Event::Change(Ok(Change::Anything)) | Event::Poll => true,
-                _ => false,
-            };
-            if may_be_exchanged {
-                let now = reload::data_links(&self.config_dirs);
-                if now != links && now.iter().any(Option::is_some) {
-                    reload_at.get_or_insert_with(|| Instant::now() + RELOAD_AFTER);
-                }
-                links = now;
-            }
+            self.look_for_exchange(&event, &mut links, &mut reload_at);
             match event {
                 Event::Change(Ok(Change::Entry { dir, name })) if dir == self.device_plugins => {
                     if name == "kubelet.sock" {
@@ -174,20 +163,10 @@ impl Watcher {
                     self.reconcile.tell(Reconcile);
                     self.checkpoint_written.tell(CheckpointWritten);
                 }
-                Event::ReloadDue => {
-                    reload_at = None;
-                    // One that waits already is as good.
-                    let _ = self.config_changed.try_send(());
-                }
-                Event::Planned => {
-                    if let Some(watch) = &mut watch {
-                        watch.want(self.directories());
-                    }
-                }
+                Event::ReloadDue => self.tell_of_exchange(&mut reload_at),
+                Event::Planned => watch.iter_mut().for_each(|watch| watch.want(self.directories())),
                 Event::Poll => {
-                    if let Some(watch) = &mut watch {
-                        watch.rearm();
-                    }
+                    watch.iter_mut().for_each(DirWatch::rearm);
                     self.look();
                 }
             }
@@ -195,6 +174,28 @@ impl Watcher {
             let next = Instant::now() + host::until_tick(every);
             poll_at = if is_poll { next } else { poll_at.min(next) };
         }
+    }
+
+    /// Has the configuration read anew, soon, when the links to its files lead elsewhere.
+    fn look_for_exchange(&self, event: &Event, links: &mut Vec<Option<PathBuf>>, reload_at: &mut Option<Instant>) {
+        let may_be_exchanged = match event {
+            Event::Change(Ok(Change::Entry { dir, name })) => name == reload::DATA_LINK && self.config_dirs.contains(dir),
+            Event::Change(Ok(Change::Anything)) | Event::Poll => true,
+            _ => false,
+        };
+        if may_be_exchanged {
+            let now = reload::data_links(&self.config_dirs);
+            if now != *links && now.iter().any(Option::is_some) {
+                reload_at.get_or_insert_with(|| Instant::now() + RELOAD_AFTER);
+            }
+            *links = now;
+        }
+    }
+
+    fn tell_of_exchange(&self, reload_at: &mut Option<Instant>) {
+        *reload_at = None;
+        // One that waits already is as good.
+        let _ = self.config_changed.try_send(());
     }
 
     /// Tells health of what an event says of a device itself. Whether it says something.
