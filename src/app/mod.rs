@@ -136,7 +136,6 @@ impl App {
         let (mut store, mut recovered) =
             Store::open_keeping(&roots.state, settings.config.durability, boot_id.as_deref(), settings.config.retention)?;
         // Not before: a start that the user can mend ends in one sentence, without a log around it.
-        telemetry::metrics::config_loaded(true, host::now().wall);
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         rebuild::from_kubelet(&mut store, &mut recovered, &settings.device_plugins());
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");

@@ -69,7 +69,6 @@ impl Folder {
     }
 
     /// What was in it, sorted.
-    #[must_use]
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter()
     }
