@@ -1,7 +1,7 @@
 //! What is told of each device's health: for `device show`, `status` and whoever else asks the running daemon.
 
 use super::Views;
-use crate::domain::{DeviceId, Health, Incident, State, Timestamp, Verdict};
+use crate::domain::{DeviceId, Gather, Health, Incident, State, Timestamp, Verdict};
 use crate::host;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,7 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
     let now = host::now().boot;
     let verdicts = views.judgement.borrow().verdicts.clone();
     let mut devices: BTreeMap<DeviceId, DeviceReport> =
-        verdicts.iter().map(|(id, verdict)| (id.clone(), report(id, Some(verdict), now))).collect();
+        verdicts.iter().map(|(id, verdict)| (id.clone(), report(id, Some(verdict), now))).gather();
     for (resource, offering) in &views.inventory.borrow().resources {
         for offered in offering.devices.values() {
             let id = &offered.device.id;

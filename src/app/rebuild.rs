@@ -1,6 +1,6 @@
 //! Making a damaged ledger whole again from what the kubelet has kept.
 
-use crate::domain::{AllocId, Timestamp};
+use crate::domain::{AllocId, Gather, Timestamp};
 use crate::kubelet::checkpoint;
 use crate::ledger::core::rebuild;
 use crate::store::{Recovered, Store, StoreError};
@@ -30,7 +30,7 @@ fn adopt(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) ->
             return Ok(0);
         }
     };
-    let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).collect();
+    let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).gather();
     let grants = rebuild(kept, &store.known_among(&ids)?, &recovered.names, Timestamp::from_system(SystemTime::now()));
     store.adopt(&grants)?;
     let adopted = grants.len();

@@ -13,7 +13,7 @@
 
 use super::App;
 use crate::config::{Change, Config, ConfigError};
-use crate::domain::{Plan, ResourceSpec, Timestamp};
+use crate::domain::{Gather, Plan, ResourceSpec, Timestamp};
 use crate::hardware;
 use crate::host::{self, HostRoot};
 use crate::messages::{Mailbox, Rescan};
@@ -95,7 +95,7 @@ impl Reloader {
             let mut specs = config.resources.clone();
             if specs.is_empty() {
                 specs.extend(usual.iter().flat_map(|usual| usual.iter()).filter(|spec| !spec.is_orphan()).cloned());
-                let known: BTreeSet<_> = specs.iter().map(|spec| spec.name.clone()).collect();
+                let known: BTreeSet<_> = specs.iter().map(|spec| spec.name.clone()).gather();
                 let found = hardware::defaults::specs(&hardware::scan(&host_root)).into_iter();
                 specs.extend(found.filter(|spec| !known.contains(&spec.name)).map(Arc::new));
             }

@@ -4,7 +4,7 @@ use super::exit::Failed;
 use super::screen::Tint;
 use super::table::{Table, UNKNOWN};
 use super::{Global, show};
-use crate::domain::{Device, DeviceClass, DeviceId, Health, NvmlLibrary, NvmlSnapshot, PciAddress, Reason, Verdicts};
+use crate::domain::{Device, DeviceClass, DeviceId, Gather, Health, NvmlLibrary, NvmlSnapshot, PciAddress, Reason, Verdicts};
 use crate::hardware::{self, Discovery, node_health};
 use crate::host::{self, HostRoot};
 use crate::store;
@@ -141,7 +141,7 @@ impl Document {
             .iter()
             .filter(|row| !row.attributes.contains_key("part"))
             .filter_map(|row| Some((row.pci_address?, row.id.clone())))
-            .collect();
+            .gather();
         for row in self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str())) {
             let above = [row.attributes.get("parent"), row.pf.and_then(|pf| by_address.get(&pf))];
             let found = told(&row.id).or_else(|| above.into_iter().flatten().find_map(|id| told(id)));

@@ -3,7 +3,7 @@
 use super::screen::Tint;
 use super::table::{Table, UNKNOWN};
 use crate::app::Processors;
-use crate::domain::{DeviceId, Grant, GrantState, PodRef, Timestamp};
+use crate::domain::{DeviceId, Gather, Grant, GrantState, PodRef, Timestamp};
 use crate::ledger::core::{NEVER_STARTED, POD_GONE};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,7 +84,7 @@ fn of_holder<'a>(grant: &Grant, processors: &'a [Processors]) -> Option<&'a Proc
 }
 
 fn numa_nodes(grant: &Grant) -> BTreeSet<u32> {
-    grant.devices.iter().flat_map(|device| device.numa_nodes.iter().copied()).collect()
+    grant.devices.iter().flat_map(|device| device.numa_nodes.iter().copied()).gather()
 }
 
 /// A grant as a row of a document.

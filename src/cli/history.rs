@@ -6,7 +6,7 @@ use super::query::{Wanted, Whose};
 use super::table::Table;
 use super::when;
 use super::{Global, show, source};
-use crate::domain::{AllocId, ContainerEdits, DeviceId, Grant, GrantState, Incident, Timestamp, Verdicts};
+use crate::domain::{AllocId, ContainerEdits, DeviceId, Gather, Grant, GrantState, Incident, Timestamp, Verdicts};
 use crate::store::Told;
 use clap::Args;
 use jiff::tz::TimeZone;
@@ -163,7 +163,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 /// The failures of these devices; a share fails with its device.
 fn failures_of(ids: &BTreeSet<DeviceId>, verdicts: &Verdicts, time: Time) -> Vec<Failure> {
     let devices: BTreeSet<DeviceId> =
-        ids.iter().map(|id| if verdicts.contains_key(id) { None } else { id.shared() }.unwrap_or_else(|| id.clone())).collect();
+        ids.iter().map(|id| if verdicts.contains_key(id) { None } else { id.shared() }.unwrap_or_else(|| id.clone())).gather();
     let of = |device: &DeviceId| {
         let incidents = verdicts.get(device).into_iter().flat_map(|verdict| &verdict.incidents);
         let told = incidents.filter(|incident| time.fits_failure(incident));

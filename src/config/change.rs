@@ -1,7 +1,7 @@
 //! What is different between two configurations, key by key: pure. A reload applies it, `status` tells what of it waits.
 
 use super::Config;
-use crate::domain::{ResourceName, ResourceSpec};
+use crate::domain::{Gather, ResourceName, ResourceSpec};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -100,7 +100,7 @@ impl Config {
 }
 
 fn by_name(config: &Config) -> BTreeMap<&ResourceName, &Arc<ResourceSpec>> {
-    config.resources.iter().map(|spec| (&spec.name, spec)).collect()
+    config.resources.iter().map(|spec| (&spec.name, spec)).gather()
 }
 
 fn differing<const N: usize>(keys: [(&'static str, bool); N]) -> Vec<&'static str> {

@@ -7,7 +7,8 @@ use super::hooks::hooks;
 use super::sharing::sharing;
 use super::{Config, ConfigError, Node};
 use crate::domain::{
-    CharPath, DeviceClass, DeviceId, MountSpec, NvmlLibrary, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention, Select,
+    CharPath, DeviceClass, DeviceId, Gather, MountSpec, NvmlLibrary, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention,
+    Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -226,7 +227,7 @@ fn path(path: &fragments::Path) -> Result<CharPath, String> {
         ));
     }
     let permissions = path.permissions.clone().unwrap_or_else(|| "rw".into());
-    let distinct: BTreeSet<char> = permissions.chars().collect();
+    let distinct: BTreeSet<char> = permissions.chars().gather();
     if permissions.is_empty() || distinct.len() != permissions.len() || !distinct.iter().all(|c| "rwm".contains(*c)) {
         return Err(format!("the permissions `{permissions}` of `{host}` must be some of `r`, `w` and `m` (mknod)"));
     }

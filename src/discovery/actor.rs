@@ -1,7 +1,7 @@
 //! The shell: scans on a hint or on the poll, has new names remembered, and hands the evidence on.
 
 use crate::domain::{
-    Device, DeviceClass, DeviceId, DeviceNode, Evidence, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Plan,
+    Device, DeviceClass, DeviceId, DeviceNode, Evidence, Gather, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Plan,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot};
@@ -80,7 +80,7 @@ impl DiscoveryActor {
         let listed = inventory.resources.values().flat_map(|offering| offering.devices.values());
         let (evidence, warnings, named) = evidence(host_root, began, found, held, listed.map(|listed| listed.device.as_ref()));
         metrics::scanned(clock.elapsed());
-        let warnings: BTreeSet<String> = warnings.into_iter().collect();
+        let warnings: BTreeSet<String> = warnings.into_iter().gather();
         for warning in warnings.difference(&self.said) {
             tracing::warn!("{warning}");
         }
@@ -98,9 +98,9 @@ pub(crate) fn evidence<'a>(
     held: impl Iterator<Item = &'a GrantedDevice>,
     listed: impl Iterator<Item = &'a Device>,
 ) -> (Evidence, Vec<String>, Vec<(String, DeviceId)>) {
-    let mut devices: BTreeMap<DeviceId, Arc<Device>> = found.devices.into_iter().map(|device| (device.id.clone(), device)).collect();
+    let mut devices: BTreeMap<DeviceId, Arc<Device>> = found.devices.into_iter().map(|device| (device.id.clone(), device)).gather();
     // That a node has got another name is no reason to look at it by the former one.
-    let keys: BTreeSet<String> = devices.values().map(|device| device.key.clone()).collect();
+    let keys: BTreeSet<String> = devices.values().map(|device| device.key.clone()).gather();
     let held = held.map(|held| (held.id.shared().unwrap_or_else(|| held.id.clone()), &held.key, &held.numa_nodes));
     let listed = listed.filter(|device| !keys.contains(&device.key)).map(|device| (device.id.clone(), &device.key, &device.numa_nodes));
     for (id, key, numa_nodes) in held.chain(listed) {
@@ -111,7 +111,7 @@ pub(crate) fn evidence<'a>(
         }
     }
     let required = devices.values().flat_map(|device| &device.nodes).filter(|node| node.required);
-    let nodes: BTreeSet<&String> = required.map(|node| &node.host).collect();
+    let nodes: BTreeSet<&String> = required.map(|node| &node.host).gather();
     let missing_nodes = nodes.into_iter().filter(|node| !host_root.node_exists(node)).cloned().collect();
     let ids = |devices: Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).collect();
     let selected = found.selection.resources.into_iter().map(|(name, devices)| (name, ids(devices))).collect();

@@ -5,7 +5,7 @@
 //! texts, what follows a word that names a secret is taken out too.
 
 use crate::config::Config;
-use crate::domain::Grant;
+use crate::domain::{Gather, Grant};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
@@ -43,7 +43,7 @@ impl Redactor {
     pub fn of(config: Option<&Config>, grants: &[Grant]) -> Self {
         let mut this = Redactor::default();
         let specs = || config.into_iter().flat_map(|config| &config.resources);
-        let names: BTreeSet<&str> = specs().flat_map(|spec| spec.env.keys()).map(String::as_str).collect();
+        let names: BTreeSet<&str> = specs().flat_map(|spec| spec.env.keys()).map(String::as_str).gather();
         specs().flat_map(|spec| spec.env.values()).for_each(|value| this.know(value));
         let of_grants = grants.iter().flat_map(|grant| &grant.edits.envs);
         of_grants.filter(|(name, _)| names.contains(name.as_str()) || is_secret(name)).for_each(|(_, value)| this.know(value));

@@ -1,5 +1,6 @@
 //! The inventory: what the kubelet is told, resource by resource.
 
+use super::Gather;
 use super::device::{Device, DeviceId};
 use super::health::Health;
 use super::resource::{ResourceName, ResourceSpec};
@@ -36,6 +37,6 @@ impl Offering {
     #[must_use]
     pub fn healthy(&self) -> BTreeSet<DeviceId> {
         let healthy = self.devices.iter().filter(|(_, offered)| offered.health.is_healthy());
-        healthy.map(|(id, _)| id.clone()).collect()
+        healthy.map(|(id, _)| id.clone()).gather()
     }
 }

@@ -3,7 +3,7 @@
 //! A node is found by what it is now (`/dev/ttyUSB0`) and named by what stays the same: udev's link to it, else the
 //! kernel's subsystem and name. No node is ever opened: that alone can reset a modem or arm a watchdog.
 
-use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, ResourceName, ResourceSpec};
+use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, Gather, ResourceName, ResourceSpec};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> CharDevi
         for path in &spec.paths {
             // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
             let nodes = root.glob(&path.host).into_iter().filter_map(|node| root.canonical_node(&node));
-            let nodes: BTreeSet<String> = nodes.filter(|node| node.starts_with("/dev/")).collect();
+            let nodes: BTreeSet<String> = nodes.filter(|node| node.starts_with("/dev/")).gather();
             if nodes.is_empty() {
                 found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
             }

@@ -5,7 +5,7 @@
 
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::PciFunction;
+use crate::domain::{Gather, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ impl Kfd {
 fn node(root: &HostRoot, name: &str) -> Option<Node> {
     let number = name.parse().ok()?;
     let text = root.read(&format!("{NODES}/{name}/properties"))?;
-    let properties: BTreeMap<&str, &str> = text.lines().filter_map(|line| line.trim().split_once(' ')).collect();
+    let properties: BTreeMap<&str, &str> = text.lines().filter_map(|line| line.trim().split_once(' ')).gather();
     let of = |key: &str| properties.get(key).and_then(|value| value.trim().parse::<u64>().ok());
     // A node without vector units is a processor.
     of("simd_count").filter(|count| *count > 0)?;

@@ -4,7 +4,7 @@
 //! machine of several, none that has no processors (memory of a GPU), none beyond the 64 that the kubelet can count.
 
 use super::pci::{folder, is_numbered};
-use crate::domain::PciFunction;
+use crate::domain::{Gather, PciFunction};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ impl NumaNodes {
 
     /// The nodes that these processors belong to.
     pub(super) fn of(&self, processors: &BTreeSet<u32>) -> BTreeSet<u32> {
-        self.0.iter().filter(|(_, cpus)| !cpus.is_disjoint(processors)).map(|(node, _)| *node).collect()
+        self.0.iter().filter(|(_, cpus)| !cpus.is_disjoint(processors)).map(|(node, _)| *node).gather()
     }
 
     /// The nodes that a function is near. Empty: nothing is known.
@@ -49,7 +49,7 @@ impl NumaNodes {
 
     /// The nodes whose processors are all in `local_cpulist`; none when that is every processor, `None` when unknown.
     fn by_cpus(&self, root: &HostRoot, function: &PciFunction) -> Option<Vec<u32>> {
-        let every: BTreeSet<u32> = self.0.values().flatten().copied().collect();
+        let every: BTreeSet<u32> = self.0.values().flatten().copied().gather();
         let local = cpus(&root.read(&format!("{}/local_cpulist", folder(function.address)))?);
         if every.is_empty() || local.is_empty() {
             return None;

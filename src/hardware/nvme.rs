@@ -5,7 +5,7 @@
 
 use super::facts::{Facts, Part, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::PciFunction;
+use crate::domain::{Gather, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, uses: &Uses) -> Fac
     let dir = if root.is_dir(&below) { below } else { format!("sys/class/nvme/{controller}") };
     let text = |file: &str| root.read(&format!("{dir}/{file}"));
     // The administration node `/dev/nvmeN` is not among them: it can format the disk and replace its firmware.
-    let disks: BTreeMap<String, String> = root.entries(&dir).into_iter().filter_map(|entry| Some((disk_of(&entry)?, entry))).collect();
+    let disks: BTreeMap<String, String> = root.entries(&dir).into_iter().filter_map(|entry| Some((disk_of(&entry)?, entry))).gather();
     let (serial, model) = (text("serial"), text("model"));
     // Both or none: a name that grows when the model can be read would be another name.
     facts.identity = model.as_ref().zip(serial.as_ref()).filter(|_| !function.is_vf()).map(|(model, serial)| name_of(model, serial));

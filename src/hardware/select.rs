@@ -5,7 +5,7 @@ mod near;
 pub use near::{NearMiss, near_misses};
 
 use crate::contract;
-use crate::domain::{Device, DeviceClass, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select};
+use crate::domain::{Device, DeviceClass, Gather, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ impl Selection {
     /// The resource of each selected device, by the device's key.
     #[must_use]
     pub fn resource_of(&self) -> BTreeMap<&str, &ResourceName> {
-        self.resources.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (device.key.as_str(), name))).collect()
+        self.resources.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (device.key.as_str(), name))).gather()
     }
 }
 
@@ -118,7 +118,7 @@ fn leads_to(device: &Device) -> Option<String> {
 /// twice. It is left out, unless its resource names it by address or id.
 fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     let vfs = devices.iter().filter(|device| chosen.contains_key(device.key.as_str()));
-    let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).collect();
+    let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).gather();
     for device in devices {
         let Some(address) = device.pci.as_ref().map(|function| function.address).filter(|address| parents.contains(address)) else {
             continue;

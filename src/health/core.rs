@@ -17,8 +17,8 @@ use self::cases::{Cases, Verdicts, parents};
 use self::looks::{absent_health, ghost};
 use self::parting::{APART_FOR, Claim, LAST_LIST_FOR, keep_apart};
 use crate::domain::{
-    AllocId, Complaint, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice, Health, Instruction, Inventory, Listed,
-    Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
+    AllocId, Complaint, Device, DeviceEvent, DeviceId, EventKind, Evidence, Gather, Grant, GrantedDevice, Health, Instruction, Inventory,
+    Listed, Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -130,14 +130,14 @@ impl Judge {
         let held = held.values().flat_map(BTreeMap::keys);
         let leaving = self.leaving.keys().map(|(_, id)| id);
         let absent = held.chain(leaving).map(|id| id.shared().unwrap_or_else(|| id.clone()));
-        let mut ids: BTreeSet<DeviceId> = selected.chain(absent).collect();
+        let mut ids: BTreeSet<DeviceId> = selected.chain(absent).gather();
         let above: Vec<DeviceId> = ids.iter().flat_map(|id| self.parents(id)).collect();
         ids.extend(above);
         // An adapter that has lost its RDMA device is another class of device to a scan; it is looked at as what it was.
         let is_other =
             |was: &&Arc<Device>| was.pci.is_some() && evidence.devices.get(&was.id).is_some_and(|found| found.class != was.class);
         let listed = self.inventory.resources.values().flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
-        let former: BTreeMap<&DeviceId, &Arc<Device>> = listed.filter(is_other).map(|was| (&was.id, was)).collect();
+        let former: BTreeMap<&DeviceId, &Arc<Device>> = listed.filter(is_other).map(|was| (&was.id, was)).gather();
         let devices = ids.iter().filter_map(|id| former.get(id).copied().or_else(|| evidence.devices.get(id)));
         devices.filter(|device| device.pci.is_some()).cloned().collect()
     }
@@ -362,7 +362,7 @@ impl Judge {
             let one = one.clone();
             spec.sharing.ids(&one.device.id).map(|id| (id, one.clone())).collect::<Vec<_>>()
         };
-        offered.iter().flat_map(shares).collect()
+        offered.iter().flat_map(shares).gather()
     }
 
     /// What is said of a device: by itself, and by what it depends on.
@@ -384,11 +384,11 @@ impl Judge {
     ) -> BTreeMap<DeviceId, Arc<Device>> {
         let before = self.inventory.resources.get(&spec.name);
         let remembered = before.into_iter().flat_map(|offering| &offering.devices);
-        let mut absent: BTreeMap<_, _> = remembered.map(|(id, offered)| (id.clone(), Arc::clone(&offered.device))).collect();
+        let mut absent: BTreeMap<_, _> = remembered.map(|(id, offered)| (id.clone(), Arc::clone(&offered.device))).gather();
         for known in held.values().chain(self.earlier.get(&spec.name).into_iter().flatten()) {
             absent.entry(known.id.clone()).or_insert_with(|| Arc::new(ghost(spec.class, known)));
         }
-        let other: BTreeSet<DeviceId> = offered.keys().cloned().collect();
+        let other: BTreeSet<DeviceId> = offered.keys().cloned().gather();
         absent.retain(|id, _| !other.contains(id));
         absent
     }

@@ -4,7 +4,7 @@
 //! Both work for static pods: their UID in the folder's name, in the cgroup and in the kubelet's checkpoint is the same
 //! hash of the manifest.
 
-use crate::domain::{CgroupState, PodName};
+use crate::domain::{CgroupState, Gather, PodName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -69,7 +69,7 @@ impl PodCgroups {
             below = below.iter().flat_map(|mount| [mount.join(root), mount.join(&slices)]).collect();
         }
         let mut found = PodCgroups::default();
-        let mut level: BTreeSet<PathBuf> = below.into_iter().collect();
+        let mut level: BTreeSet<PathBuf> = below.into_iter().gather();
         let mut budget = FOLDERS_MAX;
         for _ in 0..DEPTH_MAX {
             let mut next = BTreeSet::new();

@@ -4,6 +4,7 @@
 //! missing cannot be watched at all. So each wanted directory is watched where it exists, else its nearest existing
 //! ancestor; whatever moves there leads to another try, and the caller is told to look again.
 
+use crate::domain::Gather;
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -71,7 +72,7 @@ impl DirWatch {
     /// What can be watched now: each wanted directory, or its nearest existing ancestor.
     fn targets(&self) -> BTreeSet<PathBuf> {
         let nearest = |dir: &PathBuf| dir.ancestors().find(|path| path.is_dir()).map(Path::to_path_buf);
-        self.wanted.iter().filter_map(nearest).collect()
+        self.wanted.iter().filter_map(nearest).gather()
     }
 
     fn watch(&mut self, targets: &BTreeSet<PathBuf>) {

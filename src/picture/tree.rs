@@ -1,7 +1,7 @@
 //! Devices as a tree: NUMA nodes, host bridges, bridges, devices, and what is of a device.
 
 use super::{Cpus, Kind, Leaf, Part, Picture};
-use crate::domain::PciAddress;
+use crate::domain::{Gather, PciAddress};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version of the document.
@@ -42,7 +42,7 @@ pub fn tree(leaves: impl IntoIterator<Item = Leaf>, cpus: &Cpus) -> Picture {
 fn nest(leaves: Vec<Leaf>) -> Vec<Part> {
     let is_whole = |leaf: &&Leaf| leaf.part.is_none();
     let by_address = leaves.iter().filter(is_whole).filter_map(|leaf| Some((leaf.pci_address?.to_string(), leaf.id.clone())));
-    let wholes: BTreeMap<String, String> = by_address.chain(leaves.iter().map(|leaf| (leaf.id.clone(), leaf.id.clone()))).collect();
+    let wholes: BTreeMap<String, String> = by_address.chain(leaves.iter().map(|leaf| (leaf.id.clone(), leaf.id.clone()))).gather();
     let mut below: BTreeMap<String, Vec<Leaf>> = BTreeMap::new();
     let mut tops = Vec::new();
     for leaf in leaves {
@@ -119,7 +119,7 @@ fn group(placed: Vec<(Vec<Place>, Part)>, depth: usize) -> Vec<Part> {
 /// Whether it is no more than one card, or one bridge: then what is above it says nothing.
 fn is_one_thing(parts: &[Part]) -> bool {
     let slot = |part: &Part| part.device.as_ref()?.pci_address.map(|address| PciAddress { function: 0, ..address });
-    let slots: BTreeSet<_> = parts.iter().map(slot).collect();
+    let slots: BTreeSet<_> = parts.iter().map(slot).gather();
     parts.len() < 2 || slots.len() == 1 && !slots.contains(&None)
 }
 

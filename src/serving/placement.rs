@@ -25,7 +25,7 @@
 mod tree;
 
 use crate::domain::topology::{Nearness, Placement};
-use crate::domain::{Device, DeviceId, Offering};
+use crate::domain::{Device, DeviceId, Gather, Offering};
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -72,8 +72,8 @@ pub fn choose_beside(
     must_include: &[DeviceId],
     size: usize,
 ) -> Result<Vec<DeviceId>, Unanswerable> {
-    let must: BTreeSet<&DeviceId> = must_include.iter().collect();
-    let all: BTreeSet<&DeviceId> = available.iter().chain(must_include).collect();
+    let must: BTreeSet<&DeviceId> = must_include.iter().gather();
+    let all: BTreeSet<&DeviceId> = available.iter().chain(must_include).gather();
     if must.len() > size {
         return Err(Unanswerable::TooManyMust { must: must.len(), size });
     }
@@ -81,7 +81,7 @@ pub fn choose_beside(
         return Err(Unanswerable::TooFew { size, available: all.len() });
     }
     let ids: Vec<&DeviceId> = all.into_iter().collect();
-    let company: BTreeMap<&DeviceId, &Device> = company.iter().map(|device| (&device.id, &**device)).collect();
+    let company: BTreeMap<&DeviceId, &Device> = company.iter().map(|device| (&device.id, &**device)).gather();
     let tree = Tree::new(offering, &company, &ids, &must);
     let policy = Policy { placement: offering.spec.placement, company_first: company.len() >= size };
     let chosen = tree.choose(policy, size);

@@ -3,7 +3,7 @@
 //! The table outlives the serving actor, as the connections do. A superseded socket is closed when its last stream
 //! has ended: the kubelet still feeds on it, and its early end would cut the newer one off.
 
-use crate::domain::ResourceName;
+use crate::domain::{Gather, ResourceName};
 use crate::host::{self, peer::TrustedListener};
 use crate::messages::RegistrationNumber;
 use crate::telemetry::metrics;
@@ -131,7 +131,7 @@ impl Sockets {
         // In the order of their numbers, so a later one takes the place of an earlier one.
         let table = self.table();
         let name = |socket: &Socket| Some(socket.path.file_name()?.to_str()?.to_owned());
-        table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), name(socket)?))).collect()
+        table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), name(socket)?))).gather()
     }
 
     /// Registrations whose socket file somebody has removed.

@@ -50,7 +50,9 @@ use self::journal::Journal;
 use self::layout::{Lock, journal_dir};
 use self::recovery::{LivePayloads, Notes, decode_grant, encode, open_segment};
 use self::shelver::Shelver;
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, Kept, Listed, Owed, Verdicts, note_hook, note_list, note_verdict};
+use crate::domain::{
+    AllocId, DeviceId, Durability, Entry, Gather, Grant, Kept, Listed, Owed, Verdicts, note_hook, note_list, note_verdict,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -254,7 +256,7 @@ impl Store {
     /// # Errors
     /// When the query database fails: then nobody knows what was released.
     pub fn known_among(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
-        let mut known: BTreeSet<AllocId> = ids.iter().filter(|id| self.live.contains_key(*id)).cloned().collect();
+        let mut known: BTreeSet<AllocId> = ids.iter().filter(|id| self.live.contains_key(*id)).cloned().gather();
         if known.len() < ids.len() {
             let released = self.history(usize::MAX, |grant| ids.contains(&grant.alloc_id))?;
             known.extend(released.into_iter().map(|grant| grant.alloc_id));

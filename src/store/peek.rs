@@ -7,7 +7,7 @@ use super::layout::{copy_directory, database_dir, journal_dir, peek_confirmed};
 use super::opening::Opening;
 use super::replay::Fold;
 use super::{Recovered, RecoveryReport, StoreError, journal, recovery};
-use crate::domain::{AllocId, Grant, GrantState};
+use crate::domain::{AllocId, Gather, Grant, GrantState};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -59,7 +59,7 @@ pub fn peek_history(state_dir: &Path) -> Result<(Vec<Grant>, Option<StoreError>)
         Err(error) => (Vec::new(), Some(error)),
     };
     let told = fold.grants.into_values().map(|(_, grant)| grant).filter(|grant| !grant.is_live());
-    let all: BTreeMap<AllocId, Grant> = shelved.into_iter().chain(told).map(|grant| (grant.alloc_id.clone(), grant)).collect();
+    let all: BTreeMap<AllocId, Grant> = shelved.into_iter().chain(told).map(|grant| (grant.alloc_id.clone(), grant)).gather();
     let mut newest_first: Vec<Grant> = all.into_values().collect();
     let released_at =
         |grant: &Grant| if let GrantState::Released { released_at, .. } = grant.state { released_at } else { grant.granted_at };

@@ -13,7 +13,7 @@ use super::codec;
 use super::database::{Image, Shelf};
 use super::journal::Journal;
 use super::replay::{Fold, OwedAt};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, HookState, Listed, Owed, OwedHook, Verdict, Verdicts, note_hook};
+use crate::domain::{AllocId, DeviceId, Entry, Gather, Grant, GrantState, HookState, Listed, Owed, OwedHook, Verdict, Verdicts, note_hook};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -181,7 +181,7 @@ pub(super) fn merge(
         .iter()
         .filter(|(id, (seq, _))| !image.live.contains_key(*id) && (broken || *seq <= image.applied))
         .map(|(id, _)| id.clone())
-        .collect();
+        .gather();
     let mut applied = image.applied;
     if !doubtful.is_empty() {
         let released = released_in_history(&doubtful);
@@ -223,7 +223,7 @@ fn merge_notes(truth: &mut Truth, image: &Image, may_be_lost: impl Fn(u64) -> bo
 fn missing(gaps: &[(u64, u64)], image: &Image, applied: u64) -> u64 {
     let (live, names, hooks) = (image.live.values(), image.names.values(), image.hooks.values());
     let notes = names.map(|(seq, _)| *seq).chain(hooks.map(|(seq, _)| *seq));
-    let in_database: BTreeSet<u64> = live.map(|(seq, _)| *seq).chain(notes).collect();
+    let in_database: BTreeSet<u64> = live.map(|(seq, _)| *seq).chain(notes).gather();
     let gone = |(from, to): &(u64, u64)| {
         let from = (*from).max(applied + 1);
         (*to + 1).saturating_sub(from) - in_database.range(from..=(*to).max(from)).filter(|seq| **seq <= *to).count() as u64

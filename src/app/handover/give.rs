@@ -4,7 +4,7 @@ use super::super::ending::Frozen;
 use super::super::{App, Settings, StartError};
 use super::start_when_free;
 use super::wire::{Heard, PROTOCOL, Peer, Word, socket_path};
-use crate::domain::ResourceName;
+use crate::domain::{Gather, ResourceName};
 use crate::host::peer::TrustedListener;
 use crate::store::StoreError;
 use crate::telemetry::{http, metrics};
@@ -194,7 +194,7 @@ async fn converse(
 /// Where the names of files lead, in our own directory only.
 fn below(directory: &Path, names: BTreeMap<ResourceName, String>) -> BTreeMap<ResourceName, PathBuf> {
     let is_plain = |name: &str| Path::new(name).file_name().is_some_and(|file| file == name);
-    names.into_iter().filter(|(_, name)| is_plain(name)).map(|(resource, name)| (resource, directory.join(name))).collect()
+    names.into_iter().filter(|(_, name)| is_plain(name)).map(|(resource, name)| (resource, directory.join(name))).gather()
 }
 
 /// Starts anew in this process; what still waits, and the kubelet, go to the new start.

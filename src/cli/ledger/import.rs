@@ -5,7 +5,9 @@ use crate::cli::exit::{FAILURE, Failed};
 use crate::cli::progress::Progress;
 use crate::cli::{Global, eprintln, show, when};
 use crate::config::Config;
-use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp, Verdicts};
+use crate::domain::{
+    AllocId, DeviceId, Durability, Entry, Gather, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp, Verdicts,
+};
 use crate::host;
 use crate::store::{Recovered, Store};
 use serde::{Deserialize, Serialize};
@@ -84,7 +86,7 @@ pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
     if !recovered.report.is_clean() {
         eprintln(format_args!("holdfast: the ledger was damaged: {}", recovered.report));
     }
-    let ids: BTreeSet<_> = import.grants.keys().cloned().collect();
+    let ids: BTreeSet<_> = import.grants.keys().cloned().gather();
     let released = store.history(usize::MAX, |grant| ids.contains(&grant.alloc_id))?;
     let (entries, done) = plan(import, &recovered, &released, retention, when::now()).map_err(refused)?;
     let progress = Progress::uncounted("writing what was imported");
@@ -134,7 +136,7 @@ fn plan(
     now: Timestamp,
 ) -> Result<(Vec<Entry>, Done), String> {
     let Import { names, listed, owed, verdicts, grants } = import;
-    let known: BTreeMap<&AllocId, &Grant> = recovered.grants.iter().chain(released).map(|grant| (&grant.alloc_id, grant)).collect();
+    let known: BTreeMap<&AllocId, &Grant> = recovered.grants.iter().chain(released).map(|grant| (&grant.alloc_id, grant)).gather();
     let (mut entries, mut conflicts, mut done) = (Vec::new(), Vec::new(), Done { schema: 1, ..Done::default() });
     for (key, id) in names {
         match recovered.names.get(&key) {

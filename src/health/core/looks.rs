@@ -1,14 +1,16 @@
 //! What a scan says of single devices: those that are offered, and those that are only held or about to leave.
 
 use super::{Judge, pool};
-use crate::domain::{Complaint, Device, DeviceClass, DeviceId, Evidence, GrantedDevice, Health, Moment, Reason, ResourceSpec, Sharing};
+use crate::domain::{
+    Complaint, Device, DeviceClass, DeviceId, Evidence, Gather, GrantedDevice, Health, Moment, Reason, ResourceSpec, Sharing,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Judge {
     /// What the evidence says of the devices that are offered, and of those above them.
     pub(super) fn look_at_selected(&mut self, evidence: &Evidence) {
-        let selected: BTreeSet<&DeviceId> = evidence.selected.values().flatten().collect();
-        let above: BTreeSet<DeviceId> = selected.iter().flat_map(|id| self.parents(id)).collect();
+        let selected: BTreeSet<&DeviceId> = evidence.selected.values().flatten().gather();
+        let above: BTreeSet<DeviceId> = selected.iter().flat_map(|id| self.parents(id)).gather();
         for id in above.iter().filter(|id| !selected.contains(*id)) {
             self.cases.scanned(id, true, evidence.began, BTreeSet::new());
         }

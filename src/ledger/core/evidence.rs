@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use crate::domain::{
-    AllocId, CgroupState, CheckpointEntry, DeviceId, Grant, ListedContainer, ListedPod, Observation, PodName, PodRef, ResourceName,
+    AllocId, CgroupState, CheckpointEntry, DeviceId, Gather, Grant, ListedContainer, ListedPod, Observation, PodName, PodRef, ResourceName,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -146,7 +146,7 @@ impl<'a> Evidence<'a> {
 }
 
 fn ids(grant: &Grant) -> BTreeSet<DeviceId> {
-    grant.devices.iter().map(|device| device.id.clone()).collect()
+    grant.devices.iter().map(|device| device.id.clone()).gather()
 }
 
 fn name_of(listed: &ListedPod) -> PodName {

@@ -17,8 +17,8 @@
 use super::hooks::{ReleaseHooks, comes_after};
 use super::{HANDED_ON, Ledger};
 use crate::domain::{
-    Barred, CgroupState, Checkpoint, CheckpointEntry, DeviceId, Entry, Former, Grant, GrantState, PodName, PodRef, ResourceName, Sharing,
-    Timestamp,
+    Barred, CgroupState, Checkpoint, CheckpointEntry, DeviceId, Entry, Former, Gather, Grant, GrantState, PodName, PodRef, ResourceName,
+    Sharing, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -89,7 +89,7 @@ pub fn passage(
 
 /// The grants of pods that had the device before and are gone. An error where there is another pod of which that is not so.
 fn former<'a>(id: &DeviceId, holders: &[&'a Arc<Grant>], view: &impl View) -> Result<Vec<(&'a Grant, Former)>, Barred> {
-    let known: BTreeSet<Option<&str>> = holders.iter().map(|grant| grant.pod().map(|pod| pod.uid.as_str())).collect();
+    let known: BTreeSet<Option<&str>> = holders.iter().map(|grant| grant.pod().map(|pod| pod.uid.as_str())).gather();
     if known.len() <= 1 && (holders.len() <= 1 || !known.contains(&None)) {
         return Ok(Vec::new());
     }
@@ -108,7 +108,7 @@ fn former<'a>(id: &DeviceId, holders: &[&'a Arc<Grant>], view: &impl View) -> Re
     }
     let resource = holders.first().map(|grant| &grant.resource);
     let has_it = |entry: &&CheckpointEntry| Some(&entry.resource) == resource && entry.device_ids.contains(id);
-    let present: BTreeSet<&str> = entries().filter(has_it).map(|entry| entry.pod_uid.as_str()).collect();
+    let present: BTreeSet<&str> = entries().filter(has_it).map(|entry| entry.pod_uid.as_str()).gather();
     let mut gone = Vec::new();
     for (uid, grants) in &pods {
         if present.len() == 1 && present.contains(uid) {

@@ -3,7 +3,7 @@
 //! The kubelet writes every answer of ours into its checkpoint, alloc-id and all, with the pod and the container that it
 //! was for. So what neither the journal nor sled has any more comes back bound, and only its keys may be unknown.
 
-use crate::domain::{AllocId, DeviceId, Grant, GrantState, GrantedDevice, KeptGrant, PodRef, Timestamp};
+use crate::domain::{AllocId, DeviceId, Gather, Grant, GrantState, GrantedDevice, KeptGrant, PodRef, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version that stands in a rebuilt grant: nobody knows which one made it.
@@ -15,7 +15,7 @@ const REBUILT: &str = "rebuilt";
 /// the usual proof. For that no boot is noted, which asks for more evidence than one of this boot would.
 #[must_use]
 pub fn rebuild(kept: Vec<KeptGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap<String, DeviceId>, now: Timestamp) -> Vec<Grant> {
-    let keys: BTreeMap<&DeviceId, &String> = names.iter().map(|(key, id)| (id, key)).collect();
+    let keys: BTreeMap<&DeviceId, &String> = names.iter().map(|(key, id)| (id, key)).gather();
     let device = |(id, numa_nodes): (DeviceId, Vec<u32>)| {
         let whole = id.shared();
         let key = keys.get(&id).or_else(|| keys.get(whole.as_ref()?)).map_or_else(String::new, |key| (*key).clone());
