@@ -234,11 +234,13 @@ impl Daemon {
         let given = handover::give(app, asked, &self.settings, own.as_mut().map(|upgrade| &mut upgrade.child), stop).await?;
         match given {
             Given::Stopped => Ok(None),
-            Given::Left { version } => {
+            Given::Left { version, connection } => {
                 if let Some(Upgrade { child, answer, .. }) = own
                     && let Some(pid) = child.id()
                 {
+                    // Before the other one hears the end and says READY, which systemd takes from the main process alone.
                     notify(&[NotifyState::MainPid(pid)]);
+                    drop(connection);
                     drop(answer.send(Ok(Installed { from: env!("CARGO_PKG_VERSION").into(), to: version, pid })));
                     // The answer is written before this process ends.
                     for _ in 0..TURNS {

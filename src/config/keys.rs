@@ -173,7 +173,7 @@ mod tests {
         };
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
             [telemetry]\nlisten = \"off\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
-            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n[upgrade]\ndetach = false\n";
+            [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n[upgrade]\ndetach = false\n[labels]\nfeatures_d = \"/a\"\n";
         let change = Change::between(&config(""), &config(other));
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
         assert_eq!((told("at once"), told("next start")), (keys(&change.live), keys(&change.needs_restart)));

@@ -50,12 +50,18 @@ pub enum Given {
     Left {
         /// The other one's version.
         version: String,
+        /// What the other one hears the end of, when this one has nothing more to say about it.
+        connection: Connection,
     },
     /// This one was told to end meanwhile, and has.
     Stopped,
     /// The other one is gone, and this one serves again.
     Back(Box<App>),
 }
+
+/// The connection to the other instance; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Connection(#[expect(dead_code, reason = "held, for the other one to hear its end")] Peer);
 
 /// Listens for instances that want to take over. Without that the daemon works on, and says so.
 pub(in super::super) fn listen(run_dir: &Path, asked: mpsc::Sender<Asked>) -> Option<JoinHandle<()>> {
@@ -113,7 +119,7 @@ pub async fn give(
         // Where this fails the other one is gone, which is heard next.
         drop(peer.tell(&Word::Yours).await);
         if converse(&mut peer, &frozen, &sockets, settings, own, &confirmed).await {
-            return Ok(Given::Left { version });
+            return Ok(Given::Left { version, connection: Connection(peer) });
         }
         drop(peer);
         Ok(Given::Back(Box::new(take_back(&frozen, settings).await?)))
