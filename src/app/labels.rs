@@ -6,7 +6,7 @@
 use crate::domain::Inventory;
 use crate::host::SpecFolder;
 use crate::telemetry::labels::{FILE, features};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -14,8 +14,8 @@ use tokio::sync::watch;
 const HIDDEN: char = '.';
 
 /// Writes the file now, and at every change of what it says. A folder that cannot be written is told once.
-pub(super) async fn keep(folder: &Path, mut inventory: watch::Receiver<Arc<Inventory>>) {
-    let files = SpecFolder::new(folder, FILE);
+pub(super) async fn keep(folder: PathBuf, mut inventory: watch::Receiver<Arc<Inventory>>) {
+    let files = SpecFolder::new(&folder, FILE);
     for name in files.own().into_iter().filter(|name| name.starts_with(HIDDEN)) {
         drop(files.remove(&name));
     }
@@ -84,7 +84,7 @@ mod tests {
         let sender = watch::Sender::new(inventory(2, Health::Healthy));
         let begin = || {
             let (folder, inventory) = (folder.clone(), sender.subscribe());
-            tokio::spawn(async move { keep(&folder, inventory).await })
+            tokio::spawn(keep(folder, inventory))
         };
         let keeping = begin();
         let first = read(2).await;

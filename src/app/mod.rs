@@ -324,10 +324,7 @@ impl App {
             ended: actors.ledger.mailbox(),
         };
 
-        let labels = settings.config.features_directory.clone().map(|folder| {
-            let inventory = inventory_view.clone();
-            tokio::spawn(async move { labels::keep(&folder, inventory).await })
-        });
+        let labels = settings.config.features_directory.clone().map(|folder| tokio::spawn(labels::keep(folder, inventory_view.clone())));
         let reloader = reload::Reloader::new(&settings.config, host_root.clone(), plan, actors.discovery.mailbox());
         let (ready, ready_view) = watch::channel(specs.is_empty());
         let views = Views {

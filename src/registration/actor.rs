@@ -128,19 +128,18 @@ impl Registration {
         let Some(resource) = self.resources.get_mut(name) else { return };
         let (was_registered, was_contested) = (resource.machine.is_registered(), resource.machine.is_contested());
         let begin = resource.machine.on(event, now);
-        let contested = resource.machine.is_contested();
         if let Some(number) = begin {
             self.audit.registered(now, resource.machine.doubt_until());
             if let Some(superseded) = resource.under_way.take() {
                 superseded.abort();
             }
             resource.begun_at = now;
-            let inventory = self.config.inventory.borrow().clone();
-            resource.pre_start = inventory.resources.get(name).is_some_and(|offering| offering.spec.needs_pre_start());
-            let (pre_start, spoken) = (resource.pre_start, resource.spoken);
+            resource.pre_start = self.config.inventory.borrow().resources.get(name).is_some_and(|offering| offering.spec.needs_pre_start());
+            let Resource { pre_start, spoken, .. } = *resource;
             let attempt = attempt(self.config.clone(), name.clone(), number, pre_start, spoken, context.address().recipient());
             resource.under_way = Some(tokio::spawn(attempt));
         }
+        let contested = resource.machine.is_contested();
         if !was_registered && resource.machine.is_registered() {
             let took = now.saturating_sub(resource.begun_at);
             resource.took = Some(took);
