@@ -209,7 +209,10 @@ impl Group {
                 };
                 ((0..=most).map(|count| Some(taken(count))).collect(), Vec::new())
             }
-            Parts::Groups(groups) => {
+            Parts::Groups(groups) => 'solved: {
+                if let Some(ids) = self.alike().filter(|_| size > 1) {
+                    break 'solved (self.first_of(&ids, policy, most, depth), Vec::new());
+                }
                 let parts: Vec<Solved> = groups.iter().map(|part| part.solve(policy, size, depth + 1)).collect();
                 let nothing = vec![Some(Choice { cost: Cost::default(), ids: Vec::new() })];
                 (parts.iter().fold(nothing, |choices, part| join(&choices, &part.choices, size)), parts)
@@ -223,6 +226,38 @@ impl Group {
             }
         }
         Solved { choices, parts }
+    }
+
+    /// The free ids of whole devices that are as good as each other, those first that must be included; `None` where one may be
+    /// better than another. Most groups are such: the devices behind one switch.
+    fn alike(&self) -> Option<Vec<usize>> {
+        let Parts::Groups(groups) = &self.parts else { return None };
+        let mut ids = Vec::with_capacity(groups.len());
+        for part in groups {
+            let Parts::Shares(free) = &part.parts else { return None };
+            if part.total != 1 || part.pull != groups[0].pull {
+                return None;
+            }
+            ids.extend(free.iter().map(|id| (part.must == 0, *id)));
+        }
+        ids.sort_unstable();
+        Some(ids.into_iter().map(|(_, id)| id).collect())
+    }
+
+    /// The best choices of each size up to `most` of such ids: the first ones.
+    fn first_of(&self, ids: &[usize], policy: Policy, most: usize, depth: usize) -> Vec<Option<Choice>> {
+        let Parts::Groups(groups) = &self.parts else { return Vec::new() };
+        let each = groups.iter().find(|part| part.free == 1).map(|part| part.cost(policy, 1, depth + 1)).unwrap_or_default();
+        let mut cost = Cost::default();
+        let first = |count: usize| {
+            if count > 0 {
+                cost = cost.plus(&each);
+            }
+            let mut ids = ids[..count].to_vec();
+            ids.sort_unstable();
+            Some(Choice { cost, ids })
+        };
+        (0..=most).map(first).collect()
     }
 
     /// Looks for the best choice in this group and in every one below it.

@@ -142,6 +142,19 @@ fn a_few_are_where_their_company_is_and_many_are_first_near_to_each_other() {
 }
 
 #[test]
+fn of_devices_behind_one_switch_the_one_at_the_port_of_the_company_is_better() {
+    let at = |name, port: &'static [u8]| (name, Some(0), port);
+    let board = [at("a", &[0x10, 0x11, 0x12]), at("b", &[0x10, 0x11, 0x13]), at("c", &[0x10, 0x11, 0x14])];
+    let of = |company: &[Where<'_>], must: &str| {
+        let company: Vec<_> = company.iter().map(|place| neighbour(*place, 0)).collect();
+        text(&choose_beside(&offering(Placement::Closest, &board, 1), &company, &ids("a b c"), &ids(must), 2).unwrap())
+    };
+    assert_eq!(of(&[], ""), "a b");
+    assert_eq!(of(&[], "c"), "c a");
+    assert_eq!(of(&[at("x", &[0x10, 0x11, 0x14])], ""), "a c");
+}
+
+#[test]
 fn the_impossible_is_said_and_the_unknown_is_far_from_everything() {
     let offering = offering(Placement::Closest, &BOARD, 1);
     assert!(choose(&offering, &ids("a0"), &[], 2).is_err());
