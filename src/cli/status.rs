@@ -171,8 +171,9 @@ nvidia.com/gpu  Unhealthy  xid (Xid 79)  -      GPU-aa
 the ledger was damaged when the daemon started: 1 missing
 ";
         assert_eq!(text(&status, Screen::default()), wanted);
-        // An operator's own word is nothing that is wrong.
-        status.ailing = vec![DeviceReport { cordoned: Some("fan".into()), ..sick }];
+        // An operator's own word is nothing that is wrong, nor what the configuration asks for.
+        let moved = DeviceReport { reason: Some("held_as_other".into()), ..sick.clone() };
+        status.ailing = vec![DeviceReport { cordoned: Some("fan".into()), ..sick }, moved];
         status.kubelet = None;
         let ascii = text(&status, Screen { ascii: true, ..Screen::default() });
         assert!(
