@@ -55,7 +55,7 @@ fn text(status: &Status, screen: Screen) -> String {
     }
     let (sign, arrow) = if screen.ascii { ("!", "->") } else { ("✗", "→") };
     for Problem { what, todo } in problems {
-        let (what, todo) = (screen.wrap(&what, sign.chars().count() + 1), screen.wrap(&todo, arrow.chars().count() + 3));
+        let (what, todo) = (screen.wrap(&what, sign.chars().count() + 1), screen.wrap(todo, arrow.chars().count() + 3));
         text += &format!("\n{} {what}\n  {} {todo}\n", screen.paint(Tint::Red, sign), screen.paint(Tint::Dim, arrow));
     }
     for remark in status.remarks() {
