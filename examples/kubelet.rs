@@ -1,8 +1,8 @@
-//! A kubelet for a daemon that is tried out or tested where no cluster is: `cargo run --example kubelet -- RESOURCE [FOLDER]`. One pod is given a
-//! device and keeps it; others come and go, one after the other, until SIGTERM. What happens is told on standard output, a line each.
+//! A kubelet for a daemon that is tried out or tested where no cluster is: `cargo run --example kubelet -- RESOURCE [FOLDER] [TIME]`. One pod is
+//! given a device and keeps it; others come and go, one after the other, until SIGTERM. What happens is told on standard output, a line each.
 //!
 //! The folder stands for `/`: the kubelet's is `var/lib/kubelet` below it. Without one it is this machine's own, as in the
-//! system that `packaging/test/service` boots.
+//! system that `packaging/test/service` boots. The time, such as `10s`, is how long each of the others runs.
 
 #![expect(clippy::print_stdout, reason = "its lines are what it is for")]
 
@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::{env, io};
 
-/// From one pod to the next: the kubelet admits what it hears of, and hears of it now and then.
-const NEXT_POD_AFTER: Duration = Duration::from_millis(20);
+/// How long a pod runs: by itself no longer than it takes to be admitted, so that there are many.
+const RUNS_FOR: Duration = Duration::from_millis(20);
 /// A wait without an end.
 const EVER: Duration = Duration::from_secs(u32::MAX as u64);
 
@@ -21,11 +21,12 @@ fn main() -> io::Result<()> {
     let mut arguments = env::args().skip(1);
     let resource = arguments.next().and_then(|name| name.parse().ok()).ok_or_else(|| io::Error::other("for which resource?"))?;
     let root = arguments.next().map_or_else(|| PathBuf::from("/"), PathBuf::from);
+    let runs_for = arguments.next().map_or(Ok(RUNS_FOR), |time| humantime::parse_duration(&time)).map_err(io::Error::other)?;
     actix::System::new().block_on(async {
         let kubelet = Kubelet::start(KubeletConfig::new(root.join("var/lib/kubelet"), root)).await?;
         tokio::select! {
             () = tell(&kubelet) => Ok(()),
-            done = pods(&kubelet, &resource) => done,
+            done = pods(&kubelet, &resource, runs_for) => done,
         }
     })
 }
@@ -50,14 +51,14 @@ async fn tell(kubelet: &Kubelet) {
 }
 
 /// One that stays, and one after the other that do not.
-async fn pods(kubelet: &Kubelet, resource: &ResourceName) -> io::Result<()> {
+async fn pods(kubelet: &Kubelet, resource: &ResourceName, runs_for: Duration) -> io::Result<()> {
     let offered = |view: &holdfast::sim::kubelet::View<'_>| view.capacity(resource).allocatable > 1;
     kubelet.wait_for(offered, EVER).await.map_err(io::Error::other)?;
     add(kubelet, resource, "stays".into()).await;
     for number in 0_u64.. {
         let PodOutcome { uid, .. } = add(kubelet, resource, format!("goes-{number}")).await;
+        tokio::time::sleep(runs_for).await;
         kubelet.delete_pod(&uid)?;
-        tokio::time::sleep(NEXT_POD_AFTER).await;
     }
     Ok(())
 }

@@ -93,11 +93,13 @@ fn on_a_living_node_in_order_nothing_is_found_and_each_thing_that_is_put_wrong_i
         let text = fs::read_to_string(node.config_file()).unwrap();
 
         set_modified(&node.config_file(), SystemTime::now() + Duration::from_secs(3600));
+        // It was touched, and says what it said.
+        finds_of_living(&node, &[]).await;
+        node.write_config(&format!("{text}# another word\n"));
         finds_of_living(&node, &["config-changed"]).await;
         node.write_config("[ledgr]\n");
         finds_of_living(&node, &["config-invalid"]).await;
         node.write_config(&text);
-        set_modified(&node.config_file(), SystemTime::now() - Duration::from_secs(60));
 
         let own = |file: &str, text: &str| write(&node.path("own").join(file), text);
         let sockets = node.path("kubelet/device-plugins").canonicalize().unwrap();

@@ -1,7 +1,7 @@
 //! What is wrong with a daemon, in words, and what to do about it: for `status` and for the page.
 
 use super::{DeviceReport, ResourceReport, Status};
-use crate::domain::{HookState, Kept, OwedHook};
+use crate::domain::{HookState, Kept, OwedHook, Reason};
 
 /// What is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Status {
                 None if !registered && self.kubelet.is_some() => {
                     add(
                         format!("{name}: the kubelet has not opened its stream"),
-                        "it is tried again by itself; look again in some seconds",
+                        "it is tried again by itself; if that lasts, the kubelet has left its socket and does not run: `systemctl status kubelet`",
                     );
                 }
                 None => {}
@@ -59,7 +59,10 @@ impl Status {
                 add(what, "mend what it complains about; it is tried again by itself");
             }
         }
-        let is_sick = |device: &&DeviceReport| device.health.as_deref() == Some("Unhealthy") && device.cordoned.is_none();
+        let is_sick = |device: &&DeviceReport| {
+            let is_wanted = device.cordoned.is_some() || device.reason.as_deref().is_some_and(Reason::is_of_the_configuration);
+            device.health.as_deref() == Some("Unhealthy") && !is_wanted
+        };
         let todo = "`holdfast device show` with an id tells its last failures, docs/health.md what each reason needs";
         match self.ailing.iter().filter(is_sick).count() {
             0 => {}

@@ -205,7 +205,8 @@ fn row(device: &Device, resource: Option<String>, health: Option<Health>) -> Row
 #[must_use]
 pub fn table(document: &Document) -> Table {
     let table = Table::new(&["address", "class", "driver", "numa", "names", "resource", "health", "id"]);
-    let mut table = table.giving_way(&["id", "names", "driver", "health", "resource"]).tinted("health", tint);
+    let mut table =
+        table.giving_way(&["id", "names", "driver", "health", "resource"]).leaving_out(&["driver", "names"]).tinted("health", tint);
     for row in &document.devices {
         let address = row.pci_address.map(|address| address.to_string()).or_else(|| row.nodes.first().cloned());
         let kind = row.attributes.get("part").map(String::as_str).or_else(|| row.is_vf.then_some("vf"));

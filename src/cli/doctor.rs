@@ -1,6 +1,7 @@
 //! `holdfast doctor`: what is wrong with this node, and what to do.
 
 use super::exit::{FAILURE, FINDINGS, Failed, USAGE};
+use super::screen::{Screen, Tint};
 use super::{Global, block_on, eprintln, print, show};
 use crate::config;
 use crate::doctor::bundle::Bundle;
@@ -54,7 +55,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         let bundle = Bundle::collect(&place, &facts, &report, redactor, |words| verb(global, words), log);
         return hand_out(&bundle, to);
     }
-    show(global.output, &report, |report| text(report, options.all))?;
+    show(global.output, &report, |report| text(report, options.all, Screen::get()))?;
     if report.is_healthy() { Ok(()) } else { Err(Failed::answered(FINDINGS)) }
 }
 
@@ -147,10 +148,10 @@ fn output(mut command: Command, deadline: Duration) -> Result<Vec<u8>, String> {
     Ok(output.stdout)
 }
 
-fn text(report: &Report, all: bool) -> String {
+fn text(report: &Report, all: bool, screen: Screen) -> String {
     let mut text = String::new();
     for finding in report.findings.iter().filter(|finding| all || finding.level != Level::Ok) {
-        text += &entry(finding);
+        text += &entry(finding, screen);
     }
     let unknown = report.unknown.join(", ");
     if all && !unknown.is_empty() {
@@ -159,16 +160,26 @@ fn text(report: &Report, all: bool) -> String {
     text + &summary(report, all)
 }
 
-fn entry(finding: &Finding) -> String {
+/// How far the sentences of a finding are indented: behind the longest level.
+const INDENT: usize = 9;
+
+fn entry(finding: &Finding, screen: Screen) -> String {
     let Finding { level, code, on, found, why, todo, command } = finding;
-    let head = format!("{:<8} {code}", level.as_str());
+    let tint = match level {
+        Level::Error => Tint::Red,
+        Level::Warning => Tint::Yellow,
+        Level::Note => Tint::Plain,
+        Level::Ok => Tint::Green,
+    };
+    let head = format!("{} {code}", screen.paint(tint, &format!("{:<8}", level.as_str())));
     if *level == Level::Ok {
         return format!("{head}\n");
     }
     // What comes from the host must not move a terminal's cursor.
     let clean = |text: &str| text.chars().map(|c| if c.is_control() { '?' } else { c }).collect::<String>();
-    let command = command.as_ref().map(|command| format!("         $ {command}\n")).unwrap_or_default();
-    format!("{head}: {}\n         {}\n         {why}\n         {}\n{}\n", clean(on), clean(found), clean(todo), clean_lines(&command))
+    let line = |text: &str| format!("{:INDENT$}{}\n", "", screen.wrap(&clean(text), INDENT));
+    let command = command.as_ref().map(|command| format!("{:INDENT$}$ {command}\n", "")).unwrap_or_default();
+    format!("{head}: {}\n{}{}{}{}\n", clean(on), line(found), line(why), line(todo), clean_lines(&command))
 }
 
 fn clean_lines(text: &str) -> String {

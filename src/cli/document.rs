@@ -133,7 +133,7 @@ pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Proc
     let is_anybody_sick = grants.iter().any(|grant| sick(grant, ailing).next().is_some());
     let unhealthy: &[&str] = if is_anybody_sick { &["UNHEALTHY"] } else { &[] };
     let table = Table::new(&[&["NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "SINCE"], near, unhealthy, &["DEVICES"]].concat());
-    let table = table.giving_way(&["DEVICES", "UNHEALTHY", "CONTAINER", "SINCE", "RESOURCE", "NAMESPACE"]);
+    let table = table.giving_way(&["DEVICES", "UNHEALTHY", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"]).leaving_out(&["SINCE"]);
     let mut table = table.tinted("STATE", tint).tinted("UNHEALTHY", |cell| if cell == UNKNOWN { Tint::Plain } else { Tint::Red });
     for grant in grants {
         let [namespace, pod, container] = holder(grant);
@@ -167,7 +167,8 @@ fn numbers(numbers: &BTreeSet<u32>) -> String {
 /// The same with both ends: from when to when, and what proved that it was given back.
 pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> String {
     let table = Table::new(&["FROM", "UNTIL", "NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "PROOF", "DEVICES"]);
-    let mut table = table.giving_way(&["DEVICES", "PROOF", "CONTAINER", "RESOURCE", "NAMESPACE"]).tinted("STATE", tint);
+    let table = table.giving_way(&["DEVICES", "PROOF", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"]);
+    let mut table = table.leaving_out(&["STATE", "PROOF", "CONTAINER"]).tinted("STATE", tint);
     for grant in grants {
         let (until, proof) = match &grant.state {
             GrantState::Released { released_at, released_by, .. } => (released_at.to_seconds(), released_by.clone()),

@@ -6,7 +6,7 @@
 //! | the id of a shared device | each of its shares, `id::0`, `id::1`, … |
 //! | `0000:18:00.0`, `18:00.0`, `00000000:18:00.0` | its PCI address, where the ledger has one |
 //! | `/dev/fuse` | its node, or a node that the container got with it, whether the answer had it or a name that brings it |
-//! | `GPU-5a`, `5a7c` | the one id that begins so, with or without what stands before its first `-` |
+//! | `GPU-5a`, `5a7c`, `fuse` | the one id that begins so, with or without what stands before its first `-` or `:` (`misc:fuse`) |
 //!
 //! What fits in a row further up is what was meant: a whole id is never taken for the beginning of another.
 
@@ -55,7 +55,7 @@ fn is_named(pod: &PodRef, wanted: &str) -> bool {
 enum Fit {
     Beginning,
     Place,
-    Share,
+    /// Of the device itself, or of one of its shares: a grant has these, and the ledger's names have that.
     Id,
 }
 
@@ -153,8 +153,9 @@ impl Wanted {
     }
 
     fn note(&mut self, fit: Fit, id: &DeviceId) {
-        let meant = if fit == Fit::Beginning { id.shared().unwrap_or_else(|| id.clone()) } else { id.clone() };
-        self.fits.entry(fit).or_default().insert(meant);
+        let is_itself = fit == Fit::Place || id.as_str().eq_ignore_ascii_case(&self.text);
+        let meant = if is_itself { None } else { id.shared() };
+        self.fits.entry(fit).or_default().insert(meant.unwrap_or_else(|| id.clone()));
     }
 
     fn fit_in(&self, grant: &Grant, device: &GrantedDevice) -> Option<Fit> {
@@ -169,18 +170,15 @@ impl Wanted {
         if wanted.is_empty() {
             return None;
         }
-        if whole == wanted {
+        if whole == wanted || id.shared().is_some_and(|device| device.as_str().eq_ignore_ascii_case(wanted)) {
             return Some(Fit::Id);
-        }
-        if id.shared().is_some_and(|device| device.as_str().eq_ignore_ascii_case(wanted)) {
-            return Some(Fit::Share);
         }
         let address = || key.strip_prefix("pci:")?.split('/').next()?.parse::<PciAddress>().ok();
         let is_node = || key.strip_prefix("dev:").is_some_and(|node| node.eq_ignore_ascii_case(wanted));
         if self.address.is_some() && self.address == address() || is_node() {
             return Some(Fit::Place);
         }
-        let inner = whole.split_once('-').map_or("", |(_, inner)| inner);
+        let inner = whole.split_once(['-', ':']).map_or("", |(_, inner)| inner);
         (whole.starts_with(wanted) || inner.starts_with(wanted)).then_some(Fit::Beginning)
     }
 }
@@ -220,13 +218,34 @@ mod tests {
             // Two cards have been in that place.
             ("3B:00.0", &["GPU-5a9", "GPU-5a99"]),
             ("10000:04:00.0", &["10000:04:00.0"]),
-            ("fuse", &["fuse::0", "fuse::1"]),
+            ("fuse", &["fuse"]),
             ("fuse::1", &["fuse::1"]),
             ("/dev/fuse", &["fuse::0", "fuse::1"]),
             ("fu", &["fuse"]),
         ] {
             assert_eq!(decide(text, &DEVICES).unwrap(), wanted, "{text}");
         }
+    }
+
+    #[test]
+    fn the_holder_of_a_share_holds_the_device_that_the_ledger_has_a_name_for() {
+        let grant = |id: &str| Grant {
+            alloc_id: crate::domain::AllocId::new("a-1"),
+            resource: "example.com/fuse".parse().unwrap(),
+            devices: vec![GrantedDevice { id: DeviceId::new(id), key: "dev:/dev/fuse".into(), numa_nodes: vec![], nodes: Vec::new() }],
+            edits: crate::domain::ContainerEdits::default(),
+            boot_id: String::new(),
+            kubelet: None,
+            granted_at: crate::domain::Timestamp(0),
+            version: String::new(),
+            state: crate::domain::GrantState::Granted,
+        };
+        let mut wanted = Wanted::new("fuse");
+        wanted.see("dev:/dev/fuse", &DeviceId::new("fuse"));
+        assert!(wanted.sees(&grant("fuse::1")) && wanted.is_of(&grant("fuse::1")));
+        assert_eq!(wanted.decide().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>(), ["fuse"]);
+        wanted = Wanted::new("fuse::0");
+        assert!(wanted.sees(&grant("fuse::0")) && !wanted.is_of(&grant("fuse::1")), "one share is not the other");
     }
 
     #[test]

@@ -6,6 +6,9 @@ use std::io::{IsTerminal, stdout};
 use std::sync::OnceLock;
 use terminal_size::{Height, Width, terminal_size_of};
 
+/// A line of a text is no shorter, however narrow the terminal is.
+const LINE_LEAST: usize = 30;
+
 /// When results have colours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Colour {
@@ -77,6 +80,28 @@ impl Screen {
         }
         text.chars().take(max.saturating_sub(1)).chain([self.cut()]).collect()
     }
+
+    /// A text that begins `indent` columns in, in lines between words that do not go over the width. Spaces within it stay.
+    #[must_use]
+    pub fn wrap(self, text: &str, indent: usize) -> String {
+        let room = self.width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(LINE_LEAST));
+        let mut wrapped = String::new();
+        let mut used = 0;
+        for word in text.split(' ') {
+            let width = word.chars().count();
+            if used > 0 && used + 1 + width > room {
+                wrapped.push('\n');
+                wrapped.extend(std::iter::repeat_n(' ', indent));
+                used = 0;
+            } else if !wrapped.is_empty() {
+                wrapped.push(' ');
+                used += 1;
+            }
+            wrapped += word;
+            used += width;
+        }
+        wrapped
+    }
 }
 
 /// How a text stands out, by its number in the terminal's language (ECMA-48, SGR).
@@ -133,6 +158,18 @@ mod tests {
     fn the_first_variable_that_says_something_names_the_locale() {
         assert!(is_utf8(of(&[("LANG", "C.UTF-8")])) && is_utf8(of(&[("LC_ALL", ""), ("LC_CTYPE", "de_DE.utf8")])));
         assert!(!is_utf8(of(&[])) && !is_utf8(of(&[("LC_ALL", "C"), ("LANG", "C.UTF-8")])));
+    }
+
+    #[test]
+    fn a_long_sentence_goes_on_below_its_begin() {
+        let text = "stop one of them; a package and a DaemonSet are two";
+        let narrow = Screen { width: Some(40), ..Screen::default() };
+        assert_eq!(narrow.wrap(text, 9), "stop one of them; a package and\n         a DaemonSet are two");
+        assert_eq!(
+            narrow.wrap("a/path/that/is/longer/than/all/of/the/line and more", 2),
+            "a/path/that/is/longer/than/all/of/the/line\n  and more"
+        );
+        assert_eq!(Screen::default().wrap(text, 9), text);
     }
 
     #[test]

@@ -55,10 +55,11 @@ fn text(status: &Status, screen: Screen) -> String {
     }
     let (sign, arrow) = if screen.ascii { ("!", "->") } else { ("✗", "→") };
     for Problem { what, todo } in problems {
+        let (what, todo) = (screen.wrap(&what, sign.chars().count() + 1), screen.wrap(todo, arrow.chars().count() + 3));
         text += &format!("\n{} {what}\n  {} {todo}\n", screen.paint(Tint::Red, sign), screen.paint(Tint::Dim, arrow));
     }
     for remark in status.remarks() {
-        text += &format!("\n{remark}\n");
+        text += &format!("\n{}\n", screen.wrap(&remark, 0));
     }
     text
 }
@@ -66,7 +67,7 @@ fn text(status: &Status, screen: Screen) -> String {
 fn resources(reports: &[ResourceReport]) -> Table {
     let table = Table::new(&["RESOURCE", "REGISTERED", "DEVICES", "HEALTHY", "HELD", "API", "LAST REGISTRATION"]);
     let tint = |cell: &str| if cell == "yes" { Tint::Green } else { Tint::Red };
-    let mut table = table.giving_way(&["RESOURCE"]).tinted("REGISTERED", tint);
+    let mut table = table.giving_way(&["API", "RESOURCE"]).leaving_out(&["API", "LAST REGISTRATION"]).tinted("REGISTERED", tint);
     for ResourceReport { name, registered, devices, healthy, held, last_registration_ms, api_version, .. } in reports {
         table.row([
             name.clone(),
@@ -170,8 +171,9 @@ nvidia.com/gpu  Unhealthy  xid (Xid 79)  -      GPU-aa
 the ledger was damaged when the daemon started: 1 missing
 ";
         assert_eq!(text(&status, Screen::default()), wanted);
-        // An operator's own word is nothing that is wrong.
-        status.ailing = vec![DeviceReport { cordoned: Some("fan".into()), ..sick }];
+        // An operator's own word is nothing that is wrong, nor what the configuration asks for.
+        let moved = DeviceReport { reason: Some("held_as_other".into()), ..sick.clone() };
+        status.ailing = vec![DeviceReport { cordoned: Some("fan".into()), ..sick }, moved];
         status.kubelet = None;
         let ascii = text(&status, Screen { ascii: true, ..Screen::default() });
         assert!(

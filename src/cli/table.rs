@@ -1,5 +1,5 @@
 //! Aligned tables for people: columns as wide as their content, no trailing spaces, nothing wrapped. On a terminal that is too
-//! narrow the least important column is cut; in a pipe everything is printed in full.
+//! narrow the least important columns are cut, or left out where a stub would tell nothing; in a pipe everything is printed in full.
 
 use super::screen::{Screen, Tint};
 use crate::picture::markup::turns_text;
@@ -19,6 +19,8 @@ pub struct Table {
     rows: Vec<Row>,
     /// Columns that give way where there is no room, the first one first.
     giving_way: Vec<usize>,
+    /// Columns that are left out before more than the first of those is cut.
+    dispensable: Vec<usize>,
     tints: Vec<(usize, Tinting)>,
     is_sparse: bool,
 }
@@ -38,13 +40,21 @@ impl Table {
     #[must_use]
     pub fn new(headings: &[&str]) -> Self {
         let rows = vec![Row::Cells(headings.iter().map(|heading| heading.to_uppercase()).collect())];
-        Table { rows, giving_way: vec![headings.len().saturating_sub(1)], tints: Vec::new(), is_sparse: false }
+        Table { rows, giving_way: vec![headings.len().saturating_sub(1)], dispensable: Vec::new(), tints: Vec::new(), is_sparse: false }
     }
 
     /// The same, where these columns are cut on a narrow screen, the first one first.
     #[must_use]
     pub fn giving_way(mut self, headings: &[&str]) -> Self {
         self.giving_way = headings.iter().filter_map(|heading| self.column(heading)).collect();
+        self
+    }
+
+    /// The same, where these are left out, the first one first, when more than the first column that gives way would have to be cut: a
+    /// stub of them would tell nothing.
+    #[must_use]
+    pub fn leaving_out(mut self, headings: &[&str]) -> Self {
+        self.dispensable = headings.iter().filter_map(|heading| self.column(heading)).collect();
         self
     }
 
@@ -92,13 +102,25 @@ impl Table {
     /// How wide each column is on a screen.
     fn widths(&self, screen: Screen) -> Vec<usize> {
         let columns = self.cells().map(<[String]>::len).max().unwrap_or(0);
-        let width = |column: usize| self.cells().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+        let content = |column: usize| self.cells().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
         let is_blank = |column: &usize| self.is_sparse && self.cells().skip(1).all(|row| row.get(*column).is_none_or(String::is_empty));
-        let mut widths: Vec<usize> = (0..columns).map(|column| if is_blank(&column) { 0 } else { width(column) }).collect();
+        let mut widths: Vec<usize> = (0..columns).map(|column| if is_blank(&column) { 0 } else { content(column) }).collect();
         let shown = widths.iter().filter(|width| **width > 0).count();
         let whole = widths.iter().sum::<usize>() + BETWEEN.len() * shown.saturating_sub(1);
         let mut over = screen.width.map_or(0, |width| whole.saturating_sub(width));
-        for column in &self.giving_way {
+        for (index, column) in self.giving_way.iter().enumerate() {
+            if index == 1 {
+                for out in &self.dispensable {
+                    let Some(width) = widths.get_mut(*out).filter(|width| over > 0 && **width > 0) else { continue };
+                    let freed = *width + BETWEEN.len();
+                    *width = 0;
+                    // What is more than was needed goes to the column that has given way already.
+                    if let Some((first, width)) = self.giving_way.first().and_then(|first| Some((*first, widths.get_mut(*first)?))) {
+                        *width = if *width > 0 { (*width + freed.saturating_sub(over)).min(content(first)) } else { 0 };
+                    }
+                    over = over.saturating_sub(freed);
+                }
+            }
             let heading = self.cells().next().and_then(|headings| headings.get(*column)).map_or(0, |heading| heading.chars().count());
             let Some(width) = widths.get_mut(*column) else { continue };
             let cut = width.saturating_sub(heading.max(LEAST));
@@ -185,6 +207,19 @@ mod tests {
         assert_eq!(on(44), "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-11…\n");
         assert_eq!(on(32), "POD         RESOURCE    DEVICE\nml/train-0  nvidia.co…  GPU-5a7…\n");
         assert!(on(10).contains("nvidia.…  GPU-5a7…"), "so much is always left");
+    }
+
+    #[test]
+    fn what_a_stub_tells_nothing_of_is_left_out_before_more_is_cut() {
+        let table = Table::new(&["pod", "since", "resource", "device"]).giving_way(&["device", "resource"]);
+        let mut table = table.leaving_out(&["since"]);
+        table.row(["ml/train-0", "2026-11-22T12:05:57Z", "nvidia.com/gpu", "GPU-5a7c1f00-1111-2222"].map(str::to_owned));
+        let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
+        assert_eq!(
+            on(66),
+            "POD         SINCE                 RESOURCE        DEVICE\nml/train-0  2026-11-22T12:05:57Z  nvidia.com/gpu  GPU-5a7c1f00-11…\n"
+        );
+        assert_eq!(on(47), "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-1111-…\n");
     }
 
     #[test]

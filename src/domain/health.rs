@@ -103,6 +103,13 @@ impl Weight {
 }
 
 impl Reason {
+    /// Whether a word of that reason is told of a device with which nothing is wrong: the configuration does not want it, or wants it
+    /// otherwise than its holder has it.
+    #[must_use]
+    pub fn is_of_the_configuration(word: &str) -> bool {
+        [Reason::Deselected, Reason::HeldAsOther].iter().any(|reason| reason.as_str() == word)
+    }
+
     /// Whether it is a hook's, which ends with the hook and not by other evidence.
     #[must_use]
     pub fn is_of_hook(self) -> bool {

@@ -69,9 +69,10 @@ impl DirWatch {
         }
     }
 
-    /// What can be watched now: each wanted directory, or its nearest existing ancestor.
+    /// What can be watched now: each wanted directory, or its nearest existing ancestor, which of a relative one may be the empty
+    /// path: the folder that this process is in.
     fn targets(&self) -> BTreeSet<PathBuf> {
-        let nearest = |dir: &PathBuf| dir.ancestors().find(|path| path.is_dir()).map(Path::to_path_buf);
+        let nearest = |dir: &PathBuf| dir.ancestors().find(|path| path.is_dir() || path.as_os_str().is_empty()).map(Path::to_path_buf);
         self.wanted.iter().filter_map(nearest).gather()
     }
 
@@ -93,7 +94,8 @@ impl DirWatch {
         for path in targets {
             // Adding a watch for an inode that has one returns the same descriptor, so this also repairs a path
             // that names another inode than before.
-            match self.watches.add(path, mask) {
+            let place = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+            match self.watches.add(place, mask) {
                 Ok(watch) => drop(self.watched.insert(path.clone(), watch)),
                 Err(error) => tracing::warn!(path = %path.display(), %error, "the directory cannot be watched; the slow poll stands in"),
             }
@@ -156,6 +158,12 @@ mod tests {
             wait_for(&mut watch, &Change::Entry { dir: dir.clone(), name }).await;
             std::fs::remove_dir_all(root.path().join("kubelet")).unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn a_relative_directory_of_which_nothing_is_there_is_awaited_here() {
+        let watch = DirWatch::new([PathBuf::from("never-made/device-plugins")]).unwrap();
+        assert!(watch.watched.contains_key(Path::new("")), "{:?}", watch.watched.keys());
     }
 
     #[tokio::test]

@@ -233,7 +233,7 @@ impl LedgerActor {
         if self.ledger.grants().len() == 0 {
             return;
         }
-        let wait = next_look(&self.ledger, &self.watchlist, dead);
+        let wait = next_look(&self.ledger, &self.watchlist, dead, host::now().wall);
         self.look_timer = Some(context.run_later(wait, |this, context| {
             this.look_timer = None;
             this.glance(context);

@@ -23,6 +23,9 @@ const DIRECTORY: &str = ".holdfast";
 /// A path of a unix socket has at most this many bytes (`sun_path`, less the NUL).
 const SOCKET_PATH_MAX: usize = 107;
 
+/// So much of a resource's name is in that of its socket, where there is room.
+const NAME_MAX: usize = 12;
+
 type Key = (ResourceName, RegistrationNumber);
 
 #[derive(Debug)]
@@ -88,11 +91,14 @@ impl Sockets {
         Ok(Bound { listener, endpoint: format!("{DIRECTORY}/{name}"), close: closed })
     }
 
-    /// Short, since 107 bytes have to hold the kubelet's directory too; unique for ever.
+    /// Short, since 107 bytes have to hold the kubelet's directory too; unique for ever. Below a long directory (that of MicroK8s) there
+    /// is less of the resource's name in it, which is for people only.
     fn file_name(&self, resource: &ResourceName, registration: RegistrationNumber) -> String {
         let hash = crc32fast::hash(resource.as_str().as_bytes());
-        let name: String = resource.as_str().split('/').next_back().unwrap_or_default().chars().take(12).collect();
-        format!("{name}-{hash:08x}-{}-{registration:x}.sock", self.stamp)
+        let unique = format!("{hash:08x}-{}-{registration:x}.sock", self.stamp);
+        let room = SOCKET_PATH_MAX.saturating_sub(self.directory.as_os_str().len() + "/-".len() + unique.len());
+        let name: String = resource.as_str().split('/').next_back().unwrap_or_default().chars().take(room.min(NAME_MAX)).collect();
+        if name.is_empty() { unique } else { format!("{name}-{unique}") }
     }
 
     /// Marks every older socket of the resource; those without streams close at once.
@@ -220,10 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_resource_name_fits_the_kubelets_directory() {
+    fn the_longest_resource_name_fits_the_kubelets_directory_also_that_of_microk8s() {
         let longest = format!("{}.example.com/{}", vec!["a".repeat(60); 3].join("."), "x".repeat(63));
-        let sockets = Sockets::new(Path::new("/var/lib/kubelet/device-plugins"));
-        let path = sockets.directory().join(sockets.file_name(&longest.parse().unwrap(), u64::MAX));
-        assert!(path.as_os_str().len() <= SOCKET_PATH_MAX, "{}", path.display());
+        for (dir, newest) in [("/var/lib/kubelet", u64::MAX), ("/var/snap/microk8s/common/var/lib/kubelet", u64::from(u32::MAX))] {
+            let sockets = Sockets::new(&Path::new(dir).join("device-plugins"));
+            let path = |registration| sockets.directory().join(sockets.file_name(&longest.parse().unwrap(), registration));
+            assert!(path(newest).as_os_str().len() <= SOCKET_PATH_MAX, "{}", path(newest).display());
+            assert_ne!(path(newest), path(newest - 1));
+        }
     }
 }

@@ -124,7 +124,7 @@ impl Story {
                 held.entry((&grant.resource, &device.id)).or_default().push(format!("{}{deleted}", holder(grant)));
             }
         }
-        let mut table = Table::new(&["resource", "device", "held by"]);
+        let mut table = Table::new(&["resource", "device", "held by"]).giving_way(&["device", "held by"]);
         for ((resource, id), holders) in held {
             table.row([resource.to_string(), id.to_string(), holders.join(", ")]);
         }

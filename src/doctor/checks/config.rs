@@ -11,24 +11,29 @@ const START_MILLIS: u64 = 2000;
 
 pub(super) fn valid(facts: &Facts) -> Option<Vec<Finding>> {
     let Err(problem) = facts.config.as_ref()? else { return Some(Vec::new()) };
-    let todo = "mend what the sentence names; packaging/config.toml has every key";
-    Some(vec![Finding::new(&CONFIG_INVALID, "the configuration", problem.clone(), todo).by("holdfast discover")])
+    let todo = "mend what the sentence names; docs/configure.md has every key, and this command says every mistake";
+    Some(vec![Finding::new(&CONFIG_INVALID, "the configuration", problem.clone(), todo).by("holdfast config check")])
 }
 
 pub(super) fn in_force(facts: &Facts) -> Option<Vec<Finding>> {
     let status = facts.status()?;
     let wants = facts.config.as_ref()?.as_ref().ok()?;
     let on = wants.files.first().map_or_else(|| "the configuration".to_owned(), |file| file.display().to_string());
-    let todo = "restart the daemon, which costs no pod its device, or have it read its files where it can do that (SIGHUP)";
-    let differs = |found: String| Some(vec![Finding::new(&CONFIG_CHANGED, &on, found, todo).by("systemctl restart holdfast")]);
+    let restart = ("restart the daemon, which costs no pod its device", "systemctl restart holdfast");
+    let reload = ("have the daemon read its files (SIGHUP)", "systemctl reload holdfast");
+    let differs = |found: String, (todo, by): (&str, &str)| Some(vec![Finding::new(&CONFIG_CHANGED, &on, found, todo).by(by)]);
     // What the daemon has loaded it says itself, if it can load anything after its start.
     if let Some(loaded) = status.get("config").filter(|config| config.is_object()) {
         let waiting: Vec<&str> = list(loaded, "needs_restart").iter().filter_map(Value::as_str).collect();
         return match (text(loaded, "error"), waiting.as_slice()) {
             ("", []) if text(loaded, "hash") == wants.hash => Some(Vec::new()),
-            ("", []) => differs(format!("the files are others than those that the daemon has loaded at {}", text(loaded, "loaded_at"))),
-            ("", keys) => differs(format!("the daemon has loaded it, and these keys count from its next start on: {}", keys.join(", "))),
-            (why, _) => differs(format!("the daemon could not take what the files say, and goes on with what it had: {why}")),
+            ("", []) => {
+                differs(format!("the files are others than those that the daemon has loaded at {}", text(loaded, "loaded_at")), reload)
+            }
+            ("", keys) => {
+                differs(format!("the daemon has loaded it, and these keys count from its next start on: {}", keys.join(", ")), restart)
+            }
+            (why, _) => differs(format!("the daemon could not take what the files say, and goes on with what it had: {why}"), reload),
         };
     }
     let started = Timestamp(facts.now.wall.0.saturating_sub(number(status, "uptime_seconds").saturating_mul(1000)));
@@ -36,7 +41,8 @@ pub(super) fn in_force(facts: &Facts) -> Option<Vec<Finding>> {
     changed_at.map_or_else(
         || Some(Vec::new()),
         |changed_at| {
-            differs(format!("it was changed at {}, and the daemon was started at {}", changed_at.to_seconds(), started.to_seconds()))
+            let found = format!("it was changed at {}, and the daemon was started at {}", changed_at.to_seconds(), started.to_seconds());
+            differs(found, restart)
         },
     )
 }

@@ -5,7 +5,9 @@ use super::super::codes::{
 };
 use super::super::{Facts, Finding, Resource};
 use super::{list, number, text};
+use crate::domain::{Gather, Reason};
 use crate::hardware::NearMiss;
+use std::collections::BTreeSet;
 
 /// So many devices are named; a node may have hundreds that are kept out by one word.
 const NAMED_MAX: usize = 4;
@@ -51,7 +53,9 @@ fn selects_nothing(resource: &Resource) -> Finding {
     let of = |criterion: &str| near.iter().filter(|miss| miss.criterion == criterion).collect::<Vec<_>>();
     let misses = near.iter().map(|miss| of(miss.criterion)).max_by_key(Vec::len).unwrap_or_default();
     let first = misses.first().copied().unwrap_or(&near[0]);
-    let is = first.found.as_deref().unwrap_or("not known");
+    let known: BTreeSet<&str> = misses.iter().filter_map(|miss| miss.found.as_deref()).gather();
+    let unknown = misses.iter().any(|miss| miss.found.is_none()).then_some("not known");
+    let is = known.into_iter().take(NAMED_MAX).chain(unknown).collect::<Vec<_>>().join(" or ");
     let found = format!("{} would be offered but for `{}`: wanted is {}, and it is {is}", named(&misses), first.criterion, first.wanted);
     let todo = match first.criterion {
         "driver" => format!("bind these devices to {}, or change `driver` in the resource's `select`", first.wanted),
@@ -77,6 +81,7 @@ pub(super) fn healthy(facts: &Facts) -> Option<Vec<Finding>> {
     let see = |reason: &str| format!("docs/health.md says of `{reason}` what was read, and what makes it healthy again");
     let Some(status) = facts.status() else {
         let sick = facts.resources.as_ref()?.iter().flat_map(|resource| &resource.unhealthy);
+        let sick = sick.filter(|(_, reason)| !Reason::is_of_the_configuration(reason));
         return Some(sick.map(|(id, reason)| Finding::new(&DEVICE_UNHEALTHY, id, reason, see(reason))).collect());
     };
     let find = |device: &serde_json::Value| {
@@ -94,7 +99,8 @@ pub(super) fn healthy(facts: &Facts) -> Option<Vec<Finding>> {
         let found = suspected.map_or_else(|| "something speaks against it".to_owned(), str::to_owned);
         Finding::new(&DEVICE_SUSPECT, id, found, "wait, or look at what is seen of it").by(show)
     };
-    Some(list(status, "ailing").iter().map(find).collect())
+    let is_fault = |device: &&serde_json::Value| !Reason::is_of_the_configuration(text(device, "reason"));
+    Some(list(status, "ailing").iter().filter(is_fault).map(find).collect())
 }
 
 pub(super) fn iommu(facts: &Facts) -> Option<Vec<Finding>> {

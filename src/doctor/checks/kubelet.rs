@@ -136,7 +136,7 @@ pub(super) fn pod_resources(facts: &Facts) -> Option<Vec<Finding>> {
 }
 
 pub(super) fn version(facts: &Facts) -> Option<Vec<Finding>> {
-    let todo = "upgrade the kubelet, or have a look at the README for what is missing with older ones";
+    let todo = "upgrade the kubelet; docs/supported.md says what older ones lack";
     let old = |found: String| Some(vec![Finding::new(&KUBELET_TOO_OLD, socket(facts).display(), found, todo)]);
     let spoken = facts.status().map(|status| list(status, "resources").iter().map(|resource| text(resource, "api_version")));
     if let Some(version) = spoken.into_iter().flatten().find(|version| version.starts_with("v1alpha")) {

@@ -247,6 +247,16 @@ fn of_what_is_not_known_nothing_is_said() {
 }
 
 #[test]
+fn what_the_configuration_asks_for_is_no_fault_of_a_device() {
+    let mut facts = healthy();
+    status(&mut facts)["ailing"] = json!([
+        { "id": "GPU-1", "health": "Unhealthy", "reason": "deselected", "state": "unhealthy" },
+        { "id": "GPU-2", "health": "Unhealthy", "reason": "held_as_other", "state": "unhealthy" },
+    ]);
+    assert_eq!(found(&facts), Vec::<&str>::new());
+}
+
+#[test]
 fn what_is_worst_stands_first() {
     let mut facts = healthy();
     facts.is_root = false;
@@ -273,6 +283,10 @@ fn a_near_miss_is_told_with_its_criterion() {
     let finding = examine(&facts).findings.remove(0);
     let wanted = "0000:01:00.0, 0000:02:00.0 would be offered but for `driver`: wanted is vfio-pci, and it is nvidia";
     assert_eq!((finding.found.as_str(), finding.todo.contains("bind these devices to vfio-pci")), (wanted, true));
+    let misses = &mut empty(&mut facts).near;
+    (misses[0].found, misses[1].found) = (None, Some("mlx5_core".into()));
+    let finding = examine(&facts).findings.remove(0);
+    assert!(finding.found.ends_with("wanted is vfio-pci, and it is mlx5_core or not known"), "{}", finding.found);
 }
 
 #[test]

@@ -48,7 +48,7 @@ pub(super) fn processes(ground: &Ground) -> Found {
     let named = pids.filter(|pid| host.read(&format!("proc/{pid}/comm")).as_deref() == Some("holdfast"));
     let process = |pid: String| {
         let arguments = arguments(&host, &pid);
-        let is_daemon = arguments.iter().any(|argument| argument == "run");
+        let is_daemon = verb(&arguments) == Some("run");
         is_daemon.then(|| Process {
             pid: pid.parse().unwrap_or_default(),
             kubelet: option(&arguments, "kubelet-dir").unwrap_or_else(|| "/var/lib/kubelet".into()),
@@ -65,6 +65,21 @@ pub(super) fn arguments(host: &HostRoot, pid: &str) -> Vec<String> {
     line.split('\0').skip(1).map(str::to_owned).collect()
 }
 
+/// The first word that is no option and no option's value: all that may stand before a verb have one.
+fn verb(arguments: &[String]) -> Option<&str> {
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match argument.strip_prefix('-') {
+            None => return Some(argument),
+            Some(option) if option.contains('=') || !(option.starts_with('-') || option.len() == 1) => {}
+            Some(_) => {
+                let _value = rest.next();
+            }
+        }
+    }
+    None
+}
+
 /// The value of `--name VALUE` or `--name=VALUE`.
 pub(super) fn option(arguments: &[String], name: &str) -> Option<PathBuf> {
     let mut rest = arguments.iter();
@@ -77,4 +92,18 @@ pub(super) fn option(arguments: &[String], name: &str) -> Option<PathBuf> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::verb;
+
+    #[test]
+    fn a_folder_that_is_called_run_is_no_verb() {
+        let verb_of = |line: &str| verb(&line.split(' ').map(str::to_owned).collect::<Vec<_>>()).map(str::to_owned);
+        assert_eq!(verb_of("--run-dir run doctor").as_deref(), Some("doctor"));
+        assert_eq!(verb_of("--run-dir=run -o json -ojson run --take-over").as_deref(), Some("run"));
+        assert_eq!(verb_of("run --run-dir run").as_deref(), Some("run"));
+        assert_eq!(verb_of("--run-dir run"), None);
+    }
 }

@@ -11,6 +11,11 @@ const LOOK_SOON: Duration = Duration::from_millis(1500);
 /// keeps "released within 30 s" together with the two listings that follow.
 const LOOK_HELD: Duration = Duration::from_secs(15);
 
+/// How long the name of a pod is looked for as soon as that. Its log folder, which has it, comes with its sandbox, behind the checkpoint that
+/// binds the grant; a pod that ended before the next usual look would stay without a name. Where there is no such folder to be seen it
+/// is not worth more.
+const NAMED_WITHIN: Duration = Duration::from_secs(30);
+
 /// What the next look is for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Agenda {
@@ -67,7 +72,14 @@ pub fn has_dead_holder(ledger: &Ledger, observation: &Observation) -> bool {
 
 /// The wait until the next look, if nothing calls for one before.
 #[must_use]
-pub fn next_look(ledger: &Ledger, watchlist: &Watchlist, has_dead_holder: bool) -> Duration {
-    let unbound = ledger.grants().any(|grant| grant.state == GrantState::Granted);
-    if has_dead_holder || unbound || watchlist.is_waiting() { LOOK_SOON } else { LOOK_HELD }
+pub fn next_look(ledger: &Ledger, watchlist: &Watchlist, has_dead_holder: bool, now: Timestamp) -> Duration {
+    let is_open = |grant: &Grant| match &grant.state {
+        GrantState::Granted => true,
+        GrantState::Bound { pod, bound_at, .. } => {
+            pod.name.is_none() && u128::from(now.0.saturating_sub(bound_at.0)) < NAMED_WITHIN.as_millis()
+        }
+        GrantState::Suspect { .. } | GrantState::Released { .. } => false,
+    };
+    let open = ledger.grants().any(|grant| is_open(grant));
+    if has_dead_holder || open || watchlist.is_waiting() { LOOK_SOON } else { LOOK_HELD }
 }

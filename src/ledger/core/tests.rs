@@ -158,6 +158,21 @@ fn a_name_that_is_found_later_is_filled_in() {
 }
 
 #[test]
+fn a_pod_without_a_name_is_looked_at_again_soon_for_a_while() {
+    let mut world = World::new();
+    let after = |world: &World, seconds| next_look(&world.ledger, &world.watchlist, false, at(seconds).wall);
+    world.seen.names.clear();
+    world.seen.pods = None;
+    world.look(0);
+    assert_eq!(world.state(1), "bound");
+    assert!(after(&world, 29) < Duration::from_secs(2), "its log folder comes later than the checkpoint");
+    assert!(after(&world, 31) > Duration::from_secs(10), "there is none");
+    world.seen.names.insert("u1".into(), name("web"));
+    world.look(1);
+    assert!(after(&world, 2) > Duration::from_secs(10));
+}
+
+#[test]
 fn a_name_comes_from_the_listing_when_only_one_container_can_be_meant() {
     let mut world = World::new();
     world.seen.names.clear();

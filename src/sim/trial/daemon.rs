@@ -169,7 +169,7 @@ impl Inner {
             let dead = self.look_once().await;
             let wait = {
                 let cores = self.lock();
-                next_look(&cores.ledger, &cores.watchlist, dead)
+                next_look(&cores.ledger, &cores.watchlist, dead, self.node.moment().wall)
             };
             tokio::select! {
                 biased;
