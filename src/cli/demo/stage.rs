@@ -20,8 +20,9 @@ use tokio::sync::watch;
 
 /// How long anything may take that takes milliseconds.
 const SOON: Duration = Duration::from_secs(5);
-/// The same where a chapter is spoilt: most likely it never comes.
-const SOON_IF_SPOILT: Duration = Duration::from_secs(2);
+/// The same where a chapter is spoilt: most likely it never comes. A device that is back is healthy after up to 2 s: the look
+/// after the next one may be the first that sees it well.
+const SOON_IF_SPOILT: Duration = Duration::from_secs(4);
 
 /// The configuration of the demo's daemon.
 const CONFIG: &str = r#"[telemetry]
