@@ -41,8 +41,8 @@ fn of_daemon(page: &mut Page, views: &Views) {
     page.sample(Metric::LedgerDamaged, &[], u64::from(views.recovery.is_some()));
     let kubelet = *views.kubelet.borrow();
     page.sample(Metric::KubeletPresent, &[], u64::from(kubelet.is_some()));
-    if let Some(started) = kubelet.and_then(|kubelet| u64::try_from(kubelet.made_ns / 1_000_000_000).ok()) {
-        page.sample(Metric::KubeletStart, &[], started);
+    if let Some(started) = kubelet.and_then(|kubelet| kubelet.made_at()) {
+        page.sample(Metric::KubeletStart, &[], started.0 / 1000);
     }
     for signal in views.judgement.borrow().off.keys() {
         page.sample(Metric::SignalsOff, &[signal.as_str()], 1);

@@ -10,7 +10,7 @@ use crate::host::{self, HostRoot};
 use crate::store;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::sync::{Arc, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// How long NVML may take: GPUs that nobody uses are first woken up.
@@ -22,12 +22,9 @@ const NVML_DEADLINE: Duration = Duration::from_secs(10);
 /// When the configuration is not valid.
 pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let config = global.load_config()?;
-    let mut specs = config.resources;
     let root = HostRoot::new(&global.host_root);
     let scan = hardware::scan(&root);
-    if specs.is_empty() {
-        specs = hardware::defaults::specs(&scan).into_iter().map(Arc::new).collect();
-    }
+    let specs = hardware::defaults::or_usual(&config.resources, &scan);
     // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
     let (names, verdicts) = store::peek(&global.state_dir).map(|recovered| (recovered.names, recovered.verdicts)).unwrap_or_default();
     let nvml = ask_nvml(&root, &config.nvml);
@@ -255,7 +252,7 @@ mod tests {
         breakage(&node);
         let root = HostRoot::new(node.root());
         let functions = scan(&root);
-        let specs: Vec<_> = defaults::specs(&functions).into_iter().map(Arc::new).collect();
+        let specs = defaults::or_usual(&[], &functions);
         document(&root, &discover_in(&root, functions, &specs, &BTreeMap::new()), all)
     }
 

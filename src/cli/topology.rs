@@ -13,7 +13,6 @@ use crate::store;
 use clap::Args;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 /// So much is shown of the id of a part on a terminal.
 const PART_CHARS: usize = 16;
@@ -36,12 +35,9 @@ pub struct Options {
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let known = Known::ask(global)?;
     let config = global.load_config()?;
-    let mut specs = config.resources;
     let root = HostRoot::new(&global.host_root);
     let scan = hardware::scan(&root);
-    if specs.is_empty() {
-        specs = hardware::defaults::specs(&scan).into_iter().map(Arc::new).collect();
-    }
+    let specs = hardware::defaults::or_usual(&config.resources, &scan);
     let discovery = hardware::discover_in(&root, scan, &specs, &known.names);
     let picture = picture(&root, &discovery, &known);
     let figure = fold(&picture, options.all);
@@ -118,27 +114,11 @@ impl Known {
     }
 }
 
-/// Who has which device: its own id stands for all of its shares.
-fn holders(grants: &[Grant]) -> BTreeMap<DeviceId, Vec<Holder>> {
-    let mut holders: BTreeMap<DeviceId, Vec<Holder>> = BTreeMap::new();
-    for grant in grants.iter().filter(|grant| grant.is_live()) {
-        for device in &grant.devices {
-            let id = device.id.shared().unwrap_or_else(|| device.id.clone());
-            holders.entry(id).or_default().push(Holder::of(grant));
-        }
-    }
-    holders.values_mut().for_each(|holders| {
-        holders.sort();
-        holders.dedup();
-    });
-    holders
-}
-
 /// The devices of known classes, and what a resource offers.
 #[must_use]
 pub fn picture(root: &HostRoot, discovery: &Discovery, known: &Known) -> Picture {
     let resources = discovery.selection.resource_of();
-    let holders = holders(&known.grants);
+    let holders = picture::holders(&known.grants);
     let leaves = discovery.devices.iter().filter_map(|device| {
         let resource = resources.get(device.key.as_str()).map(ToString::to_string);
         let is_drawn = device.class != DeviceClass::Other || resource.is_some();

@@ -61,6 +61,14 @@ pub struct KubeletGeneration {
     pub made_ns: i64,
 }
 
+impl KubeletGeneration {
+    /// When it was made; `None` by a clock that stands before 1970.
+    #[must_use]
+    pub fn made_at(&self) -> Option<Timestamp> {
+        u64::try_from(self.made_ns / 1_000_000).ok().map(Timestamp)
+    }
+}
+
 /// A pod. Its UID tells it from an earlier pod of the same name; a name that cannot be known is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PodRef {

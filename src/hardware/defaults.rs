@@ -2,6 +2,7 @@
 
 use super::{Scan, drm, nvidia};
 use crate::domain::{ContractKind, DeviceClass, PciAddress, PciFunction, ResourceName, ResourceSpec, Select};
+use std::sync::Arc;
 
 /// Name, vendor, driver, and whether only physical functions count.
 const KNOWN: [(&str, u16, &str, Option<bool>); 4] = [
@@ -10,6 +11,12 @@ const KNOWN: [(&str, u16, &str, Option<bool>); 4] = [
     ("gpu.intel.com/i915", drm::VENDOR_INTEL, "i915", None),
     ("gpu.intel.com/xe", drm::VENDOR_INTEL, "xe", None),
 ];
+
+/// The resources of a configuration; where it has none, those for the hardware that is there.
+#[must_use]
+pub fn or_usual(configured: &[Arc<ResourceSpec>], scan: &Scan) -> Vec<Arc<ResourceSpec>> {
+    if configured.is_empty() { specs(scan).into_iter().map(Arc::new).collect() } else { configured.to_vec() }
+}
 
 /// The resources for the hardware that is there; none for a machine without.
 ///

@@ -177,8 +177,8 @@ impl HealthActor {
             return;
         }
         let now = host::now();
-        let Some(started) = generation.and_then(|generation| u64::try_from(generation.made_ns / 1_000_000).ok()) else { return };
-        let age = Duration::from_millis(now.wall.0.saturating_sub(started));
+        let Some(started) = generation.and_then(|generation| generation.made_at()) else { return };
+        let age = Duration::from_millis(now.wall.0.saturating_sub(started.0));
         self.judge.withhold_until(now.boot + ADMISSIONS.saturating_sub(age));
     }
 }

@@ -41,6 +41,28 @@ pub fn clip(text: &str, max: usize) -> String {
     text.chars().take(max.saturating_sub(1)).chain(['…']).collect()
 }
 
+/// For tests of what is drawn: every element is closed in its turn, every attribute is quoted, and no sign stands bare. Their number.
+#[cfg(test)]
+pub(crate) fn elements(xml: &str) -> usize {
+    let (mut open, mut count, mut rest) = (Vec::new(), 0, xml);
+    while let Some((text, after)) = rest.split_once('<') {
+        assert!(!text.contains('>'), "a bare sign: {text}");
+        let entity = |part: &str| ["amp;", "lt;", "gt;", "quot;", "#39;"].iter().any(|known| part.starts_with(known));
+        assert!(text.split('&').skip(1).all(entity), "a bare sign: {text}");
+        let (tag, after) = after.split_once('>').expect("a tag ends");
+        rest = after;
+        count += 1;
+        match (tag.strip_prefix('/'), tag.strip_suffix('/')) {
+            (Some(name), _) => assert_eq!(open.pop(), Some(name), "closed out of turn"),
+            (None, Some(_)) => {}
+            (None, None) => open.push(tag.split_whitespace().next().expect("a tag has a name")),
+        }
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+    }
+    assert!(open.is_empty(), "not closed: {open:?}");
+    count
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,7 +15,7 @@ mod tree;
 pub use fold::{Alike, Figure, Shown, fold};
 pub use tree::tree;
 
-use crate::domain::{Device, DeviceClass, Grant, PciAddress, Timestamp};
+use crate::domain::{Device, DeviceClass, DeviceId, Grant, PciAddress, Timestamp};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -95,6 +95,23 @@ impl Holder {
             _ => "granted, not seen yet".into(),
         }
     }
+}
+
+/// Who has which device, by its own id, which stands for all of its shares; each once, in their order.
+#[must_use]
+pub fn holders<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> BTreeMap<DeviceId, Vec<Holder>> {
+    let mut holders: BTreeMap<DeviceId, Vec<Holder>> = BTreeMap::new();
+    for grant in grants.into_iter().filter(|grant| grant.is_live()) {
+        for device in &grant.devices {
+            let id = device.id.shared().unwrap_or_else(|| device.id.clone());
+            holders.entry(id).or_default().push(Holder::of(grant));
+        }
+    }
+    holders.values_mut().for_each(|holders| {
+        holders.sort();
+        holders.dedup();
+    });
+    holders
 }
 
 impl Leaf {

@@ -261,6 +261,7 @@ fn held(holder: &Holder) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::markup::elements;
     use super::super::testing::{holder, leaf, machine};
     use super::super::{Cpus, Holder, fold, tree};
     use super::*;
@@ -269,25 +270,6 @@ mod tests {
     fn drawn(leaves: Vec<Leaf>, boxes_max: usize) -> String {
         let picture = tree(leaves, &Cpus::new());
         draw(&fold(&picture, false), picture.count(), boxes_max)
-    }
-
-    /// Every element is closed in its order, every attribute is quoted, and no text has a bare sign.
-    fn elements(svg: &str) -> usize {
-        let (mut open, mut count, mut rest) = (Vec::new(), 0, svg);
-        while let Some((text, after)) = rest.split_once('<') {
-            assert!(!text.contains('>'), "a bare sign in {text}");
-            let (tag, after) = after.split_once('>').expect("a tag ends");
-            rest = after;
-            count += 1;
-            match (tag.strip_prefix('/'), tag.strip_suffix('/')) {
-                (Some(name), _) => assert_eq!(open.pop(), Some(name), "closed out of turn"),
-                (None, Some(_)) => {}
-                (None, None) => open.push(tag.split_whitespace().next().unwrap()),
-            }
-            assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
-        }
-        assert!(open.is_empty(), "not closed: {open:?}");
-        count
     }
 
     #[test]

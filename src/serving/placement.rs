@@ -210,8 +210,9 @@ impl Group {
                 ((0..=most).map(|count| Some(taken(count))).collect(), Vec::new())
             }
             Parts::Groups(groups) => 'solved: {
-                if let Some(ids) = self.alike().filter(|_| size > 1) {
-                    break 'solved (self.first_of(&ids, policy, most, depth), Vec::new());
+                // Where one is wanted each device is looked at by itself.
+                if let Some(alike) = Alike::of(groups).filter(|_| size > 1) {
+                    break 'solved (alike.choices(policy, most, depth + 1), Vec::new());
                 }
                 let parts: Vec<Solved> = groups.iter().map(|part| part.solve(policy, size, depth + 1)).collect();
                 let nothing = vec![Some(Choice { cost: Cost::default(), ids: Vec::new() })];
@@ -226,38 +227,6 @@ impl Group {
             }
         }
         Solved { choices, parts }
-    }
-
-    /// The free ids of whole devices that are as good as each other, those first that must be included; `None` where one may be
-    /// better than another. Most groups are such: the devices behind one switch.
-    fn alike(&self) -> Option<Vec<usize>> {
-        let Parts::Groups(groups) = &self.parts else { return None };
-        let mut ids = Vec::with_capacity(groups.len());
-        for part in groups {
-            let Parts::Shares(free) = &part.parts else { return None };
-            if part.total != 1 || part.pull != groups[0].pull {
-                return None;
-            }
-            ids.extend(free.iter().map(|id| (part.must == 0, *id)));
-        }
-        ids.sort_unstable();
-        Some(ids.into_iter().map(|(_, id)| id).collect())
-    }
-
-    /// The best choices of each size up to `most` of such ids: the first ones.
-    fn first_of(&self, ids: &[usize], policy: Policy, most: usize, depth: usize) -> Vec<Option<Choice>> {
-        let Parts::Groups(groups) = &self.parts else { return Vec::new() };
-        let each = groups.iter().find(|part| part.free == 1).map(|part| part.cost(policy, 1, depth + 1)).unwrap_or_default();
-        let mut cost = Cost::default();
-        let first = |count: usize| {
-            if count > 0 {
-                cost = cost.plus(&each);
-            }
-            let mut ids = ids[..count].to_vec();
-            ids.sort_unstable();
-            Some(Choice { cost, ids })
-        };
-        (0..=most).map(first).collect()
     }
 
     /// Looks for the best choice in this group and in every one below it.
@@ -290,6 +259,46 @@ impl Group {
                 part.search(solved, policy, size, around, best);
             }
         }
+    }
+}
+
+/// Whole devices that are as good as each other, as those behind one switch mostly are.
+struct Alike<'a> {
+    /// Any of those that are free, for what one costs.
+    any: &'a Group,
+    /// The ids of those that are free, those first that must be included.
+    ids: Vec<usize>,
+}
+
+impl<'a> Alike<'a> {
+    /// `None` where one may be better than another, or none is free.
+    fn of(groups: &'a [Group]) -> Option<Self> {
+        let any = groups.iter().find(|part| part.free > 0)?;
+        let mut ids = Vec::with_capacity(groups.len());
+        for part in groups {
+            let Parts::Shares(free) = &part.parts else { return None };
+            if part.total != 1 || part.pull != any.pull {
+                return None;
+            }
+            ids.extend(free.iter().map(|id| (part.must == 0, *id)));
+        }
+        ids.sort_unstable();
+        Some(Alike { any, ids: ids.into_iter().map(|(_, id)| id).collect() })
+    }
+
+    /// The best choices of each size up to `most`: the first ones.
+    fn choices(&self, policy: Policy, most: usize, depth: usize) -> Vec<Option<Choice>> {
+        let each = self.any.cost(policy, 1, depth);
+        let mut cost = Cost::default();
+        let first = |count: usize| {
+            if count > 0 {
+                cost = cost.plus(&each);
+            }
+            let mut ids = self.ids[..count].to_vec();
+            ids.sort_unstable();
+            Some(Choice { cost, ids })
+        };
+        (0..=most).map(first).collect()
     }
 }
 

@@ -78,7 +78,7 @@ struct Keeper;
 impl Keeper {
     /// The series of a key, which begins at 0; `None` for what is not in the table, or is one too many.
     fn value(key: &Key, kind: Kind) -> Option<Value> {
-        let metric = Metric::all().find(|metric| metric.row().name == key.name() && metric.row().kind == kind)?;
+        let metric = Metric::named(key.name()).filter(|metric| metric.row().kind == kind)?;
         let mut all = series(metric);
         let values = || key.labels().map(Label::value);
         let at = match all.binary_search_by(|series| series.labels.iter().map(AsRef::as_ref).cmp(values())) {

@@ -154,6 +154,12 @@ impl Metric {
         &TABLE[self as usize]
     }
 
+    /// The one of this name; the table is in their order.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Metric> {
+        TABLE.binary_search_by(|row| row.name.cmp(name)).ok().map(|at| Metric::ALL[at])
+    }
+
     /// All of them.
     pub fn all() -> impl Iterator<Item = Metric> {
         Metric::ALL.iter().copied()

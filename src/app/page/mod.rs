@@ -11,7 +11,7 @@ use super::devices::reports;
 use super::{Status, Views};
 use crate::domain::{DeviceId, Timestamp};
 use crate::host;
-use crate::picture::{self, Cpus, Holder, Leaf, fold, svg};
+use crate::picture::{self, Cpus, Leaf, fold, svg};
 use axum::Router;
 use axum::http::{StatusCode, Uri, header};
 use axum::routing::get;
@@ -71,12 +71,7 @@ fn page(views: &Views, started: Instant, refresh: Option<u32>) -> String {
 
 /// What is offered, each device once, with those who have shares of it.
 fn leaves(views: &Views) -> Vec<Leaf> {
-    let mut holders: BTreeMap<DeviceId, Vec<Holder>> = BTreeMap::new();
-    for grant in views.grants.borrow().iter().filter(|grant| grant.is_live()) {
-        for device in &grant.devices {
-            holders.entry(device.id.shared().unwrap_or_else(|| device.id.clone())).or_default().push(Holder::of(grant));
-        }
-    }
+    let holders = picture::holders(views.grants.borrow().iter().map(AsRef::as_ref));
     let mut leaves: BTreeMap<DeviceId, Leaf> = BTreeMap::new();
     let verdicts = views.judgement.borrow().verdicts.clone();
     for (resource, offering) in &views.inventory.borrow().resources {
@@ -94,9 +89,7 @@ fn leaves(views: &Views) -> Vec<Leaf> {
             }
         }
     }
-    for (id, mut holders) in holders {
-        holders.sort();
-        holders.dedup();
+    for (id, holders) in holders {
         if let Some(leaf) = leaves.get_mut(&id) {
             leaf.holders = holders;
         }
@@ -106,8 +99,7 @@ fn leaves(views: &Views) -> Vec<Leaf> {
 
 /// When the kubelet made its socket.
 fn kubelet_since(status: &Status) -> Option<Timestamp> {
-    let nanoseconds = u64::try_from(status.kubelet.as_ref()?.made_ns).ok()?;
-    Some(Timestamp(nanoseconds / 1_000_000))
+    status.kubelet?.made_at()
 }
 
 #[cfg(test)]

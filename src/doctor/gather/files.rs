@@ -16,9 +16,7 @@ pub(super) fn wants(loaded: &Result<Config, ConfigError>, place: &Place) -> Resu
     let looked_at = config.files.iter().cloned().chain([main.with_file_name("config.d")]);
     let changed_at = looked_at.filter_map(|path| Some(Timestamp::from_system(path.metadata().ok()?.modified().ok()?))).max();
     let writes_cdi = config.resources.iter().any(|spec| !spec.cdi.is_empty());
-    let mut hash = crc32fast::Hasher::new();
-    config.files.iter().flat_map(std::fs::read).for_each(|text| hash.update(&text));
-    let hash = format!("{:08x}", hash.finalize());
+    let hash = format!("{:08x}", config.hash);
     let cdi = config.resources.iter().filter(|spec| uses_cdi(spec)).map(|spec| spec.name.to_string());
     Ok(Wants { files: config.files.clone(), hash, changed_at, has_resources: !config.resources.is_empty(), writes_cdi, cdi: cdi.collect() })
 }

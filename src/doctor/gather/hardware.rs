@@ -14,10 +14,7 @@ pub(super) fn resources(ground: &Ground) -> Found {
     let root = HostRoot::new(&ground.place.roots.host);
     let Some(config) = &ground.config else { return Box::new(|_| ()) };
     let scan = hardware::scan(&root);
-    let mut specs = config.resources.clone();
-    if specs.is_empty() {
-        specs = hardware::defaults::specs(&scan).into_iter().map(Arc::new).collect();
-    }
+    let specs = hardware::defaults::or_usual(&config.resources, &scan);
     let names = store::peek(&ground.place.roots.state).map(|recovered| recovered.names).unwrap_or_default();
     let found = hardware::discover_in(&root, scan, &specs, &names);
     let asks_nvml = !hardware::nvml_question(&root).is_empty();

@@ -69,6 +69,12 @@ const CRITERIA: &[Criterion] = &[
         },
     },
     Criterion {
+        key: "interface",
+        clear: |select| select.interface.clear(),
+        wanted: |select| list(&select.interface),
+        found: |_, device| Some(list(&device.pci.as_ref()?.net)).filter(|names| !names.is_empty()),
+    },
+    Criterion {
         key: "link_type",
         clear: |select| select.link_type.clear(),
         wanted: |select| list(&select.link_type),
@@ -192,6 +198,7 @@ mod tests {
         gpu.attributes.insert("model".into(), "NVIDIA A10".into());
         let function = gpu.pci.as_mut().unwrap();
         (function.vendor, function.device, function.iommu_group) = (Some(0x10de), Some(0x2236), Some(7));
+        function.net = vec!["ens1f0".into()];
         function.driver = driver.map(str::to_owned);
         if driver.is_some() {
             gpu.nodes.push(DeviceNode::at("/dev/nvidia0"));
@@ -236,6 +243,7 @@ mod tests {
             (Select { id: vec![DeviceId::new("GPU-1")], ..all() }, "id: GPU-1, 0000:01:00.0"),
             (Select { uuid: vec!["GPU-1".into()], ..all() }, "uuid: GPU-1, -"),
             (Select { link_type: vec!["ether".into()], ..all() }, "link_type: ether, -"),
+            (Select { interface: vec!["ens9f0".into()], ..all() }, "interface: ens9f0, ens1f0"),
             (Select { pf: vec!["ens1#0-3,7".parse().unwrap()], ..all() }, "pf: ens1#0-3,7, -"),
         ] {
             assert_eq!(of(wanted), [expected]);

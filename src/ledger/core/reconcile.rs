@@ -81,8 +81,7 @@ impl Watchlist {
     /// What a kubelet writes after its start is what it remembers; before its first write the file is its predecessor's.
     fn note_known(&mut self, observation: &Observation) {
         let (Some(kubelet), Some(checkpoint)) = (observation.kubelet, &observation.checkpoint) else { return };
-        let made = u64::try_from(kubelet.made_ns / 1_000_000).unwrap_or_default();
-        if checkpoint.written_at.0 > made {
+        if checkpoint.written_at > kubelet.made_at().unwrap_or(Timestamp(0)) {
             let ids = checkpoint.entries.iter().filter_map(|entry| entry.alloc_id.clone());
             self.known.extend(ids.map(|id| (id, kubelet)));
         }

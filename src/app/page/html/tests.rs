@@ -4,6 +4,7 @@ use super::*;
 use crate::app::ConfigReport;
 use crate::app::page::kubelet_since;
 use crate::domain::{AllocId, ContainerEdits, DeviceId, GrantState, GrantedDevice, Incident, Kept, KubeletGeneration, PodRef, Reason};
+use crate::picture::markup;
 use std::collections::BTreeMap;
 
 const START: u64 = 1_700_000_000_000;
@@ -78,25 +79,9 @@ fn made(devices: &[DeviceReport], grants: &[Arc<Grant>]) -> String {
     page(&facts, "LOOKS\n")
 }
 
-/// Every element is closed in its turn, every attribute is quoted, and no sign stands bare. Their number.
+/// Counts the elements of the page, which is sound XML behind its first line.
 fn elements(html: &str) -> usize {
-    let (mut open, mut count, mut rest) = (Vec::new(), 0, html.strip_prefix("<!DOCTYPE html>").unwrap());
-    while let Some((text, after)) = rest.split_once('<') {
-        assert!(!text.contains('>'), "a bare sign: {text}");
-        let entity = |part: &str| ["amp;", "lt;", "gt;", "quot;", "#39;"].iter().any(|known| part.starts_with(known));
-        assert!(text.split('&').skip(1).all(entity), "a bare sign: {text}");
-        let (tag, after) = after.split_once('>').expect("a tag ends");
-        rest = after;
-        count += 1;
-        match (tag.strip_prefix('/'), tag.strip_suffix('/')) {
-            (Some(name), _) => assert_eq!(open.pop(), Some(name), "closed out of turn"),
-            (None, Some(_)) => {}
-            (None, None) => open.push(tag.split_whitespace().next().unwrap()),
-        }
-        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
-    }
-    assert!(open.is_empty(), "not closed: {open:?}");
-    count
+    markup::elements(html.strip_prefix("<!DOCTYPE html>").unwrap())
 }
 
 /// The page is an interface for eyes: a change of it is one that somebody has looked at.
