@@ -3,7 +3,7 @@
 use super::Views;
 use super::devices::{self, DeviceReport};
 use super::reload::ConfigReport;
-use crate::domain::{Kept, KubeletGeneration, OwedHook, Source};
+use crate::domain::{Gather, Kept, KubeletGeneration, OwedHook, Source};
 use crate::registration::ResourceStatus;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -76,7 +76,7 @@ impl Status {
         let grants = views.grants.borrow().clone();
         let held = |name: &str| {
             let live = grants.iter().filter(|grant| grant.is_live() && grant.resource.as_str() == name);
-            live.flat_map(|grant| &grant.devices).map(|device| &device.id).collect::<std::collections::BTreeSet<_>>().len()
+            live.flat_map(|grant| &grant.devices).map(|device| &device.id).gather::<std::collections::BTreeSet<_>>().len()
         };
         let report = |(name, offering): (&crate::domain::ResourceName, &crate::domain::Offering)| {
             let registration = registrations.get(name).cloned().unwrap_or_default();

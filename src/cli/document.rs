@@ -42,7 +42,7 @@ impl<'a> Row<'a> {
     /// The same, with what is known of the devices' health.
     #[must_use]
     pub fn with_health(self, of: &'a Grant, ailing: &'a Ailing) -> Row<'a> {
-        Row { unhealthy: sick(of, ailing).map(|(id, reason)| (id.as_str(), reason)).collect(), ..self }
+        Row { unhealthy: sick(of, ailing).map(|(id, reason)| (id.as_str(), reason)).gather(), ..self }
     }
 }
 

@@ -6,7 +6,7 @@ use super::query::{Wanted, Whose};
 use super::table::Table;
 use super::when;
 use super::{Global, show, source};
-use crate::domain::{AllocId, ContainerEdits, DeviceId, Gather, Grant, GrantState, Incident, Timestamp, Verdicts};
+use crate::domain::{AllocId, Arrange, ContainerEdits, DeviceId, Gather, Grant, GrantState, Incident, Timestamp, Verdicts};
 use crate::store::Told;
 use clap::Args;
 use jiff::tz::TimeZone;
@@ -140,7 +140,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         grants.retain(|grant| wanted.is_of(grant));
         failures = Some(failures_of(ids, &verdicts, time));
     }
-    grants.sort_by(|a, b| (a.granted_at, &a.alloc_id).cmp(&(b.granted_at, &b.alloc_id)));
+    grants.arrange_by(|a, b| (a.granted_at, &a.alloc_id).cmp(&(b.granted_at, &b.alloc_id)));
     let document = Document {
         schema: 1,
         at: time.at(),
@@ -170,7 +170,7 @@ fn failures_of(ids: &BTreeSet<DeviceId>, verdicts: &Verdicts, time: Time) -> Vec
         told.map(|incident| Failure { device: device.clone(), incident: incident.clone() }).collect::<Vec<_>>()
     };
     let mut failures: Vec<Failure> = devices.iter().flat_map(of).collect();
-    failures.sort_by_key(|failure| failure.incident.at);
+    failures.arrange_by_key(|failure| failure.incident.at);
     failures
 }
 

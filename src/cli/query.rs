@@ -10,7 +10,7 @@
 //!
 //! What fits in a row further up is what was meant: a whole id is never taken for the beginning of another.
 
-use crate::domain::{DeviceId, Grant, GrantedDevice, PciAddress, PodRef, ResourceName};
+use crate::domain::{Arrange, DeviceId, Grant, GrantedDevice, PciAddress, PodRef, ResourceName};
 use clap::Args;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -105,7 +105,7 @@ impl Wanted {
         let likeness = names.into_iter().map(|name| strsim::normalized_damerau_levenshtein(name, &self.text)).fold(0.0, f64::max);
         if likeness >= NEAR_MIN && self.near.iter().all(|(_, known)| known != id.as_str()) {
             self.near.push((likeness, id.to_string()));
-            self.near.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+            self.near.arrange_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
             self.near.truncate(NEAR_MAX);
         }
     }

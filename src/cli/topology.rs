@@ -5,7 +5,7 @@ use super::screen::{Screen, Tint};
 use super::table::Table;
 use super::{Global, Output, block_on, json, print};
 use crate::app::{ControlError, DeviceReport, control_get};
-use crate::domain::{Device, DeviceClass, DeviceId, Grant, Verdicts};
+use crate::domain::{Device, DeviceClass, DeviceId, Gather, Grant, Verdicts};
 use crate::hardware::{self, Discovery, node_health};
 use crate::host::HostRoot;
 use crate::picture::{self, Alike, Count, Cpus, Figure, Holder, Leaf, Picture, Shown, fold, svg};
@@ -83,7 +83,7 @@ impl Known {
         };
         let store::Recovered { grants, mut names, verdicts, .. } = remembered.unwrap_or_default();
         names.extend(judged.iter().filter(|device| !device.key.is_empty()).map(|device| (device.key.clone(), DeviceId::new(&device.id))));
-        let judged = judged.into_iter().map(|device| (device.id.clone(), device)).collect();
+        let judged = judged.into_iter().map(|device| (device.id.clone(), device)).gather();
         Ok(Known { names, grants: asked.unwrap_or(grants), judged, verdicts })
     }
 
@@ -132,7 +132,7 @@ fn cpus(root: &HostRoot) -> Cpus {
     let dir = "sys/devices/system/node";
     let number = |name: &str| name.strip_prefix("node")?.parse().ok();
     let nodes = root.entries(dir).into_iter().filter_map(|name| Some((number(&name)?, name)));
-    nodes.filter_map(|(node, name)| Some((node, root.read(&format!("{dir}/{name}/cpulist"))?.trim().to_owned()))).collect()
+    nodes.filter_map(|(node, name)| Some((node, root.read(&format!("{dir}/{name}/cpulist"))?.trim().to_owned()))).gather()
 }
 
 /// Draws a figure in lines.

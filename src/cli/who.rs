@@ -6,7 +6,7 @@ use super::query::{Wanted, Whose};
 use super::watch::{self, Look, Watch};
 use super::{Global, block_on, source};
 use crate::app::{ControlError, DeviceReport, Processors, control_get};
-use crate::domain::{DeviceId, Grant, GrantState};
+use crate::domain::{DeviceId, Gather, Grant, GrantState};
 use crate::store::{self, Told};
 use clap::Args;
 use serde::Serialize;
@@ -57,7 +57,7 @@ fn ailing(global: &Global) -> Ailing {
     let devices = asked.ok().and_then(Result::ok).unwrap_or_default();
     // A device that no list has any more, of which only a verdict is left, is judged all the same.
     let reason = |device: DeviceReport| Some((DeviceId::new(&device.id), device.reason?));
-    devices.into_iter().filter_map(reason).collect()
+    devices.into_iter().filter_map(reason).gather()
 }
 
 /// The processors that containers have for themselves; none where nobody tells.

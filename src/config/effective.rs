@@ -2,7 +2,8 @@
 
 use super::keys::{self, TABLES};
 use super::merge::Examined;
-use super::tree::{Entry, Is, Place, Rendered, Table, Value};
+use super::tree::{Entry, Is, Place, Table, Value, written};
+use super::typed::number;
 use super::{Config, ConfigError, Node};
 use crate::domain::{PerContainer, ResourceSpec};
 use serde_json::Value as Json;
@@ -50,7 +51,7 @@ impl Examined {
         if !text.is_empty() {
             text.push('\n');
         }
-        text.push_str(&Rendered::of(&table, Some(&origin)).text);
+        text.push_str(&written(&table, Some(&origin)));
         let mut values = Vec::new();
         for entry in &table.0 {
             list(&entry.key, &entry.value, &mut values);
@@ -169,13 +170,6 @@ fn json(value: &Value) -> Json {
         Is::List(list) => list.iter().map(json).collect(),
         Is::Table(Table(entries)) => entries.iter().map(|entry| (entry.key.clone(), json(&entry.value))).collect(),
     }
-}
-
-/// A whole number in any of TOML's notations.
-fn number(text: &str) -> Option<i64> {
-    let radix = [("0x", 16), ("0o", 8), ("0b", 2)].into_iter().find_map(|(prefix, radix)| Some((text.strip_prefix(prefix)?, radix)));
-    let (digits, radix) = radix.unwrap_or((text, 10));
-    i64::from_str_radix(digits, radix).ok()
 }
 
 #[cfg(test)]

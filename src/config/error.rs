@@ -30,10 +30,9 @@ impl ConfigError {
         }
     }
 
-    /// Says the parser's error in our words: one line, with the nearest valid key.
-    pub(super) fn of_parser(error: &toml::de::Error, place: Option<Place>) -> Self {
-        let message = error.message().lines().next().unwrap_or("not valid TOML");
-        ConfigError::new(explain(message)).at(place.as_ref())
+    /// Says what the parser says, in one line.
+    pub(super) fn of_parser(error: &toml::de::Error, place: Option<&Place>) -> Self {
+        ConfigError::new(error.message().lines().next().unwrap_or("not valid TOML")).at(place)
     }
 
     /// The file that is meant.
@@ -78,7 +77,7 @@ impl std::error::Error for ConfigError {}
 
 /// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a question with the nearest answer, and its types into
 /// words of TOML.
-fn explain(message: &str) -> String {
+pub(super) fn explain(message: &str) -> String {
     if let Some((found, wanted)) = message.strip_prefix("invalid type: ").and_then(|rest| rest.split_once(", expected ")) {
         let wanted = match wanted {
             "u32" | "u64" | "usize" => "a whole number that is not negative",

@@ -4,8 +4,9 @@ use super::error::unknown;
 use super::fragments::Fragment;
 use super::keys;
 use super::node::{Node, Section};
-use super::tree::{Entry, Is, Rendered, Table, Value};
-use super::{Config, ConfigError, DEFAULT_PATH, validate};
+use super::tree::{Entry, Is, Table, Value};
+use super::{Config, ConfigError, DEFAULT_PATH, typed, validate};
+use crate::domain::Arrange;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -82,9 +83,7 @@ impl Examined {
         if let Some(problem) = self.problems.first() {
             return Err(problem.clone());
         }
-        let rendered = Rendered::of(&self.merged, None);
-        let fragment = toml::from_str(&rendered.text).map_err(|error| of_rendered(&error, &rendered))?;
-        validate::validate(&fragment, self.files.clone())
+        validate::validate(&typed::read(&self.merged)?, self.files.clone())
     }
 
     fn take(&mut self, bytes: &[u8], path: &Path, node: &Node) {
@@ -139,13 +138,12 @@ impl Examined {
     fn examine_part(&mut self, key: &str, is: Is, part: &Value) {
         let mut alone = Table::default();
         alone.set(key, is);
-        let rendered = Rendered::of(&alone, None);
-        let problem = match toml::from_str::<Fragment>(&rendered.text) {
+        let problem = match typed::read::<Fragment>(&alone) {
             Ok(fragment) => validate::validate(&fragment, Vec::new()).err().map(|problem| {
                 let place = part.place_of(beside_name(problem.problem()));
                 problem.at(place.as_ref())
             }),
-            Err(error) => Some(of_rendered(&error, &rendered)),
+            Err(problem) => Some(problem),
         };
         self.problems.extend(problem.map(|problem| if problem.line().is_some() { problem } else { problem.at(part.place.as_ref()) }));
     }
@@ -168,7 +166,7 @@ impl Examined {
             let file = self.files.iter().position(|file| Some(file.as_path()) == problem.file());
             (file, problem.line(), problem.column())
         };
-        self.problems.sort_by_key(place);
+        self.problems.arrange_by_key(place);
         for section in self.sections.iter().filter(|section| section.matches) {
             let mut table = section.table.clone();
             let resources = table.take("resource");
@@ -210,11 +208,6 @@ fn name_of(resource: &Value) -> Option<&Value> {
 /// What a sentence says behind the name of the resource.
 fn beside_name(sentence: &str) -> &str {
     sentence.strip_prefix("resource `").and_then(|rest| rest.split_once("`: ")).map_or(sentence, |(_, rest)| rest)
-}
-
-fn of_rendered(error: &toml::de::Error, rendered: &Rendered) -> ConfigError {
-    let place = error.span().and_then(|span| rendered.place(span.start));
-    ConfigError::of_parser(error, place)
 }
 
 fn not_utf8(bytes: &[u8], valid: usize, path: &Path) -> ConfigError {

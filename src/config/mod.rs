@@ -20,6 +20,7 @@ mod merge;
 mod node;
 mod sharing;
 mod tree;
+mod typed;
 mod validate;
 
 #[cfg(test)]

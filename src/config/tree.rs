@@ -1,6 +1,7 @@
 //! TOML as a tree in which every value knows where it stands: what is merged, shown and complained about.
 
 use super::ConfigError;
+use crate::domain::Arrange;
 use std::path::Path;
 use std::sync::Arc;
 use toml::Spanned;
@@ -50,7 +51,10 @@ impl Table {
         let source = Source { file: file.into(), text, starts: line_starts(text) };
         match DeTable::parse(text) {
             Ok(table) => Ok(source.table(table.into_inner())),
-            Err(error) => Err(ConfigError::of_parser(&error, error.span().map(|span| source.place(span.start))).in_file(file)),
+            Err(error) => {
+                let place = error.span().map(|span| source.place(span.start));
+                Err(ConfigError::of_parser(&error, place.as_ref()).in_file(file))
+            }
         }
     }
 
@@ -180,7 +184,7 @@ impl Source<'_> {
             entries.push((start, entry));
         }
         // The parser has them by their names.
-        entries.sort_by_key(|(start, _)| *start);
+        entries.arrange_by_key(|(start, _)| *start);
         Table(entries.into_iter().map(|(_, entry)| entry).collect())
     }
 
@@ -202,32 +206,19 @@ impl Source<'_> {
 /// What is told behind a value of its place.
 type Tell<'a> = Option<&'a dyn Fn(Option<&Place>) -> String>;
 
-/// A tree as TOML text: one line for each key.
-#[derive(Debug, Default)]
-pub(super) struct Rendered {
-    pub(super) text: String,
-    /// What begins where in the text.
-    marks: Vec<(usize, Option<Place>)>,
+/// A tree as TOML text: one line for each key. With `origin`, what it says of the place of a value is a comment behind it.
+pub(super) fn written(table: &Table, origin: Tell<'_>) -> String {
+    let mut writer = Writer::default();
+    writer.table("", table, origin);
+    writer.text
 }
 
-impl Rendered {
-    /// With `origin`, what it says of the place of a value is a comment behind it.
-    pub(super) fn of(table: &Table, origin: Tell<'_>) -> Self {
-        let mut rendered = Rendered::default();
-        rendered.table("", table, origin);
-        rendered
-    }
+#[derive(Debug, Default)]
+struct Writer {
+    text: String,
+}
 
-    /// Where that stands which is at this offset of the text.
-    pub(super) fn place(&self, offset: usize) -> Option<Place> {
-        let behind = self.marks.partition_point(|(start, _)| *start <= offset);
-        self.marks.get(behind.checked_sub(1)?).and_then(|(_, place)| place.clone())
-    }
-
-    fn mark(&mut self, place: Option<&Place>) {
-        self.marks.push((self.text.len(), place.cloned()));
-    }
-
+impl Writer {
     fn table(&mut self, path: &str, Table(entries): &Table, origin: Tell<'_>) {
         let end = |text: &mut String, place: Option<&Place>| {
             if let Some(origin) = origin {
@@ -237,8 +228,7 @@ impl Rendered {
             text.push('\n');
         };
         let (blocks, lines): (Vec<&Entry>, Vec<&Entry>) = entries.iter().partition(|entry| is_block(entry));
-        for Entry { key, place, value } in lines {
-            self.mark(place.as_ref());
+        for Entry { key, value, .. } in lines {
             self.text.push_str(&key_text(key));
             self.text.push_str(" = ");
             self.inline(value);
@@ -249,7 +239,6 @@ impl Rendered {
             match &value.is {
                 Is::Table(table) => {
                     self.gap();
-                    self.mark(place.as_ref());
                     self.text.push_str(&format!("[{path}]"));
                     end(&mut self.text, place.as_ref());
                     self.table(&path, table, origin);
@@ -257,7 +246,6 @@ impl Rendered {
                 Is::List(list) => {
                     for value in list {
                         self.gap();
-                        self.mark(value.place.as_ref());
                         self.text.push_str(&format!("[[{path}]]"));
                         end(&mut self.text, value.place.as_ref());
                         if let Is::Table(table) = &value.is {
@@ -277,7 +265,6 @@ impl Rendered {
     }
 
     fn inline(&mut self, value: &Value) {
-        self.mark(value.place.as_ref());
         match &value.is {
             Is::Text(text) => self.text.push_str(&quoted(text)),
             Is::Plain(plain) => self.text.push_str(plain),
@@ -294,7 +281,6 @@ impl Rendered {
                 self.text.push('{');
                 for (index, entry) in entries.iter().enumerate() {
                     self.text.push_str(if index == 0 { " " } else { ", " });
-                    self.mark(entry.place.as_ref());
                     self.text.push_str(&key_text(&entry.key));
                     self.text.push_str(" = ");
                     self.inline(&entry.value);
@@ -346,13 +332,13 @@ mod tests {
     fn a_tree_is_written_as_it_was_read_and_knows_every_place() {
         let text = "a = 0x1F\n\n[b.\"c d\"]\nx = \"\"\"\none\n\"two\\u0007\"\"\"\"\ny = [ {z = 1979-05-27},\n  { w = -1.5e3 } ]\n[[resource]]\n\"ö\" = true\n[[resource]]\n";
         let tree = Table::parse(text, Path::new("f")).unwrap();
-        let written = Rendered::of(&tree, None).text;
+        let text = written(&tree, None);
         let expected = "a = 0x1F\n\n[b]\n\n[b.\"c d\"]\nx = \"one\\n\\\"two\\u0007\\\"\"\ny = [{ z = 1979-05-27 }, { w = -1.5e3 }]\n\n[[resource]]\n\"ö\" = true\n\n[[resource]]\n";
-        assert_eq!(written, expected);
-        let again = Rendered::of(&Table::parse(&written, Path::new("f")).unwrap(), None).text;
-        assert_eq!(again, written);
+        assert_eq!(text, expected);
+        let again = written(&Table::parse(&text, Path::new("f")).unwrap(), None);
+        assert_eq!(again, text);
         let origin = |place: Option<&Place>| place.map_or("default".into(), |place| format!("{}:{}", place.line, place.column));
-        let told = Rendered::of(&tree, Some(&origin)).text;
+        let told = written(&tree, Some(&origin));
         for line in ["a = 0x1F  # 1:5", "y = [{ z = 1979-05-27 }, { w = -1.5e3 }]  # 7:5", "\"ö\" = true  # 10:7"] {
             assert!(told.contains(line), "{told}");
         }

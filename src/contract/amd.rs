@@ -2,13 +2,13 @@
 //! of each.
 
 use super::{Request, nodes};
-use crate::domain::ContainerEdits;
+use crate::domain::{Arrange, ContainerEdits};
 
 const SHARED_NODE: &str = "/dev/kfd";
 
 pub(super) fn edits(request: &Request<'_>) -> ContainerEdits {
     let mut devices = nodes::with(request.devices, "rw");
-    devices.sort_by_key(|node| node.container != SHARED_NODE);
+    devices.arrange_by_key(|node| node.container != SHARED_NODE);
     ContainerEdits { devices, ..ContainerEdits::default() }
 }
 

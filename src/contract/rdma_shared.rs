@@ -2,11 +2,11 @@
 //! asked for.
 
 use super::{Request, nodes};
-use crate::domain::ContainerEdits;
+use crate::domain::{Arrange, ContainerEdits};
 
 pub(super) fn edits(request: &Request<'_>) -> ContainerEdits {
     let mut devices = nodes::with(request.devices, "rwm");
-    devices.sort_by_key(|node| nodes::rdma_kind(&node.container));
+    devices.arrange_by_key(|node| nodes::rdma_kind(&node.container));
     ContainerEdits { devices, ..ContainerEdits::default() }
 }
 

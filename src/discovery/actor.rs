@@ -112,9 +112,9 @@ pub(crate) fn evidence<'a>(
     }
     let required = devices.values().flat_map(|device| &device.nodes).filter(|node| node.required);
     let nodes: BTreeSet<&String> = required.map(|node| &node.host).gather();
-    let missing_nodes = nodes.into_iter().filter(|node| !host_root.node_exists(node)).cloned().collect();
-    let ids = |devices: Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).collect();
-    let selected = found.selection.resources.into_iter().map(|(name, devices)| (name, ids(devices))).collect();
+    let missing_nodes = nodes.into_iter().filter(|node| !host_root.node_exists(node)).cloned().gather();
+    let ids = |devices: Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).gather();
+    let selected = found.selection.resources.into_iter().map(|(name, devices)| (name, ids(devices))).gather();
     (Evidence { began, devices, selected, missing_nodes }, found.selection.warnings, found.named)
 }
 

@@ -5,7 +5,7 @@
 //! texts, what follows a word that names a secret is taken out too.
 
 use crate::config::Config;
-use crate::domain::{Gather, Grant};
+use crate::domain::{Arrange, Gather, Grant};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
@@ -101,7 +101,7 @@ impl Redactor {
     pub fn text(&self, text: &str) -> String {
         // The longest first: one may be a part of another.
         let mut values: Vec<&String> = self.values.iter().filter(|value| text.contains(value.as_str())).collect();
-        values.sort_by_key(|value| std::cmp::Reverse(value.len()));
+        values.arrange_by_key(|value| std::cmp::Reverse(value.len()));
         let known = values.into_iter().fold(text.to_owned(), |text, value| text.replace(value.as_str(), REDACTED));
         without_users(&without_named(&known))
     }

@@ -39,7 +39,7 @@ pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
 pub use durability::{Durability, Kept};
 pub use edits::{ContainerEdits, EditDevice, EditMount, Wire};
 pub use evidence::Evidence;
-pub use gather::Gather;
+pub use gather::{Arrange, Gather};
 pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Listed, PodRef, note_list};
 pub use health::{Health, Reason, Weight};
 pub use hook::{Barred, Check, Due, Former, Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook};

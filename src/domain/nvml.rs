@@ -1,5 +1,6 @@
 //! What only NVIDIA's management library (NVML) tells of a node's GPUs, and what it is asked for.
 
+use super::Gather;
 use super::pci::PciAddress;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -59,10 +60,10 @@ impl NvmlSnapshot {
         let of = |(gpu, places): (&PciAddress, &BTreeSet<MigPlace>)| {
             let name = |place: &MigPlace| answer.instance(*gpu, *place).or_else(|| self.instance(*gpu, *place)).map(str::to_owned);
             let uuid = answer.uuid(*gpu).or_else(|| self.uuid(*gpu)).map(str::to_owned);
-            let instances = places.iter().filter_map(|place| Some((*place, name(place)?))).collect();
+            let instances = places.iter().filter_map(|place| Some((*place, name(place)?))).gather();
             (*gpu, NvmlGpu { uuid, instances })
         };
-        NvmlSnapshot { gpus: question.iter().map(of).collect() }
+        NvmlSnapshot { gpus: question.iter().map(of).gather() }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::{Gather, PciFunction};
+use crate::domain::{Arrange, Gather, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ struct Node {
 impl Kfd {
     pub(super) fn read(root: &HostRoot) -> Self {
         let mut nodes: Vec<Node> = root.entries(NODES).iter().filter_map(|name| node(root, name)).collect();
-        nodes.sort_by_key(|node| node.number);
+        nodes.arrange_by_key(|node| node.number);
         Kfd(nodes)
     }
 
@@ -43,10 +43,10 @@ impl Kfd {
         let numbers = [|node: &Node| node.location_id >> 28, |node: &Node| node.location_id & 7];
         let distinct = numbers
             .into_iter()
-            .find(|number| nodes.iter().map(|node| number(node)).collect::<std::collections::BTreeSet<_>>().len() == nodes.len());
+            .find(|number| nodes.iter().map(|node| number(node)).gather::<std::collections::BTreeSet<_>>().len() == nodes.len());
         let in_order = nodes.iter().zip(0..);
         let mut numbered: Vec<_> = in_order.map(|(node, at)| (distinct.map_or(at, |number| number(node)), *node)).collect();
-        numbered.sort_by_key(|(number, _)| *number);
+        numbered.arrange_by_key(|(number, _)| *number);
         numbered
     }
 }

@@ -23,7 +23,7 @@ impl NumaNodes {
             let number = name.strip_prefix("node")?.parse().ok()?;
             Some((number, cpus(&root.read(&format!("{dir}/{name}/cpulist")).unwrap_or_default())))
         });
-        NumaNodes(nodes.collect())
+        NumaNodes(nodes.gather())
     }
 
     /// The nodes that these processors belong to.

@@ -9,7 +9,7 @@
 
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::{MigPlace, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
+use crate::domain::{Arrange, Gather, MigPlace, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeSet;
 
@@ -60,7 +60,7 @@ pub(super) fn question(root: &HostRoot) -> NvmlQuestion {
         let places = information.minor.filter(|_| !by_place).map(|minor| places(root, &minor)).unwrap_or_default();
         (information.uuid.is_none() || !places.is_empty()).then_some((gpu, places))
     };
-    gpus.into_iter().filter_map(ask).collect()
+    gpus.into_iter().filter_map(ask).gather()
 }
 
 fn places(root: &HostRoot, minor: &str) -> BTreeSet<MigPlace> {
@@ -69,7 +69,7 @@ fn places(root: &HostRoot, minor: &str) -> BTreeSet<MigPlace> {
         let instances = numbered(root, &format!("{dir}/gi{gi}"), "ci");
         instances.into_iter().filter_map(move |ci| Some((gi.parse().ok()?, ci.parse().ok()?)))
     };
-    numbered(root, &dir, "gi").into_iter().flat_map(of).collect()
+    numbered(root, &dir, "gi").into_iter().flat_map(of).gather()
 }
 
 /// What the driver shows of a GPU in `/proc`.
@@ -146,7 +146,7 @@ fn driver_release(root: &HostRoot) -> Option<u32> {
 /// Its number among the GPUs of the driver, in the order of their addresses, as NVIDIA's tools count.
 fn index(root: &HostRoot, function: &PciFunction) -> Option<usize> {
     let mut gpus: Vec<PciAddress> = root.entries("proc/driver/nvidia/gpus").iter().filter_map(|name| name.parse().ok()).collect();
-    gpus.sort_unstable();
+    gpus.arrange();
     gpus.binary_search(&function.address).ok()
 }
 

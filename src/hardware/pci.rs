@@ -3,7 +3,7 @@
 //! The names of links are read, never their targets: most of what a link leads to may be missing in a capture, and on
 //! a live machine a device can go between two calls. One bad function never fails the pass.
 
-use crate::domain::{PciAddress, PciFunction};
+use crate::domain::{Arrange, PciAddress, PciFunction};
 use crate::host::{Folder, HostRoot};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -134,7 +134,7 @@ fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &C
 fn virtfns<'a>(entries: impl Iterator<Item = &'a str>, link: &dyn Fn(&str) -> Option<String>) -> Numbered {
     let mut numbered: Numbered =
         entries.filter_map(|entry| Some((entry.strip_prefix("virtfn")?.parse().ok()?, link(entry)?.parse().ok()?))).collect();
-    numbered.sort_unstable();
+    numbered.arrange();
     numbered
 }
 

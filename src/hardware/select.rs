@@ -5,7 +5,7 @@ mod near;
 pub use near::{NearMiss, near_misses};
 
 use crate::contract;
-use crate::domain::{Device, DeviceClass, Gather, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select};
+use crate::domain::{Arrange, Device, DeviceClass, Gather, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
     for spec in specs {
         let mine = devices.iter().filter(|device| chosen.get(device.key.as_str()).is_some_and(|of| of.name == spec.name));
         let mut mine: Vec<Arc<Device>> = mine.cloned().collect();
-        mine.sort_by(|a, b| a.id.cmp(&b.id));
+        mine.arrange_by(|a, b| a.id.cmp(&b.id));
         // A glob that matches nothing was reported with its text already.
         if mine.is_empty() && spec.class != DeviceClass::Char {
             selection.warnings.push(format!("{}: no device of class {} on this host matches", spec.name, spec.class));
@@ -152,7 +152,7 @@ struct Host<'a>(BTreeMap<PciAddress, &'a Device>);
 impl<'a> Host<'a> {
     fn of(devices: &'a [Arc<Device>]) -> Self {
         let whole = devices.iter().filter(|device| device.attribute("part").is_none());
-        Host(whole.filter_map(|device| Some((device.pci.as_ref()?.address, &**device))).collect())
+        Host(whole.filter_map(|device| Some((device.pci.as_ref()?.address, &**device))).gather())
     }
 
     /// Whether a resource offers a device, were it the only resource.

@@ -52,7 +52,7 @@ pub(crate) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
 pub(crate) fn holders(grants: &[Arc<Grant>], device: &DeviceId) -> Vec<AllocId> {
     let is_it = |id: &DeviceId| id == device || id.shared().as_ref() == Some(device);
     let holding = grants.iter().filter(|grant| grant.devices.iter().any(|held| is_it(&held.id)));
-    holding.map(|grant| grant.alloc_id.clone()).collect()
+    holding.map(|grant| grant.alloc_id.clone()).gather()
 }
 
 /// The judge's memory.
@@ -118,7 +118,7 @@ impl Judge {
         }
         self.broken.retain(|_, (_, at)| *at >= evidence.began.boot);
         let wholes = evidence.devices.values().filter(|device| device.attribute("part").is_none());
-        self.by_address = wholes.filter_map(|device| Some((device.pci.as_ref()?.address, device.id.clone()))).collect();
+        self.by_address = wholes.filter_map(|device| Some((device.pci.as_ref()?.address, device.id.clone()))).gather();
         self.evidence.replace(evidence).is_none()
     }
 
@@ -349,9 +349,9 @@ impl Judge {
         let selected = evidence.selected.get(&spec.name).into_iter().flatten();
         let devices = selected.filter_map(|id| evidence.devices.get(id));
         let mut offered: Vec<Offered> =
-            devices.map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) }).collect();
+            devices.map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) }).gather();
         if let Sharing::Pool(_) = spec.sharing {
-            offered = pool::pool(spec, &offered).into_iter().collect();
+            offered = pool::pool(spec, &offered).into_iter().gather();
             // An Allocate may have found it broken as a whole, and its check is that of the whole.
             for pool in offered.iter_mut().filter(|pool| pool.health.is_healthy()) {
                 let broken = self.broken.get(&pool.device.id).map(|(reason, _)| Health::Unhealthy(*reason));

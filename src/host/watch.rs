@@ -43,7 +43,7 @@ impl DirWatch {
         let inotify = Inotify::init()?;
         let watches = inotify.watches();
         let events = inotify.into_event_stream([0; 4096])?;
-        let mut this = DirWatch { events, watches, wanted: dirs.into_iter().collect(), watched: BTreeMap::new() };
+        let mut this = DirWatch { events, watches, wanted: dirs.into_iter().gather(), watched: BTreeMap::new() };
         this.rearm();
         Ok(this)
     }

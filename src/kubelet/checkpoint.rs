@@ -6,7 +6,7 @@
 
 use super::api;
 use super::proto::v1beta1::ContainerAllocateResponse;
-use crate::domain::{AllocId, Checkpoint, CheckpointEntry, DeviceId, KeptGrant, Timestamp};
+use crate::domain::{AllocId, Checkpoint, CheckpointEntry, DeviceId, Gather, KeptGrant, Timestamp};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message;
@@ -124,7 +124,7 @@ fn entry(entry: PodDeviceEntry) -> Option<CheckpointEntry> {
         resource: entry.resource_name.parse().ok()?,
         pod_uid: entry.pod_uid,
         container: entry.container_name,
-        device_ids: entry.device_ids.into_iter().flatten().filter_map(|(_, ids)| ids).flatten().collect(),
+        device_ids: entry.device_ids.into_iter().flatten().filter_map(|(_, ids)| ids).flatten().gather(),
         alloc_id: entry.alloc_resp.as_deref().and_then(alloc_id),
     })
 }

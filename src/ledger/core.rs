@@ -39,8 +39,8 @@ pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_M
 pub use self::refusal::{Doubt, Sight, doubt};
 
 use crate::domain::{
-    AllocId, DeviceId, Entry, Grant, GrantedDevice, HookState, Inventory, Listed, Owed, ResourceName, Verdicts, note_hook, note_list,
-    note_verdict,
+    AllocId, DeviceId, Entry, Gather, Grant, GrantedDevice, HookState, Inventory, Listed, Owed, ResourceName, Verdicts, note_hook,
+    note_list, note_verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -209,7 +209,7 @@ impl Ledger {
         if inventory.resources.is_empty() {
             return Vec::new();
         }
-        let mut lists: Listed = self.listed.keys().map(|resource| (resource.clone(), Vec::new())).collect();
+        let mut lists: Listed = self.listed.keys().map(|resource| (resource.clone(), Vec::new())).gather();
         for (resource, offering) in &inventory.resources {
             let listed = offering.devices.iter().map(|(id, offered)| GrantedDevice {
                 id: id.clone(),

@@ -2,7 +2,7 @@
 
 use super::config::LedgerConfig;
 use super::core::Agenda;
-use crate::domain::{AllocId, CgroupState, Checkpoint, Grant, KubeletGeneration, Moment, Observation, PodName};
+use crate::domain::{AllocId, CgroupState, Checkpoint, Gather, Grant, KubeletGeneration, Moment, Observation, PodName};
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint;
 use crate::kubelet::pod_resources::PodResources;
@@ -159,7 +159,7 @@ impl Looker {
         let checkpoint = self.checkpoint();
         let names = pods::names(&self.host_root).unwrap_or_default();
         let uids = wants.agenda.pods.iter().chain(names.keys());
-        let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).collect();
+        let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).gather();
         let Wants { kubelet, kubelet_settled, .. } = *wants;
         Observation { boot_id: self.boot_id.clone(), kubelet, kubelet_settled, checkpoint, pods: None, names, cgroups }
     }

@@ -1,7 +1,7 @@
 //! Devices as a tree: NUMA nodes, host bridges, bridges, devices, and what is of a device.
 
 use super::{Cpus, Kind, Leaf, Part, Picture};
-use crate::domain::{Gather, PciAddress};
+use crate::domain::{Arrange, Gather, PciAddress};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version of the document.
@@ -34,7 +34,7 @@ pub fn tree(leaves: impl IntoIterator<Item = Leaf>, cpus: &Cpus) -> Picture {
         }
     }
     let number = |part: &Part| part.name.as_ref().and_then(|name| name.parse::<u32>().ok()).unwrap_or(u32::MAX);
-    parts.sort_by_key(|part| (part.kind == Kind::OffBus, number(part)));
+    parts.arrange_by_key(|part| (part.kind == Kind::OffBus, number(part)));
     Picture { schema: SCHEMA, parts }
 }
 
@@ -53,7 +53,7 @@ fn nest(leaves: Vec<Leaf>) -> Vec<Part> {
     }
     fn part(leaf: Leaf, below: &mut BTreeMap<String, Vec<Leaf>>) -> Part {
         let mut parts: Vec<Part> = below.remove(&leaf.id).into_iter().flatten().map(|leaf| part(leaf, below)).collect();
-        parts.sort_by_cached_key(first);
+        parts.arrange_by_key(first);
         Part { kind: Kind::Device, name: Some(leaf.name()), cpus: None, device: Some(leaf), parts }
     }
     tops.into_iter().map(|leaf| part(leaf, &mut below)).collect()
@@ -112,7 +112,7 @@ fn group(placed: Vec<(Vec<Place>, Part)>, depth: usize) -> Vec<Part> {
         };
         parts.push(Part { kind, name, cpus: None, device: None, parts: below });
     }
-    parts.sort_by_cached_key(first);
+    parts.arrange_by_key(first);
     parts
 }
 

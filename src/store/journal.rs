@@ -10,6 +10,7 @@
 use super::StoreError;
 use super::codec;
 use super::layout::{note, sync_data, sync_directory};
+use crate::domain::Arrange;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -240,7 +241,7 @@ pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
             found.push((first, path));
         }
     }
-    found.sort();
+    found.arrange();
     Ok(found)
 }
 

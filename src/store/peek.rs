@@ -7,7 +7,7 @@ use super::layout::{copy_directory, database_dir, journal_dir, peek_confirmed};
 use super::opening::Opening;
 use super::replay::Fold;
 use super::{Recovered, RecoveryReport, StoreError, journal, recovery};
-use crate::domain::{AllocId, Gather, Grant, GrantState};
+use crate::domain::{AllocId, Arrange, Gather, Grant, GrantState};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -29,7 +29,7 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
     Ok(Recovered {
         owed: truth.owed(),
         grants: truth.live.into_values().map(|(_, grant)| grant).collect(),
-        names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).collect(),
+        names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).gather(),
         listed: truth.listed,
         verdicts: truth.verdicts,
         report,
@@ -64,7 +64,7 @@ pub fn peek_history(state_dir: &Path) -> Result<(Vec<Grant>, Option<StoreError>)
     let released_at =
         |grant: &Grant| if let GrantState::Released { released_at, .. } = grant.state { released_at } else { grant.granted_at };
     // As the database has them.
-    newest_first.sort_by(|one, other| (released_at(other), &other.alloc_id).cmp(&(released_at(one), &one.alloc_id)));
+    newest_first.arrange_by(|one, other| (released_at(other), &other.alloc_id).cmp(&(released_at(one), &one.alloc_id)));
     Ok((newest_first, trouble))
 }
 

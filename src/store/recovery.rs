@@ -276,7 +276,7 @@ pub(super) struct Notes {
 
 impl Notes {
     pub(super) fn of(truth: &Truth) -> Self {
-        let names = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).collect();
+        let names = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).gather();
         Notes { names, listed: truth.listed.clone(), owed: truth.owed(), verdicts: truth.verdicts.clone() }
     }
 

@@ -152,7 +152,7 @@ impl Story {
         let inventory = self.stage.daemon()?.views.inventory.borrow().clone();
         let offering = inventory.resources.get(&self.stage.gpu);
         let nodes = ids.iter().filter_map(|id| offering?.devices.get(id)).map(|offered| offered.device.numa_nodes.clone());
-        Ok(nodes.collect::<std::collections::BTreeSet<_>>().len())
+        Ok(nodes.gather::<std::collections::BTreeSet<_>>().len())
     }
 }
 

@@ -15,7 +15,7 @@ mod tests;
 use self::doc::{Doc, Field};
 use super::merge::Examined;
 use super::node::Node;
-use super::tree::{Is, Rendered, Table, Value};
+use super::tree::{Is, Table, Value, written};
 use clap::ValueEnum;
 use std::path::Path;
 
@@ -115,7 +115,7 @@ fn finish(peer: Peer, draft: Draft) -> Result<Imported, ImportError> {
     let resources = resources.into_iter().map(|resource| Value { place: None, is: Is::Table(resource) });
     table.set("resource", Is::List(resources.collect()));
     let name = peer.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
-    let toml = format!("# Written by `holdfast config import {name}`.\n\n{}", Rendered::of(&table, None).text);
+    let toml = format!("# Written by `holdfast config import {name}`.\n\n{}", written(&table, None));
     match Examined::alone(toml.as_bytes(), Path::new("import"), &Node::default()).config() {
         Ok(_) => Ok(Imported { toml, warnings }),
         Err(error) => Err(ImportError::new(format!("what comes of it is not valid: {}", error.problem()))),

@@ -2,6 +2,7 @@
 
 use super::super::{Facts, Is, Kubelet, Listing};
 use super::{Found, Ground, QUESTION, ask};
+use crate::domain::Gather;
 use crate::host::{self, HostRoot};
 use crate::kubelet::pod_resources::{PodResources, PodResourcesError};
 use std::fs;
@@ -127,7 +128,7 @@ pub(super) fn listing(ground: &Ground) -> Found {
     });
     let mut is_old = false;
     let allocatable = allocatable.flatten().map(|answer| match answer {
-        Ok(Ok(found)) => Ok(found.into_iter().map(|(name, ids)| (name.to_string(), ids.len())).collect()),
+        Ok(Ok(found)) => Ok(found.into_iter().map(|(name, ids)| (name.to_string(), ids.len())).gather()),
         Ok(Err(PodResourcesError::Refused { status, .. })) => {
             is_old = status.code() == tonic::Code::Unimplemented;
             Err(format!("the kubelet refuses GetAllocatableResources: {}", status.message()))

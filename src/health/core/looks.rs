@@ -22,7 +22,7 @@ impl Judge {
             let broken =
                 self.broken.get(&device.id).map(|(reason, _)| Complaint { reason: *reason, detail: "found by an Allocate".into() });
             let at = self.broken.get(&device.id).map_or(evidence.began, |(_, at)| Moment { boot: *at, ..evidence.began });
-            self.cases.scanned(&device.id, device.pci.is_some(), at, found.into_iter().chain(broken).collect());
+            self.cases.scanned(&device.id, device.pci.is_some(), at, found.into_iter().chain(broken).gather());
         }
     }
 
@@ -36,7 +36,7 @@ impl Judge {
         if !is_of_pool && !is_offered {
             let reason = health.reason().filter(|reason| *reason != Reason::Deselected);
             let complaints = reason.map(|reason| complaint(reason, found, evidence));
-            self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().collect());
+            self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().gather());
         }
         // What it suffers from says more than that it is not selected: an adapter without its RDMA device is no adapter any more.
         match health {

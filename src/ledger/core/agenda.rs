@@ -31,7 +31,7 @@ impl Agenda {
     /// The agenda for the grants as they are.
     #[must_use]
     pub fn of(ledger: &Ledger, now: Timestamp) -> Self {
-        let pods = ledger.grants().filter_map(|grant| grant.pod().map(|pod| pod.uid.clone())).collect();
+        let pods = ledger.grants().filter_map(|grant| grant.pod().map(|pod| pod.uid.clone())).gather();
         let unnamed = |grant: &Grant| grant.pod().is_some_and(|pod| pod.name.is_none());
         let list = ledger.grants().any(|grant| match grant.state {
             // Only a listing tells that nobody has it, and it is asked for when that can be decided.
@@ -39,7 +39,7 @@ impl Agenda {
             GrantState::Suspect { .. } => true,
             GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
         });
-        let placed = ledger.grants().filter(|grant| grant.pod().is_some()).map(|grant| grant.alloc_id.clone()).collect();
+        let placed = ledger.grants().filter(|grant| grant.pod().is_some()).map(|grant| grant.alloc_id.clone()).gather();
         Agenda { pods, list, placed }
     }
 

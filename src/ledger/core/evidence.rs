@@ -31,8 +31,8 @@ impl<'a> Evidence<'a> {
         Evidence {
             observation,
             ledger,
-            by_alloc_id: entries().filter_map(|entry| Some((entry.alloc_id.as_ref()?, entry))).collect(),
-            uids: entries().map(|entry| entry.pod_uid.as_str()).collect(),
+            by_alloc_id: entries().filter_map(|entry| Some((entry.alloc_id.as_ref()?, entry))).gather(),
+            uids: entries().map(|entry| entry.pod_uid.as_str()).gather(),
         }
     }
 
