@@ -143,6 +143,32 @@ fn prefer(bencher: Bencher<'_, '_>, devices: u32) {
     bencher.bench_local(|| choose_beside(&offering, &company, black_box(&free), &[], 8).unwrap());
 }
 
+/// Whether two inventories of so many devices in eight resources differ, when it is one device's health that does: what is asked
+/// after each look.
+#[divan::bench(args = [512, 10_000])]
+fn inventory_diff(bencher: Bencher<'_, '_>, devices: u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let node = SimNode::create(dir.path()).unwrap();
+    let root = HostRoot::new(node.root());
+    let first = hardware::defaults::specs(&hardware::scan(&root)).remove(0);
+    let device = hardware::discover(&root, &[Arc::new(first.clone())], &BTreeMap::new()).devices.remove(0);
+    let inventory = |ill: u64| {
+        let id = |n: u64| DeviceId::new(format!("GPU-{n:032x}"));
+        let health = |n: u64| if n == ill { Health::Unhealthy(Reason::Xid) } else { Health::Healthy };
+        // Each look makes its devices anew.
+        let offered = |n: u64| (id(n), Offered { device: Arc::new(Device { id: id(n), ..(*device).clone() }), health: health(n) });
+        let offering = |resource: u64| {
+            let name = format!("example.com/resource-{resource}").parse::<holdfast::domain::ResourceName>().unwrap();
+            let spec = Arc::new(ResourceSpec { name: name.clone(), ..first.clone() });
+            (name, Offering { spec, devices: (resource * devices / 8..(resource + 1) * devices / 8).map(offered).collect() })
+        };
+        Inventory { resources: (0..8).map(offering).collect() }
+    };
+    let (before, now) = (inventory(devices), inventory(devices - 1));
+    assert!(before != now && before == inventory(devices));
+    bencher.bench_local(|| black_box(&before) != black_box(&now));
+}
+
 /// One scrape of a node with 512 devices, one in eight of them unhealthy, and 200 pods with two devices each.
 #[divan::bench]
 fn scrape(bencher: Bencher<'_, '_>) {
