@@ -203,6 +203,23 @@ impl<A: Actor> Handle<A> {
     }
 }
 
+/// The actor's present life, or its next one; `None` when it has been given up.
+async fn alive<A: Actor>(address: &mut watch::Receiver<Option<Addr<A>>>) -> Option<Addr<A>> {
+    loop {
+        // Cloned at once: the borrow would keep the supervisor from publishing.
+        let addr = address.wait_for(Option::is_some).await.ok()?.clone();
+        if addr.is_some() {
+            return addr;
+        }
+    }
+}
+
+/// Waits for the news that this life is over: its address may be published for an instant longer than it lives. `None` when the
+/// actor has been given up.
+async fn dead<A: Actor>(address: &mut watch::Receiver<Option<Addr<A>>>, addr: &Addr<A>) -> Option<()> {
+    address.wait_for(|current| current.as_ref() != Some(addr)).await.ok().map(drop)
+}
+
 impl<A, M> Door<M> for Handle<A>
 where
     A: Actor + Handler<M>,
@@ -215,21 +232,12 @@ where
         Box::pin(async move {
             let attempts = async move {
                 loop {
-                    let addr = match address.wait_for(Option::is_some).await {
-                        Ok(addr) => addr.clone(),
-                        Err(_gone) => return Err(CallError::GivenUp(name)),
-                    };
-                    let Some(addr) = addr else { continue };
-                    let copy = message.clone();
-                    match addr.send(copy).await {
+                    let addr = alive(&mut address).await.ok_or(CallError::GivenUp(name))?;
+                    match addr.send(message.clone()).await {
                         Ok(answer) => return Ok(answer),
-                        // The actor died with the message in its mailbox or in its hands. Its address may be
-                        // published for an instant longer: wait for the news of the death, then for the next life.
+                        // The actor died with the message in its mailbox or in its hands.
                         Err(MailboxError::Closed | MailboxError::Timeout) => {
-                            let dead = |current: &Option<Addr<A>>| current.as_ref() != Some(&addr);
-                            if address.wait_for(dead).await.is_err() {
-                                return Err(CallError::GivenUp(name));
-                            }
+                            dead(&mut address, &addr).await.ok_or(CallError::GivenUp(name))?
                         }
                     }
                 }
