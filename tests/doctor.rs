@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Node, allocate, dial, is_root, name, offered, resource, run};
+use common::{Node, allocate, dial, is_root, name, offered, resource, run, until};
 use holdfast::cli::exit;
 use holdfast::config::Roots;
 use holdfast::doctor::{CHECKS, CODES, Facts, Level, Place, Report, examine, gather};
@@ -173,6 +173,25 @@ fn whoever_takes_a_question_and_gives_no_answer_is_named_and_not_waited_for() {
     let _listing = listen(&node.path("kubelet/pod-resources/kubelet.sock"));
     let _daemon = listen(&node.path("run/control.sock"));
     finds(&node, &["pod-resources-unreachable", "daemon-hangs"]);
+}
+
+#[test]
+fn a_socket_that_a_kubelet_has_left_behind_is_taken_for_no_kubelet() {
+    run(async {
+        let node = Node::with(&[("gpu", 1)]);
+        drop(listen(&node.path("kubelet/device-plugins/kubelet.sock")));
+        let daemon = node.start_daemon();
+        daemon.logged("ready").await;
+        until("the socket was tried", || node.json(&["status"]), |status| status["socket_left_behind"] == true);
+        let text = String::from_utf8(node.output(&["status"]).stdout).unwrap();
+        assert!(text.contains("; kubelet absent (socket left behind)"), "{text}");
+        finds(&node, &["kubelet-absent"]);
+
+        fs::remove_file(node.path("kubelet/device-plugins/kubelet.sock")).unwrap();
+        let kubelet = node.start_kubelet().await;
+        offered(&kubelet, &name("example.com/gpu"), 1).await;
+        until("the kubelet is there", || node.json(&["status"]), |status| status["socket_left_behind"] == false);
+    });
 }
 
 /// A node without a daemon, with a kubelet that answers nothing but is there.

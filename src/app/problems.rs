@@ -20,6 +20,11 @@ impl Status {
         let mut add = |what: String, todo| problems.push(Problem { what, todo });
         if self.kubelet.is_none() {
             add("there is no kubelet".into(), "start it; if it runs, name its directory with `--kubelet-dir` of `holdfast run`");
+        } else if self.socket_left_behind {
+            add(
+                "the kubelet has left its socket behind, and does not run".into(),
+                "start it: `systemctl status kubelet` says why it ended",
+            );
         }
         let Kept { journal, database, not_durable } = self.ledger;
         if !journal {
@@ -40,10 +45,10 @@ impl Status {
                 Some(problem) => {
                     add(format!("{name}: {problem}"), "it is tried again by itself; the kubelet's log says more: `journalctl -u kubelet`");
                 }
-                None if !registered && self.kubelet.is_some() => {
+                None if !registered && self.kubelet.is_some() && !self.socket_left_behind => {
                     add(
                         format!("{name}: the kubelet has not opened its stream"),
-                        "it is tried again by itself; if that lasts, the kubelet has left its socket and does not run: `systemctl status kubelet`",
+                        "it is tried again by itself; if that lasts, the kubelet's log says more: `journalctl -u kubelet`",
                     );
                 }
                 None => {}

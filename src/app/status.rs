@@ -22,6 +22,9 @@ pub struct Status {
     pub ready: bool,
     /// The kubelet's registration socket; `null` while there is none.
     pub kubelet: Option<KubeletGeneration>,
+    /// Whether that socket was left behind: nobody has listened on it when it was tried last.
+    #[serde(default)]
+    pub socket_left_behind: bool,
     /// The configuration that runs, and what is to be said of its files.
     #[serde(default)]
     pub config: ConfigReport,
@@ -93,12 +96,15 @@ impl Status {
                 api_version: registration.api_version.map(str::to_owned),
             }
         };
+        let kubelet = *views.kubelet.borrow();
+        let finds_nobody = !registrations.is_empty() && registrations.values().all(|status| status.awaiting_kubelet);
         Status {
             schema: 1,
             version: env!("CARGO_PKG_VERSION").into(),
             uptime_seconds: uptime.as_secs(),
             ready: *views.ready.borrow(),
-            kubelet: *views.kubelet.borrow(),
+            kubelet,
+            socket_left_behind: kubelet.is_some() && finds_nobody,
             config: views.config.borrow().clone(),
             ledger: *views.kept.borrow(),
             hooks: views.due.borrow().all().cloned().collect(),

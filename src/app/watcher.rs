@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 /// inotify may drop events; this looks at what they would have told.
 const POLL: Duration = Duration::from_secs(30);
-/// The same where there is no inotify: then nothing else tells of a new kubelet.
+/// The same where inotify does not watch everything: then nothing else tells of a new kubelet.
 const POLL_ALONE: Duration = Duration::from_secs(1);
 /// A hint is looked into this soon, with those that come right behind it.
 const RESCAN_AFTER: Duration = Duration::from_millis(10);
@@ -166,13 +166,23 @@ impl Watcher {
                 Event::ReloadDue => self.tell_of_exchange(&mut reload_at),
                 Event::Planned => watch.iter_mut().for_each(|watch| watch.want(self.directories())),
                 Event::Poll => {
-                    watch.iter_mut().for_each(DirWatch::rearm);
+                    self.watch_again(&mut watch);
                     self.look();
                 }
             }
-            let every = if watch.is_some() { POLL } else { POLL_ALONE };
+            let every = if watch.as_ref().is_some_and(DirWatch::is_whole) { POLL } else { POLL_ALONE };
             let next = Instant::now() + host::until_tick(every);
             poll_at = if is_poll { next } else { poll_at.min(next) };
+        }
+    }
+
+    /// Tries to watch what is not watched: what others had used up they may have given back.
+    fn watch_again(&self, watch: &mut Option<DirWatch>) {
+        if let Some(watch) = watch {
+            watch.rearm();
+        } else if let Ok(again) = DirWatch::new(self.directories()) {
+            tracing::info!("inotify is available again");
+            *watch = Some(again);
         }
     }
 

@@ -40,6 +40,7 @@ fn text(status: &Status, screen: Screen) -> String {
     let registered = status.resources.iter().filter(|resource| resource.registered).count();
     let kubelet = match (&status.kubelet, status.resources.len()) {
         (None, _) => "kubelet absent".to_owned(),
+        (Some(_), _) if status.socket_left_behind => "kubelet absent (socket left behind)".to_owned(),
         (Some(_), 0) => "kubelet present".to_owned(),
         (Some(_), all) => format!("kubelet present, {registered} of {all} resources registered"),
     };
@@ -110,6 +111,7 @@ mod tests {
             uptime_seconds: 3720,
             ready: true,
             kubelet: Some(KubeletGeneration { inode: 1, made_ns: 2 }),
+            socket_left_behind: false,
             config: ConfigReport::default(),
             ledger: Kept { journal: true, database: true, not_durable: 0 },
             recovery: None,
@@ -131,6 +133,13 @@ RESOURCE        REGISTERED  DEVICES  HEALTHY  HELD  API      LAST REGISTRATION
 nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
 ";
         assert_eq!(text(&status(), Screen::default()), wanted);
+    }
+
+    #[test]
+    fn a_kubelet_that_has_left_its_socket_behind_is_absent() {
+        let status = Status { socket_left_behind: true, resources: vec![resource("nvidia.com/gpu", false)], ..status() };
+        let told = text(&status, Screen::default());
+        assert!(told.contains("; kubelet absent (socket left behind)\n") && told.contains("one thing is wrong"), "{told}");
     }
 
     #[test]

@@ -39,7 +39,7 @@ codes! {
         "the kubelet makes a new socket at every start, and the mount keeps the old one: after its next restart no device is offered";
     KUBELET_ABSENT = "kubelet-absent" Warning "until a kubelet listens there, no device is offered";
     KUBELET_HANGS = "kubelet-hangs" Error "it cannot be told of devices, and pods that ask for one wait";
-    KUBELET_TOO_OLD = "kubelet-too-old" Warning "Holdfast is made for kubelets from 1.26 on; older ones lack what it reads to know who holds what";
+    KUBELET_TOO_OLD = "kubelet-too-old" Error "kubelets before 1.26 are not supported: their connection to a plugin is refused, so no device is offered";
     KUBELET_LACKS_DEVICES = "kubelet-lacks-devices" Error "what the kubelet does not count as allocatable is given to no pod";
     POD_RESOURCES_UNREACHABLE = "pod-resources-unreachable" Warning
         "without it grants are released late, and a list that the kubelet has lost is not noticed";
@@ -90,8 +90,8 @@ codes! {
     CLOCK_MOVED_FORWARD = "clock-moved-forward" Note "times in the history before the jump are too early";
 
     // The host.
-    INOTIFY_EXHAUSTED = "inotify-exhausted" Error "the daemon is not told of a kubelet that restarts, nor of devices that come and go";
-    INOTIFY_LOW = "inotify-low" Warning "when there are none left the daemon is not told of a kubelet that restarts";
+    INOTIFY_EXHAUSTED = "inotify-exhausted" Error "a daemon that starts now is told neither of a kubelet that restarts nor of devices that come and go";
+    INOTIFY_LOW = "inotify-low" Warning "when there are none left a daemon that starts is not told of a kubelet that restarts";
     KERNEL_LOG_UNREADABLE = "kernel-log-unreadable" Warning "NVIDIA's Xid errors are told there and nowhere else: a GPU that has failed stays healthy";
     SELINUX_LABEL = "selinux-label" Warning
         "SELinux may keep the daemon from making its sockets there, and the kubelet from connecting to them";

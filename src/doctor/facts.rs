@@ -66,6 +66,19 @@ impl Facts {
         }
     }
 
+    /// Whether nothing of the host is kept from whoever looks: root of a user namespace is none of the host's.
+    #[must_use]
+    pub fn may_read_all(&self) -> bool {
+        self.is_root && self.is_in_user_namespace() != Some(true)
+    }
+
+    /// Whether this process is in a user namespace: a map of one line from 0 to 0 is that of the host (user_namespaces(7)).
+    #[must_use]
+    pub fn is_in_user_namespace(&self) -> Option<bool> {
+        let mut numbers = self.uid_map.as_ref()?.split_whitespace();
+        Some((numbers.next(), numbers.next()) != (Some("0"), Some("0")))
+    }
+
     /// The daemon's own report, `status -o json`.
     #[must_use]
     pub fn status(&self) -> Option<&Value> {
@@ -125,6 +138,8 @@ pub struct Kubelet {
     pub elsewhere: Vec<PathBuf>,
     /// What a kubelet of this host was given as `--root-dir`.
     pub root_dir: Option<PathBuf>,
+    /// Whether a file is mounted where one of the two directories belongs.
+    pub is_file_mount: bool,
     /// Whether the socket itself was mounted.
     pub socket_is_mounted: bool,
     /// Where this process runs in a container: whether the directory of the sockets was mounted into it.
@@ -217,10 +232,27 @@ pub struct State {
     pub room: u64,
     /// Files that may still be made.
     pub files_left: u64,
-    /// Whether nothing may be written.
-    pub is_read_only: bool,
+    /// Bytes more than these that root may write.
+    pub room_of_root: u64,
+    /// Whether anything may be written.
+    pub writes: Writes,
     /// What was moved aside there.
     pub moved_aside: Vec<PathBuf>,
+}
+
+/// What becomes of what is written to a file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Writes {
+    /// It is taken.
+    Taken,
+    /// This mount is read-only; the file system is not.
+    RefusedHere,
+    /// The file system is read-only.
+    Refused,
+    /// The kernel takes nothing more since an error. What is there can be read.
+    Stopped,
+    /// Nothing is taken or read any more: why.
+    Gone(String),
 }
 
 /// What the journal tells.

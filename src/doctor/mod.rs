@@ -22,7 +22,7 @@ mod testing;
 pub use checks::{CHECKS, Check, examine};
 pub use codes::{ALL as CODES, Code};
 pub use facts::{
-    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Is, Kubelet, Ledger, Listing, Process, Resource, State, Wants,
+    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Is, Kubelet, Ledger, Listing, Process, Resource, State, Wants, Writes,
 };
 pub use gather::{Place, gather};
 pub use redact::Redactor;

@@ -1,6 +1,8 @@
 //! A node on which all is well, as facts.
 
-use super::{Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Is, Kubelet, Ledger, Listing, Process, Resource, State, Wants};
+use super::{
+    Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Is, Kubelet, Ledger, Listing, Process, Resource, State, Wants, Writes,
+};
 use crate::config::Roots;
 use crate::domain::{Moment, Timestamp};
 use crate::host::{InotifyRoom, Medium};
@@ -42,6 +44,7 @@ pub(super) fn healthy() -> Facts {
             socket: Is::Listening,
             elsewhere: Vec::new(),
             root_dir: None,
+            is_file_mount: false,
             socket_is_mounted: false,
             is_mounted: Some(true),
             others: vec!["example.com_dongle.sock".into()],
@@ -67,7 +70,8 @@ pub(super) fn healthy() -> Facts {
             medium: Some(Medium::Disk),
             room: 1 << 34,
             files_left: 1 << 20,
-            is_read_only: false,
+            room_of_root: 1 << 30,
+            writes: Writes::Taken,
             moved_aside: Vec::new(),
         }),
         ledger: Some(Ledger {

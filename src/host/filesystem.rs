@@ -6,11 +6,15 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// `CIFS_SUPER_MAGIC`, `SMB2_SUPER_MAGIC`, `CEPH_SUPER_MAGIC` and `RAMFS_MAGIC` of Linux' `magic.h`, which nix does not have.
+/// `CIFS_SUPER_MAGIC`, `SMB2_SUPER_MAGIC`, `CEPH_SUPER_MAGIC` and `RAMFS_MAGIC` of Linux' `magic.h`, which nix does not have, and
+/// those of clusters that the kernel itself does not know: `LL_SUPER_MAGIC` of Lustre, and what `stat -f` calls GPFS and BeeGFS.
 const CIFS: FsType = FsType(0xFF53_4D42);
 const SMB2: FsType = FsType(0xFE53_4D42);
 const CEPH: FsType = FsType(0x00C3_6400);
 const RAMFS: FsType = FsType(0x8584_58F6);
+const LUSTRE: FsType = FsType(0x0BD0_0BD0);
+const GPFS: FsType = FsType(0x4750_4653);
+const BEEGFS: FsType = FsType(0x1983_0326);
 
 /// Where files lie, as far as it matters how long they live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,13 +32,16 @@ pub enum Medium {
 /// On what `path` lies; `None` where it cannot be found out.
 #[must_use]
 pub fn medium(path: &Path) -> Option<Medium> {
-    let kind = statfs(path).ok()?.filesystem_type();
-    Some(match kind {
+    Some(medium_of(statfs(path).ok()?.filesystem_type()))
+}
+
+fn medium_of(kind: FsType) -> Medium {
+    match kind {
         TMPFS_MAGIC | RAMFS => Medium::Memory,
         OVERLAYFS_SUPER_MAGIC => Medium::Overlay,
-        NFS_SUPER_MAGIC | CIFS | SMB2 | CEPH => Medium::Network,
+        NFS_SUPER_MAGIC | CIFS | SMB2 | CEPH | LUSTRE | GPFS | BEEGFS => Medium::Network,
         _ => Medium::Disk,
-    })
+    }
 }
 
 /// Whether `path` lies in memory. Where it cannot be found out it does not.
@@ -44,12 +51,22 @@ pub fn is_tmpfs(path: &Path) -> bool {
 }
 
 /// How many bytes may be written to the file system of `path`; none if it is read-only. Where it cannot be found out there
-/// is room enough.
+/// is room enough, as on one that has no such number and says 0 of everything (ramfs).
 #[must_use]
 pub fn room(path: &Path) -> u64 {
-    statvfs(path).map_or(u64::MAX, |about| {
-        if about.flags().contains(FsFlags::ST_RDONLY) { 0 } else { about.blocks_available().saturating_mul(about.fragment_size()) }
+    statvfs(path).map_or(u64::MAX, |about| match about.blocks() {
+        _ if about.flags().contains(FsFlags::ST_RDONLY) => 0,
+        0 => u64::MAX,
+        _ => about.blocks_available().saturating_mul(about.fragment_size()),
     })
+}
+
+/// How many bytes more root may write there than others: what ext4 keeps back, five of a hundred by itself. A few MiB of them
+/// it takes itself.
+#[must_use]
+pub fn room_of_root(path: &Path) -> u64 {
+    let kept_back = |about: nix::sys::statvfs::Statvfs| about.blocks_free().saturating_sub(about.blocks_available());
+    statvfs(path).map_or(0, |about| kept_back(about).saturating_mul(about.fragment_size()))
 }
 
 /// The bytes of all files in a directory and in those below it, to a depth that no file of ours has. What cannot be read is left out.
@@ -72,6 +89,13 @@ pub fn size_below(dir: &Path) -> u64 {
 #[must_use]
 pub fn is_read_only(path: &Path) -> bool {
     statvfs(path).is_ok_and(|about| about.flags().contains(FsFlags::ST_RDONLY))
+}
+
+/// What the disk of a directory says in place of what is in it (EIO: it is broken, or gone); `None` where it answers.
+#[must_use]
+pub fn disk_error(dir: &Path) -> Option<String> {
+    let error = dir.read_dir().err()?;
+    (error.raw_os_error() == Some(nix::libc::EIO)).then(|| error.to_string())
 }
 
 /// How many more files the file system of `path` may have. Some have no such number, and say 0 of all of them: there are
@@ -116,6 +140,15 @@ mod tests {
         assert!(room(dir.path()) > 0 && files_left(dir.path()) > 0 && !is_read_only(dir.path()));
         let nothing = dir.path().join("nothing");
         assert_eq!((room(&nothing), files_left(&nothing), medium(&nothing)), (u64::MAX, u64::MAX, None));
+    }
+
+    /// Those that a test can mount are looked at there (`tests/doctor_real`).
+    #[test]
+    fn what_lies_on_another_machine_is_known_by_its_number() {
+        let others = [0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x00C3_6400, 0x0BD0_0BD0, 0x4750_4653, 0x1983_0326];
+        assert!(others.into_iter().all(|number| medium_of(FsType(number)) == Medium::Network));
+        let disks = [0xEF53, 0x5846_5342, 0x9123_683E, 0x6573_5546];
+        assert!(disks.into_iter().all(|number| medium_of(FsType(number)) == Medium::Disk), "ext4, XFS, Btrfs; FUSE may be anything");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Whether this user may still watch files: the kernel bounds how many instances and watches a user has.
 
 use inotify::{Inotify, WatchMask};
+use nix::libc::{EMFILE, ENOSPC};
 use std::io;
 use std::path::Path;
 
@@ -10,7 +11,33 @@ pub struct InotifyRoom {
     /// So many of those instances that were tried could be had at the same time.
     pub instances: usize,
     /// Why there were not more, or why nothing could be watched with one of them; `None` where all is well.
-    pub refused: Option<String>,
+    pub refused: Option<Refused>,
+}
+
+/// Why there is no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// A limit has been reached. What the kernel says of it, "No space left on device", leads nobody to it.
+    Limit {
+        /// As `sysctl` has it.
+        name: &'static str,
+        /// How many there may be; `None` where that is not told.
+        value: Option<u64>,
+    },
+    /// Something else, in the system's words.
+    Other(String),
+}
+
+impl Refused {
+    fn of(error: &io::Error) -> Self {
+        let name = match error.raw_os_error() {
+            Some(EMFILE) => "fs.inotify.max_user_instances",
+            Some(ENOSPC) => "fs.inotify.max_user_watches",
+            _ => return Refused::Other(error.to_string()),
+        };
+        let value = std::fs::read_to_string(Path::new("/proc/sys").join(name.replace('.', "/"))).ok();
+        Refused::Limit { name, value: value.and_then(|value| value.trim().parse().ok()) }
+    }
 }
 
 /// Makes up to `wanted` instances that watch `dir`, and lets them go again.
@@ -18,7 +45,7 @@ pub struct InotifyRoom {
 pub fn inotify_room(wanted: usize, dir: &Path) -> InotifyRoom {
     let mut made = Vec::new();
     let refused = (0..wanted).find_map(|_| watching(dir).map(|instance| made.push(instance)).err());
-    InotifyRoom { instances: made.len(), refused: refused.map(|error| error.to_string()) }
+    InotifyRoom { instances: made.len(), refused: refused.as_ref().map(Refused::of) }
 }
 
 fn watching(dir: &Path) -> io::Result<Inotify> {
@@ -36,6 +63,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(inotify_room(2, dir.path()), InotifyRoom { instances: 2, refused: None });
         let InotifyRoom { instances, refused } = inotify_room(2, &dir.path().join("nothing"));
-        assert!(instances == 0 && refused.is_some_and(|why| why.contains("No such file")));
+        assert!(instances == 0 && matches!(refused, Some(Refused::Other(why)) if why.contains("No such file")));
+    }
+
+    #[test]
+    fn a_limit_is_named_by_its_setting() {
+        for (number, setting) in [(EMFILE, "fs.inotify.max_user_instances"), (ENOSPC, "fs.inotify.max_user_watches")] {
+            let refused = Refused::of(&io::Error::from_raw_os_error(number));
+            assert!(matches!(refused, Refused::Limit { name, value: Some(1..) } if name == setting), "{refused:?}");
+        }
     }
 }

@@ -8,15 +8,18 @@
 
 use super::HostRoot;
 use nix::fcntl::OFlag;
+use nix::sys::stat::{major, minor};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// The longest record, with all of its escapes (`CONSOLE_EXT_LOG_MAX`; since 6.4 `PRINTK_MESSAGE_MAX`, a quarter of it).
 const RECORD_BYTES_MAX: usize = 8192;
+/// The device's number (Linux `Documentation/admin-guide/devices.txt`).
+const NUMBER: (u64, u64) = (1, 11);
 /// A record's level is in the lowest bits of its first number; above is who has said it, 0 for the kernel.
 const LEVEL_BITS: u32 = 3;
 
@@ -57,13 +60,17 @@ impl KernelLog {
     /// machine's kernel says is nothing to a captured one.
     ///
     /// # Errors
-    /// `NotFound` where there is no such device, as in a container that was not given it; `PermissionDenied` without
+    /// `NotFound` where there is no such device, or another one, as in a container that was not given it; `PermissionDenied` without
     /// `CAP_SYSLOG`, where `kernel.dmesg_restrict` is set.
     pub fn open(root: &HostRoot) -> io::Result<Self> {
         let path = root.path("dev/kmsg");
+        let about = path.metadata()?;
         // A plain file of the name in a captured tree is not opened.
-        if !path.metadata()?.file_type().is_char_device() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is no character device", path.display())));
+        let is_device = about.file_type().is_char_device();
+        if !is_device || (major(about.rdev()), minor(about.rdev())) != NUMBER {
+            // `/dev/null` is what containers get there that are not to read it.
+            let is = if is_device { "another device than the kernel's log" } else { "no character device" };
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is {is}", path.display())));
         }
         let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -163,8 +170,12 @@ mod tests {
         let root = HostRoot::new(dir.path());
         assert_eq!(kind(&root), io::ErrorKind::NotFound);
         std::fs::create_dir(dir.path().join("dev")).unwrap();
-        nix::unistd::mkfifo(&dir.path().join("dev/kmsg"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let kmsg = dir.path().join("dev/kmsg");
+        nix::unistd::mkfifo(&kmsg, nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert_eq!(kind(&root), io::ErrorKind::NotFound);
+        std::fs::remove_file(&kmsg).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &kmsg).unwrap();
+        assert!(KernelLog::open(&root).unwrap_err().to_string().contains("another device"));
     }
 
     /// The log of this machine, with lines that this test adds: as a user's, which a process cannot help.

@@ -17,9 +17,11 @@ mod watch;
 
 pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
 pub use command::{CommandError, run as run_command};
-pub use filesystem::{Medium, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, selinux_label, size_below};
+pub use filesystem::{
+    Medium, disk_error, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, room_of_root, selinux_label, size_below,
+};
 pub use folder::Folder;
-pub use inotify_room::{InotifyRoom, inotify_room};
+pub use inotify_room::{InotifyRoom, Refused, inotify_room};
 pub use kmsg::{KernelLog, KernelRecord};
 pub use nvml::{NvmlAnswer, ask_nvml};
 pub use reset::{ResetError, reset_function};

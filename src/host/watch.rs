@@ -32,6 +32,8 @@ pub struct DirWatch {
     watches: inotify::Watches,
     wanted: BTreeSet<PathBuf>,
     watched: BTreeMap<PathBuf, WatchDescriptor>,
+    /// Those that the kernel did not let be watched.
+    refused: BTreeSet<PathBuf>,
 }
 
 impl DirWatch {
@@ -43,15 +45,21 @@ impl DirWatch {
         let inotify = Inotify::init()?;
         let watches = inotify.watches();
         let events = inotify.into_event_stream([0; 4096])?;
-        let mut this = DirWatch { events, watches, wanted: dirs.into_iter().gather(), watched: BTreeMap::new() };
+        let mut this = DirWatch { events, watches, wanted: dirs.into_iter().gather(), watched: BTreeMap::new(), refused: BTreeSet::new() };
         this.rearm();
         Ok(this)
     }
 
     /// Watches other directories from now on.
     pub fn want(&mut self, dirs: impl IntoIterator<Item = PathBuf>) {
-        self.wanted = dirs.into_iter().collect();
+        self.wanted = dirs.into_iter().gather();
         self.rearm();
+    }
+
+    /// Whether everything is watched that could be; what is not has to be looked at.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.refused.is_empty()
     }
 
     /// Tries again to watch what is wanted; cheap when nothing changed. Call it on the slow poll too.
@@ -91,13 +99,23 @@ impl DirWatch {
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF
             | WatchMask::ONLYDIR;
+        self.refused.retain(|path| targets.contains(path));
         for path in targets {
             // Adding a watch for an inode that has one returns the same descriptor, so this also repairs a path
             // that names another inode than before.
             let place = if path.as_os_str().is_empty() { Path::new(".") } else { path };
             match self.watches.add(place, mask) {
-                Ok(watch) => drop(self.watched.insert(path.clone(), watch)),
-                Err(error) => tracing::warn!(path = %path.display(), %error, "the directory cannot be watched; the slow poll stands in"),
+                Ok(watch) => {
+                    self.watched.insert(path.clone(), watch);
+                    self.refused.remove(path);
+                }
+                // Said once: it is tried again and again.
+                Err(error) => {
+                    if self.refused.insert(path.clone()) {
+                        let path = path.display();
+                        tracing::warn!(%path, %error, "the directory cannot be watched (see fs.inotify.max_user_watches); it is looked at");
+                    }
+                }
             }
         }
     }

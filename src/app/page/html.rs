@@ -93,6 +93,9 @@ fn about(facts: &Facts<'_>) -> String {
     let uptime = humantime::format_duration(Duration::from_secs(*uptime_seconds)).to_string();
     let registered = resources.iter().filter(|resource| resource.registered).count();
     let kubelet = kubelet_since(facts.status).map_or("absent".to_owned(), |since| {
+        if facts.status.socket_left_behind {
+            return "absent (socket left behind)".to_owned();
+        }
         format!("present since {}, {registered} of {} resources registered", since.to_seconds(), resources.len())
     });
     let kept = match (ledger.journal, ledger.database) {

@@ -4,6 +4,7 @@ use super::super::codes::{INOTIFY_EXHAUSTED, INOTIFY_LOW, KERNEL_LOG_UNREADABLE,
 use super::super::gather::INOTIFY_WANTED;
 use super::super::{Facts, Finding};
 use super::text;
+use crate::host::Refused;
 
 pub(super) fn privileges(facts: &Facts) -> Option<Vec<Finding>> {
     let todo = "run it as root to have everything looked at";
@@ -19,13 +20,11 @@ pub(super) fn looks(facts: &Facts) -> Option<Vec<Finding>> {
     Some(facts.hanging.iter().map(find).collect())
 }
 
-/// A map of one line from 0 to 0 over all ids is that of the host (user_namespaces(7)).
 pub(super) fn user_namespace(facts: &Facts) -> Option<Vec<Finding>> {
-    let map = facts.uid_map.as_ref()?;
-    let numbers: Vec<&str> = map.split_whitespace().collect();
-    if numbers.get(..2) == Some(&["0", "0"]) {
+    if !facts.is_in_user_namespace()? {
         return Some(Vec::new());
     }
+    let numbers: Vec<&str> = facts.uid_map.as_ref()?.split_whitespace().collect();
     let found = format!("it runs in a user namespace (uid_map: {})", numbers.join(" "));
     let todo = "set `hostUsers: true` in the pod, or leave it out; on a host, run it outside of the namespace";
     Some(vec![Finding::new(&USER_NAMESPACE, "holdfast", found, todo)])
@@ -33,14 +32,23 @@ pub(super) fn user_namespace(facts: &Facts) -> Option<Vec<Finding>> {
 
 pub(super) fn inotify(facts: &Facts) -> Option<Vec<Finding>> {
     let room = facts.host.as_ref()?.inotify.as_ref()?;
-    let Some(why) = &room.refused else { return Some(Vec::new()) };
-    let todo = "raise fs.inotify.max_user_instances and fs.inotify.max_user_watches, and look for whoever uses them up";
-    let command = "sysctl fs.inotify.max_user_instances=1024 fs.inotify.max_user_watches=524288";
+    let (why, todo, command) = match &room.refused {
+        None => return Some(Vec::new()),
+        Some(Refused::Limit { name, value }) => {
+            let is = value.map(|value| format!(" ({value})")).unwrap_or_default();
+            // Never less than what is set.
+            let usual = if name.ends_with("watches") { USUAL_WATCHES } else { USUAL_INSTANCES };
+            let more = value.unwrap_or_default().saturating_mul(2).max(usual);
+            let todo = "raise that limit, in /etc/sysctl.d to keep it so, or end whoever uses it up (docs/doctor.md finds them)";
+            (format!("this user has reached {name}{is}"), todo, Some(format!("sysctl {name}={more}")))
+        }
+        Some(Refused::Other(why)) => (why.clone(), "find out what keeps this process from watching files: a sandbox, an old kernel", None),
+    };
     let found = match room.instances {
         0 => Finding::new(&INOTIFY_EXHAUSTED, "inotify", format!("no more files can be watched: {why}"), todo),
-        made => Finding::new(&INOTIFY_LOW, "inotify", format!("only {made} of {INOTIFY_WANTED} more instances could be made: {why}"), todo),
+        made => Finding::new(&INOTIFY_LOW, "inotify", format!("only {made} of {INOTIFY_WANTED} more instances could be had: {why}"), todo),
     };
-    Some(vec![found.by(command)])
+    Some(vec![Finding { command, ..found }])
 }
 
 pub(super) fn kernel_log(facts: &Facts) -> Option<Vec<Finding>> {
@@ -52,7 +60,7 @@ pub(super) fn kernel_log(facts: &Facts) -> Option<Vec<Finding>> {
     let told = facts.status().map(|status| status.get("signals_off").map(|off| text(off, "kernel_log")).unwrap_or_default());
     let why = match told {
         Some(told) => told.to_owned(),
-        None if !facts.is_root => return None,
+        None if !facts.may_read_all() => return None,
         None => facts.host.as_ref()?.kernel_log.clone().unwrap_or_default(),
     };
     if why.is_empty() {
@@ -61,6 +69,10 @@ pub(super) fn kernel_log(facts: &Facts) -> Option<Vec<Finding>> {
     let todo = "install the drop-in or the component `kernel-log`, which gives it /dev/kmsg and CAP_SYSLOG (docs/install.md)";
     Some(vec![Finding::new(&KERNEL_LOG_UNREADABLE, "/dev/kmsg", why, todo)])
 }
+
+/// What nodes with many pods are given of each.
+const USUAL_INSTANCES: u64 = 1024;
+const USUAL_WATCHES: u64 = 524_288;
 
 /// What the kubelet itself gives the directory (`KubeletPluginsDirSELinuxLabel`).
 const SOCKETS_TYPE: &str = "container_file_t";

@@ -38,18 +38,24 @@ pub(super) fn directory(facts: &Facts) -> Option<Vec<Finding>> {
     }
     for (is, path) in [(&kubelet.dir, facts.roots.kubelet.clone()), (&kubelet.plugins, device_plugins(facts))] {
         let found = match is {
-            Is::Denied(why) if facts.is_root => format!("it cannot be read: {why}"),
+            Is::Denied(why) if facts.may_read_all() => format!("it cannot be read: {why}"),
             Is::Denied(_) => return None,
             Is::Directory | Is::Missing => continue,
             _ => "it is not a directory".to_owned(),
         };
-        let todo = "the daemon needs the kubelet's own directory: move aside what is there, or give the right one with --kubelet-dir";
+        let (found, todo) = if kubelet.is_file_mount {
+            let todo = "mount the kubelet's own directory there, in a pod as a hostPath of the type Directory, or give the right one with \
+                        --kubelet-dir";
+            ("a file is mounted where a directory belongs".to_owned(), todo)
+        } else {
+            (found, "the daemon needs the kubelet's own directory: move aside what is there, or give the right one with --kubelet-dir")
+        };
         return Some(vec![Finding::new(&KUBELET_DIR_UNUSABLE, path.display(), found, todo)]);
     }
-    if kubelet.socket == Is::Other {
+    if kubelet.socket == Is::Directory {
         let todo = "remove it and start the kubelet anew; a container that mounts the socket by name makes an empty directory in its place \
                     when there is no kubelet: mount the directory `device-plugins`";
-        let found = "something else stands where the kubelet's socket belongs";
+        let found = "a directory stands where the kubelet's socket belongs";
         return Some(vec![Finding::new(&KUBELET_DIR_UNUSABLE, socket(facts).display(), found, todo)]);
     }
     let is_empty = kubelet.socket == Is::Missing && kubelet.is_mounted != Some(false);
@@ -86,12 +92,16 @@ pub(super) fn listens(facts: &Facts) -> Option<Vec<Finding>> {
     let start = "start the kubelet; its log says why it does not run";
     match &kubelet.socket {
         Is::Listening => Some(Vec::new()),
-        Is::Missing | Is::Deserted if kubelet.socket_is_mounted => None,
+        Is::Missing | Is::Deserted | Is::Other if kubelet.socket_is_mounted => None,
         Is::Missing if is_known => {
             Some(vec![Finding::new(&KUBELET_ABSENT, on, "no kubelet has made its socket here", start).by("systemctl status kubelet")])
         }
         Is::Deserted => {
             Some(vec![Finding::new(&KUBELET_ABSENT, on, "nobody listens on this socket", start).by("systemctl status kubelet")])
+        }
+        Is::Other => {
+            let found = "what stands here is no socket, so nobody listens; a kubelet that starts puts its own in its place";
+            Some(vec![Finding::new(&KUBELET_ABSENT, on, found, start).by("systemctl status kubelet")])
         }
         Is::Silent => {
             let todo = "look at the kubelet's log, and restart it if it does nothing";
@@ -116,7 +126,7 @@ pub(super) fn pod_resources(facts: &Facts) -> Option<Vec<Finding>> {
             Some(Err(why)) if !listing.is_old => why.clone(),
             _ => return Some(Vec::new()),
         },
-        Is::Denied(_) if !facts.is_root => return None,
+        Is::Denied(_) if !facts.may_read_all() => return None,
         Is::Denied(why) => why.clone(),
         Is::Directory | Is::Other => "it is not a socket".to_owned(),
     };
@@ -136,7 +146,7 @@ pub(super) fn pod_resources(facts: &Facts) -> Option<Vec<Finding>> {
 }
 
 pub(super) fn version(facts: &Facts) -> Option<Vec<Finding>> {
-    let todo = "upgrade the kubelet; docs/supported.md says what older ones lack";
+    let todo = "upgrade the kubelet to 1.26 or newer (docs/supported.md)";
     let old = |found: String| Some(vec![Finding::new(&KUBELET_TOO_OLD, socket(facts).display(), found, todo)]);
     let spoken = facts.status().map(|status| list(status, "resources").iter().map(|resource| text(resource, "api_version")));
     if let Some(version) = spoken.into_iter().flatten().find(|version| version.starts_with("v1alpha")) {

@@ -4,7 +4,7 @@ use super::super::codes::{
     CLOCK_MOVED_BACK, CLOCK_MOVED_FORWARD, LEDGER_DAMAGED, LEDGER_MOVED_ASIDE, LEDGER_NOT_WRITTEN, LEDGER_ONE_COPY, LEDGER_UNREADABLE,
     STATE_DISK_FULL, STATE_DISK_LOW, STATE_IN_CONTAINER, STATE_IN_MEMORY, STATE_ON_NETWORK, STATE_READ_ONLY,
 };
-use super::super::{Clock, Facts, Finding};
+use super::super::{Clock, Facts, Finding, State, Writes};
 use super::{is_true, text};
 use crate::domain::Timestamp;
 use crate::host::Medium;
@@ -13,6 +13,9 @@ use crate::host::Medium;
 const FULL_BYTES: u64 = 1024 * 1024;
 /// A full history takes so much; below it a log that grows beside it may take the rest within a day.
 const LOW_BYTES: u64 = 128 * 1024 * 1024;
+/// Of what ext4 keeps back from others than root it takes so much itself, at most 4096 blocks of 4 KiB, and as much again is
+/// too little to go on with.
+const KEPT_BACK_BYTES: u64 = 32 * 1024 * 1024;
 /// The journal and sled make and remove files all the time.
 const LOW_FILES: u64 = 64;
 /// What clocks may differ by without having jumped: a machine's oscillator is wrong by seconds in a month.
@@ -21,27 +24,10 @@ const SLACK_MILLIS: u64 = 60 * 1000;
 pub(super) fn state(facts: &Facts) -> Option<Vec<Finding>> {
     let state = facts.state.as_ref()?;
     let on = state.dir.display();
-    let mut found = Vec::new();
-    let make_room = "make room on this file system, or give the daemon another --state-dir";
-    let mib = state.room / 1024 / 1024;
-    if state.is_read_only {
-        let todo = "mount it writable; a disk that the kernel has made read-only has failed: its log says how";
-        found.push(Finding::new(&STATE_READ_ONLY, &on, "its file system is read-only", todo).by("dmesg | grep -i -e error -e remount"));
-    } else if state.room < FULL_BYTES || state.files_left == 0 {
-        let what =
-            if state.files_left == 0 { "no more files can be made".to_owned() } else { format!("{} KiB are left", state.room / 1024) };
-        found.push(Finding::new(&STATE_DISK_FULL, &on, what, make_room));
-    } else if state.room < LOW_BYTES || state.files_left < LOW_FILES {
-        let what = if state.files_left < LOW_FILES {
-            format!("{} more files can be made", state.files_left)
-        } else {
-            format!("{mib} MiB are left")
-        };
-        found.push(Finding::new(&STATE_DISK_LOW, &on, what, make_room));
-    }
+    let mut found: Vec<Finding> = refuses(state).or_else(|| has_no_room(state)).into_iter().collect();
     let elsewhere = "put --state-dir on a disk of the node: /var/lib/holdfast there, a hostPath in a container";
     found.extend(match state.medium {
-        Some(Medium::Memory) => Some(Finding::new(&STATE_IN_MEMORY, &on, "it lies in memory (tmpfs)", elsewhere)),
+        Some(Medium::Memory) => Some(Finding::new(&STATE_IN_MEMORY, &on, "it lies in memory", elsewhere)),
         Some(Medium::Overlay) => Some(Finding::new(&STATE_IN_CONTAINER, &on, "it lies in the layers of a container (overlay)", elsewhere)),
         Some(Medium::Network) => Some(Finding::new(&STATE_ON_NETWORK, &on, "it lies on another machine", elsewhere)),
         Some(Medium::Disk) | None => None,
@@ -49,11 +35,50 @@ pub(super) fn state(facts: &Facts) -> Option<Vec<Finding>> {
     Some(found)
 }
 
+fn refuses(state: &State) -> Option<Finding> {
+    let kernel = "dmesg | grep -i -e error -e remount".to_owned();
+    let failed = "look for why in the kernel's log; check the file system (fsck) or replace its disk, and mount it anew";
+    let (what, todo, command) = match &state.writes {
+        Writes::Taken => return None,
+        Writes::RefusedHere => (
+            "it is mounted read-only here, although its file system is not".to_owned(),
+            "mount it writable: in a pod, a volume without `readOnly`; in a unit, name it in ReadWritePaths=",
+            format!("findmnt -o TARGET,VFS-OPTIONS,FS-OPTIONS -T {}", state.dir.display()),
+        ),
+        Writes::Refused => (
+            "its file system is read-only".to_owned(),
+            "mount it writable; a disk that the kernel has made read-only has failed: its log says how",
+            kernel,
+        ),
+        Writes::Stopped => ("since an error the kernel lets nothing be written to its file system".to_owned(), failed, kernel),
+        Writes::Gone(why) => (format!("its file system can be neither written nor read any more: {why}"), failed, kernel),
+    };
+    Some(Finding::new(&STATE_READ_ONLY, state.dir.display(), what, todo).by(command))
+}
+
+fn has_no_room(state: &State) -> Option<Finding> {
+    let State { room, room_of_root, files_left, .. } = *state;
+    let (code, what) = match (room, files_left) {
+        (_, 0) => (&STATE_DISK_FULL, "no more files can be made".to_owned()),
+        (0..FULL_BYTES, _) if room_of_root > KEPT_BACK_BYTES => {
+            let mib = (room_of_root - KEPT_BACK_BYTES) / 1024 / 1024;
+            (&STATE_DISK_LOW, format!("nothing is left but what the file system keeps back for root, some {mib} MiB"))
+        }
+        (0..FULL_BYTES, _) => (&STATE_DISK_FULL, format!("{} KiB are left", room / 1024)),
+        (_, 1..LOW_FILES) => (&STATE_DISK_LOW, format!("{files_left} more files can be made")),
+        (0..LOW_BYTES, _) => (&STATE_DISK_LOW, format!("{} MiB are left", room / 1024 / 1024)),
+        _ => return None,
+    };
+    Some(Finding::new(code, state.dir.display(), what, "make room on this file system, or give the daemon another --state-dir"))
+}
+
 pub(super) fn ledger(facts: &Facts) -> Option<Vec<Finding>> {
     let dir = facts.roots.state.display();
     let mut found = Vec::new();
     let look = "holdfast ledger verify";
-    if let Some(ledger) = &facts.ledger {
+    // What nobody can read is not damaged for that.
+    let is_gone = facts.state.as_ref().is_some_and(|state| matches!(state.writes, Writes::Gone(_)));
+    if let Some(ledger) = facts.ledger.as_ref().filter(|_| !is_gone) {
         if let Some(why) = &ledger.unreadable {
             let todo = "a later version may have written it: install that one; else the daemon says at its start what it could not rebuild";
             found.push(Finding::new(&LEDGER_UNREADABLE, &dir, why, todo).by(look));

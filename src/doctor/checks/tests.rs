@@ -2,11 +2,11 @@
 
 use super::super::codes;
 use super::super::testing::{NOW, healthy};
-use super::super::{Answer, CODES, Code, ContainerdFile, Facts, Is, Level, Process, Resource};
+use super::super::{Answer, CODES, Code, ContainerdFile, Facts, Is, Level, Process, Resource, Writes};
 use super::{CHECKS, examine};
 use crate::domain::{DeviceId, Timestamp};
 use crate::hardware::NearMiss;
-use crate::host::{InotifyRoom, Medium};
+use crate::host::{InotifyRoom, Medium, Refused};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,6 +38,8 @@ fn near(criterion: &'static str, wanted: &str, found: Option<&str>) -> Vec<NearM
     vec![miss("0000:01:00.0"), miss("0000:02:00.0")]
 }
 
+const LIMIT: Refused = Refused::Limit { name: "fs.inotify.max_user_instances", value: Some(8192) };
+
 /// Each way to break a node, and all that is then found but what is in order.
 const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::NOT_ROOT], |facts| facts.is_root = false),
@@ -59,7 +61,16 @@ const BROKEN: &[(&[Code], Break)] = &[
         kubelet.is_mounted = None;
         kubelet.elsewhere = vec!["/var/lib/k0s/kubelet".into()];
     }),
-    (&[codes::KUBELET_DIR_UNUSABLE], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Other),
+    (&[codes::KUBELET_DIR_UNUSABLE], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Directory),
+    (&[codes::KUBELET_DIR_UNUSABLE], |facts| {
+        let kubelet = facts.kubelet.as_mut().unwrap();
+        (kubelet.plugins, kubelet.socket, kubelet.is_file_mount) = (Is::Other, Is::Missing, true);
+    }),
+    (&[codes::KUBELET_SOCKET_MOUNTED], |facts| {
+        let kubelet = facts.kubelet.as_mut().unwrap();
+        (kubelet.socket_is_mounted, kubelet.socket) = (true, Is::Other);
+    }),
+    (&[codes::KUBELET_ABSENT], |facts| facts.kubelet.as_mut().unwrap().socket = Is::Other),
     (&[codes::KUBELET_DIR_NOT_MOUNTED], |facts| {
         let kubelet = facts.kubelet.as_mut().unwrap();
         (kubelet.is_mounted, kubelet.socket) = (Some(false), Is::Missing);
@@ -169,10 +180,20 @@ const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::CDI_DIRECTORY_UNREAD], |facts| {
         facts.cdi.as_mut().unwrap().containerd[0].cdi_spec_dirs = Some(BTreeSet::from(["/opt/cdi".into()]));
     }),
-    (&[codes::STATE_DISK_FULL], |facts| facts.state.as_mut().unwrap().room = 4096),
+    (&[codes::STATE_DISK_FULL], |facts| {
+        let state = facts.state.as_mut().unwrap();
+        (state.room, state.room_of_root) = (4096, 16 << 20);
+    }),
     (&[codes::STATE_DISK_FULL], |facts| facts.state.as_mut().unwrap().files_left = 0),
     (&[codes::STATE_DISK_LOW], |facts| facts.state.as_mut().unwrap().room = 50 << 20),
-    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().is_read_only = true),
+    (&[codes::STATE_DISK_LOW], |facts| facts.state.as_mut().unwrap().room = 0),
+    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = Writes::Refused),
+    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = Writes::RefusedHere),
+    (&[codes::STATE_READ_ONLY], |facts| facts.state.as_mut().unwrap().writes = Writes::Stopped),
+    (&[codes::STATE_READ_ONLY], |facts| {
+        facts.state.as_mut().unwrap().writes = Writes::Gone("Input/output error".into());
+        facts.ledger.as_mut().unwrap().findings.push("journal segment is damaged".into());
+    }),
     (&[codes::STATE_IN_MEMORY], |facts| facts.state.as_mut().unwrap().medium = Some(Medium::Memory)),
     (&[codes::STATE_IN_CONTAINER], |facts| facts.state.as_mut().unwrap().medium = Some(Medium::Overlay)),
     (&[codes::STATE_ON_NETWORK], |facts| facts.state.as_mut().unwrap().medium = Some(Medium::Network)),
@@ -189,10 +210,14 @@ const BROKEN: &[(&[Code], Break)] = &[
         facts.ledger.as_mut().unwrap().clock.oldest_of_boot = Some(Timestamp(NOW - 48 * 3600 * 1000));
     }),
     (&[codes::INOTIFY_EXHAUSTED], |facts| {
-        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 0, refused: Some("too many open files".into()) });
+        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 0, refused: Some(LIMIT) });
     }),
     (&[codes::INOTIFY_LOW], |facts| {
-        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 1, refused: Some("too many open files".into()) });
+        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 1, refused: Some(LIMIT) });
+    }),
+    (&[codes::INOTIFY_EXHAUSTED], |facts| {
+        let refused = Some(Refused::Other("Function not implemented".into()));
+        facts.host.as_mut().unwrap().inotify = Some(InotifyRoom { instances: 0, refused });
     }),
     (&[codes::SELINUX_LABEL], |facts| facts.kubelet.as_mut().unwrap().label = Some("system_u:object_r:var_lib_t:s0".into())),
 ];
@@ -260,7 +285,7 @@ fn what_the_configuration_asks_for_is_no_fault_of_a_device() {
 fn what_is_worst_stands_first() {
     let mut facts = healthy();
     facts.is_root = false;
-    facts.state.as_mut().unwrap().room = 0;
+    facts.state.as_mut().unwrap().files_left = 0;
     status(&mut facts)["ready"] = false.into();
     let levels: Vec<Level> = examine(&facts).findings.iter().map(|finding| finding.level).take(4).collect();
     assert_eq!(levels, [Level::Error, Level::Warning, Level::Note, Level::Ok]);

@@ -26,6 +26,8 @@ pub(super) fn daemon(ground: &Ground) -> Found {
         match timeout(QUESTION, control_get::<Value>(&roots.run, "/v1/status")).await {
             Ok(Ok(status)) => (Answer::Status(status), pid),
             Ok(Err(ControlError::Absent { .. })) => (Answer::Absent, None),
+            // Who may not ask is refused by a daemon that is well, whatever the socket's mode.
+            Ok(Err(_)) if !ground.may_read_all => (Answer::Denied, pid),
             Ok(Err(error)) => (Answer::Silent(error.to_string()), pid),
             Err(_elapsed) => (Answer::Silent("a daemon takes the question, and gives no answer in time".into()), pid),
         }

@@ -1,6 +1,7 @@
 //! The configuration's files, the state directory, and what the journal tells.
 
-use super::super::{Clock, Facts, Ledger, State, Wants};
+use super::super::{Clock, Facts, Ledger, State, Wants, Writes};
+use super::mounts::{Mount, mount_of, mounts};
 use super::{Found, Ground, Place};
 use crate::config::{Config, ConfigError, DEFAULT_PATH};
 use crate::domain::{Contract, Grant, GrantState, ResourceSpec, Timestamp};
@@ -39,15 +40,31 @@ pub(super) fn state(ground: &Ground) -> Found {
         .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains(".quarantine")))
         .collect();
     moved_aside.sort();
+    let at = dir.canonicalize().unwrap_or_else(|_| dir.clone());
     let state = State {
         medium: host::medium(&dir),
         room: host::room(&dir),
         files_left: host::files_left(&dir),
-        is_read_only: host::is_read_only(&dir),
+        room_of_root: host::room_of_root(&dir),
+        writes: writes(&dir, mount_of(&mounts(ground), &at)),
         moved_aside,
         dir,
     };
     Box::new(|facts: &mut Facts| facts.state = Some(state))
+}
+
+/// What becomes of what is written to `dir`, which lies on `mount`.
+fn writes(dir: &Path, mount: Option<&Mount>) -> Writes {
+    // A disk that has failed does not say so to who asks for the file system's flags, but to who reads, and among the options.
+    let says = |option: &str| mount.is_some_and(|mount| mount.file_system_has(option));
+    match host::disk_error(dir) {
+        Some(error) => Writes::Gone(error),
+        _ if says("shutdown") => Writes::Gone("the kernel has shut it down".into()),
+        _ if says("emergency_ro") => Writes::Stopped,
+        _ if !host::is_read_only(dir) => Writes::Taken,
+        _ if mount.is_some_and(|mount| mount.has("ro")) && !says("ro") => Writes::RefusedHere,
+        _ => Writes::Refused,
+    }
 }
 
 pub(super) fn ledger(ground: &Ground) -> Found {
@@ -59,7 +76,7 @@ pub(super) fn ledger(ground: &Ground) -> Found {
         }
         // A node on which no daemon has run yet.
         Err(StoreError::NoJournal { .. }) => return Box::new(|_| ()),
-        Err(_) if !host::peer::is_root() => return Box::new(|_| ()),
+        Err(_) if !ground.may_read_all => return Box::new(|_| ()),
         Err(error) => Ledger { unreadable: Some(error.to_string()), ..Ledger::default() },
     };
     Box::new(|facts: &mut Facts| facts.ledger = Some(ledger))

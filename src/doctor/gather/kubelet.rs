@@ -1,11 +1,11 @@
 //! The kubelet: its directory, the mounts in it, its sockets, what it lists.
 
 use super::super::{Facts, Is, Kubelet, Listing};
+use super::mounts::{mount_of, mounts};
 use super::{Found, Ground, QUESTION, ask};
 use crate::domain::Gather;
 use crate::host::{self, HostRoot};
 use crate::kubelet::pod_resources::{PodResources, PodResourcesError};
-use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -27,11 +27,12 @@ pub(super) fn directory(ground: &Ground) -> Found {
     let (roots, host) = (&ground.place.roots, HostRoot::new(&ground.place.roots.host));
     let plugins = roots.kubelet.join("device-plugins");
     let socket = plugins.join("kubelet.sock");
-    let mounts = fs::read_to_string(ground.place.own.join("mountinfo")).unwrap_or_default();
-    let points = mount_points(&mounts);
-    let canonical = plugins.canonicalize().unwrap_or_else(|_| plugins.clone());
-    let root_is_layers = points.iter().any(|(point, kind)| point == Path::new("/") && kind == "overlay");
-    let mounted = || points.iter().any(|(point, _)| point != Path::new("/") && canonical.starts_with(point));
+    let mounts = mounts(ground);
+    let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let is_mount = |path: PathBuf| mounts.iter().any(|mount| mount.at == path);
+    let canonical_plugins = canonical(&plugins);
+    let root_is_layers = mounts.iter().any(|mount| mount.at == Path::new("/") && mount.kind == "overlay");
+    let mounted = || mount_of(&mounts, &canonical_plugins).is_some_and(|mount| mount.at != Path::new("/"));
     let elsewhere = USUAL_DIRS.iter().map(|dir| host.path(dir)).filter(|dir| !is_same(dir, &roots.kubelet));
     let kubelet = Kubelet {
         dir: what_is_at(&roots.kubelet),
@@ -39,7 +40,8 @@ pub(super) fn directory(ground: &Ground) -> Found {
         socket: listens_at(&socket),
         elsewhere: elsewhere.filter(|dir| is_socket(&dir.join("device-plugins/kubelet.sock"))).collect(),
         root_dir: root_dir(&host),
-        socket_is_mounted: points.iter().any(|(point, _)| *point == canonical.join("kubelet.sock")),
+        is_file_mount: [&roots.kubelet, &plugins].into_iter().any(|dir| !dir.is_dir() && is_mount(canonical(dir))),
+        socket_is_mounted: is_mount(canonical_plugins.join("kubelet.sock")),
         is_mounted: root_is_layers.then(mounted),
         others: others(&plugins),
         label: host::selinux_label(&plugins),
@@ -73,6 +75,7 @@ fn what_is_at(path: &Path) -> Is {
 fn listens_at(path: &Path) -> Is {
     match path.metadata() {
         Ok(about) if about.file_type().is_socket() => {}
+        Ok(about) if about.is_dir() => return Is::Directory,
         Ok(_) => return Is::Other,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Is::Missing,
         Err(error) => return Is::Denied(error.to_string()),
@@ -97,15 +100,6 @@ fn others(plugins: &Path) -> Vec<String> {
     names.sort_unstable();
     names.retain(|name| listens_at(&plugins.join(name)) == Is::Listening);
     names
-}
-
-/// Mount points with the types of their file systems: fields 5 and the first after `-` (proc(5)). Spaces are written `\040`.
-fn mount_points(mountinfo: &str) -> Vec<(PathBuf, String)> {
-    let point = |line: &str| {
-        let (mount, kind) = line.split_once(" - ")?;
-        Some((PathBuf::from(mount.split(' ').nth(4)?.replace("\\040", " ")), kind.split(' ').next()?.to_owned()))
-    };
-    mountinfo.lines().filter_map(point).collect()
 }
 
 /// What a kubelet of this host was started with.

@@ -6,6 +6,7 @@ mod files;
 mod hardware;
 mod host;
 mod kubelet;
+mod mounts;
 mod runtime;
 
 use super::Facts;
@@ -48,6 +49,8 @@ struct Ground {
     place: Place,
     /// The configuration, if it is valid.
     config: Option<Config>,
+    /// Whether nothing of the host is kept from this process.
+    may_read_all: bool,
 }
 
 /// What a look has found.
@@ -93,7 +96,7 @@ pub fn gather(place: Place) -> Facts {
         facts.hanging.push(what);
     }
     facts.config = wants;
-    let ground = Arc::new(Ground { place, config: config.flatten() });
+    let ground = Arc::new(Ground { place, config: config.flatten(), may_read_all: facts.may_read_all() });
     let looks = LOOKS.iter().map(|look| {
         let (ground, run) = (Arc::clone(&ground), look.run);
         (look.what, Box::new(move || run(&ground)) as Box<dyn FnOnce() -> Found + Send>)

@@ -1,0 +1,71 @@
+//! The mounts that this process sees: `/proc/self/mountinfo` (proc(5)).
+
+use super::Ground;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Mount {
+    /// Where.
+    pub(super) at: PathBuf,
+    /// The type of its file system.
+    pub(super) kind: String,
+    options: String,
+    file_system_options: String,
+}
+
+impl Mount {
+    /// Whether this mount has the option, such as `ro`.
+    pub(super) fn has(&self, option: &str) -> bool {
+        self.options.split(',').any(|had| had == option)
+    }
+
+    /// Whether its file system has it, and so every mount of that.
+    pub(super) fn file_system_has(&self, option: &str) -> bool {
+        self.file_system_options.split(',').any(|had| had == option)
+    }
+}
+
+pub(super) fn mounts(ground: &Ground) -> Vec<Mount> {
+    parse(&fs::read_to_string(ground.place.own.join("mountinfo")).unwrap_or_default())
+}
+
+/// The one on which a path without links lies.
+pub(super) fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    // Of several at one place the last hides the others.
+    mounts.iter().filter(|mount| path.starts_with(&mount.at)).max_by_key(|mount| mount.at.components().count())
+}
+
+/// `36 35 98:0 /root /at rw,relatime master:1 - ext4 /dev/sda1 rw,errors=continue`; spaces are written `\040`.
+fn parse(mountinfo: &str) -> Vec<Mount> {
+    let mount = |line: &str| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let (mut mount, mut file_system) = (mount.split(' ').skip(4), file_system.split(' '));
+        Some(Mount {
+            at: PathBuf::from(mount.next()?.replace("\\040", " ")),
+            options: mount.next()?.to_owned(),
+            kind: file_system.next()?.to_owned(),
+            file_system_options: file_system.nth(1).unwrap_or_default().to_owned(),
+        })
+    };
+    mountinfo.lines().filter_map(mount).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_lies_on_the_nearest_mount_above_it_and_there_on_the_last() {
+        let text = "21 1 253:0 / / rw - ext4 /dev/vda rw\n\
+                    30 21 7:0 / /var/lib/a\\040b rw,relatime shared:4 master:7 - ext4 /dev/loop0 rw,abort,emergency_ro\n\
+                    31 30 7:0 / /var/lib/a\\040b ro,nosuid - xfs /dev/loop1 rw\n\
+                    nonsense\n";
+        let mounts = parse(text);
+        let at = |path: &str| mount_of(&mounts, Path::new(path)).unwrap();
+        assert_eq!((mounts.len(), at("/var/lib").kind.as_str(), at("/var/lib/a b/journal").kind.as_str()), (3, "ext4", "xfs"));
+        assert!(at("/var/lib/a b").has("ro") && !at("/var/lib/a b").file_system_has("ro") && !at("/var/lib/a").has("ro"));
+        assert!(mounts[1].file_system_has("emergency_ro") && !mounts[1].file_system_has("emergency"));
+    }
+}
