@@ -134,6 +134,13 @@ impl Cost {
         self.0.iter_mut().zip(other.0).for_each(|(part, other)| *part = part.saturating_add(other));
         self
     }
+
+    /// How the sum of both is to `known`; most sums are found dearer at their first parts, and are not made.
+    fn both_to(&self, other: &Cost, known: &Cost) -> Ordering {
+        let parts = self.0.iter().zip(&other.0).zip(&known.0);
+        let mut orders = parts.map(|((one, other), known)| one.saturating_add(*other).cmp(known));
+        orders.find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
+    }
 }
 
 /// The best choice of one size in a group: ids in their order.
@@ -309,12 +316,12 @@ fn join(left: &[Option<Choice>], right: &[Option<Choice>], size: usize) -> Vec<O
     for (a, left) in left.iter().enumerate().filter_map(|(a, choice)| Some((a, choice.as_ref()?))) {
         for (b, right) in right.iter().enumerate().filter_map(|(b, choice)| Some((b, choice.as_ref()?))) {
             let Some(place) = joined.get_mut(a + b) else { break };
-            let cost = left.cost.plus(&right.cost);
             let is_better = place.as_ref().is_none_or(|known| {
-                cost.cmp(&known.cost).then_with(|| compare(merged(&left.ids, &right.ids), &known.ids)) == Ordering::Less
+                let order = left.cost.both_to(&right.cost, &known.cost);
+                order.then_with(|| compare(merged(&left.ids, &right.ids), &known.ids)) == Ordering::Less
             });
             if is_better {
-                *place = Some(Choice { cost, ids: merged(&left.ids, &right.ids).collect() });
+                *place = Some(Choice { cost: left.cost.plus(&right.cost), ids: merged(&left.ids, &right.ids).collect() });
             }
         }
     }
