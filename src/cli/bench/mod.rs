@@ -4,6 +4,7 @@ mod allocate;
 mod caller;
 mod floor;
 mod instance;
+mod plot;
 mod report;
 
 use super::Global;
