@@ -4,10 +4,10 @@
 
 use super::super::exit::Failed;
 use super::super::progress::Progress;
-use super::super::{Global, eprintln};
+use super::super::{Global, block_on, eprintln};
 use super::caller::{self, Caller, failed};
 use super::floor::{Append, Rewrite};
-use super::instance::{Common, Instance, Offer, or_interrupted};
+use super::instance::{Common, Instance, Interrupts, Offer};
 use super::report::{Durations, Report, ratio, span, tenth};
 use crate::domain::Durability;
 use crate::store::journal_bytes;
@@ -98,10 +98,11 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
                 options.calls + options.warm_up,
                 socket.display()
             ));
-            super::super::block_on(or_interrupted(async {
+            let measured = async {
                 let caller = Caller::dial(socket, READY_DEADLINE).await?;
                 measure(&caller, place.path(), None, options).await
-            }))??
+            };
+            block_on(async { Interrupts::new()?.or(measured).await })??
         }
     };
     report.show(global, options.common.plot.as_deref())

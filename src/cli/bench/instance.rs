@@ -1,6 +1,7 @@
 //! A daemon of the measurement's own: nothing of the machine's is used but its disk.
 
 use super::super::exit::{FAILURE, Failed, USAGE};
+use super::super::progress;
 use super::report::{self, Report};
 use crate::app::{App, Settings};
 use crate::config::{self, Roots};
@@ -10,7 +11,7 @@ use clap::Args;
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 /// What every measurement asks.
@@ -121,28 +122,44 @@ impl Instance {
     /// of its own.
     pub(super) fn beside(&self, measure: Box<dyn FnOnce() -> Result<Report, Failed> + Send>) -> Result<Report, Failed> {
         actix::System::new().block_on(async {
+            let interrupts = Interrupts::new()?;
             let (done, answer) = oneshot::channel();
             let thread = std::thread::Builder::new().name("caller".into()).spawn(move || {
                 // Nobody waits for it when the daemon could not be started.
                 drop(done.send(measure()));
             })?;
             let app = App::start(self.settings()?).await?;
-            let measured = or_interrupted(async { answer.await.map_err(|_| Failed::new(FAILURE, "the calling thread died"))? }).await;
+            let measured = interrupts.or(async { answer.await.map_err(|_| Failed::new(FAILURE, "the calling thread died"))? }).await;
             app.shut_down().await;
-            if measured.is_ok() {
-                drop(thread.join());
+            match measured {
+                Ok(_) => drop(thread.join()),
+                // The other thread may be waiting for what will not come.
+                Err(_) => progress::wipe(),
             }
             measured
         })
     }
 }
 
-/// What a measurement comes to, unless somebody ends it before: what it has made is removed then too.
-pub(super) async fn or_interrupted(measuring: impl Future<Output = Result<Report, Failed>>) -> Result<Report, Failed> {
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        measured = measuring => measured,
-        _ = interrupt.recv() => Err(Failed::new(FAILURE, "interrupted; nothing is left behind")),
-        _ = terminate.recv() => Err(Failed::new(FAILURE, "ended by SIGTERM; nothing is left behind")),
+/// Who may end a measurement before its end.
+#[derive(Debug)]
+pub(super) struct Interrupts {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Interrupts {
+    /// From now on they end nothing by themselves.
+    pub(super) fn new() -> Result<Self, Failed> {
+        Ok(Interrupts { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// What a measurement comes to, unless somebody ends it before: what it has made is removed then too.
+    pub(super) async fn or(mut self, measuring: impl Future<Output = Result<Report, Failed>>) -> Result<Report, Failed> {
+        tokio::select! {
+            measured = measuring => measured,
+            _ = self.interrupt.recv() => Err(Failed::new(FAILURE, "interrupted")),
+            _ = self.terminate.recv() => Err(Failed::new(FAILURE, "ended by SIGTERM")),
+        }
     }
 }

@@ -5,12 +5,15 @@ use super::caller::failed;
 use super::instance::Instance;
 use crate::host;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 
 /// How long a process may take to do what is waited for.
 const WITHIN: Duration = Duration::from_secs(60);
+
+/// How long one may take to be gone after it was killed.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
 
 /// A daemon; it is killed with the value.
 #[derive(Debug)]
@@ -73,5 +76,17 @@ impl Process {
         }
         self.child.wait().await?;
         Ok(())
+    }
+}
+
+impl Drop for Process {
+    /// Waits until it is gone: what it still writes would keep its directories from being removed.
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.child.start_kill());
+        let until = Instant::now() + GONE_WITHIN;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::yield_now();
+        }
     }
 }

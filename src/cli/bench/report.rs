@@ -42,15 +42,16 @@ impl Durations {
         tenth(self.0.value_at_quantile(quantile) as f64 / 1e3)
     }
 
-    /// How a distribution stands in every document.
+    /// How a distribution stands in every document; what did not happen took no time that could be told.
     pub(super) fn document(&self) -> Value {
+        let us = |quantile| (self.count() > 0).then(|| self.us(quantile));
         json!({
             "count": self.count(),
-            "p50_us": self.us(0.5),
-            "p90_us": self.us(0.9),
-            "p99_us": self.us(0.99),
-            "p999_us": self.us(0.999),
-            "max_us": self.us(1.0),
+            "p50_us": us(0.5),
+            "p90_us": us(0.9),
+            "p99_us": us(0.99),
+            "p999_us": us(0.999),
+            "max_us": us(1.0),
         })
     }
 
@@ -164,6 +165,8 @@ mod tests {
     fn a_distribution_has_the_same_fields_everywhere() {
         let wanted = r#"{"count":1000,"max_us":1000.4,"p50_us":500.2,"p90_us":900.1,"p999_us":999.4,"p99_us":990.2}"#;
         assert_eq!(thousand().document().to_string(), wanted);
+        let none = Durations::new().unwrap().document();
+        assert_eq!((&none["count"], &none["max_us"]), (&json!(0), &Value::Null));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::super::progress::Progress;
 use super::super::{Global, block_on};
 use super::allocate::Promise;
 use super::caller::failed;
-use super::instance::{Common, Instance, Offer, or_interrupted};
+use super::instance::{Common, Instance, Interrupts, Offer};
 use super::process::Process;
 use super::report::{Durations, Report, span};
 use crate::domain::ResourceName;
@@ -44,11 +44,8 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let durability = Promise::durability(options.durability, global)?;
     let offer = Offer { resources: 1, files: options.devices, replicas: 1 };
     let instance = Instance::create(options.common.place(&global.state_dir)?, durability, offer)?;
-    let measured = block_on(or_interrupted(async {
-        let found = measure(&instance, options).await?;
-        Ok(report(options, durability.as_str(), found))
-    }))?;
-    measured?.show(global, options.common.plot.as_deref())
+    let measured = async { Ok(report(options, durability.as_str(), measure(&instance, options).await?)) };
+    block_on(async { Interrupts::new()?.or(measured).await })??.show(global, options.common.plot.as_deref())
 }
 
 /// What was seen in one part of the rounds.
