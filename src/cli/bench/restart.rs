@@ -111,8 +111,16 @@ fn report(options: &Options, holdfast: Side, floor: Side) -> Report {
     });
     let title = format!("Restart of a kubelet: {rounds} rounds, {resources} × {devices} devices, until the last resource is back");
     let remarks = vec![
-        format!("{title}"),
-        format!("p50 of the lists is {:.2} × the bare plugin's ({} more), p99 {:.2} ×", p50 / floor50, span(p50 - floor50), p99 / floor99),
+        title.clone(),
+        format!(
+            "lists: p50 {} to the bare plugin's {}, {:.2} ×; p99 {} to {}, {:.2} ×",
+            span(p50),
+            span(floor50),
+            p50 / floor50,
+            span(p99),
+            span(floor99),
+            p99 / floor99
+        ),
     ];
     let rows = vec![
         ("Holdfast: Register", holdfast.registered),
@@ -149,6 +157,6 @@ mod tests {
         for distribution in [&document["registered"], &document["listed"], &document["floor"]["registered"], &document["floor"]["listed"]] {
             assert_eq!(distribution["count"], 1);
         }
-        assert_eq!(report.remarks[1], "p50 of the lists is 1.50 × the bare plugin's (1.00 ms more), p99 1.50 ×");
+        assert_eq!(report.remarks[1], "lists: p50 3.00 ms to the bare plugin's 2.00 ms, 1.50 ×; p99 3.00 ms to 2.00 ms, 1.50 ×");
     }
 }

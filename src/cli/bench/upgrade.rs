@@ -13,7 +13,7 @@ use super::instance::{Common, Instance, Interrupts, Offer};
 use super::process::Process;
 use super::report::{Durations, Report, span};
 use crate::domain::ResourceName;
-use crate::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec};
+use crate::sim::kubelet::{Event, EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec};
 use clap::Args;
 use serde_json::json;
 use std::cell::{Cell, RefCell};
@@ -92,42 +92,34 @@ impl Found {
     }
 
     /// Reads what happened in a round.
-    fn read(&mut self, kubelet: &Kubelet, round: &Round, devices: usize) {
-        kubelet.view(|view| {
-            let events = view.events().iter().filter(|event| event.at >= round.began && event.at < round.ended);
-            let (mut last, mut lost, mut longest) = (None, None, [Duration::ZERO; 3]);
-            for event in events {
-                match &event.kind {
-                    EventKind::Allocated { took, .. } => {
-                        let asked = event.at.saturating_sub(*took);
-                        let part = match asked {
-                            asked if asked < round.handover => &mut self.before,
-                            asked if asked < round.handed => &mut self.during,
-                            _ => &mut self.after,
-                        };
-                        part.allocate.add(*took);
-                        let from = last.replace(event.at).unwrap_or(round.began);
-                        // A silence counts where the handover meets it.
-                        let which = usize::from(event.at >= round.handover) + usize::from(from >= round.handed);
-                        longest[which] = longest[which].max(event.at - from);
-                    }
-                    EventKind::Rejected { reason, message, .. } => self.refused.push(format!("{reason}: {message}")),
-                    EventKind::Registered { .. } => self.registers += 1,
-                    EventKind::RegisterFailed { .. } => self.failed_registers += 1,
-                    EventKind::Disconnected { .. } => lost = lost.or(Some(event.at)),
-                    EventKind::Listed { healthy, .. } => {
-                        self.shrunk += u64::from(*healthy < devices);
-                        if let Some(since) = lost.take() {
-                            self.dips.add(event.at - since);
-                        }
-                    }
-                    _ => {}
+    fn read<'a>(&mut self, events: impl Iterator<Item = &'a Event>, round: &Round, devices: usize) {
+        let (mut last, mut lost, mut longest) = (round.began, None, [Duration::ZERO; 3]);
+        for event in events.filter(|event| event.at >= round.began && event.at < round.ended) {
+            match &event.kind {
+                EventKind::Allocated { took, .. } => {
+                    let part = match event.at.saturating_sub(*took) {
+                        asked if asked < round.handover => &mut self.before,
+                        asked if asked < round.handed => &mut self.during,
+                        _ => &mut self.after,
+                    };
+                    part.allocate.add(*took);
+                    // A silence that the handover meets is the handover's.
+                    let part = usize::from(event.at >= round.handover) + usize::from(last >= round.handed);
+                    longest[part] = longest[part].max(event.at - last);
+                    last = event.at;
                 }
+                EventKind::Rejected { reason, message, .. } => self.refused.push(format!("{reason}: {message}")),
+                EventKind::Registered { .. } => self.registers += 1,
+                EventKind::RegisterFailed { .. } => self.failed_registers += 1,
+                EventKind::Disconnected { .. } => lost = lost.or(Some(event.at)),
+                EventKind::Listed { healthy, .. } if *healthy < devices => self.shrunk += 1,
+                EventKind::Listed { .. } => lost.take().into_iter().for_each(|since| self.dips.add(event.at - since)),
+                _ => {}
             }
-            for (part, longest) in [&mut self.before, &mut self.during, &mut self.after].into_iter().zip(longest) {
-                part.silence.add(longest);
-            }
-        });
+        }
+        for (part, longest) in [&mut self.before, &mut self.during, &mut self.after].into_iter().zip(longest) {
+            part.silence.add(longest);
+        }
         self.handover.add(round.handed - round.handover);
     }
 }
@@ -165,7 +157,8 @@ async fn measure(instance: &Instance, options: &Options) -> Result<Found, Failed
             }
             let handed = kubelet.now();
             tokio::time::sleep(PEACE).await;
-            found.read(&kubelet, &Round { began, handover, handed, ended: kubelet.now() }, devices);
+            let round = Round { began, handover, handed, ended: kubelet.now() };
+            kubelet.view(|view| found.read(view.events().iter(), &round, devices));
         }
         Ok(found)
     };
@@ -241,4 +234,75 @@ fn report(options: &Options, durability: &str, found: Found) -> Report {
         ("whole handover", handover),
     ];
     Report { heading: "what", title, document, rows, remarks }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::collections::BTreeSet;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn found(events: &[(u64, EventKind)]) -> Found {
+        let events: Vec<Event> = events.iter().map(|(at, kind)| Event { at: ms(*at), kind: kind.clone() }).collect();
+        let round = Round { began: ms(1000), handover: ms(2000), handed: ms(3000), ended: ms(4000) };
+        let mut found = Found::new().unwrap();
+        found.read(events.iter(), &round, 16);
+        found
+    }
+
+    fn gpu() -> ResourceName {
+        "example.com/gpu".parse().unwrap()
+    }
+
+    fn allocated(took: u64) -> EventKind {
+        let (pod_uid, container) = (String::new(), String::new());
+        EventKind::Allocated { resource: gpu(), pod_uid, container, devices: BTreeSet::new(), took: ms(took) }
+    }
+
+    /// To three digits, as they are kept.
+    fn longest(durations: &Durations) -> (u64, String) {
+        (durations.count(), format!("{:.0}", durations.us(1.0) / 1e4))
+    }
+
+    #[test]
+    fn a_call_belongs_to_when_it_was_asked_and_a_silence_to_the_handover_that_it_meets() {
+        let answers = [(900, 1), (1200, 10), (1900, 10), (2300, 350), (2800, 20), (3100, 200), (3400, 30), (4100, 1)];
+        let found = found(&answers.map(|(at, took)| (at, allocated(took))));
+        let calls = [&found.before, &found.during, &found.after].map(|part| longest(&part.allocate));
+        assert_eq!(calls, [(3, "35".into()), (2, "20".into()), (1, "3".into())]);
+        let silences = [&found.before, &found.during, &found.after].map(|part| longest(&part.silence));
+        assert_eq!(silences, [(1, "70".into()), (1, "50".into()), (1, "30".into())]);
+        assert_eq!(longest(&found.handover), (1, "100".into()));
+    }
+
+    #[test]
+    fn what_the_kubelet_has_lost_is_counted_until_it_has_all_of_it_again() {
+        let listed = |healthy| EventKind::Listed { resource: gpu(), client: 2, healthy, unhealthy: 16 - healthy };
+        let rejected = EventKind::Rejected { pod_uid: String::new(), reason: "Unexpected".into(), message: "no endpoint".into() };
+        let found = found(&[
+            (1500, listed(16)),
+            (2100, EventKind::RegisterFailed { resource: "example.com/gpu".into(), error: "on purpose".into() }),
+            (2200, EventKind::Disconnected { resource: gpu(), client: 1 }),
+            (2250, rejected),
+            (2300, EventKind::Registered { resource: gpu(), client: 2, endpoint: String::new() }),
+            (2400, listed(15)),
+            (2600, listed(16)),
+        ]);
+        assert_eq!((found.shrunk, found.registers, found.failed_registers), (1, 1, 1));
+        assert_eq!(longest(&found.dips), (1, "40".into()));
+        let report = report(&Line::parse_from(["upgrade"]).options, "power-loss", found);
+        assert_eq!(report.document["refused"], 1);
+        let wanted = "refused: 1; lists that lost a device: 1; moments in which the kubelet had none: 1";
+        assert_eq!((report.remarks[2].as_str(), report.remarks[4].as_str()), (wanted, "the first refusal: Unexpected: no endpoint"));
+    }
 }
