@@ -93,13 +93,13 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         }
         Some(socket) => {
             let place = options.common.place(&global.state_dir)?;
-            eprintln(format_args!(
-                "{} Allocates go to the living plugin at `{}`, and may stay in its books as grants without containers",
-                options.calls + options.warm_up,
-                socket.display()
-            ));
             let measured = async {
                 let caller = Caller::dial(socket, READY_DEADLINE).await?;
+                eprintln(format_args!(
+                    "{} Allocates go to the living plugin at `{}`, and may stay in its books as grants without containers",
+                    options.calls + options.warm_up,
+                    socket.display()
+                ));
                 measure(&caller, place.path(), None, options).await
             };
             block_on(async { Interrupts::new()?.or(measured).await })??
@@ -229,7 +229,7 @@ fn report(options: &Options, durability: Option<Durability>, measured: Measured)
         ("empty gRPC call", grpc_empty),
         ("append + fdatasync", append),
         ("file anew + fsync + rename", rewrite),
-        ("… + fsync of the directory", rewrite_synced),
+        ("file anew + fsync of directory", rewrite_synced),
     ];
     Report { heading: "call", title, document, rows, remarks }
 }

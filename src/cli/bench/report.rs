@@ -1,6 +1,7 @@
 //! What was measured: durations by name, as a table, as a JSON document and as a figure. One shape for all verbs.
 
 use super::super::exit::{FAILURE, Failed};
+use super::super::screen::Screen;
 use super::super::table::Table;
 use super::super::{Global, show};
 use super::plot::{self, Axis, Line, Scale};
@@ -107,7 +108,8 @@ impl Report {
             table.row([(*name).to_owned(), durations.count().to_string()].into_iter().chain(quantiles));
         }
         let remarks: String = self.remarks.iter().map(|remark| format!("{remark}\n")).collect();
-        format!("{table}\n{remarks}")
+        let text = format!("{table}\n{remarks}");
+        if Screen::get().ascii { in_ascii(&text) } else { text }
     }
 
     /// The percentiles of everything that was measured.
@@ -120,6 +122,11 @@ impl Report {
         let (x, y) = (Axis { label: "percentile", scale: Scale::Percentiles }, Axis { label: unit, scale: Scale::Logarithmic });
         plot::svg(&self.title, x, y, &lines)
     }
+}
+
+/// The same without the two signs that ASCII lacks; columns stay where they are.
+fn in_ascii(text: &str) -> String {
+    text.replace('µ', "u").replace('×', "x")
 }
 
 /// Whether a figure can be put there is found out before anything is measured.
