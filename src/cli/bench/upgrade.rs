@@ -9,8 +9,8 @@ use super::super::progress::Progress;
 use super::super::{Global, block_on};
 use super::allocate::Promise;
 use super::caller::failed;
+use super::followed::Followed;
 use super::instance::{Common, Instance, Interrupts, Offer};
-use super::process::Process;
 use super::report::{Durations, Report, span};
 use crate::domain::ResourceName;
 use crate::sim::kubelet::{Event, EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec};
@@ -136,7 +136,7 @@ async fn measure(instance: &Instance, options: &Options) -> Result<Found, Failed
     let resource: ResourceName = Instance::resource(0).parse().map_err(failed)?;
     let devices = usize::try_from(options.devices).unwrap_or(usize::MAX);
     let kubelet = Kubelet::start(KubeletConfig::new(instance.kubelet_dir(), instance.roots().host)).await?;
-    let daemon = RefCell::new(Some(Process::start(instance, &["run"])?));
+    let daemon = RefCell::new(Some(Followed::start(instance, &["run"])?));
     let offered = kubelet.wait_for(|view| view.capacity(&resource).allocatable == devices, READY_DEADLINE).await;
     offered.map_err(|_| failed("the private daemon did not register in time"))?;
 
@@ -149,7 +149,7 @@ async fn measure(instance: &Instance, options: &Options) -> Result<Found, Failed
             let began = kubelet.now();
             tokio::time::sleep(PEACE).await;
             let handover = kubelet.now();
-            let mut next = Process::start(instance, &["run", "--take-over"])?;
+            let mut next = Followed::start(instance, &["run", "--take-over"])?;
             next.logs("took over from another instance").await?;
             let former = daemon.borrow_mut().replace(next);
             if let Some(former) = former {

@@ -1,4 +1,4 @@
-//! `holdfast run` as a process of the measurement's own.
+//! `holdfast run` as a process of the measurement's own, whose log is followed.
 
 use super::super::exit::Failed;
 use super::caller::failed;
@@ -17,16 +17,16 @@ const GONE_WITHIN: Duration = Duration::from_secs(5);
 
 /// A daemon; it is killed with the value.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct Followed {
     child: Child,
     log: Lines<BufReader<ChildStderr>>,
     /// Its last line, for whoever has to know why it ended.
     last: String,
 }
 
-impl Process {
+impl Followed {
     /// Starts this executable on the instance, with nothing of this process's environment.
-    pub(super) fn start(instance: &Instance, verb: &[&str]) -> Result<Process, Failed> {
+    pub(super) fn start(instance: &Instance, verb: &[&str]) -> Result<Followed, Failed> {
         let roots = instance.roots();
         let mut command = Command::new(std::env::current_exe()?);
         command.args(verb).env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -41,7 +41,7 @@ impl Process {
         }
         let mut child = command.spawn()?;
         let log = child.stderr.take().ok_or_else(|| failed("a daemon has no standard error"))?;
-        Ok(Process { child, log: BufReader::new(log).lines(), last: String::new() })
+        Ok(Followed { child, log: BufReader::new(log).lines(), last: String::new() })
     }
 
     /// Waits until it has logged this.
@@ -79,7 +79,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for Followed {
     /// Waits until it is gone: what it still writes would keep its directories from being removed.
     fn drop(&mut self) {
         // It may have ended already.
