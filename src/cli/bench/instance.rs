@@ -14,6 +14,9 @@ use tempfile::TempDir;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
+/// A socket's path has at most 107 bytes, and what comes behind the temporary directory needs the rest.
+const TEMP_DIR_MAX: usize = 16;
+
 /// What every measurement asks.
 #[derive(Debug, Clone, Args)]
 pub(super) struct Common {
@@ -72,7 +75,9 @@ pub(super) struct Instance {
 impl Instance {
     /// Makes the directories; the ledger's is `state`.
     pub(super) fn create(state: TempDir, durability: Durability, offer: Offer) -> Result<Self, Failed> {
-        let instance = Instance { scratch: temporary(&std::env::temp_dir())?, state };
+        let temp = std::env::temp_dir();
+        let temp = if temp.as_os_str().len() > TEMP_DIR_MAX { PathBuf::from("/tmp") } else { temp };
+        let instance = Instance { scratch: temporary(&temp)?, state };
         let roots = instance.roots();
         for dir in [roots.host.join("dev"), roots.kubelet.join("device-plugins"), roots.run] {
             fs::create_dir_all(dir)?;
