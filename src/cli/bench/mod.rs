@@ -1,10 +1,16 @@
 //! `holdfast bench`: measures on this machine, each figure beside the floor that the machine sets in the same minute.
 
 mod allocate;
+mod bare;
 mod caller;
 mod floor;
+mod followed;
 mod instance;
+mod life;
+mod plot;
 mod report;
+mod restart;
+mod upgrade;
 
 use super::Global;
 use super::exit::Failed;
@@ -15,6 +21,10 @@ use clap::Subcommand;
 pub enum Verb {
     /// How long an Allocate takes, on the file system of the state directory
     Allocate(allocate::Options),
+    /// How long the kubelet is without the devices after its own restart, beside a plugin that does nothing else
+    Restart(restart::Options),
+    /// What the kubelet notices when one daemon hands over to the next, while pods come and go
+    Upgrade(upgrade::Options),
 }
 
 /// Measures and prints.
@@ -24,5 +34,7 @@ pub enum Verb {
 pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
     match verb {
         Verb::Allocate(options) => allocate::run(global, options),
+        Verb::Restart(options) => restart::run(global, options),
+        Verb::Upgrade(options) => upgrade::run(global, options),
     }
 }
