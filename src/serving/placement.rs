@@ -318,28 +318,46 @@ fn join(left: &[Option<Choice>], right: &[Option<Choice>], size: usize) -> Vec<O
             let Some(place) = joined.get_mut(a + b) else { break };
             let is_better = place.as_ref().is_none_or(|known| {
                 let order = left.cost.both_to(&right.cost, &known.cost);
-                order.then_with(|| compare(merged(&left.ids, &right.ids), &known.ids)) == Ordering::Less
+                order.then_with(|| compare(&left.ids, &right.ids, &known.ids)) == Ordering::Less
             });
             if is_better {
-                *place = Some(Choice { cost: left.cost.plus(&right.cost), ids: merged(&left.ids, &right.ids).collect() });
+                *place = Some(Choice { cost: left.cost.plus(&right.cost), ids: merged(&left.ids, &right.ids) });
             }
         }
     }
     joined
 }
 
-fn compare(ids: impl Iterator<Item = usize>, known: &[usize]) -> Ordering {
-    ids.cmp(known.iter().copied())
+/// How two sorted lists as one are to a known one of the same length. Most differ at their first ids.
+fn compare<'a>(mut left: &'a [usize], mut right: &'a [usize], known: &[usize]) -> Ordering {
+    for known in known {
+        let Some(id) = take_first(&mut left, &mut right) else { return Ordering::Less };
+        if id != *known {
+            return id.cmp(known);
+        }
+    }
+    Ordering::Equal
 }
 
 /// Two sorted lists as one.
-fn merged<'a>(left: &'a [usize], right: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
-    let (mut left, mut right) = (left.iter().copied().peekable(), right.iter().copied().peekable());
-    std::iter::from_fn(move || match (left.peek(), right.peek()) {
-        (Some(a), Some(b)) if a <= b => left.next(),
-        (Some(_), None) => left.next(),
-        _ => right.next(),
-    })
+fn merged<'a>(mut left: &'a [usize], mut right: &'a [usize]) -> Vec<usize> {
+    let mut both = Vec::with_capacity(left.len() + right.len());
+    while let Some(id) = take_first(&mut left, &mut right) {
+        both.push(id);
+    }
+    both
+}
+
+/// The lower one of what two sorted lists begin with.
+fn take_first<'a>(left: &mut &'a [usize], right: &mut &'a [usize]) -> Option<usize> {
+    let is_left = match (left.first(), right.first()) {
+        (Some(one), Some(other)) => one <= other,
+        (one, _) => one.is_some(),
+    };
+    let lower = if is_left { left } else { right };
+    let (first, rest) = lower.split_first()?;
+    *lower = rest;
+    Some(*first)
 }
 
 #[cfg(test)]
