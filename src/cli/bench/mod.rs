@@ -4,8 +4,15 @@ mod allocate;
 mod caller;
 mod floor;
 mod instance;
+mod node;
 mod plot;
+mod process;
 mod report;
+mod scale;
+mod scan;
+mod sheet;
+mod soak;
+mod trend;
 
 use super::Global;
 use super::exit::Failed;
@@ -16,6 +23,12 @@ use clap::Subcommand;
 pub enum Verb {
     /// How long an Allocate takes, on the file system of the state directory
     Allocate(allocate::Options),
+    /// How long the look at a node takes: this one, a captured one, or one of up to 10,000 PCI functions that is made for it
+    Scan(scan::Options),
+    /// What the daemon costs with many devices, and many daemons on one machine
+    Scale(scale::Options),
+    /// A daemon under load and faults for as long as one wants: whether anything of it grows, and whether the ledger is right
+    Soak(soak::Options),
 }
 
 /// Measures and prints.
@@ -25,5 +38,8 @@ pub enum Verb {
 pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
     match verb {
         Verb::Allocate(options) => allocate::run(global, options),
+        Verb::Scan(options) => scan::run(global, options),
+        Verb::Scale(options) => scale::run(global, options),
+        Verb::Soak(options) => soak::run(global, options),
     }
 }
