@@ -6,6 +6,7 @@ use crate::config::Roots;
 use crate::domain::ResourceName;
 use crate::host;
 use crate::sim::kubelet::{HookTable, Kubelet, KubeletConfig};
+use clap::Args;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,6 +15,14 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// How long the daemon may take until the kubelet has every list: a machine with hundreds of daemons is busy.
 const LISTS_WITHIN: Duration = Duration::from_secs(120);
+
+/// What a private node is made of.
+#[derive(Debug, Clone, Args)]
+pub(super) struct Made {
+    /// The daemon that is measured, such as another release [default: this binary]
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+}
 
 /// The node. Dropped in the order of the fields: the directories go last.
 #[derive(Debug)]
@@ -26,6 +35,7 @@ pub(super) struct Node {
     pub(super) first_lists: Duration,
     scratch: TempDir,
     state: TempDir,
+    binary: Option<PathBuf>,
 }
 
 /// The configuration of plain nodes: so many resources, each with the nodes `/dev/bench<resource>-*`.
@@ -48,10 +58,15 @@ pub(super) fn plain_file(host: &Path, resource: usize, file: usize) -> PathBuf {
     host.join(format!("dev/bench{resource}-{file}"))
 }
 
-impl Node {
+impl Made {
     /// Makes the node, with the ledger on the file system of `state_dir` and `host` for what is in the host's tree, starts the kubelet
     /// and the daemon, and waits until the kubelet has a list of every resource of `config`.
-    pub(super) async fn start(state_dir: &Path, config: &str, host: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<Node, Failed> {
+    pub(super) async fn start(
+        &self,
+        state_dir: &Path,
+        config: &str,
+        host: impl FnOnce(&Path) -> std::io::Result<()>,
+    ) -> Result<Node, Failed> {
         let near = std::path::absolute(state_dir)?;
         let near = near.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/")).to_owned();
         let temporary = |dir: &Path| {
@@ -71,8 +86,9 @@ impl Node {
         let settings = KubeletConfig { hooks: hooks.clone(), ..KubeletConfig::new(&roots.kubelet, &roots.host) };
         let kubelet = Kubelet::start(settings).await?;
         let began = Instant::now();
-        let daemon = Daemon::start(&roots, &config_file(scratch.path()), &log(scratch.path()))?;
-        let mut node = Node { daemon, kubelet, hooks, resources, first_lists: Duration::ZERO, scratch, state };
+        let daemon = Daemon::start(self.binary.as_deref(), &roots, &config_file(scratch.path()), &log(scratch.path()))?;
+        let binary = self.binary.clone();
+        let mut node = Node { daemon, kubelet, hooks, resources, first_lists: Duration::ZERO, scratch, state, binary };
         let resources = &node.resources;
         let listed = node.kubelet.wait_for(|view| resources.iter().all(|resource| view.lists(resource) > 0), LISTS_WITHIN).await;
         node.first_lists = began.elapsed();
@@ -84,7 +100,9 @@ impl Node {
         }
         Ok(node)
     }
+}
 
+impl Node {
     pub(super) fn roots(&self) -> Roots {
         roots(self.scratch.path(), self.state.path())
     }
@@ -112,13 +130,13 @@ impl Node {
     /// Kills the daemon and starts another one.
     pub(super) fn kill(&mut self) -> Result<(), Failed> {
         self.daemon.kill();
-        self.daemon = Daemon::start(&self.roots(), &config_file(self.scratch.path()), &log(self.scratch.path()))?;
+        self.daemon = Daemon::start(self.binary.as_deref(), &self.roots(), &config_file(self.scratch.path()), &log(self.scratch.path()))?;
         Ok(())
     }
 
     /// What a verb prints as JSON of this node.
     pub(super) async fn ask(&self, verb: &str) -> Result<serde_json::Value, Failed> {
-        let command = process::command(&self.roots(), &config_file(self.scratch.path()))?;
+        let command = process::command(self.binary.as_deref(), &self.roots(), &config_file(self.scratch.path()))?;
         // Not by blocking: the daemon's kubelet lives on this thread.
         let output = tokio::process::Command::from(command).args([verb, "-o", "json"]).output().await?;
         let document = serde_json::from_slice(&output.stdout);

@@ -36,9 +36,9 @@ pub(super) struct Readings {
     pub(super) cpu_seconds: f64,
 }
 
-/// This program, with a private instance's places.
-pub(super) fn command(roots: &Roots, config: &Path) -> Result<Command, Failed> {
-    let mut command = Command::new(std::env::current_exe()?);
+/// A binary, else this one, with a private instance's places.
+pub(super) fn command(binary: Option<&Path>, roots: &Roots, config: &Path) -> Result<Command, Failed> {
+    let mut command = binary.map_or_else(|| std::env::current_exe().map(Command::new), |binary| Ok(Command::new(binary)))?;
     let Roots { host, kubelet, state, run } = roots;
     for (option, path) in
         [("--host-root", host.as_path()), ("--kubelet-dir", kubelet), ("--state-dir", state), ("--run-dir", run), ("--config", config)]
@@ -52,9 +52,12 @@ pub(super) fn command(roots: &Roots, config: &Path) -> Result<Command, Failed> {
 
 impl Daemon {
     /// Starts it. What it says goes to `log`.
-    pub(super) fn start(roots: &Roots, config: &Path, log: &Path) -> Result<Daemon, Failed> {
+    pub(super) fn start(binary: Option<&Path>, roots: &Roots, config: &Path, log: &Path) -> Result<Daemon, Failed> {
         let log = File::options().create(true).append(true).open(log)?;
-        let child = command(roots, config)?.arg("run").stdout(Stdio::null()).stderr(log).spawn()?;
+        let mut command = command(binary, roots, config)?;
+        let child = command.arg("run").stdout(Stdio::null()).stderr(log).spawn();
+        let program = command.get_program().to_string_lossy();
+        let child = child.map_err(|error| Failed::new(FAILURE, format_args!("`{program}` cannot be run: {error}")))?;
         Ok(Daemon { child })
     }
 

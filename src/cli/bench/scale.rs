@@ -7,7 +7,7 @@
 use super::super::exit::{FAILURE, Failed};
 use super::super::progress::Progress;
 use super::super::{Global, block_on, show};
-use super::node::{Node, interrupted, plain, plain_files};
+use super::node::{Made, Node, interrupted, plain, plain_files};
 use super::plot::{Axis, Scale};
 use super::process::Readings;
 use super::sheet::{Column, Sheet, column, number, quantile};
@@ -53,6 +53,8 @@ pub struct Options {
     /// Draw each sheet, as SVG; its name is put before the suffix
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    #[command(flatten)]
+    made: Made,
 }
 
 const fn columns(first: Column) -> [Column; 11] {
@@ -95,7 +97,7 @@ async fn measure(global: &Global, options: &Options) -> Result<(), Failed> {
     for devices in points(&options.devices, &DEVICES) {
         let config = plain(resources.min(count(devices)), 1);
         let host = |host: &Path| plain_files(host, resources.min(count(devices)), count(devices));
-        let mut nodes = [Node::start(&global.state_dir, &config, host).await?];
+        let mut nodes = [options.made.start(&global.state_dir, &config, host).await?];
         sheet.add(&row(devices, &mut nodes, scan_ms, idle).await?);
         end(nodes).await?;
     }
@@ -107,7 +109,7 @@ async fn measure(global: &Global, options: &Options) -> Result<(), Failed> {
                       [[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nselect = { vendor = [\"10de\"] }\n";
         // What there is besides them is that of a large server: twice as much room as they need, and more.
         let host = |host: &Path| SimNode::create_large(host, 560 + count(vfs) + count(vfs) / 16, count(vfs)).map(drop);
-        let mut nodes = [Node::start(&global.state_dir, config, host).await?];
+        let mut nodes = [options.made.start(&global.state_dir, config, host).await?];
         sheet.add(&row(vfs, &mut nodes, scan_ms, idle).await?);
         end(nodes).await?;
     }
@@ -121,7 +123,7 @@ async fn measure(global: &Global, options: &Options) -> Result<(), Failed> {
         let mut progress = Progress::new("daemons started");
         while nodes.len() < count(daemons) {
             progress.at(nodes.len(), Some(count(daemons)));
-            nodes.push(Node::start(&global.state_dir, &plain(1, 1), |host| plain_files(host, 1, DEVICES_OF_EACH)).await?);
+            nodes.push(options.made.start(&global.state_dir, &plain(1, 1), |host| plain_files(host, 1, DEVICES_OF_EACH)).await?);
         }
         drop(progress);
         sheet.add(&row(daemons, &mut nodes, |_| f64::NAN, idle).await?);

@@ -12,7 +12,7 @@
 use super::super::exit::{FAILURE, Failed};
 use super::super::progress::Progress;
 use super::super::{Global, block_on, show};
-use super::node::{Node, interrupted, plain, plain_file, plain_files};
+use super::node::{Made, Node, interrupted, plain, plain_file, plain_files};
 use super::plot::{Axis, Scale};
 use super::sheet::{Column, Sheet, column, number, quantile};
 use super::trend::Trend;
@@ -87,6 +87,8 @@ pub struct Options {
     /// Draw memory and descriptors there, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    #[command(flatten)]
+    made: Made,
 }
 
 /// What happens to the daemon, in this order, again and again.
@@ -120,7 +122,7 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         return Err(Failed::new(super::super::exit::USAGE, "--minutes must be between 0.01 and 43200"));
     }
     block_on(async {
-        let node = Node::start(&global.state_dir, &config(0), |host| plain_files(host, RESOURCES, RESOURCES * FILES)).await?;
+        let node = options.made.start(&global.state_dir, &config(0), |host| plain_files(host, RESOURCES, RESOURCES * FILES)).await?;
         let mut soak = Soak::new(node, options);
         // An early end is an end: what was seen until then is told.
         let said = tokio::select! {
