@@ -134,7 +134,7 @@ pub struct Device {
     /// What it is.
     pub class: DeviceClass,
     /// The PCI function; `None` for a plain `/dev` node.
-    pub pci: Option<PciFunction>,
+    pub pci: Option<Box<PciFunction>>,
     /// The NUMA nodes that it is near. Empty: nothing is known, and no topology is told to the kubelet.
     pub numa_nodes: Vec<u32>,
     /// Nodes that a container needs, in the order in which it gets them.

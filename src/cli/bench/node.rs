@@ -5,7 +5,7 @@ use super::process::{self, Daemon, Readings};
 use crate::config::Roots;
 use crate::domain::ResourceName;
 use crate::host;
-use crate::sim::kubelet::{HookTable, Kubelet, KubeletConfig};
+use crate::sim::kubelet::{HookTable, Kubelet, KubeletConfig, WaitError};
 use clap::Args;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// How long the daemon may take until the kubelet has every list: a machine with hundreds of daemons is busy.
 const LISTS_WITHIN: Duration = Duration::from_secs(120);
+/// How often it is looked meanwhile whether the daemon still lives.
+const LIVES_EVERY: Duration = Duration::from_millis(500);
 
 /// What a private node is made of.
 #[derive(Debug, Clone, Args)]
@@ -89,20 +91,25 @@ impl Made {
         let daemon = Daemon::start(self.binary.as_deref(), &roots, &config_file(scratch.path()), &log(scratch.path()))?;
         let binary = self.binary.clone();
         let mut node = Node { daemon, kubelet, hooks, resources, first_lists: Duration::ZERO, scratch, state, binary };
-        let resources = &node.resources;
-        let listed = node.kubelet.wait_for(|view| resources.iter().all(|resource| view.lists(resource) > 0), LISTS_WITHIN).await;
-        node.first_lists = began.elapsed();
-        if listed.is_err() {
-            // Where it has ended, that says more.
-            node.readings()?;
-            let what = format_args!("the private daemon has not listed every resource within {LISTS_WITHIN:?}");
-            return Err(Failed::new(FAILURE, what));
+        let until = began + LISTS_WITHIN;
+        while let Err(unseen) = node.listed(LIVES_EVERY).await {
+            node.daemon.lives(&log(node.scratch.path()))?;
+            if Instant::now() > until {
+                let what = format_args!("the private daemon has not listed every resource within {LISTS_WITHIN:?}: {unseen}");
+                return Err(Failed::new(FAILURE, what));
+            }
         }
+        node.first_lists = began.elapsed();
         Ok(node)
     }
 }
 
 impl Node {
+    /// Waits for the first list of every resource.
+    async fn listed(&self, within: Duration) -> Result<(), WaitError> {
+        self.kubelet.wait_for(|view| self.resources.iter().all(|resource| view.lists(resource) > 0), within).await
+    }
+
     pub(super) fn roots(&self) -> Roots {
         roots(self.scratch.path(), self.state.path())
     }

@@ -14,6 +14,8 @@ const TICKS_PER_SECOND: f64 = 100.0;
 /// How long an end in order may take; then it is killed.
 const END_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// What the unit and the image tell glibc's allocator.
+const ALLOCATOR: [(&str, &str); 3] = [("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "65536"), ("MALLOC_TRIM_THRESHOLD_", "65536")];
 
 /// The daemon. It is killed when it is dropped, and nothing of it is left.
 #[derive(Debug)]
@@ -47,6 +49,7 @@ pub(super) fn command(binary: Option<&Path>, roots: &Roots, config: &Path) -> Re
     }
     // Nobody is to be told of a private instance, and what it logs is read only when it has died.
     command.env_remove("NOTIFY_SOCKET").env("HOLDFAST_LOG", "warn").stdin(Stdio::null());
+    command.envs(ALLOCATOR);
     Ok(command)
 }
 
@@ -61,16 +64,25 @@ impl Daemon {
         Ok(Daemon { child })
     }
 
-    /// What the kernel tells of it.
+    /// That it has not ended.
     ///
     /// # Errors
-    /// When it has died: what it said last is in the log.
-    pub(super) fn readings(&mut self, log: &Path) -> Result<Readings, Failed> {
+    /// When it has: with what it said last, which is in the log.
+    pub(super) fn lives(&mut self, log: &Path) -> Result<(), Failed> {
         if let Some(status) = self.child.try_wait()? {
             let said = fs::read_to_string(log).unwrap_or_default();
             let last = said.lines().last().unwrap_or("it said nothing");
             return Err(Failed::new(FAILURE, format_args!("the private daemon has ended ({status}): {last}")));
         }
+        Ok(())
+    }
+
+    /// What the kernel tells of it.
+    ///
+    /// # Errors
+    /// When it has ended, as [`Daemon::lives`] tells.
+    pub(super) fn readings(&mut self, log: &Path) -> Result<Readings, Failed> {
+        self.lives(log)?;
         Ok(readings(&format!("/proc/{}", self.child.id()))?)
     }
 
@@ -136,6 +148,16 @@ fn figure(text: &str, key: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_daemon_runs_as_it_is_shipped() {
+        let read = |file: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+        let (unit, image) = (read("systemd/holdfast.service"), read("packaging/image/build"));
+        for (name, value) in ALLOCATOR {
+            let set = format!("{name}={value}");
+            assert!(unit.contains(&set) && image.contains(&set), "{set}");
+        }
+    }
 
     #[test]
     fn this_process_has_memory_threads_and_descriptors() {
