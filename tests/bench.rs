@@ -2,44 +2,188 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
-use serde_json::Value;
-use std::path::Path;
-use std::process::Command;
+mod common;
 
-fn bench(state_dir: &Path, arguments: &[&str]) -> String {
+use common::{Node, name, offered, run, soon, until};
+use holdfast::domain::Durability;
+use holdfast::host;
+use holdfast::sim::kubelet::EventKind;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+fn place() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn command(verb: &str, state_dir: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
-    let output = command.args(["bench", "allocate", "--state-dir"]).arg(state_dir).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    command.args(["bench", verb, "--state-dir"]).arg(state_dir).args(arguments);
+    command
+}
+
+/// What a measurement prints. The tests' own directory may be a tmpfs.
+fn bench(verb: &str, state_dir: &Path, arguments: &[&str]) -> String {
+    let output = command(verb, state_dir, arguments).arg("--allow-tmpfs").output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
     String::from_utf8(output.stdout).unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A distribution with so many durations, its quantiles in order.
+fn is_distribution(value: &Value, count: u64) {
+    assert_eq!(value["count"], count, "{value}");
+    let quantiles = ["p50_us", "p90_us", "p99_us", "p999_us", "max_us"].map(|name| value[name].as_f64().unwrap());
+    assert!(quantiles.is_sorted() && quantiles[0] > 0.0, "{value}");
+}
+
+fn nothing_is_left(dir: &Path) {
+    let left: Vec<_> = dir.read_dir().unwrap().collect();
+    assert!(left.is_empty(), "it left something behind: {left:?}");
 }
 
 #[test]
 fn allocates_are_measured_with_their_floors() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir = place();
     for (durability, concurrency) in [("power-loss", 1), ("process-crash", 4)] {
         let arguments = ["--calls=50", "--warm-up=5", "--devices=2", "-o", "json", "--durability", durability, "--concurrency"];
-        let json = bench(&dir.path().join("not-made-yet"), &[&arguments[..], &[&concurrency.to_string()]].concat());
+        let json = bench("allocate", &dir.path().join("not-made-yet"), &[&arguments[..], &[&concurrency.to_string()]].concat());
         let report: Value = serde_json::from_str(&json).unwrap();
         assert_eq!(
             (&report["calls"], &report["concurrency"], &report["durability"]),
             (&50.into(), &concurrency.into(), &durability.into())
         );
-        let us = |value: &Value| value.as_f64().filter(|us| *us > 0.0).unwrap_or_else(|| panic!("{json}"));
-        let quantiles = ["p50_us", "p90_us", "p99_us", "p999_us", "max_us"].map(|name| us(&report[name]));
-        assert!(quantiles.is_sorted(), "{json}");
-        us(&report["per_second"]);
-        us(&report["floor"]["grpc_empty_p50_us"]);
-        us(&report["floor"]["append_fdatasync_p50_us"]);
+        is_distribution(&report, 50);
+        assert!(report["per_second"].as_f64().unwrap() > 0.0);
+        for floor in ["grpc_empty", "append_fdatasync", "rewrite_fsync", "rewrite_fsync_dir"] {
+            is_distribution(&report["floor"][floor], 50);
+            assert_eq!(report["floor"][format!("{floor}_p50_us")], report["floor"][floor]["p50_us"], "{json}");
+        }
     }
-    let left: Vec<_> = dir.path().read_dir().unwrap().collect();
-    assert!(left.is_empty(), "it left something behind: {left:?}");
+    nothing_is_left(dir.path());
 }
 
 #[test]
-fn people_get_a_table() {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let table = bench(dir.path(), &["--calls=10", "--warm-up=5", "--durability=power-loss"]);
-    assert!(table.starts_with("ALLOCATE") && table.contains("the sum of both"), "{table}");
+fn people_get_a_table_and_a_figure() {
+    let (dir, figure) = (place(), place());
+    let figure = figure.path().join("allocate.svg");
+    let arguments = ["--calls=10", "--warm-up=5", "--durability=power-loss", "--plot", figure.to_str().unwrap()];
+    let table = bench("allocate", dir.path(), &arguments);
+    assert!(table.starts_with("CALL") && table.contains("the sum of call and append"), "{table}");
+    assert!(bench("allocate", dir.path(), &["--calls=2", "--warm-up=1", "-o", "ascii"]).is_ascii());
+    let svg = std::fs::read_to_string(figure).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n") && svg.contains(">file anew + fsync + rename</text>"), "{svg}");
+}
+
+#[test]
+fn a_figure_that_cannot_be_written_is_found_out_before_anything_is_measured() {
+    // No daemon could be set up there.
+    let output = command("restart", Path::new("/proc"), &["--allow-tmpfs", "--plot", "/nowhere/figure.svg"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("the figure cannot be written to `/nowhere/figure.svg`"), "{}", said(&output));
+}
+
+#[test]
+fn a_living_plugin_is_measured_on_its_own_socket_and_the_caller_is_warned() {
+    run(async {
+        let node = Node::with(&[("gpu", 4)]);
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &name("example.com/gpu"), 4).await;
+        daemon.logged("ready").await;
+        let endpoint = kubelet.view(|view| {
+            let registered = view.last(|kind| matches!(kind, EventKind::Registered { .. })).unwrap();
+            let EventKind::Registered { endpoint, .. } = &registered.kind else { unreachable!() };
+            node.path("kubelet/device-plugins").join(endpoint)
+        });
+        let dir = place();
+        let mut bench = command("allocate", dir.path(), &["--allow-tmpfs", "--calls=10", "--warm-up=2", "-o", "json", "--endpoint"]);
+        bench.arg(&endpoint);
+        let output = soon("the measurement", tokio::task::spawn_blocking(move || bench.output().unwrap())).await.unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(said(&output).contains("12 Allocates go to the living plugin"), "{}", said(&output));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        is_distribution(&report, 10);
+        assert_eq!((&report["durability"], &report["endpoint"]), (&Value::Null, &json!(endpoint)));
+        assert_eq!(node.grants().len(), 12, "they are in its books");
+        nothing_is_left(dir.path());
+
+        let absent = command("allocate", dir.path(), &["--allow-tmpfs", "--endpoint", "/nowhere.sock"]).output().unwrap();
+        assert_eq!(absent.status.code(), Some(1));
+        assert!(said(&absent).contains("nobody serves `/nowhere.sock`"), "{}", said(&absent));
+    });
+}
+
+#[test]
+fn a_tmpfs_is_refused_unless_it_is_wanted() {
+    let memory = Path::new("/dev/shm");
+    if !host::is_tmpfs(memory) {
+        common::inside::say("SKIPPED: /dev/shm is no tmpfs");
+        return;
+    }
+    let dir = tempfile::tempdir_in(memory).unwrap();
+    for verb in ["allocate", "restart", "upgrade"] {
+        let refused = command(verb, dir.path(), &[]).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+        assert!(said(&refused).contains("is on a tmpfs") && said(&refused).contains("--allow-tmpfs"), "{}", said(&refused));
+    }
+    bench("allocate", dir.path(), &["--calls=5", "--warm-up=1"]);
+    nothing_is_left(dir.path());
+}
+
+#[test]
+fn restarts_are_measured_beside_a_bare_plugin() {
+    let dir = place();
+    let json = bench("restart", dir.path(), &["--rounds=2", "--resources=2", "--devices=3", "-o", "json"]);
+    let report: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&report["rounds"], &report["resources"], &report["devices"]), (&json!(2), &json!(2), &json!(3)));
+    for side in [&report, &report["floor"]] {
+        is_distribution(&side["registered"], 2);
+        is_distribution(&side["listed"], 2);
+    }
+    assert!(report["ratio"]["listed_p99"].as_f64().unwrap() > 0.0, "{json}");
+    nothing_is_left(dir.path());
+}
+
+#[test]
+fn an_upgrade_is_measured_by_what_the_kubelet_notices() {
+    let dir = place();
+    let arguments = ["--rounds=1", "--devices=4", "-o", "json", "--durability", Durability::PowerLoss.as_str()];
+    let json = bench("upgrade", dir.path(), &arguments);
+    let report: Value = serde_json::from_str(&json).unwrap();
+    // How many there are in half a second of peace is the machine's affair.
+    let answered = report["during"]["allocate"]["count"].as_u64().unwrap();
+    is_distribution(&report["during"]["allocate"], answered);
+    for part in ["before", "during", "after"] {
+        assert_eq!(report[part]["longest_silence"]["count"], 1, "{part}: {json}");
+    }
+    is_distribution(&report["handover"], 1);
+    assert_eq!(report["longest_silence_us"], report["during"]["longest_silence"]["max_us"]);
+    assert_eq!((&report["refused"], &report["lists_that_lost_a_device"]), (&json!(0), &json!(0)), "{json}");
+    assert_eq!(
+        report["moments_without_devices"],
+        json!({ "count": 0, "p50_us": null, "p90_us": null, "p99_us": null, "p999_us": null, "max_us": null })
+    );
+    assert!(report["registers"].as_u64().unwrap() >= 2, "the successor, and once more: {json}");
+    nothing_is_left(dir.path());
+}
+
+#[test]
+fn one_that_is_interrupted_leaves_nothing_behind() {
+    let dir = place();
+    let bench = command("restart", dir.path(), &["--allow-tmpfs", "--rounds=10000"]).stderr(Stdio::piped()).spawn().unwrap();
+    let has_ledger = || dir.path().read_dir().unwrap().flatten().any(|own| own.path().join("journal").exists());
+    until("its ledger", has_ledger, |has| *has);
+    kill(Pid::from_raw(i32::try_from(bench.id()).unwrap()), Signal::SIGINT).unwrap();
+    let output = bench.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), said(&output).as_str()), (Some(1), "holdfast: interrupted\n"));
+    nothing_is_left(dir.path());
 }
 
 /// Any of the measuring verbs, with places of its own: what it leaves behind is seen.

@@ -49,6 +49,13 @@ impl Progress {
     }
 }
 
+/// Wipes a line that was left by a thread that nobody waits for.
+pub fn wipe() {
+    if stderr().is_terminal() {
+        drop(write!(stderr(), "\r\x1b[K"));
+    }
+}
+
 fn line(what: &str, done: usize, of: Option<usize>) -> String {
     match of {
         Some(of) if of > 0 => format!("{what}: {done} of {of} ({} %)", done.saturating_mul(100) / of),

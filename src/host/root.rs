@@ -183,7 +183,11 @@ impl HostRoot {
         const MAGIC: [char; 3] = ['*', '?', '['];
         let Some((dir, name)) = pattern.rsplit_once('/').filter(|(dir, name)| {
             // What is more than one name in one directory is rare.
-            name.contains(MAGIC) && !name.starts_with('.') && !name.contains("**") && !dir.contains(MAGIC) && !dir.split('/').any(|component| component == "..")
+            name.contains(MAGIC)
+                && !name.starts_with('.')
+                && !name.contains("**")
+                && !dir.contains(MAGIC)
+                && !dir.split('/').any(|component| component == "..")
         }) else {
             return self.glob(pattern);
         };

@@ -1,30 +1,31 @@
-//! `holdfast bench allocate`: a private daemon, a kubelet's calls, and the two floors, round by round.
+//! `holdfast bench allocate`: a kubelet's calls to a private daemon or to any plugin, and the floors, round by round.
 //!
-//! The daemon runs on this thread as `holdfast run` would; the caller has a thread and a runtime of its own, as the
-//! kubelet is a process of its own. Every round measures Allocates and both floors, so that a machine that becomes slower
-//! makes all three slower.
+//! Every round measures Allocates and all floors, so that a machine that becomes slower makes all of them slower.
 
-use super::super::exit::{FAILURE, Failed};
+use super::super::exit::Failed;
 use super::super::progress::Progress;
-use super::super::{Global, eprintln, show};
-use super::caller::{Caller, Kubelet};
-use super::floor::DiskFloor;
-use super::instance::Instance;
-use super::report::{Measured, Report};
-use crate::app::App;
+use super::super::{Global, block_on, eprintln};
+use super::caller::{self, Caller, failed};
+use super::floor::{Append, Rewrite};
+use super::instance::{Common, Instance, Interrupts, Offer};
+use super::report::{Durations, Report, ratio, span, tenth};
 use crate::domain::Durability;
-use crate::host;
 use crate::store::journal_bytes;
 use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
 
 /// Rounds of a run with several calls at a time: Allocates, empty calls, appends; then the next.
 const ROUNDS: u64 = 20;
 /// Calls of a round for each of the callers, at least: at its begin and end not all of them are busy.
 const CALLS_OF_A_CALLER_MIN: u64 = 16;
-/// How long the private daemon may take to register.
+/// How long a plugin may take to send its list, and the private daemon to register.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
+/// As many ids as eight resources of 64 devices have.
+const OFFER: Offer = Offer { resources: 1, files: 64, replicas: 8 };
+/// What a grant of one device comes to in Holdfast's journal, about: the floor's record where another plugin is measured.
+const RECORD_BYTES: u64 = 512;
 
 /// `--durability`, in the words of the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -33,6 +34,17 @@ pub(super) enum Promise {
     PowerLoss,
     /// Written before the answer, on disk right after
     ProcessCrash,
+}
+
+impl Promise {
+    /// The configuration's, where none is said.
+    pub(super) fn durability(promise: Option<Promise>, global: &Global) -> Result<Durability, Failed> {
+        Ok(match promise {
+            Some(Promise::PowerLoss) => Durability::PowerLoss,
+            Some(Promise::ProcessCrash) => Durability::ProcessCrash,
+            None => global.load_config()?.durability,
+        })
+    }
 }
 
 /// How much, and how.
@@ -48,66 +60,89 @@ pub struct Options {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
     devices: u64,
     /// What a grant survives when it is answered [default: the configuration's]
-    #[arg(long, value_name = "PROMISE")]
+    #[arg(long, value_name = "PROMISE", conflicts_with = "endpoint")]
     durability: Option<Promise>,
+    /// Measure the plugin that serves this socket, whoever it is, instead of a private daemon. It does what every Allocate makes
+    /// it do: GRANTS MAY STAY IN ITS BOOKS. A running Holdfast takes calls of its own user and of root only, and releases what no
+    /// container was started with; do this on nodes without work
+    #[arg(long, value_name = "SOCKET")]
+    endpoint: Option<PathBuf>,
     /// Allocate calls before the first that counts
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     warm_up: u64,
+    #[command(flatten)]
+    common: Common,
 }
 
 pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
-    let durability = match options.durability {
-        Some(Promise::PowerLoss) => Durability::PowerLoss,
-        Some(Promise::ProcessCrash) => Durability::ProcessCrash,
-        None => global.load_config()?.durability,
+    let report = match &options.endpoint {
+        None => {
+            let durability = Promise::durability(options.durability, global)?;
+            let instance = Instance::create(options.common.place(&global.state_dir)?, durability, OFFER)?;
+            let (device_plugins, state_dir) = (instance.kubelet_dir().join("device-plugins"), instance.state_dir().to_owned());
+            let options = options.clone();
+            instance.beside(Box::new(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+                runtime.block_on(async {
+                    let mut heard = caller::serve(&device_plugins)?;
+                    let first = tokio::time::timeout(READY_DEADLINE, heard.recv()).await.ok().flatten();
+                    let caller = Caller::new(first.ok_or_else(|| failed("the private daemon did not register in time"))?)?;
+                    measure(&caller, &state_dir, Some(durability), &options).await
+                })
+            }))?
+        }
+        Some(socket) => {
+            let place = options.common.place(&global.state_dir)?;
+            let measured = async {
+                let caller = Caller::dial(socket, READY_DEADLINE).await?;
+                eprintln(format_args!(
+                    "{} Allocates go to the living plugin at `{}`, and may stay in its books as grants without containers",
+                    options.calls + options.warm_up,
+                    socket.display()
+                ));
+                measure(&caller, place.path(), None, options).await
+            };
+            block_on(async { Interrupts::new()?.or(measured).await })??
+        }
     };
-    let instance = Instance::create(&global.state_dir, durability)?;
-    if host::is_tmpfs(instance.state_dir()) {
-        eprintln(format_args!(
-            "`{}` is a tmpfs: syncing costs nothing there, and nothing there survives a power cut; choose another with --state-dir",
-            instance.state_dir().display()
-        ));
+    report.show(global, options.common.plot.as_deref())
+}
+
+/// Everything that one run measured.
+struct Measured {
+    allocate: Durations,
+    grpc_empty: Durations,
+    append: Durations,
+    rewrite: Durations,
+    rewrite_synced: Durations,
+    /// The time in which Allocates were made.
+    allocating: Duration,
+    /// The time in which as many empty calls were made, as many of them at a time.
+    emptying: Duration,
+}
+
+impl Measured {
+    fn new() -> Result<Self, Failed> {
+        Ok(Measured {
+            allocate: Durations::new()?,
+            grpc_empty: Durations::new()?,
+            append: Durations::new()?,
+            rewrite: Durations::new()?,
+            rewrite_synced: Durations::new()?,
+            allocating: Duration::ZERO,
+            emptying: Duration::ZERO,
+        })
     }
-    let measured = actix::System::new().block_on(beside(&instance, options.clone()))?;
-    let report = Report::new(options.calls, options.concurrency, durability, &measured);
-    show(global.output, &report, Report::table)
 }
 
-/// Runs the daemon here and the measurement on a thread of its own.
-async fn beside(instance: &Instance, options: Options) -> Result<Measured, Failed> {
-    let (kubelet_dir, state_dir) = (instance.kubelet_dir(), instance.state_dir().to_owned());
-    let (done, answer) = oneshot::channel();
-    let thread = std::thread::Builder::new().name("caller".into()).spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let measured = match runtime {
-            Ok(runtime) => runtime.block_on(async {
-                let kubelet = Kubelet::start(&kubelet_dir)?;
-                let registered = tokio::time::timeout(READY_DEADLINE, kubelet.plugin());
-                let caller = registered.await.map_err(|_| failed("the private daemon did not register in time"))??;
-                measure(&caller, &state_dir, &options).await
-            }),
-            Err(error) => Err(error.into()),
-        };
-        // Nobody waits for it when the daemon could not be started.
-        drop(done.send(measured));
-    })?;
-    let app = App::start(instance.settings()?).await?;
-    let measured = answer.await.map_err(|_| failed("the calling thread died"));
-    app.shut_down().await;
-    drop(thread.join());
-    measured?
-}
-
-fn failed(why: impl std::fmt::Display) -> Failed {
-    Failed::new(FAILURE, why)
-}
-
-async fn measure(caller: &Caller, state_dir: &std::path::Path, options: &Options) -> Result<Measured, Failed> {
+/// Measures; `durability` is that of the private daemon, whose journal tells how long its records are.
+async fn measure(caller: &Caller, dir: &Path, durability: Option<Durability>, options: &Options) -> Result<Report, Failed> {
     let mut measured = Measured::new()?;
-    let before = journal_bytes(state_dir)?;
+    let written = || durability.map_or(Ok(0), |_| journal_bytes(dir));
+    let before = written()?;
     caller.allocate(options.warm_up, options.concurrency, options.devices, |_| {}).await?;
-    let record_bytes = (journal_bytes(state_dir)? - before) / options.warm_up;
-    let mut disk = DiskFloor::create(state_dir, record_bytes)?;
+    let record_bytes = if durability.is_some() { (written()? - before) / options.warm_up } else { RECORD_BYTES };
+    let (mut disk, mut checkpoint) = (Append::create(dir, record_bytes)?, Rewrite::new(dir));
 
     // One after the other, so that each finds the processors and the disk as idle as the others do: a sync that comes right
     // behind another one is faster than one after a pause.
@@ -132,8 +167,126 @@ async fn measure(caller: &Caller, state_dir: &std::path::Path, options: &Options
         caller.empties(calls, options.concurrency).await?;
         measured.emptying += began.elapsed();
         for _ in 0..calls {
-            measured.append_fdatasync.add(disk.append()?);
+            measured.append.add(disk.append()?);
+        }
+        for _ in 0..calls {
+            let (renamed, synced) = checkpoint.rewrite()?;
+            measured.rewrite.add(renamed);
+            measured.rewrite_synced.add(synced);
         }
     }
-    Ok(measured)
+    Ok(report(options, durability, measured))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a count of calls")]
+fn report(options: &Options, durability: Option<Durability>, measured: Measured) -> Report {
+    let Measured { allocate, grpc_empty, append, rewrite, rewrite_synced, allocating, emptying } = measured;
+    let per_second = |took: Duration| tenth(options.calls as f64 / took.as_secs_f64());
+    let (allocates, empties) = (per_second(allocating), per_second(emptying));
+    let (p50, grpc, disk, file) = (allocate.us(0.5), grpc_empty.us(0.5), append.us(0.5), rewrite.us(0.5));
+    let mut document = allocate.document();
+    let more = json!({
+        "calls": options.calls,
+        "concurrency": options.concurrency,
+        "durability": durability.map(Durability::as_str),
+        "endpoint": options.endpoint,
+        "per_second": allocates,
+        "floor": {
+            "grpc_empty_p50_us": grpc,
+            "grpc_empty_per_second": empties,
+            "append_fdatasync_p50_us": disk,
+            "rewrite_fsync_p50_us": file,
+            "rewrite_fsync_dir_p50_us": rewrite_synced.us(0.5),
+            "grpc_empty": grpc_empty.document(),
+            "append_fdatasync": append.document(),
+            "rewrite_fsync": rewrite.document(),
+            "rewrite_fsync_dir": rewrite_synced.document(),
+        },
+        "ratio": { "grpc_and_append_p50": ratio(p50, grpc + disk), "grpc_and_rewrite_p50": ratio(p50, grpc + file) },
+    });
+    if let (Value::Object(document), Value::Object(more)) = (&mut document, more) {
+        document.extend(more);
+    }
+
+    let whose = durability.map_or_else(|| "another plugin".to_owned(), |durability| durability.as_str().to_owned());
+    let title = format!("Allocate: {} calls, {} at a time, {whose}", options.calls, options.concurrency);
+    let mut remarks = vec![format!("{title}: {allocates:.0} per second")];
+    if options.concurrency == 1 {
+        let (sum, target) = (p50 / (grpc + disk), p50 / (1.5 * disk + grpc));
+        remarks.push(format!("p50 is {sum:.2} × the sum of call and append, {target:.2} × (1.5 × the append + the call)"));
+        remarks.push(format!(
+            "a checkpoint written anew instead would come to {} with the call: Allocate is {:.2} × that",
+            span(grpc + file),
+            p50 / (grpc + file)
+        ));
+    } else {
+        let share = 100.0 * allocates / empties;
+        remarks
+            .push(format!("empty gRPC calls, {} at a time: {empties:.0} per second; Allocates: {share:.0} % of that", options.concurrency));
+    }
+    let rows = vec![
+        ("Allocate", allocate),
+        ("empty gRPC call", grpc_empty),
+        ("append + fdatasync", append),
+        ("file anew + fsync + rename", rewrite),
+        ("file anew + fsync of directory", rewrite_synced),
+    ];
+    Report { heading: "call", title, document, rows, remarks }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn reported(concurrency: &str) -> Report {
+        let options = Line::parse_from(["allocate", "--calls=1000", "--concurrency", concurrency]).options;
+        let mut measured = Measured::new().unwrap();
+        (1..=1000).for_each(|us| measured.allocate.add(Duration::from_micros(us)));
+        let us = |us| {
+            let mut durations = Durations::new().unwrap();
+            durations.add(Duration::from_micros(us));
+            durations
+        };
+        (measured.grpc_empty, measured.append) = (us(50), us(200));
+        (measured.rewrite, measured.rewrite_synced) = (us(450), us(700));
+        (measured.allocating, measured.emptying) = (Duration::from_secs(2), Duration::from_millis(250));
+        report(&options, Some(Durability::PowerLoss), measured)
+    }
+
+    #[test]
+    fn the_document_is_what_is_promised() {
+        let one = |us: f64| format!(r#"{{"count":1,"max_us":{us:?},"p50_us":{us:?},"p90_us":{us:?},"p999_us":{us:?},"p99_us":{us:?}}}"#);
+        let wanted = [
+            r#"{"calls":1000,"concurrency":1,"count":1000,"durability":"power-loss","endpoint":null,"floor":{"append_fdatasync":"#,
+            &one(200.1),
+            r#","append_fdatasync_p50_us":200.1,"grpc_empty":"#,
+            &one(50.0),
+            r#","grpc_empty_p50_us":50.0,"grpc_empty_per_second":4000.0,"rewrite_fsync":"#,
+            &one(450.0),
+            r#","rewrite_fsync_dir":"#,
+            &one(700.4),
+            r#","rewrite_fsync_dir_p50_us":700.4,"rewrite_fsync_p50_us":450.0},"max_us":1000.4,"#,
+            r#""p50_us":500.2,"p90_us":900.1,"p999_us":999.4,"p99_us":990.2,"per_second":500.0,"#,
+            r#""ratio":{"grpc_and_append_p50":2.0,"grpc_and_rewrite_p50":1.0}}"#,
+        ];
+        assert_eq!(reported("1").document.to_string(), wanted.concat());
+    }
+
+    #[test]
+    fn the_figures_are_compared_with_the_floors_where_that_means_something() {
+        let wanted = [
+            "Allocate: 1000 calls, 1 at a time, power-loss: 500 per second",
+            "p50 is 2.00 × the sum of call and append, 1.43 × (1.5 × the append + the call)",
+            "a checkpoint written anew instead would come to 500.0 µs with the call: Allocate is 1.00 × that",
+        ];
+        assert_eq!(reported("1").remarks, wanted);
+        assert_eq!(reported("8").remarks[1], "empty gRPC calls, 8 at a time: 4000 per second; Allocates: 12 % of that");
+    }
 }

@@ -10,22 +10,66 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio::net::UnixListener;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status};
 
-fn failed(error: impl std::fmt::Display) -> Failed {
+pub(super) fn failed(error: impl std::fmt::Display) -> Failed {
     Failed::new(FAILURE, error)
 }
 
-/// A kubelet that only registers.
+/// The first list of a registration.
 #[derive(Debug)]
-pub(super) struct Kubelet {
-    plugins: Mutex<mpsc::UnboundedReceiver<Caller>>,
+pub(super) struct Heard {
+    pub(super) resource: String,
+    /// When Register came.
+    pub(super) registered: Instant,
+    /// When the list came.
+    pub(super) listed: Instant,
+    pub(super) devices: Vec<api::Device>,
+    plugin: DevicePluginClient<Channel>,
 }
 
-/// A registered plugin, with the ids of its first list.
+struct Registrations {
+    device_plugins: PathBuf,
+    heard: mpsc::UnboundedSender<Heard>,
+}
+
+#[tonic::async_trait]
+impl Registration for Registrations {
+    /// Dials the plugin and asks for its options before it answers, as kubelets since 1.25 do.
+    async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
+        let registered = Instant::now();
+        let api::RegisterRequest { endpoint, resource_name, .. } = request.into_inner();
+        let channel = uds::connect(self.device_plugins.join(endpoint)).await;
+        let mut plugin = DevicePluginClient::new(channel.map_err(|error| Status::unavailable(error.to_string()))?);
+        plugin.get_device_plugin_options(api::Empty {}).await?;
+        tokio::spawn(watch(plugin, resource_name, registered, self.heard.clone()));
+        Ok(Response::new(api::Empty {}))
+    }
+}
+
+/// Keeps the stream of one registration open, since its end would make the daemon register again, and tells of its first list.
+async fn watch(mut plugin: DevicePluginClient<Channel>, resource: String, registered: Instant, heard: mpsc::UnboundedSender<Heard>) {
+    let Ok(lists) = plugin.list_and_watch(api::Empty {}).await else { return };
+    let mut lists = lists.into_inner();
+    let Ok(Some(api::ListAndWatchResponse { devices })) = lists.message().await else { return };
+    // Nobody listens any more when everything was heard.
+    drop(heard.send(Heard { resource, registered, listed: Instant::now(), devices, plugin }));
+    while let Ok(Some(_)) = lists.message().await {}
+}
+
+/// Listens for registrations, in the place of a kubelet. The socket is there when it returns, and the present runtime serves it.
+pub(super) fn serve(device_plugins: &Path) -> Result<mpsc::UnboundedReceiver<Heard>, Failed> {
+    let listener = UnixListener::bind(device_plugins.join("kubelet.sock"))?;
+    let (heard, receiver) = mpsc::unbounded_channel();
+    let service = RegistrationServer::new(Registrations { device_plugins: device_plugins.to_owned(), heard });
+    tokio::spawn(Server::builder().add_service(service).serve_with_incoming(UnixListenerStream::new(listener)));
+    Ok(receiver)
+}
+
+/// A plugin that has sent its list.
 #[derive(Debug)]
 pub(super) struct Caller {
     plugin: DevicePluginClient<Channel>,
@@ -33,51 +77,29 @@ pub(super) struct Caller {
     next: Cell<usize>,
 }
 
-struct Registrations {
-    device_plugins: PathBuf,
-    plugins: mpsc::UnboundedSender<Caller>,
-}
-
-#[tonic::async_trait]
-impl Registration for Registrations {
-    async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
-        let socket = self.device_plugins.join(request.into_inner().endpoint);
-        let channel = uds::connect(socket).await.map_err(|error| Status::unavailable(error.to_string()))?;
-        let (plugin, plugins) = (DevicePluginClient::new(channel), self.plugins.clone());
-        tokio::spawn(watch(plugin, plugins));
-        Ok(Response::new(api::Empty {}))
-    }
-}
-
-/// Keeps the stream of one registration open; its end would make the daemon register again.
-async fn watch(mut plugin: DevicePluginClient<Channel>, plugins: mpsc::UnboundedSender<Caller>) {
-    let Ok(lists) = plugin.list_and_watch(api::Empty {}).await else { return };
-    let mut lists = lists.into_inner();
-    while let Ok(Some(list)) = lists.message().await {
-        let ids = list.devices.into_iter().map(|device| device.id).collect();
-        // Only the first is waited for.
-        drop(plugins.send(Caller { plugin: plugin.clone(), ids, next: Cell::new(0) }));
-    }
-}
-
-impl Kubelet {
-    /// Listens for registrations. Must be called on the runtime that is to serve them.
-    pub(super) fn start(kubelet_dir: &Path) -> Result<Self, Failed> {
-        let device_plugins = kubelet_dir.join("device-plugins");
-        let listener = UnixListener::bind(device_plugins.join("kubelet.sock"))?;
-        let (plugins, receiver) = mpsc::unbounded_channel();
-        let service = RegistrationServer::new(Registrations { device_plugins, plugins });
-        tokio::spawn(Server::builder().add_service(service).serve_with_incoming(UnixListenerStream::new(listener)));
-        Ok(Kubelet { plugins: Mutex::new(receiver) })
-    }
-
-    /// The first plugin that has registered and sent its list.
-    pub(super) async fn plugin(&self) -> Result<Caller, Failed> {
-        self.plugins.lock().await.recv().await.ok_or_else(|| failed("the private kubelet has ended"))
-    }
-}
-
 impl Caller {
+    /// The plugin of a registration.
+    pub(super) fn new(heard: Heard) -> Result<Caller, Failed> {
+        let healthy = heard.devices.into_iter().filter(|device| device.health == "Healthy");
+        let ids: Vec<String> = healthy.map(|device| device.id).collect();
+        if ids.is_empty() {
+            return Err(failed("the plugin lists no healthy device that could be asked for"));
+        }
+        Ok(Caller { plugin: heard.plugin, ids, next: Cell::new(0) })
+    }
+
+    /// Whoever serves this socket, whether it is registered or not.
+    pub(super) async fn dial(socket: &Path, patience: Duration) -> Result<Caller, Failed> {
+        let reached = uds::connect(socket).await;
+        let reached = reached.map_err(|error| failed(format_args!("nobody serves `{}`: {}", socket.display(), root(&error))))?;
+        let (plugin, (heard, mut first)) = (DevicePluginClient::new(reached), mpsc::unbounded_channel());
+        tokio::spawn(watch(plugin, String::new(), Instant::now(), heard));
+        match tokio::time::timeout(patience, first.recv()).await {
+            Ok(Some(heard)) => Caller::new(heard),
+            _ => Err(failed(format_args!("`{}` sends no list: it is no device plugin of v1beta1", socket.display()))),
+        }
+    }
+
     /// The next ids of the list, round and round.
     fn take(&self, devices: u64) -> Vec<String> {
         (0..devices)
@@ -96,11 +118,12 @@ impl Caller {
             let mut plugin = self.plugin.clone();
             async move {
                 let began = Instant::now();
-                let answer = plugin.allocate(api::AllocateRequest { container_requests }).await.map_err(failed)?;
+                let answer = plugin.allocate(api::AllocateRequest { container_requests }).await;
                 let took = began.elapsed();
-                match answer.into_inner().container_responses.as_slice() {
-                    [response] if !response.devices.is_empty() => Ok(took),
-                    _ => Err(failed("an Allocate was answered without devices")),
+                let answer = answer.map_err(|status| failed(format_args!("an Allocate was refused: {}", status.message())))?;
+                match answer.into_inner().container_responses.len() {
+                    1 => Ok(took),
+                    answers => Err(failed(format_args!("an Allocate for one container was answered for {answers}"))),
                 }
             }
         };
@@ -125,4 +148,9 @@ impl Caller {
         plugin.get_device_plugin_options(api::Empty {}).await.map_err(failed)?;
         Ok(began.elapsed())
     }
+}
+
+/// What is at the bottom of an error.
+fn root(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), root)
 }

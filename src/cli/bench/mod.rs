@@ -1,18 +1,23 @@
 //! `holdfast bench`: measures on this machine, each figure beside the floor that the machine sets in the same minute.
 
 mod allocate;
+mod bare;
 mod caller;
 mod floor;
+mod followed;
 mod instance;
+mod life;
 mod node;
 mod plot;
 mod process;
 mod report;
+mod restart;
 mod scale;
 mod scan;
 mod sheet;
 mod soak;
 mod trend;
+mod upgrade;
 
 use super::Global;
 use super::exit::Failed;
@@ -29,6 +34,10 @@ pub enum Verb {
     Scale(scale::Options),
     /// A daemon under load and faults for as long as one wants: whether anything of it grows, and whether the ledger is right
     Soak(soak::Options),
+    /// How long the kubelet is without the devices after its own restart, beside a plugin that does nothing else
+    Restart(restart::Options),
+    /// What the kubelet notices when one daemon hands over to the next, while pods come and go
+    Upgrade(upgrade::Options),
 }
 
 /// Measures and prints.
@@ -41,5 +50,7 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
         Verb::Scan(options) => scan::run(global, options),
         Verb::Scale(options) => scale::run(global, options),
         Verb::Soak(options) => soak::run(global, options),
+        Verb::Restart(options) => restart::run(global, options),
+        Verb::Upgrade(options) => upgrade::run(global, options),
     }
 }

@@ -147,11 +147,11 @@ impl Ruler {
                 Ruler { scale, from: (least / step).floor() * step, to: (most / step).ceil() * step, step }
             }
             Scale::Logarithmic => {
+                // From one of 1, 2, 5, 10 to another: a decade for its first or last tenth would be an empty one.
                 let least = least.unwrap_or(1.0);
-                let from = 10f64.powf(least.log10().floor());
-                let most = most.unwrap_or(1.0).max(least);
-                // To the next of 1, 2, 5, 10: a decade for its first tenth would be an empty one.
-                let to = round(most).max(from * 10.0);
+                let power = 10f64.powf(least.log10().floor());
+                let from = [5.0, 2.0].into_iter().find(|of| of * power <= least * 1.0001).unwrap_or(1.0) * power;
+                let to = round(most.unwrap_or(1.0).max(least)).max(from * 10.0);
                 Ruler { scale, from, to, step: 0.0 }
             }
             Scale::Percentiles => Ruler { scale, from: 0.0, to: most.unwrap_or(0.0).max(90.0), step: 0.0 },
@@ -179,9 +179,10 @@ impl Ruler {
                 let decades = (self.to / self.from).log10();
                 let within: &[f64] = if decades > 3.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
                 let every = (decades / 8.0).ceil().max(1.0);
-                let mut decade = 0.0;
-                while decade <= decades + 0.01 {
-                    values.extend(within.iter().map(|of| self.from * 10f64.powf(decade) * of).filter(|value| *value <= self.to * 1.001));
+                let is_within = |value: &f64| *value >= self.from * 0.999 && *value <= self.to * 1.001;
+                let mut decade = self.from.log10().floor();
+                while decade <= self.to.log10() + 0.01 {
+                    values.extend(within.iter().map(|of| 10f64.powf(decade) * of).filter(is_within));
                     decade += every;
                 }
             }
@@ -247,7 +248,7 @@ mod tests {
         assert_eq!(ticks(Scale::Linear, &[0.0, 0.7]), ["0", "0.2", "0.4", "0.6", "0.8"]);
         assert_eq!(ticks(Scale::Linear, &[-5.0, 5.0]), ["-6", "-4", "-2", "0", "2", "4", "6"]);
         assert_eq!(ticks(Scale::Linear, &[120_000.0]), ["0", "20k", "40k", "60k", "80k", "100k", "120k"]);
-        assert_eq!(ticks(Scale::Logarithmic, &[30.0, 700.0]), ["10", "20", "50", "100", "200", "500", "1000"]);
+        assert_eq!(ticks(Scale::Logarithmic, &[30.0, 700.0]), ["20", "50", "100", "200", "500", "1000"]);
         assert_eq!(ticks(Scale::Logarithmic, &[12.0, 3e6]), ["10", "100", "1000", "10k", "100k", "1M"]);
         assert_eq!(ticks(Scale::Percentiles, &[0.0, 99.95]), ["0", "50", "90", "99", "99.9"]);
     }

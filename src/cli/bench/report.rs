@@ -1,159 +1,199 @@
-//! What was measured, as a JSON document and as a table.
+//! What was measured: durations by name, as a table, as a JSON document and as a figure. One shape for all verbs.
 
 use super::super::exit::{FAILURE, Failed};
+use super::super::screen::Screen;
 use super::super::table::Table;
-use crate::domain::Durability;
+use super::super::{Global, show};
+use super::plot::{self, Axis, Line, Scale};
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde_json::{Value, json};
+use std::path::Path;
 use std::time::Duration;
 
-/// Durations of one kind of call.
+/// The longest duration that is told from longer ones.
+const LONGEST: Duration = Duration::from_secs(60);
+/// Points of a curve for each nine.
+const POINTS: f64 = 40.0;
+
+/// Durations of one kind.
 #[derive(Debug)]
 pub(super) struct Durations(Histogram<u64>);
 
 impl Durations {
-    fn new() -> Result<Self, Failed> {
-        // To three digits; nothing that is measured here takes a minute.
-        let bounds = Histogram::new_with_bounds(1, Duration::from_secs(60).as_nanos().try_into().unwrap_or(u64::MAX), 3);
+    /// None yet.
+    pub(super) fn new() -> Result<Self, Failed> {
+        // To three digits.
+        let bounds = Histogram::new_with_bounds(1, nanoseconds(LONGEST), 3);
         bounds.map(Durations).map_err(|error| Failed::new(FAILURE, error))
     }
 
+    /// One more.
     pub(super) fn add(&mut self, took: Duration) {
-        self.0.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        self.0.saturating_record(nanoseconds(took));
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u64 {
+        self.0.len()
     }
 
     /// The quantile in µs, to a tenth.
     #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a call")]
-    fn us(&self, quantile: f64) -> f64 {
+    pub(super) fn us(&self, quantile: f64) -> f64 {
         tenth(self.0.value_at_quantile(quantile) as f64 / 1e3)
     }
-}
 
-/// Everything that one run measured.
-#[derive(Debug)]
-pub(super) struct Measured {
-    pub(super) allocate: Durations,
-    pub(super) grpc_empty: Durations,
-    pub(super) append_fdatasync: Durations,
-    /// The time in which Allocates were made.
-    pub(super) allocating: Duration,
-    /// The time in which as many empty calls were made, as many of them at a time.
-    pub(super) emptying: Duration,
-}
+    /// How a distribution stands in every document; what did not happen took no time that could be told.
+    pub(super) fn document(&self) -> Value {
+        let us = |quantile| (self.count() > 0).then(|| self.us(quantile));
+        json!({
+            "count": self.count(),
+            "p50_us": us(0.5),
+            "p90_us": us(0.9),
+            "p99_us": us(0.99),
+            "p999_us": us(0.999),
+            "max_us": us(1.0),
+        })
+    }
 
-impl Measured {
-    pub(super) fn new() -> Result<Self, Failed> {
-        let (allocate, grpc_empty, append_fdatasync) = (Durations::new()?, Durations::new()?, Durations::new()?);
-        let (allocating, emptying) = (Duration::ZERO, Duration::ZERO);
-        Ok(Measured { allocate, grpc_empty, append_fdatasync, allocating, emptying })
+    /// Percentiles in µs, from the least to the largest.
+    #[expect(clippy::cast_precision_loss, reason = "a count of calls")]
+    fn curve(&self) -> Vec<(f64, f64)> {
+        let nines = (self.count().max(1) as f64).log10();
+        let mut points = Vec::new();
+        let mut point = 0.0;
+        while point < nines * POINTS {
+            let quantile = 1.0 - 10f64.powf(-point / POINTS);
+            points.push((quantile * 100.0, self.us(quantile)));
+            point += 1.0;
+        }
+        // The largest of n stands where one of n is left.
+        points.push(((1.0 - 10f64.powf(-nines)) * 100.0, self.us(1.0)));
+        points
     }
 }
 
-/// The document of `bench allocate -o json`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Report {
-    calls: u64,
-    concurrency: u64,
-    durability: &'static str,
-    p50_us: f64,
-    p90_us: f64,
-    p99_us: f64,
-    p999_us: f64,
-    max_us: f64,
-    per_second: f64,
-    floor: Floor,
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
-struct Floor {
-    grpc_empty_p50_us: f64,
-    /// Empty calls, as many at a time as Allocates.
-    grpc_empty_per_second: f64,
-    append_fdatasync_p50_us: f64,
+/// What a verb has found.
+#[derive(Debug)]
+pub(super) struct Report {
+    /// What is above the names.
+    pub(super) heading: &'static str,
+    /// What is drawn, in a sentence.
+    pub(super) title: String,
+    /// What `-o json` prints.
+    pub(super) document: Value,
+    /// Durations and their names, the measured one before its floors.
+    pub(super) rows: Vec<(&'static str, Durations)>,
+    /// Sentences for people: how the figures compare.
+    pub(super) remarks: Vec<String>,
 }
 
 impl Report {
-    #[expect(clippy::cast_precision_loss, reason = "a count of calls")]
-    pub(super) fn new(calls: u64, concurrency: u64, durability: Durability, measured: &Measured) -> Self {
-        let allocate = &measured.allocate;
-        Report {
-            calls,
-            concurrency,
-            durability: durability.as_str(),
-            p50_us: allocate.us(0.5),
-            p90_us: allocate.us(0.9),
-            p99_us: allocate.us(0.99),
-            p999_us: allocate.us(0.999),
-            max_us: allocate.us(1.0),
-            per_second: tenth(calls as f64 / measured.allocating.as_secs_f64()),
-            floor: Floor {
-                grpc_empty_p50_us: measured.grpc_empty.us(0.5),
-                grpc_empty_per_second: tenth(calls as f64 / measured.emptying.as_secs_f64()),
-                append_fdatasync_p50_us: measured.append_fdatasync.us(0.5),
-            },
+    /// Prints it, and draws it where that is wished.
+    pub(super) fn show(&self, global: &Global, plot: Option<&Path>) -> Result<(), Failed> {
+        if let Some(path) = plot {
+            std::fs::write(path, self.figure()).map_err(|error| cannot_draw(path, &error))?;
         }
+        show(global.output, &self.document, |_| self.table())
     }
 
-    /// For people, with the one figure that tells how much of it is ours.
-    pub(super) fn table(&self) -> String {
-        let mut table = Table::new(&["allocate", "p50", "p90", "p99", "p99.9", "max", "per second"]);
-        let us = |us: f64| format!("{us:.1} µs");
-        table.row([
-            format!("{} calls, {} at a time, {}", self.calls, self.concurrency, self.durability),
-            us(self.p50_us),
-            us(self.p90_us),
-            us(self.p99_us),
-            us(self.p999_us),
-            us(self.max_us),
-            format!("{:.0}", self.per_second),
-        ]);
-        let Floor { grpc_empty_p50_us: grpc, grpc_empty_per_second: empty, append_fdatasync_p50_us: disk } = self.floor;
-        let mut text = format!("{table}\nfloor of the same minute, p50: empty gRPC call {}, append + fdatasync {}\n", us(grpc), us(disk));
-        if self.concurrency == 1 {
-            let (ratio, target) = (self.p50_us / (grpc + disk), self.p50_us / (1.5 * disk + grpc));
-            text.push_str(&format!("p50 is {ratio:.2} × the sum of both, {target:.2} × (1.5 × the disk + the call)\n"));
-        } else {
-            let share = 100.0 * self.per_second / empty;
-            text.push_str(&format!(
-                "empty gRPC calls, {} at a time: {empty:.0} per second; Allocates: {share:.0} % of that\n",
-                self.concurrency
-            ));
+    fn table(&self) -> String {
+        let mut table = Table::new(&[self.heading, "count", "p50", "p90", "p99", "p99.9", "max"]);
+        for (name, durations) in self.rows.iter().filter(|(_, durations)| durations.count() > 0) {
+            let quantiles = [0.5, 0.9, 0.99, 0.999, 1.0].map(|quantile| span(durations.us(quantile)));
+            table.row([(*name).to_owned(), durations.count().to_string()].into_iter().chain(quantiles));
         }
-        text
+        let remarks: String = self.remarks.iter().map(|remark| format!("{remark}\n")).collect();
+        let text = format!("{table}\n{remarks}");
+        if Screen::get().ascii { in_ascii(&text) } else { text }
+    }
+
+    /// The percentiles of everything that was measured.
+    fn figure(&self) -> String {
+        let rows = self.rows.iter().filter(|(_, durations)| durations.count() > 0);
+        let longest = rows.clone().map(|(_, durations)| durations.us(1.0)).fold(0.0, f64::max);
+        let (unit, of) = if longest >= 1e5 { ("ms", 1e3) } else { ("µs", 1.0) };
+        let scaled = |durations: &Durations| durations.curve().into_iter().map(|(x, us)| (x, us / of)).collect();
+        let lines: Vec<Line> = rows.map(|(name, durations)| Line { name: (*name).to_owned(), points: scaled(durations) }).collect();
+        let (x, y) = (Axis { label: "percentile", scale: Scale::Percentiles }, Axis { label: unit, scale: Scale::Logarithmic });
+        plot::svg(&self.title, x, y, &lines)
     }
 }
 
-fn tenth(value: f64) -> f64 {
+/// The same without the two signs that ASCII lacks; columns stay where they are.
+fn in_ascii(text: &str) -> String {
+    text.replace('µ', "u").replace('×', "x")
+}
+
+/// Whether a figure can be put there is found out before anything is measured.
+pub(super) fn prepare(plot: Option<&Path>) -> Result<(), Failed> {
+    plot.map_or(Ok(()), |path| std::fs::write(path, "").map_err(|error| cannot_draw(path, &error)))
+}
+
+fn cannot_draw(path: &Path, error: &std::io::Error) -> Failed {
+    Failed::new(FAILURE, format_args!("the figure cannot be written to `{}`: {error}", path.display()))
+}
+
+/// Microseconds in the unit that suits them.
+pub(super) fn span(us: f64) -> String {
+    match us {
+        ..1e3 => format!("{us:.1} µs"),
+        ..1e6 => format!("{:.2} ms", us / 1e3),
+        _ => format!("{:.2} s", us / 1e6),
+    }
+}
+
+/// To one digit behind the point.
+pub(super) fn tenth(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
+}
+
+/// To two digits, or nothing where there is nothing to divide by.
+pub(super) fn ratio(value: f64, floor: f64) -> Value {
+    if floor > 0.0 { json!((value / floor * 100.0).round() / 100.0) } else { Value::Null }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::picture::markup::elements;
 
-    fn report(concurrency: u64) -> Report {
-        let mut measured = Measured::new().unwrap();
-        (1..=1000).for_each(|us| measured.allocate.add(Duration::from_micros(us)));
-        measured.grpc_empty.add(Duration::from_micros(50));
-        measured.append_fdatasync.add(Duration::from_micros(200));
-        measured.allocating = Duration::from_secs(2);
-        measured.emptying = Duration::from_millis(250);
-        Report::new(1000, concurrency, Durability::PowerLoss, &measured)
+    fn thousand() -> Durations {
+        let mut durations = Durations::new().unwrap();
+        (1..=1000).for_each(|us| durations.add(Duration::from_micros(us)));
+        durations
     }
 
     #[test]
-    fn the_document_is_what_is_promised() {
-        let wanted = concat!(
-            r#"{"calls":1000,"concurrency":1,"durability":"power-loss","#,
-            r#""p50_us":500.2,"p90_us":900.1,"p99_us":990.2,"p999_us":999.4,"max_us":1000.4,"per_second":500.0,"#,
-            r#""floor":{"grpc_empty_p50_us":50.0,"grpc_empty_per_second":4000.0,"append_fdatasync_p50_us":200.1}}"#,
-        );
-        assert_eq!(serde_json::to_string(&report(1)).unwrap(), wanted);
+    fn a_distribution_has_the_same_fields_everywhere() {
+        let wanted = r#"{"count":1000,"max_us":1000.4,"p50_us":500.2,"p90_us":900.1,"p999_us":999.4,"p99_us":990.2}"#;
+        assert_eq!(thousand().document().to_string(), wanted);
+        let none = Durations::new().unwrap().document();
+        assert_eq!((&none["count"], &none["max_us"]), (&json!(0), &Value::Null));
     }
 
     #[test]
-    fn the_table_compares_with_the_floor_where_that_means_something() {
-        assert!(report(1).table().ends_with("p50 is 2.00 × the sum of both, 1.43 × (1.5 × the disk + the call)\n"));
-        assert!(report(8).table().ends_with("empty gRPC calls, 8 at a time: 4000 per second; Allocates: 12 % of that\n"));
+    fn what_was_not_measured_is_neither_in_the_table_nor_in_the_figure() {
+        let rows = vec![("Allocate", thousand()), ("empty call", Durations::new().unwrap())];
+        let (title, remarks) = ("Allocate, 1000 calls".to_owned(), vec!["a remark".to_owned()]);
+        let report = Report { heading: "call", title, document: Value::Null, rows, remarks };
+        let wanted = "CALL      COUNT  P50       P90       P99       P99.9     MAX\n\
+                      Allocate  1000   500.2 µs  900.1 µs  990.2 µs  999.4 µs  1.00 ms\n\na remark\n";
+        assert_eq!(report.table(), wanted);
+        let figure = report.figure();
+        elements(&figure);
+        assert!(figure.contains("Allocate, 1000 calls") && figure.contains(">99.9</text>") && !figure.contains("empty call"));
+    }
+
+    #[test]
+    fn a_curve_rises_to_the_largest() {
+        let curve = thousand().curve();
+        assert!(curve.is_sorted_by(|a, b| a.0 <= b.0 && a.1 <= b.1), "{curve:?}");
+        let (last, largest) = curve.last().unwrap();
+        assert!((last - 99.9).abs() < 1e-6 && (largest - 1000.4).abs() < 1e-6, "{last} {largest}");
     }
 }
