@@ -187,7 +187,7 @@ fn one_that_is_interrupted_leaves_nothing_behind() {
 }
 
 /// Any of the measuring verbs, with places of its own: what it leaves behind is seen.
-fn measure(arguments: &[&str]) -> (std::process::Output, Vec<std::ffi::OsString>) {
+fn measure(arguments: &[&str]) -> (Output, Vec<std::ffi::OsString>) {
     let (state, temp) =
         (tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap());
     let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
