@@ -373,5 +373,8 @@ mod tests {
         for pattern in patterns {
             assert_eq!(root.glob_among(&mut listings, pattern), root.glob(pattern), "{pattern}");
         }
+        fs::write(dir.path().join("dev/ttyUSB3"), "").unwrap();
+        assert_eq!(root.glob_among(&mut listings, "/dev/ttyUSB?"), ["/dev/ttyUSB2"], "a directory is listed once for a scan");
+        assert_eq!(root.glob_among(&mut Listings::default(), "/dev/ttyUSB?"), ["/dev/ttyUSB2", "/dev/ttyUSB3"]);
     }
 }
