@@ -252,8 +252,8 @@ impl<'a> Soak<'a> {
             Fault::StreamEnd => {
                 // The next list cannot be read, which ends its stream; a new node makes one.
                 self.node.hooks.gate(Hook::OnList).open(Verdict::Fail);
-                fs::write(plain_file(&host, 0, FILES + usize::from(count % 2 == 0)), "")?;
-                let gone = plain_file(&host, 0, FILES + usize::from(count % 2 == 1));
+                fs::write(plain_file(&host, 0, FILES + usize::from(count.is_multiple_of(2))), "")?;
+                let gone = plain_file(&host, 0, FILES + usize::from(!count.is_multiple_of(2)));
                 // The first time there is none.
                 drop(fs::remove_file(gone));
             }
