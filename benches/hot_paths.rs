@@ -74,34 +74,7 @@ fn signals_560(bencher: Bencher<'_, '_>) {
 }
 
 fn large_server(dir: &Path) -> HostRoot {
-    let root = HostRoot::new(SimNode::create(dir).unwrap().root());
-    // The rest of such a server are uncore devices, bridges and ports without a driver.
-    for number in hardware::scan(&root).functions.len()..560 {
-        let address = format!("0000:{:02x}:{:02x}.{}", 0xc0 + number / 256, number / 8 % 32, number % 8);
-        let folder = dir.join(format!("sys/devices/pci0000:c0/{address}"));
-        std::fs::create_dir_all(folder.join("power")).unwrap();
-        let files = [
-            ("vendor", "0x8086"),
-            ("device", "0x09a2"),
-            ("subsystem_vendor", "0x8086"),
-            ("subsystem_device", "0x0000"),
-            ("class", "0x088000"),
-            ("numa_node", "0"),
-            ("local_cpulist", "0-55,112-167"),
-            ("uevent", "PCI_CLASS=88000\nPCI_ID=8086:09A2\nPCI_SUBSYS_ID=8086:0000\n"),
-            ("resource", ""),
-            ("config", "\u{6}\u{1}\u{2}\u{9}"),
-            ("power_state", "unknown"),
-            ("power/runtime_status", "unsupported"),
-            ("aer_dev_fatal", "Undefined 0\nDLP 0\nSDES 0\nTLP 0\nFCP 0\nTOTAL_ERR_FATAL 0\n"),
-            ("aer_dev_nonfatal", "Undefined 0\nDLP 0\nSDES 0\nTLP 0\nFCP 0\nTOTAL_ERR_NONFATAL 0\n"),
-            ("enable", "0"),
-            ("irq", "0"),
-        ];
-        files.iter().for_each(|(file, text)| std::fs::write(folder.join(file), text).unwrap());
-        std::os::unix::fs::symlink(format!("../../../devices/pci0000:c0/{address}"), dir.join("sys/bus/pci/devices").join(&address))
-            .unwrap();
-    }
+    let root = HostRoot::new(SimNode::create_large(dir, 560, 0).unwrap().root());
     assert_eq!(hardware::scan(&root).functions.len(), 560);
     root
 }

@@ -352,7 +352,7 @@ impl Alone {
             id: DeviceId::new(id),
             key: id.into(),
             class: DeviceClass::Rdma,
-            pci: Some(PciFunction::at(address.parse().unwrap())),
+            pci: Some(Box::new(PciFunction::at(address.parse().unwrap()))),
             numa_nodes: Vec::new(),
             nodes: Vec::new(),
             attributes: BTreeMap::new(),

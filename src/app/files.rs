@@ -270,7 +270,7 @@ mod tests {
                 id: DeviceId::new(address),
                 key: format!("pci:{address}"),
                 class: DeviceClass::Nic,
-                pci: Some(PciFunction::at(address.parse().unwrap())),
+                pci: Some(Box::new(PciFunction::at(address.parse().unwrap()))),
                 numa_nodes: Vec::new(),
                 nodes: Vec::new(),
                 attributes: BTreeMap::new(),

@@ -92,7 +92,7 @@ mod tests {
         let plain = r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2"}}"#;
         assert_eq!(text(SriovOptions::default(), &vf), plain);
 
-        let pci = vf.pci.clone().map(|pci| PciFunction { rdma: vec!["mlx5_4".into(), "mlx5_5".into()], ..pci });
+        let pci = vf.pci.clone().map(|pci| Box::new(PciFunction { rdma: vec!["mlx5_4".into(), "mlx5_5".into()], ..*pci }));
         let rdma = Device { pci, ..vf.clone() };
         let told = r#"{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.2","rdma-device":"mlx5_4,mlx5_5"}}"#;
         assert_eq!(text(SriovOptions { rdma: Some(true), ..SriovOptions::default() }, &rdma), told);

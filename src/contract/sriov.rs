@@ -160,7 +160,7 @@ mod tests {
     fn rdma_vf() -> Device {
         let nodes = ["uverbs7", "issm3", "umad3", "rdma_cm"].map(|name| format!("/dev/infiniband/{name}"));
         let vf = function("0000:3b:00.2", "mlx5_core", &nodes.each_ref().map(String::as_str));
-        let pci = vf.pci.clone().map(|pci| PciFunction { rdma: vec!["mlx5_4".into()], ..pci });
+        let pci = vf.pci.clone().map(|pci| Box::new(PciFunction { rdma: vec!["mlx5_4".into()], ..*pci }));
         Device { pci, ..vf }
     }
 

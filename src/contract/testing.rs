@@ -34,7 +34,7 @@ pub(super) fn device(id: &str, nodes: &[&str], attributes: &[(&str, &str)]) -> D
 /// A PCI function under a driver, with its address for its id.
 pub(super) fn function(address: &str, driver: &str, nodes: &[&str]) -> Device {
     let pci = PciFunction { driver: Some(driver.to_owned()), ..PciFunction::at(address.parse().unwrap()) };
-    Device { pci: Some(pci), ..device(address, nodes, &[]) }
+    Device { pci: Some(Box::new(pci)), ..device(address, nodes, &[]) }
 }
 
 /// What a container gets where every node is there.

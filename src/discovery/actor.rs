@@ -66,7 +66,7 @@ impl DiscoveryActor {
         let DiscoveryConfig { host_root, names, .. } = &self.config;
         let remembered = names.borrow().clone();
         let nvml = self.config.nvml.borrow().clone();
-        let found = hardware::discover_told(host_root, hardware::scan(host_root), &plan.specs, &remembered, &nvml);
+        let mut found = hardware::discover_told(host_root, hardware::scan(host_root), &plan.specs, &remembered, &nvml);
         let question = hardware::nvml_question(host_root);
         self.config.question.send_if_modified(|asked| {
             *asked != question && {
@@ -76,6 +76,7 @@ impl DiscoveryActor {
         });
         let grants = self.config.grants.borrow().clone();
         let inventory = self.config.inventory.borrow().clone();
+        keep_known(&mut found.devices, &inventory);
         let held = grants.iter().flat_map(|grant| &grant.devices);
         let listed = inventory.resources.values().flat_map(|offering| offering.devices.values());
         let (evidence, warnings, named) = evidence(host_root, began, found, held, listed.map(|listed| listed.device.as_ref()));
@@ -86,6 +87,18 @@ impl DiscoveryActor {
         }
         self.said = warnings;
         (evidence, named)
+    }
+}
+
+/// What is as it was is the device that is in the list already: the list keeps its own, and ten thousand devices would else be in memory
+/// twice from the second scan on.
+fn keep_known(found: &mut [Arc<Device>], inventory: &Inventory) {
+    let listed = inventory.resources.values().flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
+    let known: BTreeMap<&DeviceId, &Arc<Device>> = listed.map(|device| (&device.id, device)).gather();
+    for device in found {
+        if let Some(known) = known.get(&device.id).filter(|known| ***known == *device) {
+            *device = Arc::clone(known);
+        }
     }
 }
 
@@ -207,5 +220,35 @@ impl Handler<Crash> for DiscoveryActor {
     #[expect(clippy::panic, reason = "the message asks for it")]
     fn handle(&mut self, _: Crash, _: &mut Self::Context) {
         panic!("asked to crash");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Health, Offered, Offering, ResourceSpec};
+
+    fn device(id: &str, node: &str) -> Arc<Device> {
+        let nodes = vec![DeviceNode::at(node)];
+        let (key, attributes) = (format!("dev:{node}"), BTreeMap::new());
+        Arc::new(Device { id: DeviceId::new(id), key, class: DeviceClass::Char, pci: None, numa_nodes: Vec::new(), nodes, attributes })
+    }
+
+    #[test]
+    fn a_device_that_has_not_changed_is_in_memory_once() {
+        let name: crate::domain::ResourceName = "example.com/x".parse().unwrap();
+        let offered = |(id, device)| (DeviceId::new(id), Offered { device, health: Health::Healthy });
+        let (same, moved, shared) = (device("same", "/dev/a"), device("moved", "/dev/b"), device("shared", "/dev/c"));
+        let listed = [("same", same.clone()), ("moved", moved.clone()), ("shared::0", shared.clone()), ("shared::1", shared.clone())];
+        let spec = Arc::new(ResourceSpec::new(name.clone(), DeviceClass::Char));
+        let offering = Offering { spec, devices: listed.into_iter().map(offered).collect() };
+        let inventory = Inventory { resources: [(name, offering)].into() };
+
+        let mut found = [device("same", "/dev/a"), device("moved", "/dev/z"), device("shared", "/dev/c"), device("new", "/dev/n")];
+        let before = found.clone();
+        keep_known(&mut found, &inventory);
+        assert_eq!(found, before, "what is found is what is found");
+        let kept = [&same, &moved, &shared].map(|known| found.iter().any(|device| Arc::ptr_eq(device, known)));
+        assert_eq!(kept, [true, false, true]);
     }
 }

@@ -5,18 +5,21 @@ use super::pci::PciFunction;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 /// The id that the kubelet knows a device (or a share of one) by.
+///
+/// Its text is in memory once however many lists have it: a node of ten thousand devices has each in a dozen.
 ///
 /// Chosen once and remembered (I6): from a UUID, GUID, serial number or address, never from an enumeration order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct DeviceId(String);
+pub struct DeviceId(Arc<str>);
 
 impl DeviceId {
     /// Takes the text as it is.
     pub fn new(text: impl Into<String>) -> Self {
-        DeviceId(text.into())
+        DeviceId(Arc::from(text.into()))
     }
 
     /// The text of the id.
@@ -29,7 +32,7 @@ impl DeviceId {
     #[must_use]
     pub fn shared(&self) -> Option<Self> {
         let (device, n) = self.0.rsplit_once("::")?;
-        n.parse::<u32>().is_ok().then(|| DeviceId(device.to_owned()))
+        n.parse::<u32>().is_ok().then(|| DeviceId(Arc::from(device)))
     }
 
     /// Whether this may be the id of a pool, a plain number.
@@ -41,7 +44,7 @@ impl DeviceId {
     /// The id of the `n`-th share of this device, `id::n`, as NVIDIA's plugin names its replicas.
     #[must_use]
     pub fn share(&self, n: u32) -> Self {
-        DeviceId(format!("{}::{n}", self.0))
+        DeviceId(Arc::from(format!("{}::{n}", self.0)))
     }
 }
 
@@ -134,7 +137,7 @@ pub struct Device {
     /// What it is.
     pub class: DeviceClass,
     /// The PCI function; `None` for a plain `/dev` node.
-    pub pci: Option<PciFunction>,
+    pub pci: Option<Box<PciFunction>>,
     /// The NUMA nodes that it is near. Empty: nothing is known, and no topology is told to the kubelet.
     pub numa_nodes: Vec<u32>,
     /// Nodes that a container needs, in the order in which it gets them.

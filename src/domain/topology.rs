@@ -57,7 +57,7 @@ pub enum Place {
 /// near. None where it is no PCI function.
 #[must_use]
 pub fn places(device: &Device) -> Vec<(Nearness, Place)> {
-    device.pci.as_ref().map(of_function).unwrap_or_default()
+    device.pci.as_deref().map(of_function).unwrap_or_default()
 }
 
 fn of_function(function: &PciFunction) -> Vec<(Nearness, Place)> {
@@ -115,7 +115,7 @@ mod tests {
             id: DeviceId::new(address),
             key: address.into(),
             class: DeviceClass::Gpu,
-            pci: Some(function),
+            pci: Some(Box::new(function)),
             numa_nodes: numa.into_iter().collect(),
             nodes: Vec::new(),
             attributes: BTreeMap::new(),

@@ -4,7 +4,7 @@
 //! kernel's subsystem and name. No node is ever opened: that alone can reset a modem or arm a watchdog.
 
 use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, Gather, ResourceName, ResourceSpec};
-use crate::host::HostRoot;
+use crate::host::{HostRoot, Listings};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -36,12 +36,12 @@ pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> CharDevi
         return found;
     }
     let links = stable_links(root);
-    let mut taken = BTreeSet::new();
+    let (mut taken, mut listings) = (BTreeSet::new(), Listings::default());
     for spec in specs {
         let devices = found.by_resource.entry(spec.name.clone()).or_default();
         for path in &spec.paths {
             // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
-            let nodes = root.glob(&path.host).into_iter().filter_map(|node| root.canonical_node(&node));
+            let nodes = root.glob_among(&mut listings, &path.host).into_iter().filter_map(|node| root.canonical_node(&node));
             let nodes: BTreeSet<String> = nodes.filter(|node| node.starts_with("/dev/")).gather();
             if nodes.is_empty() {
                 found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));

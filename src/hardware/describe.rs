@@ -50,7 +50,7 @@ impl<'a> Describer<'a> {
             id: DeviceId::new(id),
             key: key_of(function, part),
             class,
-            pci: Some(function.clone()),
+            pci: Some(Box::new(function.clone())),
             numa_nodes: numa_nodes.clone(),
             // A node that may be missing is offered where it is there: what allocates a device does not look.
             nodes: facts.nodes.into_iter().filter(|node| node.required || self.root.node_exists(&node.host)).collect(),

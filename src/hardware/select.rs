@@ -35,7 +35,9 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
     let mut chosen: Chosen<'_> = BTreeMap::new();
     let host = Host::of(devices);
     for device in devices {
-        if let Some(spec) = specs.iter().find(|spec| host.offers(spec, device, chars)) {
+        // Once for each node, not for each resource: there may be ten thousand of one and a hundred of the other.
+        let named = chars.get(&device.key);
+        if let Some(spec) = specs.iter().find(|spec| host.offers(spec, device, named)) {
             chosen.insert(&device.key, spec);
         }
     }
@@ -51,15 +53,24 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
             }),
         );
     }
+    let mut by_resource: BTreeMap<&ResourceName, Vec<Arc<Device>>> = BTreeMap::new();
+    for device in devices {
+        if let Some(spec) = chosen.get(device.key.as_str()) {
+            by_resource.entry(&spec.name).or_default().push(Arc::clone(device));
+        }
+    }
     for spec in specs {
-        let mine = devices.iter().filter(|device| chosen.get(device.key.as_str()).is_some_and(|of| of.name == spec.name));
-        let mut mine: Vec<Arc<Device>> = mine.cloned().collect();
+        // Two of one name are one resource.
+        if selection.resources.contains_key(&spec.name) {
+            continue;
+        }
+        let mut mine = by_resource.remove(&spec.name).unwrap_or_default();
         mine.arrange_by(|a, b| a.id.cmp(&b.id));
         // A glob that matches nothing was reported with its text already.
         if mine.is_empty() && spec.class != DeviceClass::Char {
             selection.warnings.push(format!("{}: no device of class {} on this host matches", spec.name, spec.class));
         }
-        selection.resources.entry(spec.name.clone()).or_insert(mine);
+        selection.resources.insert(spec.name.clone(), mine);
     }
     selection
 }
@@ -155,10 +166,10 @@ impl<'a> Host<'a> {
         Host(whole.filter_map(|device| Some((device.pci.as_ref()?.address, &**device))).gather())
     }
 
-    /// Whether a resource offers a device, were it the only resource.
-    fn offers(&self, spec: &ResourceSpec, device: &Device, chars: &BTreeMap<String, ResourceName>) -> bool {
+    /// Whether a resource offers a device, were it the only resource. `named`: whose node it is, where it is one of `/dev`.
+    fn offers(&self, spec: &ResourceSpec, device: &Device, named: Option<&ResourceName>) -> bool {
         let of_class = match spec.class {
-            DeviceClass::Char => chars.get(&device.key) == Some(&spec.name),
+            DeviceClass::Char => named == Some(&spec.name),
             class => device.class == class && is_usable(device) && means_it(&spec.select, device),
         };
         of_class && self.matches(&spec.select, device) && !spec.exclude.as_ref().is_some_and(|exclude| self.matches(exclude, device))

@@ -16,7 +16,7 @@ pub(crate) fn device(address: &str, id: &str) -> Device {
         id: DeviceId::new(id),
         key: format!("pci:{address}/10de:2330"),
         class: DeviceClass::Gpu,
-        pci: Some(function(address)),
+        pci: Some(Box::new(function(address))),
         numa_nodes: Vec::new(),
         nodes: Vec::new(),
         attributes: BTreeMap::new(),

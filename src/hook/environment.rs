@@ -71,7 +71,7 @@ pub(super) mod testing {
             id: DeviceId::new("GPU-1"),
             key: "pci:0000:18:00.0/10de:2330".into(),
             class: DeviceClass::Gpu,
-            pci: Some(PciFunction::at("0000:18:00.0".parse().unwrap())),
+            pci: Some(Box::new(PciFunction::at("0000:18:00.0".parse().unwrap()))),
             numa_nodes: Vec::new(),
             nodes: vec![DeviceNode::at("/dev/nvidia0"), DeviceNode::at("/dev/nvidiactl")],
             attributes: BTreeMap::new(),

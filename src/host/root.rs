@@ -6,7 +6,7 @@
 use super::folder::Folder;
 use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::{major, minor};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -23,6 +23,10 @@ pub struct HostRoot {
     root: PathBuf,
     live: bool,
 }
+
+/// What directories had in them when the first pattern asked, for [`HostRoot::glob_among`]: of one scan.
+#[derive(Debug, Default)]
+pub struct Listings(BTreeMap<String, Vec<String>>);
 
 impl HostRoot {
     /// Looks at the host below `root`.
@@ -171,6 +175,33 @@ impl HostRoot {
         paths
     }
 
+    /// The same as [`HostRoot::glob`], where many patterns ask for the same directory: it is listed once, and where the names are
+    /// that begin as the pattern does is found without going through all of them. Sixty-four resources of one `/dev` with ten
+    /// thousand nodes would else be 640,000 names.
+    #[must_use]
+    pub fn glob_among(&self, listings: &mut Listings, pattern: &str) -> Vec<String> {
+        const MAGIC: [char; 3] = ['*', '?', '['];
+        let Some((dir, name)) = pattern.rsplit_once('/').filter(|(dir, name)| {
+            // What is more than one name in one directory is rare.
+            name.contains(MAGIC)
+                && !name.starts_with('.')
+                && !name.contains("**")
+                && !dir.contains(MAGIC)
+                && !dir.split('/').any(|component| component == "..")
+        }) else {
+            return self.glob(pattern);
+        };
+        let options = glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+        let Ok(wanted) = glob::Pattern::new(name) else { return Vec::new() };
+        let names = listings.0.entry(dir.to_owned()).or_insert_with(|| self.entries(dir));
+        let begin = &name[..name.find(MAGIC).unwrap_or(0)];
+        let first = names.partition_point(|name| name.as_str() < begin);
+        let begun = names[first..].iter().take_while(|name| name.starts_with(begin));
+        let dir = dir.trim_matches('/');
+        let below = if dir.is_empty() { String::new() } else { format!("/{dir}") };
+        begun.filter(|name| wanted.matches_with(name, options)).map(|name| format!("{below}/{name}")).collect()
+    }
+
     fn is_node(&self, metadata: &Metadata) -> bool {
         let kind = metadata.file_type();
         kind.is_char_device() || kind.is_block_device() || (!self.live && kind.is_file())
@@ -315,5 +346,35 @@ mod tests {
         assert_eq!(root.glob("/dev/ttyUSB*"), ["/dev/ttyUSB10", "/dev/ttyUSB2"]);
         assert_eq!(root.glob("/dev/../../etc/*"), Vec::<String>::new());
         assert_eq!(root.glob("/dev/[broken"), Vec::<String>::new());
+        let mut listings = Listings::default();
+        let patterns = [
+            "/dev/ttyUSB*",
+            "/dev/ttyUSB1?",
+            "/dev/ttyUSB[12]",
+            "/dev/ttyUSB2",
+            "/dev/tty*2",
+            "/dev/*",
+            "/dev/?*",
+            "/dev/.*",
+            "/dev/**",
+            "/d*/ttyUSB*",
+            "/dev/../../etc/*",
+            "/dev/[broken",
+            "/dev/none*",
+            "/none/*",
+            "/dev/",
+            "/dev/ttyUSB*/",
+            "dev/*",
+            "/*",
+            "//dev/tty*",
+            "/dev/zz*",
+            "*",
+        ];
+        for pattern in patterns {
+            assert_eq!(root.glob_among(&mut listings, pattern), root.glob(pattern), "{pattern}");
+        }
+        fs::write(dir.path().join("dev/ttyUSB3"), "").unwrap();
+        assert_eq!(root.glob_among(&mut listings, "/dev/ttyUSB?"), ["/dev/ttyUSB2"], "a directory is listed once for a scan");
+        assert_eq!(root.glob_among(&mut Listings::default(), "/dev/ttyUSB?"), ["/dev/ttyUSB2", "/dev/ttyUSB3"]);
     }
 }

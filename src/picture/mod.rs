@@ -307,7 +307,7 @@ pub(crate) mod testing {
             id: DeviceId::new(address),
             key: format!("pci:{address}"),
             class,
-            pci: Some(function),
+            pci: Some(Box::new(function)),
             numa_nodes: numa.into_iter().collect(),
             nodes: Vec::new(),
             attributes: BTreeMap::new(),

@@ -174,7 +174,7 @@ pub(super) mod tests {
             id: DeviceId::new("GPU-1"),
             key: format!("pci:{address}/10de:2330"),
             class: DeviceClass::Gpu,
-            pci: Some(PciFunction::at(address.parse().unwrap())),
+            pci: Some(Box::new(PciFunction::at(address.parse().unwrap()))),
             numa_nodes: Vec::new(),
             nodes: Vec::new(),
             attributes: BTreeMap::new(),

@@ -10,6 +10,10 @@
 //!
 //! Links are relative and directories nest as in a real sysfs; plain files stand for the device nodes.
 
+mod large;
+
+pub use self::large::{FUNCTIONS_MAX, VFS_MAX};
+
 use crate::domain::PciAddress;
 use std::fs;
 use std::io;
@@ -136,6 +140,11 @@ impl SimNode {
         let address = self.gpu_address(index);
         let path = format!("{}/{address}", downstream(numa, slot));
         self.function(&Function { path, numa, class: "0x030200", ids: ("0x10de", "0x2330"), driver: Some("nvidia") })?;
+        self.gpu_information(index, address)
+    }
+
+    /// What NVIDIA's driver shows of the GPU that has this number, and its node.
+    fn gpu_information(&self, index: usize, address: PciAddress) -> io::Result<()> {
         let uuid = self.gpu_uuid(index);
         let information =
             format!("Model: \t\t NVIDIA H100 80GB HBM3\nGPU UUID: \t {uuid}\nBus Location: \t {address}\nDevice Minor: \t {index}\n");

@@ -90,7 +90,7 @@ mod tests {
                 id: DeviceId::new(*id),
                 key: String::new(),
                 class: DeviceClass::Gpu,
-                pci: Some(pci),
+                pci: Some(Box::new(pci)),
                 numa_nodes: Vec::new(),
                 nodes: Vec::new(),
                 attributes: model.map(|model| ("model".to_owned(), model.to_owned())).into_iter().collect(),

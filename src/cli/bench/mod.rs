@@ -7,9 +7,16 @@ mod floor;
 mod followed;
 mod instance;
 mod life;
+mod node;
 mod plot;
+mod process;
 mod report;
 mod restart;
+mod scale;
+mod scan;
+mod sheet;
+mod soak;
+mod trend;
 mod upgrade;
 
 use super::Global;
@@ -21,6 +28,12 @@ use clap::Subcommand;
 pub enum Verb {
     /// How long an Allocate takes, on the file system of the state directory
     Allocate(allocate::Options),
+    /// How long the look at a node takes: this one, a captured one, or one of up to 10,000 PCI functions that is made for it
+    Scan(scan::Options),
+    /// What the daemon costs with many devices, and many daemons on one machine
+    Scale(scale::Options),
+    /// A daemon under load and faults for as long as one wants: whether anything of it grows, and whether the ledger is right
+    Soak(soak::Options),
     /// How long the kubelet is without the devices after its own restart, beside a plugin that does nothing else
     Restart(restart::Options),
     /// What the kubelet notices when one daemon hands over to the next, while pods come and go
@@ -34,6 +47,9 @@ pub enum Verb {
 pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
     match verb {
         Verb::Allocate(options) => allocate::run(global, options),
+        Verb::Scan(options) => scan::run(global, options),
+        Verb::Scale(options) => scale::run(global, options),
+        Verb::Soak(options) => soak::run(global, options),
         Verb::Restart(options) => restart::run(global, options),
         Verb::Upgrade(options) => upgrade::run(global, options),
     }

@@ -250,7 +250,7 @@ fn a_disk_that_somebody_holds_is_not_given_to_another_by_its_second_path() {
     let disk = |id: &str| {
         let function = crate::domain::PciFunction::at("0000:01:00.0".parse().unwrap());
         let nodes = vec![DeviceNode::at("/dev/nvme1n1")];
-        Arc::new(Device { class: DeviceClass::Nvme, pci: Some(function), nodes, ..(*device(id)).clone() })
+        Arc::new(Device { class: DeviceClass::Nvme, pci: Some(Box::new(function)), nodes, ..(*device(id)).clone() })
     };
     let look = |secs: u64, id: &str| {
         let mut evidence = (*evidence(secs, &[], &[id], &[])).clone();
@@ -368,7 +368,7 @@ fn function(id: &str, address: &str, physical: Option<&str>) -> Arc<Device> {
     let mut pci = crate::domain::PciFunction::at(address.parse().unwrap());
     pci.physfn = physical.map(|address| address.parse().unwrap());
     pci.bridges = vec!["0000:00:01.0".parse().unwrap()];
-    Arc::new(Device { class: DeviceClass::Gpu, pci: Some(pci), nodes: Vec::new(), ..(*device(id)).clone() })
+    Arc::new(Device { class: DeviceClass::Gpu, pci: Some(Box::new(pci)), nodes: Vec::new(), ..(*device(id)).clone() })
 }
 
 const CARD: &str = "0000:01:00.0";

@@ -230,6 +230,15 @@ impl Kubelet {
         self.shared.orphan_pod(uid)
     }
 
+    /// The containers of a pod have done their work: its cgroup goes, and what it had is free. Says whether it ran.
+    pub fn complete_pod(&self, uid: &str) -> Result<bool, io::Error> {
+        let ran = self.shared.complete_pod(uid);
+        if ran {
+            self.shared.ground.remove_cgroup(uid)?;
+        }
+        Ok(ran)
+    }
+
     /// A container crashes and waits for its next start: after a restart of the kubelet it does not count as running.
     pub fn crash_container(&self, pod_uid: &str, container: &str) {
         worker::crash(&self.shared, pod_uid, container);
