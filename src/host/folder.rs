@@ -5,7 +5,7 @@ use super::root::{read_bounded, text_of};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
 use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
-use rustix::fs::RawDir;
+use rustix::fs::{FileType, RawDir};
 use std::cell::Cell;
 use std::fs::File;
 use std::mem::MaybeUninit;
@@ -15,6 +15,8 @@ use std::path::Path;
 
 /// Room for what one call tells of a directory; the one of a PCI function needs half of it.
 const ENTRIES_BYTES: usize = 4096;
+/// What an attribute of sysfs has at most.
+const ATTRIBUTE_BYTES: u64 = 4096;
 
 /// The directory, and what was in it when it was opened.
 #[derive(Debug)]
@@ -28,26 +30,38 @@ pub struct Folder {
 #[derive(Debug, Default)]
 struct Names {
     text: String,
-    places: Vec<Range<usize>>,
+    places: Vec<Place>,
+}
+
+/// Where a name stands in the text of all, and whether the directory says that it is a regular file's.
+#[derive(Debug)]
+struct Place {
+    range: Range<usize>,
+    is_file: bool,
 }
 
 impl Names {
-    fn push(&mut self, name: &str) {
+    fn push(&mut self, name: &str, is_file: bool) {
         let start = self.text.len();
         self.text.push_str(name);
-        self.places.push(start..self.text.len());
+        self.places.push(Place { range: start..self.text.len(), is_file });
+    }
+
+    fn name(&self, place: &Place) -> &str {
+        &self.text[place.range.clone()]
     }
 
     fn sort(&mut self) {
-        self.places.sort_unstable_by(|one, other| self.text[one.clone()].cmp(&self.text[other.clone()]));
+        self.places.sort_unstable_by(|one, other| self.text[one.range.clone()].cmp(&self.text[other.range.clone()]));
     }
 
     fn iter(&self) -> impl Iterator<Item = &str> {
-        self.places.iter().map(|place| &self.text[place.clone()])
+        self.places.iter().map(|place| self.name(place))
     }
 
-    fn has(&self, name: &str) -> bool {
-        self.places.binary_search_by(|place| self.text[place.clone()].cmp(name)).is_ok()
+    fn get(&self, name: &str) -> Option<&Place> {
+        let found = self.places.binary_search_by(|place| self.name(place).cmp(name)).ok()?;
+        self.places.get(found)
     }
 }
 
@@ -61,7 +75,7 @@ impl Folder {
         let mut names = Names::default();
         while let Some(Ok(entry)) = entries.next() {
             if let Some(name) = entry.file_name().to_str().ok().filter(|name| !matches!(*name, "." | "..")) {
-                names.push(name);
+                names.push(name, entry.file_type() == FileType::RegularFile);
             }
         }
         names.sort();
@@ -76,7 +90,7 @@ impl Folder {
     /// Whether it had something of that name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.names.has(name)
+        self.names.get(name).is_some()
     }
 
     /// Whether something that it had could not be found any more: what is known of it may be half of two states.
@@ -100,14 +114,18 @@ impl Folder {
     /// The text of a regular file of it, as [`HostRoot::read`](super::HostRoot::read) has it.
     #[must_use]
     pub fn read(&self, name: &str) -> Option<String> {
-        if !self.has(name) {
-            return None;
-        }
+        let is_file = self.names.get(name)?.is_file;
         // A pipe without a writer opens at once with O_NONBLOCK; what was opened is then seen to be no file.
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let file = self.found(openat(&self.dir, name, flags, Mode::empty()))?;
-        let stat = fstat(&file).ok().filter(|stat| kind(stat.st_mode) == SFlag::S_IFREG)?;
-        let bytes = read_bounded(File::from(file), u64::try_from(stat.st_size).unwrap_or_default()).ok()?;
+        // What the directory said to be a file need not be asked again; an attribute of sysfs states a page.
+        let stated = if is_file {
+            ATTRIBUTE_BYTES
+        } else {
+            let stat = fstat(&file).ok().filter(|stat| kind(stat.st_mode) == SFlag::S_IFREG)?;
+            u64::try_from(stat.st_size).unwrap_or_default()
+        };
+        let bytes = read_bounded(File::from(file), stated).ok()?;
         Some(text_of(&bytes)).filter(|text| !text.is_empty())
     }
 
