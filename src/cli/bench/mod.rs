@@ -7,6 +7,7 @@ mod floor;
 mod followed;
 mod instance;
 mod life;
+mod mapping;
 mod node;
 mod plot;
 mod process;

@@ -12,16 +12,16 @@
 use super::super::exit::{FAILURE, Failed};
 use super::super::progress::Progress;
 use super::super::{Global, block_on, show};
+use super::mapping::settle;
 use super::node::{Made, Node, interrupted, plain, plain_file, plain_files};
 use super::plot::{Axis, Scale};
 use super::sheet::{Column, Sheet, column, number, quantile};
 use super::trend::Trend;
-use crate::domain::ResourceName;
 use crate::sim::kubelet::{EventKind, Hook, PodSpec, Verdict};
 use crate::sim::random::Random;
 use clap::Args;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -37,8 +37,6 @@ const FINISHED_MAX: usize = 8;
 const WITH_INIT: u64 = 5;
 /// How long a pod may wait for a decision: a daemon that was killed is back before.
 const DECIDED_WITHIN: Duration = Duration::from_secs(20);
-/// How long the last grants may take to be bound to their pods.
-const BOUND_WITHIN: Duration = Duration::from_secs(60);
 /// Rows that a person is shown.
 const ROWS_MAX: usize = 24;
 
@@ -362,95 +360,9 @@ fn trend(sheet: &Sheet, key: &str) -> Option<Trend> {
     Trend::of(&points)
 }
 
-/// Waits until the last grants are bound. How many mappings there are, and those that differ.
-async fn settle(node: &Node) -> Result<(usize, Vec<String>), Failed> {
-    let until = Instant::now() + BOUND_WITHIN;
-    loop {
-        let held = held(node);
-        let different = differences(&held, &node.ask("who").await?);
-        if different.is_empty() || Instant::now() > until {
-            return Ok((held.len(), different));
-        }
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
-}
-
-/// One grant as the kubelet has it: what a container runs with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Held {
-    alloc_id: String,
-    pod_uid: String,
-    container: String,
-    resource: ResourceName,
-    devices: BTreeSet<String>,
-}
-
-fn held(node: &Node) -> Vec<Held> {
-    let holders = node.kubelet.view(|view| view.holders());
-    let of = |holder: &crate::sim::kubelet::Holder| {
-        let (pod_uid, container) = (holder.pod_uid.clone(), holder.container.clone());
-        let alloc_ids = holder.alloc_ids.clone();
-        let devices = holder.devices.clone().into_iter();
-        devices
-            .map(move |(resource, devices)| Held {
-                alloc_id: alloc_ids.get(&resource).map(|id| id.as_str().to_owned()).unwrap_or_default(),
-                pod_uid: pod_uid.clone(),
-                container: container.clone(),
-                resource,
-                devices: devices.iter().map(|id| id.as_str().to_owned()).collect(),
-            })
-            .collect::<Vec<_>>()
-    };
-    holders.iter().flat_map(of).collect()
-}
-
-/// What the ledger's document has otherwise than the containers, in words.
-fn differences(held: &[Held], who: &Value) -> Vec<String> {
-    let grants: BTreeMap<&str, &Value> =
-        who["grants"].as_array().into_iter().flatten().filter_map(|grant| Some((grant["alloc_id"].as_str()?, grant))).collect();
-    let difference = |held: &Held| {
-        let at = format!("{} of pod {} ({})", held.container, held.pod_uid, held.resource);
-        let Some(grant) = grants.get(held.alloc_id.as_str()) else {
-            return Some(format!("{at} runs with grant `{}`, which the ledger does not have as live", held.alloc_id));
-        };
-        let devices: BTreeSet<&str> = grant["devices"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let same = devices.iter().copied().eq(held.devices.iter().map(String::as_str))
-            && grant["resource"] == held.resource.as_str()
-            && grant["pod"]["uid"] == held.pod_uid.as_str()
-            && grant["container"] == held.container.as_str();
-        (!same).then(|| format!("{at} runs with {:?}, and the ledger has {grant}", held.devices))
-    };
-    held.iter().filter_map(difference).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_mapping_that_is_not_the_kubelets_is_a_difference() {
-        let held = Held {
-            alloc_id: "a".into(),
-            pod_uid: "uid".into(),
-            container: "main".into(),
-            resource: "example.com/bench0".parse().unwrap(),
-            devices: ["x".to_owned(), "y".to_owned()].into(),
-        };
-        let grant = json!({ "alloc_id": "a", "resource": "example.com/bench0", "devices": ["y", "x"], "pod": { "uid": "uid" }, "container": "main" });
-        let told = |grant: Value| differences(std::slice::from_ref(&held), &json!({ "grants": [grant] })).len();
-        assert_eq!(told(grant.clone()), 0);
-        for (key, other) in [
-            ("alloc_id", json!("b")),
-            ("resource", json!("example.com/bench1")),
-            ("devices", json!(["x"])),
-            ("pod", Value::Null),
-            ("container", json!("init")),
-        ] {
-            let mut other_grant = grant.clone();
-            other_grant[key] = other;
-            assert_eq!(told(other_grant), 1, "{key}");
-        }
-    }
 
     #[test]
     fn a_trend_is_of_the_longest_life_without_its_beginning() {
