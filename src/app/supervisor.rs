@@ -237,7 +237,7 @@ where
                         Ok(answer) => return Ok(answer),
                         // The actor died with the message in its mailbox or in its hands.
                         Err(MailboxError::Closed | MailboxError::Timeout) => {
-                            dead(&mut address, &addr).await.ok_or(CallError::GivenUp(name))?
+                            dead(&mut address, &addr).await.ok_or(CallError::GivenUp(name))?;
                         }
                     }
                 }
