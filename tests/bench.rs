@@ -192,6 +192,35 @@ fn one_that_is_interrupted_leaves_nothing_behind() {
     nothing_is_left(dir.path());
 }
 
+#[test]
+fn scans_and_daemons_are_ended_in_the_midst_too() {
+    let verbs: [(&[&str], Option<i32>); 3] = [
+        (&["scan", "--functions=560", "--rounds=100000"], Some(1)),
+        (&["scale", "--devices=64", "--resources=1", "--idle=600"], Some(1)),
+        // What it has until then is told.
+        (&["soak", "--minutes=60"], Some(0)),
+    ];
+    for (arguments, code) in verbs {
+        let (state, temp) = (place(), tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
+        command.arg("bench").args(arguments).arg("--state-dir").arg(state.path()).env("TMPDIR", temp.path());
+        let bench = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // The first signal of its own: before it listens a signal would end it as any process.
+        let listens = || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", bench.id())).unwrap();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).unwrap().to_owned();
+            let made = temp.path().read_dir().unwrap().count() > 0;
+            made && u64::from_str_radix(&caught, 16).unwrap() & (1 << (Signal::SIGTERM as u64 - 1)) != 0
+        };
+        until("that it has begun", listens, |listens| *listens);
+        kill(Pid::from_raw(i32::try_from(bench.id()).unwrap()), Signal::SIGTERM).unwrap();
+        let output = bench.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), code, "{arguments:?}: {}", said(&output));
+        nothing_is_left(state.path());
+        nothing_is_left(temp.path());
+    }
+}
+
 /// Any of the measuring verbs, with places of its own: what it leaves behind is seen.
 fn measure(arguments: &[&str]) -> (Output, Vec<std::ffi::OsString>) {
     let (state, temp) =

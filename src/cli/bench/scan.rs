@@ -8,7 +8,8 @@
 
 use super::super::exit::{FAILURE, Failed};
 use super::super::progress::Progress;
-use super::super::{Global, show};
+use super::super::{Global, block_on, show};
+use super::node::interrupted;
 use super::plot::{Axis, Scale};
 use super::sheet::{Column, Sheet, column, number, quantile};
 use crate::domain::{DeviceClass, ResourceSpec};
@@ -22,6 +23,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// What `--sweep` goes through.
@@ -71,13 +73,14 @@ pub struct Options {
 }
 
 pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
+    let stop = Stop::new()?;
     let mut sheet = Sheet::new(&COLUMNS);
     let sizes = if options.sweep { SWEEP.to_vec() } else { options.functions.clone() };
     let sizes = if sizes.is_empty() && options.vfs > 0 { vec![SWEEP[0].max(2 * options.vfs)] } else { sizes };
     let root = options.root.as_deref().unwrap_or(&global.host_root);
     if sizes.is_empty() {
         let configured = if options.root.is_some() { Vec::new() } else { global.load_config()?.resources };
-        sheet.add(&measure(root, &configured, options.rounds)?);
+        sheet.add(&measure(root, &configured, options.rounds, &stop)?);
     }
     for functions in &sizes {
         let dir = tempfile::Builder::new().prefix(".holdfast-bench-").tempdir()?;
@@ -86,7 +89,7 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
             let _making = Progress::uncounted("making a node");
             SimNode::create_large(dir.path(), count(*functions), count(options.vfs))?;
         }
-        sheet.add(&measure(dir.path(), &[], options.rounds)?);
+        sheet.add(&measure(dir.path(), &[], options.rounds, &stop)?);
     }
     if let Some(file) = &options.plot {
         let axis = |label, scale| Axis { label, scale };
@@ -97,6 +100,24 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let tree = sizes.is_empty().then(|| root.display().to_string());
     let document = json!({ "schema": 1, "root": tree, "rounds": options.rounds, "floor": FLOOR, "scans": sheet.json() });
     show(global.output, &document, |_: &Value| table(&sheet, options.rounds))
+}
+
+/// Whether an end is wanted: a scan waits for nobody, and is asked between its rounds.
+#[derive(Debug)]
+struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    fn new() -> Result<Self, Failed> {
+        let wanted = Arc::new(AtomicBool::new(false));
+        let stop = Stop(Arc::clone(&wanted));
+        let listen = move || block_on(interrupted()).map(|()| wanted.store(true, Ordering::Relaxed));
+        std::thread::Builder::new().name("interrupts".into()).spawn(listen)?;
+        Ok(stop)
+    }
+
+    fn check(&self) -> Result<(), Failed> {
+        if self.0.load(Ordering::Relaxed) { Err(Failed::new(FAILURE, "interrupted; nothing is left behind")) } else { Ok(()) }
+    }
 }
 
 fn table(sheet: &Sheet, rounds: u64) -> String {
@@ -112,7 +133,7 @@ fn table(sheet: &Sheet, rounds: u64) -> String {
 }
 
 /// One row of the sheet.
-fn measure(tree: &Path, configured: &[Arc<ResourceSpec>], rounds: u64) -> Result<[f64; COLUMNS.len()], Failed> {
+fn measure(tree: &Path, configured: &[Arc<ResourceSpec>], rounds: u64, stop: &Stop) -> Result<[f64; COLUMNS.len()], Failed> {
     let root = HostRoot::new(tree);
     let found = look(&root, configured);
     let folders = folders(&root, &found);
@@ -123,6 +144,7 @@ fn measure(tree: &Path, configured: &[Arc<ResourceSpec>], rounds: u64) -> Result
     let (mut scans, mut floors, mut files) = (Vec::new(), Vec::new(), 0);
     let mut progress = Progress::new("scans");
     for round in 0..rounds {
+        stop.check()?;
         progress.at(usize::try_from(round).unwrap_or(0), usize::try_from(rounds).ok());
         // One after the other, so that a machine that becomes slower makes both slower.
         let began = Instant::now();
