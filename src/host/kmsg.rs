@@ -11,6 +11,7 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::{major, minor};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::time::Duration;
 use tokio::io::Interest;
@@ -20,6 +21,8 @@ use tokio::io::unix::AsyncFd;
 const RECORD_BYTES_MAX: usize = 8192;
 /// The device's number (Linux `Documentation/admin-guide/devices.txt`).
 const NUMBER: (u64, u64) = (1, 11);
+/// Of terminals' other ends, one of which plays the log of a simulated node.
+const PLAYED_MAJORS: RangeInclusive<u64> = 136..=143;
 /// A record's level is in the lowest bits of its first number; above is who has said it, 0 for the kernel.
 const LEVEL_BITS: u32 = 3;
 
@@ -67,8 +70,9 @@ impl KernelLog {
         let about = path.metadata()?;
         // A plain file of the name in a captured tree is not opened.
         let is_device = about.file_type().is_char_device();
-        if !is_device || (major(about.rdev()), minor(about.rdev())) != NUMBER {
-            // `/dev/null` is what containers get there that are not to read it.
+        let (major, minor) = (major(about.rdev()), minor(about.rdev()));
+        if !is_device || ((major, minor) != NUMBER && !PLAYED_MAJORS.contains(&major)) {
+            // `/dev/null`, or the console, is what containers get there that are not to read it.
             let is = if is_device { "another device than the kernel's log" } else { "no character device" };
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is {is}", path.display())));
         }
