@@ -2,10 +2,10 @@
 //!
 //! A file is read as a `tree` in which every value knows its place. `merge` looks at each part of it alone, so that every
 //! mistake is one sentence with its place, and lays `config.toml`, the drop-ins of `config.d/` (by name) and the sections
-//! for this `node` over each other — a later key wins, resources add up. What comes out is TOML again: `effective` shows
-//! it, `fragments` is what it may say, and `validate` turns it into a [`Config`] (`contract` does so for the options of a
-//! contract, `sharing` for how many containers have a device, `health` for how it is judged). `keys` has every key with
-//! its default; `import` writes such a file from another plugin's; `change` tells two configurations apart.
+//! for this `node` over each other — a later key wins, resources add up. `effective` shows what comes out, as TOML again;
+//! `fragments` is what it may say, as `typed` reads it, and `validate` turns that into a [`Config`] (`contract` does so for the
+//! options of a contract, `sharing` for how many containers have a device, `health` for how it is judged). `keys` has every
+//! key with its default; `import` writes such a file from another plugin's; `change` tells two configurations apart.
 
 mod change;
 mod contract;
