@@ -1,6 +1,7 @@
 //! A figure of lines over two axes as SVG: no script, no font of its own, and readable on light and on dark ground.
 
 use crate::picture::markup::escape;
+use libm::{exp10, log10};
 use std::fmt::Write;
 
 const WIDTH: f64 = 960.0;
@@ -149,7 +150,7 @@ impl Ruler {
             Scale::Logarithmic => {
                 // From one of 1, 2, 5, 10 to another: a decade for its first or last tenth would be an empty one.
                 let least = least.unwrap_or(1.0);
-                let power = 10f64.powf(least.log10().floor());
+                let power = exp10(log10(least).floor());
                 let from = [5.0, 2.0].into_iter().find(|of| of * power <= least * 1.0001).unwrap_or(1.0) * power;
                 let to = round(most.unwrap_or(1.0).max(least)).max(from * 10.0);
                 Ruler { scale, from, to, step: 0.0 }
@@ -176,13 +177,13 @@ impl Ruler {
                 }
             }
             Scale::Logarithmic => {
-                let decades = (self.to / self.from).log10();
+                let decades = log10(self.to / self.from);
                 let within: &[f64] = if decades > 3.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
                 let every = (decades / 8.0).ceil().max(1.0);
                 let is_within = |value: &f64| *value >= self.from * 0.999 && *value <= self.to * 1.001;
-                let mut decade = self.from.log10().floor();
-                while decade <= self.to.log10() + 0.01 {
-                    values.extend(within.iter().map(|of| 10f64.powf(decade) * of).filter(is_within));
+                let mut decade = log10(self.from).floor();
+                while decade <= log10(self.to) + 0.01 {
+                    values.extend(within.iter().map(|of| exp10(decade) * of).filter(is_within));
                     decade += every;
                 }
             }
@@ -199,17 +200,17 @@ impl Ruler {
 fn scaled(scale: Scale, value: f64) -> Option<f64> {
     let scaled = match scale {
         Scale::Linear => value,
-        Scale::Logarithmic if value > 0.0 => value.log10(),
+        Scale::Logarithmic if value > 0.0 => log10(value),
         Scale::Logarithmic => return None,
         // The largest of all has no place by its nines; it stands where the last of a million would.
-        Scale::Percentiles => -(1.0 - value.clamp(0.0, 99.9999) / 100.0).log10(),
+        Scale::Percentiles => -log10(1.0 - value.clamp(0.0, 99.9999) / 100.0),
     };
     scaled.is_finite().then_some(scaled)
 }
 
 /// The next of 1, 2, 5 and 10 that is not less, in the value's own power of ten.
 fn round(value: f64) -> f64 {
-    let power = 10f64.powf(value.log10().floor());
+    let power = exp10(log10(value).floor());
     let of = [1.0, 2.0, 5.0].into_iter().find(|of| of * power >= value * 0.9999).unwrap_or(10.0);
     of * power
 }

@@ -6,6 +6,7 @@ use super::super::table::Table;
 use super::super::{Global, show};
 use super::plot::{self, Axis, Line, Scale};
 use hdrhistogram::Histogram;
+use libm::{exp10, log10};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -59,16 +60,16 @@ impl Durations {
     /// Percentiles in µs, from the least to the largest.
     #[expect(clippy::cast_precision_loss, reason = "a count of calls")]
     fn curve(&self) -> Vec<(f64, f64)> {
-        let nines = (self.count().max(1) as f64).log10();
+        let nines = log10(self.count().max(1) as f64);
         let mut points = Vec::new();
         let mut point = 0.0;
         while point < nines * POINTS {
-            let quantile = 1.0 - 10f64.powf(-point / POINTS);
+            let quantile = 1.0 - exp10(-point / POINTS);
             points.push((quantile * 100.0, self.us(quantile)));
             point += 1.0;
         }
         // The largest of n stands where one of n is left.
-        points.push(((1.0 - 10f64.powf(-nines)) * 100.0, self.us(1.0)));
+        points.push(((1.0 - exp10(-nines)) * 100.0, self.us(1.0)));
         points
     }
 }

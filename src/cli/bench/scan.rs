@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn a_tree_without_functions_is_an_error_that_names_it() {
         let dir = tempfile::tempdir().unwrap();
-        let failed = measure(dir.path(), &[], 1).unwrap_err();
+        let failed = measure(dir.path(), &[], 1, &Stop::new().unwrap()).unwrap_err();
         assert!(failed.sentence.unwrap().contains("sys/bus/pci/devices` has no PCI functions"));
     }
 }
