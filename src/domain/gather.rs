@@ -38,15 +38,13 @@ pub trait Arrange<T> {
 impl<T> Arrange<T> for Vec<T> {
     fn arrange_by(&mut self, compare: impl Fn(&T, &T) -> Ordering) {
         let order = order(self.len(), &|one, other| compare(&self[one], &self[other]));
-        let mut items: Vec<Option<T>> = self.drain(..).map(Some).collect();
-        self.extend(order.into_iter().filter_map(|place| items[place].take()));
+        put(self, order);
     }
 
     fn arrange_by_key<K: Ord>(&mut self, key: impl Fn(&T) -> K) {
         let keys: Vec<K> = self.iter().map(key).collect();
         let order = order(self.len(), &|one, other| keys[one].cmp(&keys[other]));
-        let mut items: Vec<Option<T>> = self.drain(..).map(Some).collect();
-        self.extend(order.into_iter().filter_map(|place| items[place].take()));
+        put(self, order);
     }
 }
 
@@ -55,6 +53,12 @@ fn order(items: usize, compare: &dyn Fn(usize, usize) -> Ordering) -> Vec<usize>
     let mut places: Vec<usize> = (0..items).collect();
     places.sort_by(|one, other| compare(*one, *other));
     places
+}
+
+/// Puts the items of these places one behind the other.
+fn put<T>(list: &mut Vec<T>, order: Vec<usize>) {
+    let mut items: Vec<Option<T>> = list.drain(..).map(Some).collect();
+    list.extend(order.into_iter().filter_map(|place| items[place].take()));
 }
 
 #[cfg(test)]

@@ -32,9 +32,8 @@ impl Common {
     /// A directory on the file system of `state_dir`, where ledgers are written.
     pub(super) fn place(&self, state_dir: &Path) -> Result<TempDir, Failed> {
         report::prepare(self.plot.as_deref())?;
-        let absolute = std::path::absolute(state_dir)?;
-        let near = absolute.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
-        if !self.allow_tmpfs && host::is_tmpfs(near) {
+        let near = near(state_dir)?;
+        if !self.allow_tmpfs && host::is_tmpfs(&near) {
             return Err(Failed::new(
                 USAGE,
                 format_args!(
@@ -44,11 +43,24 @@ impl Common {
                 ),
             ));
         }
-        temporary(near)
+        temporary(&near)
     }
 }
 
-fn temporary(dir: &Path) -> Result<TempDir, Failed> {
+/// The directory where ledgers are written: that of the machine's own, or the nearest one that is there.
+pub(super) fn near(state_dir: &Path) -> std::io::Result<PathBuf> {
+    let absolute = std::path::absolute(state_dir)?;
+    Ok(absolute.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/")).to_owned())
+}
+
+/// A directory for what may be anywhere. Sockets go below it, so its path is short.
+pub(super) fn scratch() -> Result<TempDir, Failed> {
+    let temp = std::env::temp_dir();
+    temporary(if temp.as_os_str().len() > TEMP_DIR_MAX { Path::new("/tmp") } else { &temp })
+}
+
+/// A directory of the measurement's own, which goes with the value.
+pub(super) fn temporary(dir: &Path) -> Result<TempDir, Failed> {
     let made = tempfile::Builder::new().prefix(".holdfast-bench-").tempdir_in(dir);
     made.map_err(|error| Failed::new(FAILURE, format_args!("no directory can be made in `{}`: {error}", dir.display())))
 }
@@ -75,9 +87,7 @@ pub(super) struct Instance {
 impl Instance {
     /// Makes the directories; the ledger's is `state`.
     pub(super) fn create(state: TempDir, durability: Durability, offer: Offer) -> Result<Self, Failed> {
-        let temp = std::env::temp_dir();
-        let temp = if temp.as_os_str().len() > TEMP_DIR_MAX { PathBuf::from("/tmp") } else { temp };
-        let instance = Instance { scratch: temporary(&temp)?, state };
+        let instance = Instance { scratch: scratch()?, state };
         let roots = instance.roots();
         for dir in [roots.host.join("dev"), roots.kubelet.join("device-plugins"), roots.run] {
             fs::create_dir_all(dir)?;

@@ -1,6 +1,7 @@
 //! A private node: its files, a simulated kubelet in this process, and the daemon as a process of its own.
 
 use super::super::exit::{FAILURE, Failed};
+use super::instance::{near, scratch, temporary};
 use super::process::{self, Daemon, Readings};
 use crate::config::Roots;
 use crate::domain::ResourceName;
@@ -69,13 +70,7 @@ impl Made {
         config: &str,
         host: impl FnOnce(&Path) -> std::io::Result<()>,
     ) -> Result<Node, Failed> {
-        let near = std::path::absolute(state_dir)?;
-        let near = near.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/")).to_owned();
-        let temporary = |dir: &Path| {
-            let made = tempfile::Builder::new().prefix(".holdfast-bench-").tempdir_in(dir);
-            made.map_err(|error| Failed::new(FAILURE, format_args!("no directory can be made in `{}`: {error}", dir.display())))
-        };
-        let (scratch, state) = (temporary(&std::env::temp_dir())?, temporary(&near)?);
+        let (scratch, state) = (scratch()?, temporary(&near(state_dir)?)?);
         let roots = roots(scratch.path(), state.path());
         for dir in [&roots.host.join("dev"), &roots.run] {
             fs::create_dir_all(dir)?;

@@ -9,6 +9,7 @@
 use super::super::exit::{FAILURE, Failed};
 use super::super::progress::Progress;
 use super::super::{Global, block_on, show};
+use super::instance::temporary;
 use super::node::interrupted;
 use super::plot::{Axis, Scale};
 use super::sheet::{Column, Sheet, column, number, quantile};
@@ -83,7 +84,7 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         sheet.add(&measure(root, &configured, options.rounds, &stop)?);
     }
     for functions in &sizes {
-        let dir = tempfile::Builder::new().prefix(".holdfast-bench-").tempdir()?;
+        let dir = temporary(&std::env::temp_dir())?;
         let count = |of: u64| usize::try_from(of).unwrap_or(usize::MAX);
         {
             let _making = Progress::uncounted("making a node");
