@@ -162,12 +162,12 @@ pub fn document(root: &HostRoot, discovery: &Discovery, all: bool) -> Document {
             return None;
         }
         let health = resource.and_then(|_| node_health(root, device));
-        Some(row(device, resource.map(ToString::to_string), health))
+        Some(row(root, device, resource.map(ToString::to_string), health))
     });
     Document { schema: SCHEMA, devices: rows.collect() }
 }
 
-fn row(device: &Device, resource: Option<String>, health: Option<Health>) -> Row {
+fn row(root: &HostRoot, device: &Device, resource: Option<String>, health: Option<Health>) -> Row {
     let pci = device.pci.as_ref();
     let hex16 = |number: u16| format!("{number:04x}");
     Row {
@@ -177,7 +177,7 @@ fn row(device: &Device, resource: Option<String>, health: Option<Health>) -> Row
         device_id: pci.and_then(|pci| pci.device).map(hex16),
         pci_class: pci.and_then(|pci| pci.class).map(|class| format!("{class:06x}")),
         pci_address: pci.map(|pci| pci.address),
-        numa_node: pci.and_then(|pci| pci.numa_node),
+        numa_node: pci.and_then(|pci| hardware::stated_numa_node(root, pci.address)),
         driver: pci.and_then(|pci| pci.driver.clone()),
         is_vf: pci.is_some_and(|pci| pci.is_vf()),
         pf: pci.and_then(|pci| pci.physfn),

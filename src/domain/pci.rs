@@ -86,8 +86,6 @@ pub struct PciFunction {
     pub class: Option<u32>,
     /// Last component of the link `driver`, else `DRIVER=` of the file `uevent`.
     pub driver: Option<String>,
-    /// File `numa_node`; −1 ("the firmware told nothing") is `None`.
-    pub numa_node: Option<u32>,
     /// Link `physfn`: the physical function that this virtual function belongs to.
     pub physfn: Option<PciAddress>,
     /// Links `virtfn0`, `virtfn1`, …, in the order of their numbers.
@@ -132,7 +130,6 @@ impl PciFunction {
             subsystem_device: None,
             class: None,
             driver: None,
-            numa_node: None,
             physfn: None,
             virtfns: Vec::new(),
             vf_index: None,

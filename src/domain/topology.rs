@@ -63,7 +63,8 @@ pub fn places(device: &Device) -> Vec<(Nearness, Place)> {
 fn of_function(function: &PciFunction) -> Vec<(Nearness, Place)> {
     // Behind a volume management device the path has another domain; the first one is the host's.
     let root = function.bridges.first().unwrap_or(&function.address);
-    let mut places = vec![(Nearness::HostBridge, Place::HostBridge(root.domain, root.bus))];
+    let mut places = Vec::with_capacity(function.bridges.len() + 2);
+    places.push((Nearness::HostBridge, Place::HostBridge(root.domain, root.bus)));
     for (depth, bridge) in function.bridges.iter().enumerate() {
         let nearness = if depth == 0 { Nearness::RootPort } else { Nearness::Switch(u8::try_from(depth).unwrap_or(u8::MAX)) };
         places.push((nearness, Place::Bridge(*bridge)));
@@ -106,7 +107,6 @@ mod tests {
 
     fn at(address: &str, bridges: &[&str], physfn: Option<&str>, numa: Option<u32>) -> Device {
         let function = PciFunction {
-            numa_node: numa,
             physfn: physfn.map(|address| address.parse().unwrap()),
             bridges: bridges.iter().map(|bridge| bridge.parse().unwrap()).collect(),
             ..PciFunction::at(address.parse().unwrap())

@@ -41,7 +41,7 @@ pub use select::{NearMiss, Selection, near_misses, select};
 pub use signals::signals;
 pub use xid::xid;
 
-use crate::domain::{Device, DeviceId, Health, NvmlQuestion, NvmlSnapshot, ResourceName, ResourceSpec};
+use crate::domain::{Device, DeviceId, Health, NvmlQuestion, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -64,6 +64,12 @@ pub struct Discovery {
 #[must_use]
 pub fn numa_nodes_of(root: &HostRoot, processors: &BTreeSet<u32>) -> BTreeSet<u32> {
     numa::NumaNodes::read(root).of(processors)
+}
+
+/// The NUMA node that the kernel states for a function; −1 ("the firmware told nothing") is `None`.
+#[must_use]
+pub fn stated_numa_node(root: &HostRoot, address: PciAddress) -> Option<u32> {
+    numa::stated(root, address)
 }
 
 /// What NVIDIA's driver does not tell in its files and NVML is to be asked for.

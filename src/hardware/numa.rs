@@ -4,7 +4,7 @@
 //! machine of several, none that has no processors (memory of a GPU), none beyond the 64 that the kubelet can count.
 
 use super::pci::{folder, is_numbered};
-use crate::domain::{Gather, PciFunction};
+use crate::domain::{Gather, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,7 +37,7 @@ impl NumaNodes {
         let told = if with_cpus.len() == 1 {
             with_cpus
         } else {
-            let stated: Vec<u32> = function.numa_node.into_iter().collect();
+            let stated: Vec<u32> = stated(root, function.address).into_iter().collect();
             // A driver may have written the node (qib), or guessed it (nvme): the processors decide.
             match self.by_cpus(root, function) {
                 Some(near) if !stated.iter().all(|node| near.contains(node)) => near,
@@ -61,6 +61,13 @@ impl NumaNodes {
     }
 }
 
+/// The node that the file `numa_node` of a function states. It is read for those of which somebody wants to know it: most functions of a
+/// server are no devices, and a scan is mostly the opening of files.
+pub(super) fn stated(root: &HostRoot, address: PciAddress) -> Option<u32> {
+    // Parsing as unsigned drops -1, by which the firmware says that it told nothing.
+    root.read(&format!("{}/numa_node", folder(address)))?.parse().ok()
+}
+
 /// Parses `0-3,8-11`; what is no number is left out, and no list is longer than a kernel's processors can be.
 fn cpus(list: &str) -> BTreeSet<u32> {
     const CPUS_MAX: u32 = 8192;
@@ -79,21 +86,25 @@ mod tests {
     use super::super::testing::{function, write};
     use super::*;
 
-    fn near(nodes: &[(u32, &str)], numa_node: Option<u32>, local: Option<&str>) -> Vec<u32> {
+    fn near(nodes: &[(u32, &str)], numa_node: Option<i32>, local: Option<&str>) -> Vec<u32> {
         let dir = tempfile::tempdir().unwrap();
         for (node, cpulist) in nodes {
             write(dir.path(), &format!("sys/devices/system/node/node{node}/cpulist"), cpulist);
+        }
+        if let Some(node) = numa_node {
+            write(dir.path(), "sys/bus/pci/devices/0000:18:00.0/numa_node", &node.to_string());
         }
         if let Some(local) = local {
             write(dir.path(), "sys/bus/pci/devices/0000:18:00.0/local_cpulist", local);
         }
         let root = HostRoot::new(dir.path());
-        NumaNodes::read(&root).near(&root, &PciFunction { numa_node, ..function("0000:18:00.0") })
+        NumaNodes::read(&root).near(&root, &function("0000:18:00.0"))
     }
 
     #[test]
     fn what_the_firmware_did_not_tell_is_unknown_but_on_a_machine_with_one_node() {
         assert_eq!(near(&[(0, "0-3"), (1, "4-7")], None, None), Vec::<u32>::new());
+        assert_eq!(near(&[(0, "0-3"), (1, "4-7")], Some(-1), None), Vec::<u32>::new());
         assert_eq!(near(&[(0, "0-3")], None, None), [0]);
         assert_eq!(near(&[], Some(1), None), [1], "captures lack the nodes");
         assert_eq!(near(&[], None, None), Vec::<u32>::new());

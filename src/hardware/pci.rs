@@ -109,8 +109,6 @@ fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &C
         subsystem_device: subsystem_device.or_else(|| hex16("subsystem_device")),
         class: uevent("PCI_CLASS").and_then(|class| parse_hex(&class)).or_else(|| parse_hex(&text("class")?)),
         driver: uevent("DRIVER").or_else(|| link("driver")),
-        // Parsing as unsigned drops -1, by which the firmware says that it told nothing.
-        numa_node: text("numa_node").and_then(|node| node.parse().ok()),
         physfn: link("physfn").and_then(|name| name.parse().ok()),
         virtfns: Vec::new(),
         vf_index: None,
@@ -251,10 +249,10 @@ mod tests {
     fn a_function_behind_vmd_has_a_long_domain_and_its_whole_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = "pci0000:6f/0000:6f:00.5/pci10001:80/10001:80:07.0/10001:84:00.0";
-        place(dir.path(), path, &[("vendor", "0x8086\n"), ("class", "0x010802"), ("numa_node", "-1\n"), ("nvme/nvme3/state", "live")]);
+        place(dir.path(), path, &[("vendor", "0x8086\n"), ("class", "0x010802"), ("nvme/nvme3/state", "live")]);
         let function = scanned(&dir, "10001:84:00.0");
         assert_eq!(function.bridges, ["0000:6f:00.5".parse().unwrap(), "10001:80:07.0".parse().unwrap()]);
-        assert_eq!((function.vendor, function.class, function.numa_node), (Some(0x8086), Some(0x01_0802), None));
+        assert_eq!((function.vendor, function.class), (Some(0x8086), Some(0x01_0802)));
         assert_eq!(function.nvme, ["nvme3"]);
     }
 
@@ -296,7 +294,7 @@ mod tests {
     fn links_that_dangle_pipes_and_folders_in_place_of_links_stop_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
-        place(root, "pci0000:00/0000:00:01.0", &[("iommu_group/type", "DMA"), ("device", "garbage"), ("numa_node", "")]);
+        place(root, "pci0000:00/0000:00:01.0", &[("iommu_group/type", "DMA"), ("device", "garbage")]);
         symlink("../../../bus/pci/drivers/nvidia", root.join("sys/devices/pci0000:00/0000:00:01.0/driver")).unwrap();
         let pipe = root.join("sys/devices/pci0000:00/0000:00:01.0/vendor");
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -306,7 +304,7 @@ mod tests {
         let scan = scan(&HostRoot::new(root));
         assert_eq!(scan.functions.len(), 3);
         let first = scanned(&dir, "0000:00:01.0");
-        assert_eq!((first.vendor, first.device, first.iommu_group, first.numa_node), (None, None, None, None));
+        assert_eq!((first.vendor, first.device, first.iommu_group), (None, None, None));
         assert_eq!(first.driver.as_deref(), Some("nvidia"));
         assert_eq!(scanned(&dir, "0000:00:03.0").vendor, Some(0x10de));
     }
