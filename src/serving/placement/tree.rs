@@ -22,6 +22,12 @@ struct Leaf {
     total: usize,
 }
 
+impl Leaf {
+    fn keys(&self) -> impl Iterator<Item = Key> {
+        self.path.iter().map(|(_, key)| *key)
+    }
+}
+
 /// A group of devices, or one device.
 #[derive(Debug)]
 pub(super) struct Group {
@@ -76,7 +82,9 @@ impl Tree {
         put_bridges_on_nodes(&mut leaves, &mut company);
         let mut crowd = Company::new();
         company.iter().flatten().for_each(|(_, key)| *crowd.entry(*key).or_default() += 1);
-        Tree(group(Nearness::System, leaves, 0, &crowd))
+        // Those of one place side by side.
+        leaves.sort_by(|a, b| a.keys().cmp(b.keys()));
+        Tree(group(Nearness::System, &mut leaves, 0, &crowd))
     }
 }
 
@@ -84,8 +92,11 @@ impl Tree {
 type Path = Vec<(Nearness, Key)>;
 
 fn path(device: &Device) -> Path {
-    let numa = device.numa_nodes.first().map(|node| (Nearness::Numa, Key::Numa(*node)));
-    numa.into_iter().chain(places(device).into_iter().map(|(nearness, place)| (nearness, Key::Pci(place)))).collect()
+    let (numa, places) = (device.numa_nodes.first(), places(device));
+    let mut path = Path::with_capacity(places.len() + 1);
+    path.extend(numa.map(|node| (Nearness::Numa, Key::Numa(*node))));
+    path.extend(places.into_iter().map(|(nearness, place)| (nearness, Key::Pci(place))));
+    path
 }
 
 /// Functions below one host bridge may tell of different NUMA nodes, or of none: the bridge is on the lowest that is told.
@@ -107,26 +118,24 @@ fn put_bridges_on_nodes(leaves: &mut [Leaf], company: &mut [Path]) {
     }
 }
 
-/// Devices that share the first `depth` places. A group of a single part is that part.
-fn group(nearness: Nearness, mut leaves: Vec<Leaf>, depth: usize, company: &Company) -> Group {
+/// Devices that share the first `depth` places, in the order of the others. A group of a single part is that part.
+fn group(nearness: Nearness, leaves: &mut [Leaf], depth: usize, company: &Company) -> Group {
     let near = |key: &Key| company.get(key).copied().unwrap_or_default();
-    if leaves.len() == 1 {
-        let Leaf { path, free, must, total } = leaves.remove(0);
+    if let [Leaf { path, free, must, total }] = leaves {
         let pull = path.iter().skip(depth).map(|(_, key)| near(key)).sum();
-        return Group { nearness: Nearness::Device, free: free.len(), must, total, pull, parts: Parts::Shares(free) };
+        let free = std::mem::take(free);
+        return Group { nearness: Nearness::Device, free: free.len(), must: *must, total: *total, pull, parts: Parts::Shares(free) };
     }
-    let mut by_place: BTreeMap<Key, (Nearness, Vec<Leaf>)> = BTreeMap::new();
-    let mut groups = Vec::new();
-    for leaf in leaves {
-        match leaf.path.get(depth).copied() {
-            Some((nearness, key)) => by_place.entry(key).or_insert_with(|| (nearness, Vec::new())).1.push(leaf),
-            None => groups.push(group(Nearness::Device, vec![leaf], depth, company)),
+    let place = |leaf: &Leaf| leaf.path.get(depth).copied();
+    let same = |a: &Leaf, b: &Leaf| place(a).zip(place(b)).is_some_and(|((_, a), (_, b))| a == b);
+    let of_place = |leaves: &mut [Leaf]| match leaves.first().and_then(place) {
+        Some((nearness, key)) => {
+            let below = group(nearness, leaves, depth + 1, company);
+            Group { pull: below.pull + near(&key), ..below }
         }
-    }
-    groups.extend(by_place.into_iter().map(|(key, (nearness, leaves))| {
-        let below = group(nearness, leaves, depth + 1, company);
-        Group { pull: below.pull + near(&key), ..below }
-    }));
+        None => group(Nearness::Device, leaves, depth, company),
+    };
+    let mut groups: Vec<Group> = leaves.chunk_by_mut(same).map(of_place).collect();
     if groups.len() == 1 {
         return groups.remove(0);
     }
