@@ -32,7 +32,7 @@ fn grant(number: u64) -> Entry {
         numa_nodes: vec![0],
         nodes: Vec::new(),
     };
-    Entry::Grant(Box::new(Grant {
+    Entry::Grant(Arc::new(Grant {
         alloc_id: AllocId::new(format!("00000000-0000-7000-8000-{number:012x}")),
         resource: "nvidia.com/gpu".parse().unwrap(),
         devices: (0..2).map(|n| device(number * 2 + n)).collect(),
@@ -160,12 +160,13 @@ fn scrape(bencher: Bencher<'_, '_>) {
     };
     let inventory = Inventory { resources: (0..8).map(offering).collect() };
     let held = |n: u64| {
-        let Entry::Grant(mut grant) = grant(n) else { unreachable!("a grant is made") };
+        let Entry::Grant(grant) = grant(n) else { unreachable!("a grant is made") };
+        let mut grant = Arc::unwrap_or_clone(grant);
         let pod =
             PodRef { uid: format!("{n:032x}"), namespace: Some(format!("team-{}", n % 10)), name: Some(format!("train-{n}-worker-0")) };
         grant.state = GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(1) };
         grant.resource = name(n % 8);
-        Arc::from(grant)
+        Arc::new(grant)
     };
     let grants: Vec<Arc<Grant>> = (0..200).map(held).collect();
     for resource in (0..8).map(name) {

@@ -164,7 +164,7 @@ pub struct Judged(pub Vec<(DeviceId, Option<Verdict>)>);
 #[rtype(result = "Result<(), RecordError>")]
 pub struct Record {
     /// The grant.
-    pub grant: Grant,
+    pub grant: Arc<Grant>,
     /// Whether one container at a time may have its devices: then a living one that has them is in the way (I2).
     pub exclusive: bool,
 }

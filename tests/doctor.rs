@@ -18,6 +18,7 @@ use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 const MOUNTS: &str = "21 1 253:0 / / rw - ext4 /dev/vda rw\n";
@@ -301,7 +302,7 @@ fn a_label_that_selinux_would_refuse_is_found_where_it_is_enforcing() {
 /// A grant of the present boot, as the host of `quiet` tells it.
 fn grant(number: u64, at: u64) -> Entry {
     let device = GrantedDevice { id: DeviceId::new("dev:gpu0"), key: "dev:/dev/gpu0".into(), numa_nodes: vec![], nodes: Vec::new() };
-    Entry::Grant(Box::new(Grant {
+    Entry::Grant(Arc::new(Grant {
         alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{number:012}")),
         resource: name("example.com/gpu"),
         devices: vec![device],

@@ -51,7 +51,7 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
     let (mut store, _) = Store::open(&dir.join("state"), Durability::PowerLoss, None).unwrap();
     let pod = PodRef { uid: "u1".into(), namespace: None, name: None };
     let held = GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(1) };
-    store.append(&[Entry::Grant(Box::new(grant("first", held)))]).unwrap();
+    store.append(&[Entry::Grant(Arc::new(grant("first", held)))]).unwrap();
     let (grants, mut looked) = watch::channel(Arc::default());
     let config = LedgerConfig {
         kept: Arc::new(watch::Sender::new(store.kept())),
@@ -84,7 +84,7 @@ fn a_device_that_another_pod_provably_has_is_refused_unless_the_operator_wants_i
         for (refuse, is_granted) in [(Refuse::Proven, false), (Refuse::Never, true)] {
             let dir = tempfile::tempdir().unwrap();
             let ledger = ledger(dir.path(), Policy { refuse, ..Policy::default() }, &arbiter).await;
-            let asked = Record { grant: grant("next", GrantState::Granted), exclusive: true };
+            let asked = Record { grant: Arc::new(grant("next", GrantState::Granted)), exclusive: true };
             let answer = soon("the answer", ledger.send(asked)).await.unwrap();
             assert_eq!(answer.is_ok(), is_granted, "{refuse:?}: {answer:?}");
             if let Err(refusal) = answer {

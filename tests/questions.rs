@@ -16,6 +16,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 const HOUR: u64 = 3600 * 1000;
@@ -88,7 +89,7 @@ fn node_with(more: &[Entry]) -> Node {
         suspect_at: Timestamp(now() - HOUR / 2),
     };
     let mut entries: Vec<Entry> = [A, B, C].iter().map(|(key, id)| Entry::Named { key: (*key).into(), id: DeviceId::new(*id) }).collect();
-    entries.extend([&old, &train, &failed, &web, &shared].map(|grant| Entry::Grant(Box::new(grant.clone()))));
+    entries.extend([&old, &train, &failed, &web, &shared].map(|grant| Entry::Grant(Arc::new(grant.clone()))));
     entries.extend([bound(&train, "train"), released(&old, Some("old"), 20), released(&failed, None, 9), released(&web, Some("web"), 2)]);
     entries.push(Entry::Moved { alloc_id: shared.alloc_id, state: suspect });
     let (mut store, _) = Store::open(&node.state(), Durability::ProcessCrash, None).unwrap();
@@ -262,7 +263,7 @@ fn a_reader_that_stands_still_holds_up_neither_an_allocate_nor_the_end() {
     run(async {
         // More than fits into all the buffers on the way.
         let more = (100..3100).map(|n| grant(n, "nvidia.com/gpu", B, 5));
-        let more = more.flat_map(|grant| [released(&grant, Some("some"), 4)].into_iter().chain([Entry::Grant(Box::new(grant))]).rev());
+        let more = more.flat_map(|grant| [released(&grant, Some("some"), 4)].into_iter().chain([Entry::Grant(Arc::new(grant))]).rev());
         let node = node_with(&more.collect::<Vec<_>>());
         let kubelet = node.start_kubelet().await;
         let mut daemon = start(&node).await;
@@ -360,7 +361,7 @@ fn a_ledger_is_verified_beside_its_daemon_and_without_one() {
 fn the_history_is_as_long_as_the_configuration_says() {
     run(async {
         let more = (100..2600).map(|n| grant(n, "nvidia.com/gpu", B, 5));
-        let more = more.flat_map(|grant| [released(&grant, Some("some"), 4)].into_iter().chain([Entry::Grant(Box::new(grant))]).rev());
+        let more = more.flat_map(|grant| [released(&grant, Some("some"), 4)].into_iter().chain([Entry::Grant(Arc::new(grant))]).rev());
         let node = node_with(&more.collect::<Vec<_>>());
         let text = std::fs::read_to_string(node.config_file()).unwrap();
         node.write_config(&format!("[ledger]\nhistory_size = 1000\n{text}"));

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 const LIVE: u64 = 1000;
@@ -27,7 +28,7 @@ fn pod(n: u64) -> PodRef {
 /// The `n`-th grant; of a device that is there as long as `n` is small enough.
 fn grant(n: u64, state: GrantState) -> Entry {
     let id = format!("gpu{}", n % LIVE);
-    Entry::Grant(Box::new(Grant {
+    Entry::Grant(Arc::new(Grant {
         alloc_id: AllocId::new(format!("00000000-0000-7000-8000-{n:012}")),
         resource: "example.com/gpu".parse().unwrap(),
         devices: vec![GrantedDevice {

@@ -9,6 +9,7 @@ use super::verdict::Verdict;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 /// Names one grant for ever: a UUID of version 7, so that ids sort by time.
 ///
@@ -16,15 +17,15 @@ use std::fmt;
 /// checkpoint: reading that back tells exactly which pod and container a grant went to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct AllocId(String);
+pub struct AllocId(Arc<str>);
 
 impl AllocId {
     /// The annotation's key.
     pub const ANNOTATION: &'static str = "holdfast.dev/alloc-id";
 
     /// Takes the text as it is.
-    pub fn new(text: impl Into<String>) -> Self {
-        AllocId(text.into())
+    pub fn new(text: impl AsRef<str>) -> Self {
+        AllocId(Arc::from(text.as_ref()))
     }
 
     /// The text of the id.
@@ -236,7 +237,7 @@ pub fn note_list(listed: &mut Listed, resource: &ResourceName, devices: Vec<Gran
 #[serde(tag = "entry", rename_all = "snake_case")]
 pub enum Entry {
     /// A grant, new or (at the head of a journal segment) carried over in the state it has.
-    Grant(Box<Grant>),
+    Grant(Arc<Grant>),
     /// A grant moved on to another state.
     Moved {
         /// Which grant.

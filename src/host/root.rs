@@ -212,22 +212,22 @@ impl HostRoot {
     fn resolve(&self, host_path: &str) -> Option<(String, Metadata)> {
         let mut pending: VecDeque<String> = host_path.split('/').map(str::to_owned).collect();
         let mut real = String::new();
-        let mut metadata = self.root.metadata().ok()?;
+        let mut metadata = None;
         let mut links = 0;
         while let Some(component) = pending.pop_front() {
             match component.as_str() {
                 "" | "." => continue,
                 ".." => {
                     real.truncate(real.rfind('/').unwrap_or(0));
-                    metadata = self.path(&real).symlink_metadata().ok()?;
+                    metadata = Some(self.path(&real).symlink_metadata().ok()?);
                     continue;
                 }
                 _ => {}
             }
             let next = format!("{real}/{component}");
-            metadata = self.path(&next).symlink_metadata().ok()?;
-            if !metadata.file_type().is_symlink() {
-                real = next;
+            let found = self.path(&next).symlink_metadata().ok()?;
+            if !found.file_type().is_symlink() {
+                (real, metadata) = (next, Some(found));
                 continue;
             }
             links += 1;
@@ -242,6 +242,7 @@ impl HostRoot {
                 pending.push_front(component.to_owned());
             }
         }
+        let metadata = metadata.or_else(|| self.root.metadata().ok())?;
         Some((real, metadata))
     }
 }

@@ -6,15 +6,16 @@
 use super::config::LedgerConfig;
 use super::core::{Agenda, Change, HeldBack, Ledger, ReleaseHooks, Watchlist, has_dead_holder, is_calm, next_look, owing, reconcile};
 use super::observe::{KubeletAge, Looker, Wants};
+use super::recording::{Answer, Recording, Waiting, Written};
 use super::report;
 use super::sight::{refusal, unseen};
 use super::upkeep::Upkeep;
 use crate::domain::{AllocId, Entry, Inventory, Observation, WhenNotDurable};
 use crate::host;
 use crate::messages::{Crash, Publish, Reconcile, Record, RecordError};
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 use crate::telemetry::metrics;
-use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
+use actix::{Actor, AsyncContext, Context, Handler, Message, SpawnHandle, StreamHandler};
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,8 +28,6 @@ const PUBLISH_EVERY: Duration = Duration::from_millis(10);
 /// The same for each live grant: all of them are told, and counted, every time.
 const PUBLISH_EVERY_PER_GRANT: Duration = Duration::from_micros(10);
 
-type Answer = oneshot::Sender<Result<(), Arc<StoreError>>>;
-
 /// The actor.
 pub struct LedgerActor {
     pub(super) config: LedgerConfig,
@@ -39,7 +38,7 @@ pub struct LedgerActor {
     /// The resources with a hook after release.
     pub(super) hooks: Arc<ReleaseHooks>,
     kubelet_age: KubeletAge,
-    pending: Vec<(Vec<Entry>, Answer)>,
+    pending: Vec<(Vec<Entry>, Waiting)>,
     /// Whether a `Publish` is on its way.
     unpublished: bool,
     published_at: Instant,
@@ -116,19 +115,23 @@ impl LedgerActor {
     }
 
     /// Puts entries into the next commit.
-    pub(super) fn submit(&mut self, entries: Vec<Entry>, context: &mut Context<Self>) -> oneshot::Receiver<Result<(), Arc<StoreError>>> {
+    pub(super) fn submit(&mut self, entries: Vec<Entry>, context: &mut Context<Self>) -> oneshot::Receiver<Written> {
         let (answer, answered) = oneshot::channel();
+        self.wait(entries, Waiting::Here(answer), context);
+        answered
+    }
+
+    fn wait(&mut self, entries: Vec<Entry>, waiting: Waiting, context: &mut Context<Self>) {
         if self.pending.is_empty() {
             context.notify(Commit);
         }
-        self.pending.push((entries, answer));
-        answered
+        self.pending.push((entries, waiting));
     }
 
     /// Durable, then known, then answered (I1).
     fn commit(&mut self, context: &mut Context<Self>) {
-        let batch = std::mem::take(&mut self.pending);
-        let entries: Vec<Entry> = batch.iter().flat_map(|(entries, _)| entries).cloned().collect();
+        let (entries, waiting): (Vec<_>, Vec<_>) = self.pending.drain(..).unzip();
+        let entries: Vec<Entry> = entries.into_iter().flatten().collect();
         if entries.is_empty() {
             return;
         }
@@ -159,10 +162,7 @@ impl LedgerActor {
             // That has been said once.
             Err(error) => tracing::debug!(%error, entries = entries.len(), "not recorded"),
         }
-        for (_, answer) in batch {
-            // A caller that no longer waits finds its grant when it asks again.
-            drop(answer.send(result.clone()));
-        }
+        waiting.into_iter().for_each(|waiting| waiting.tell(result.clone()));
         // No caller waits for the log.
         for (change, entry) in changes.iter().zip(&entries) {
             report::tell(change, entry);
@@ -274,10 +274,8 @@ impl StreamHandler<Arc<Inventory>> for LedgerActor {
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
-type Recorded = ResponseFuture<Result<(), RecordError>>;
-
 impl Handler<Record> for LedgerActor {
-    type Result = Recorded;
+    type Result = Recording;
 
     fn handle(&mut self, record: Record, context: &mut Self::Context) -> Self::Result {
         let unseen = if record.exclusive { unseen(&self.ledger, &record.grant, &self.looker) } else { Vec::new() };
@@ -285,39 +283,40 @@ impl Handler<Record> for LedgerActor {
             return Handler::<Decide>::handle(self, Decide { record, listed: BTreeSet::new() }, context);
         }
         let (looker, me) = (self.looker.clone(), context.address());
-        Box::pin(async move {
+        Recording::Later(Box::pin(async move {
             let listed = looker.listed(&unseen).await;
             me.send(Decide { record, listed }).await.unwrap_or_else(|_| die())
-        })
+        }))
     }
 }
 
 impl Handler<Decide> for LedgerActor {
-    type Result = Recorded;
+    type Result = Recording;
 
     fn handle(&mut self, Decide { record: Record { grant, exclusive }, listed }: Decide, context: &mut Self::Context) -> Self::Result {
         // Sent again after a death: the first time may have reached the store.
         if self.ledger.grant(&grant.alloc_id).is_some() {
-            return Box::pin(std::future::ready(Ok(())));
+            return Recording::Now(Ok(()));
         }
         if let Some(refusal) = self.ledger.waits(&self.hooks, self.written(), &grant) {
-            return Box::pin(std::future::ready(Err(refusal.into())));
+            return Recording::Now(Err(refusal.into()));
         }
         if exclusive {
             let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
             let refuse = self.config.plan.borrow().ledger.refuse;
             if let Some(refusal) = refusal(&self.ledger, &self.watchlist, &grant, &self.looker, settled, &listed, refuse) {
-                return Box::pin(std::future::ready(Err(refusal.into())));
+                return Recording::Now(Err(refusal.into()));
             }
         }
-        let answered = self.submit(vec![Entry::Grant(Box::new(grant))], context);
-        Box::pin(async move { Ok(answer(answered).await?) })
+        let answer = Answer::default();
+        self.wait(vec![Entry::Grant(grant)], Waiting::Allocate(answer.clone()), context);
+        Recording::WithCommit(answer)
     }
 }
 
 /// Waits for the commit. When the actor dies before it, the waiting message dies too, and the caller's mailbox sends
 /// it to the next life.
-pub(super) async fn answer(answered: oneshot::Receiver<Result<(), Arc<StoreError>>>) -> Result<(), Arc<StoreError>> {
+pub(super) async fn answer(answered: oneshot::Receiver<Written>) -> Written {
     answered.await.unwrap_or_else(|_| die())
 }
 

@@ -88,7 +88,7 @@ impl Ledger {
         verdicts: Verdicts,
     ) -> Self {
         let mut ledger = Ledger { names, listed, owed, verdicts, ..Ledger::default() };
-        grants.into_iter().filter(Grant::is_live).for_each(|grant| ledger.insert(grant));
+        grants.into_iter().filter(Grant::is_live).for_each(|grant| ledger.insert(Arc::new(grant)));
         ledger
     }
 
@@ -101,7 +101,7 @@ impl Ledger {
                     let (known, live) = (known.is_some(), grant.is_live());
                     self.remove(&grant.alloc_id);
                     if live {
-                        self.insert((**grant).clone());
+                        self.insert(Arc::clone(grant));
                     }
                     match (known, live) {
                         (false, true) => Change::Granted,
@@ -223,12 +223,12 @@ impl Ledger {
         lists.into_iter().map(|(resource, devices)| Entry::Listed { resource, devices }).collect()
     }
 
-    fn insert(&mut self, grant: Grant) {
+    fn insert(&mut self, grant: Arc<Grant>) {
         let devices = self.holders.entry(grant.resource.clone()).or_default();
         for device in &grant.devices {
             devices.entry(device.id.clone()).or_default().insert(grant.alloc_id.clone());
         }
-        self.grants.insert(grant.alloc_id.clone(), Arc::new(grant));
+        self.grants.insert(grant.alloc_id.clone(), grant);
     }
 
     fn remove(&mut self, alloc_id: &AllocId) {

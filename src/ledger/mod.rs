@@ -11,6 +11,7 @@ mod config;
 pub mod core;
 mod hooks;
 pub(crate) mod observe;
+mod recording;
 mod remember;
 mod report;
 mod sight;

@@ -16,6 +16,7 @@ use crate::messages::{
 };
 use actix::{Actor, Context, Handler, ResponseFuture};
 use std::any::Any;
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{RwLock, watch};
@@ -82,9 +83,11 @@ impl Serving {
         let inventory = self.config.inventory.borrow().clone();
         let offering = inventory.resources.get(resource).ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
         let offered = core::decide(offering, ids)?;
+        let nodes = Nodes::new(&self.config.host_root);
+        let node_exists = |path: &str| nodes.exist(path);
         // The list may be older than the loss of a node.
         for (id, offered) in ids.iter().zip(&offered) {
-            let missing = |node: &crate::domain::DeviceNode| node.required && !self.config.host_root.node_exists(&node.host);
+            let missing = |node: &crate::domain::DeviceNode| node.required && !node_exists(&node.host);
             if offered.device.nodes.iter().any(missing) {
                 return Err(Refusal::Unhealthy { resource: resource.clone(), id: id.clone(), reason: Reason::NodeMissing });
             }
@@ -94,7 +97,6 @@ impl Serving {
             }
         }
         let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
-        let node_exists = |path: &str| self.config.host_root.node_exists(path);
         let mut edits =
             contract::edits(&contract::Request { spec: &offering.spec, devices: &devices, alloc_id, node_exists: &node_exists });
         core::fits(&offering.spec, &edits, *wire)?;
@@ -106,7 +108,7 @@ impl Serving {
             numa_nodes: device.numa_nodes.clone(),
             nodes: nodes_behind(device, &edits),
         };
-        let grant = Grant {
+        let grant = Arc::new(Grant {
             alloc_id: alloc_id.clone(),
             resource: resource.clone(),
             devices: ids.iter().zip(&devices).map(granted).collect(),
@@ -116,8 +118,30 @@ impl Serving {
             granted_at: host::now().wall,
             version: env!("CARGO_PKG_VERSION").into(),
             state: GrantState::Granted,
-        };
+        });
         Ok((edits, Record { grant, exclusive: offering.spec.is_exclusive() }))
+    }
+}
+
+/// Which nodes exist, looked at once each for one Allocate.
+struct Nodes<'a> {
+    root: &'a HostRoot,
+    seen: RefCell<Vec<(String, bool)>>,
+}
+
+impl<'a> Nodes<'a> {
+    fn new(root: &'a HostRoot) -> Self {
+        Nodes { root, seen: RefCell::default() }
+    }
+
+    fn exist(&self, path: &str) -> bool {
+        let mut seen = self.seen.borrow_mut();
+        if let Some((_, exists)) = seen.iter().find(|(known, _)| known == path) {
+            return *exists;
+        }
+        let exists = self.root.node_exists(path);
+        seen.push((path.to_owned(), exists));
+        exists
     }
 }
 

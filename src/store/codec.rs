@@ -83,7 +83,11 @@ pub(super) fn encode(entry: &Entry) -> Result<Vec<u8>, serde_json::Error> {
         Entry::Listed { .. } => 2,
         Entry::Hook(_) | Entry::Judged { .. } => 3,
     };
-    serde_json::to_vec(&Written { v, record: entry })
+    // A grant of one device fits without growing; what is kept has the length that it needs.
+    let mut payload = Vec::with_capacity(1024);
+    serde_json::to_writer(&mut payload, &Written { v, record: entry })?;
+    payload.shrink_to_fit();
+    Ok(payload)
 }
 
 /// The entry of a payload whose crc holds.

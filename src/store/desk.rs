@@ -86,7 +86,7 @@ pub(super) enum Work {
         payload: Vec<u8>,
     },
     Retire {
-        grant: Box<Grant>,
+        grant: Arc<Grant>,
         seq: u64,
         payload: Vec<u8>,
     },

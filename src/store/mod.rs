@@ -55,6 +55,7 @@ use crate::domain::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// A checkpoint starts a new segment when this much has been appended, some 1500 grants, or as much as its head has.
 const SEGMENT_BYTES: u64 = 1024 * 1024;
@@ -201,7 +202,7 @@ impl Store {
     fn in_full(&self, entry: &Entry) -> Entry {
         let Entry::Moved { alloc_id, state } = entry else { return entry.clone() };
         let grant = self.live.get(alloc_id).and_then(|(_, payload)| decode_grant(payload));
-        grant.map_or_else(|| entry.clone(), |grant| Entry::Grant(Box::new(Grant { state: state.clone(), ..grant })))
+        grant.map_or_else(|| entry.clone(), |grant| Entry::Grant(Arc::new(Grant { state: state.clone(), ..grant })))
     }
 
     /// What makes everything appended so far survive a power cut, for a thread that may wait: the store can be appended to
@@ -269,7 +270,7 @@ impl Store {
     /// # Errors
     /// As [`Store::append`].
     pub fn adopt(&mut self, grants: &[Grant]) -> Result<(), StoreError> {
-        let entries: Vec<Entry> = grants.iter().map(|grant| Entry::Grant(Box::new(grant.clone()))).collect();
+        let entries: Vec<Entry> = grants.iter().map(|grant| Entry::Grant(Arc::new(grant.clone()))).collect();
         self.append(&entries)?;
         self.report.from_kubelet += grants.len();
         Ok(())
@@ -322,8 +323,8 @@ impl Store {
                     tracing::warn!(%alloc_id, "an entry moves a grant that is not live");
                     return;
                 };
-                let grant = Grant { state: state.clone(), ..grant };
-                match encode(&Entry::Grant(Box::new(grant.clone()))) {
+                let grant = Arc::new(Grant { state: state.clone(), ..grant });
+                match encode(&Entry::Grant(Arc::clone(&grant))) {
                     Ok(payload) => self.follow(&grant, seq, payload),
                     Err(error) => tracing::error!(%alloc_id, %error, "a grant stays as it was"),
                 }
@@ -341,13 +342,13 @@ impl Store {
         }
     }
 
-    fn follow(&mut self, grant: &Grant, seq: u64, payload: Vec<u8>) {
+    fn follow(&mut self, grant: &Arc<Grant>, seq: u64, payload: Vec<u8>) {
         if grant.is_live() {
             self.shelver.put(&grant.alloc_id, seq, &payload);
             self.live.insert(grant.alloc_id.clone(), (seq, payload));
         } else {
             self.live.remove(&grant.alloc_id);
-            self.shelver.retire(grant.clone(), seq, payload);
+            self.shelver.retire(Arc::clone(grant), seq, payload);
         }
     }
 

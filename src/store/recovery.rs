@@ -17,6 +17,7 @@ use crate::domain::{AllocId, DeviceId, Entry, Gather, Grant, GrantState, HookSta
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What was found at start, for the log, `status` and `ledger verify`.
@@ -156,7 +157,7 @@ pub(super) fn merge(
         };
         report.from_database += usize::from(known.is_none());
         truth.released.remove(id);
-        truth.live.insert(id.clone(), (*seq, *grant));
+        truth.live.insert(id.clone(), (*seq, Arc::unwrap_or_clone(grant)));
         truth.payloads.insert(id.clone(), payload.clone());
     }
 
@@ -260,7 +261,7 @@ pub(super) fn encode(entry: &Entry) -> Result<Vec<u8>, StoreError> {
 
 pub(super) fn decode_grant(payload: &[u8]) -> Option<Grant> {
     match codec::decode(payload) {
-        Ok(Entry::Grant(grant)) => Some(*grant),
+        Ok(Entry::Grant(grant)) => Some(Arc::unwrap_or_clone(grant)),
         _ => None,
     }
 }
@@ -298,7 +299,7 @@ impl Notes {
 pub(super) fn encode_live(truth: &mut Truth) -> Result<LivePayloads, StoreError> {
     let mut payloads = std::mem::take(&mut truth.payloads);
     let one = |(id, (seq, grant)): (&AllocId, &(u64, Grant))| {
-        let payload = payloads.remove(id).map_or_else(|| encode(&Entry::Grant(Box::new(grant.clone()))), Ok)?;
+        let payload = payloads.remove(id).map_or_else(|| encode(&Entry::Grant(Arc::new(grant.clone()))), Ok)?;
         Ok((id.clone(), (*seq, payload)))
     };
     truth.live.iter().map(one).collect()
@@ -318,7 +319,7 @@ pub(super) fn catch_up(shelf: &mut Shelf, image: &Image, truth: &Truth, live: &L
     // A grant that was released and is in sled's live tree moves; a stale one that nobody knows any more goes.
     for (seq, grant) in truth.released.values() {
         if *seq > image.applied || image.live.contains_key(&grant.alloc_id) {
-            shelf.retire(grant, *seq, &encode(&Entry::Grant(Box::new(grant.clone())))?)?;
+            shelf.retire(grant, *seq, &encode(&Entry::Grant(Arc::new(grant.clone())))?)?;
         }
     }
     for id in image.live.keys().filter(|id| !live.contains_key(*id) && !truth.released.contains_key(*id)) {

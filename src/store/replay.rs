@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The hooks that are owed, with the sequence number of the latest entry about each.
 pub(super) type OwedAt = BTreeMap<(ResourceName, DeviceId), (u64, OwedHook)>;
@@ -272,7 +273,7 @@ impl Fold {
         match entry {
             Entry::Grant(grant) => {
                 self.orphans.remove(&grant.alloc_id);
-                self.grants.insert(grant.alloc_id.clone(), (seq, *grant));
+                self.grants.insert(grant.alloc_id.clone(), (seq, Arc::unwrap_or_clone(grant)));
             }
             Entry::Moved { alloc_id, state } => match self.grants.get_mut(&alloc_id) {
                 // Nothing follows a release; the store did not apply such an entry either.

@@ -5,6 +5,7 @@ use crate::domain::{
     Incident, KubeletGeneration, OwedHook, PciAddress, PodRef, Reason, State, Timestamp, Verdict,
 };
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The `n`-th grant, just made.
@@ -38,7 +39,7 @@ pub(super) fn pod(n: u64) -> PodRef {
 }
 
 pub(super) fn made(n: u64) -> Entry {
-    Entry::Grant(Box::new(grant(n)))
+    Entry::Grant(Arc::new(grant(n)))
 }
 
 pub(super) fn bound(n: u64) -> Entry {

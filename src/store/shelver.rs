@@ -182,8 +182,8 @@ impl Shelver {
         self.tell(Work::Put { alloc_id: alloc_id.clone(), seq, payload: payload.to_vec() });
     }
 
-    pub(super) fn retire(&self, grant: Grant, seq: u64, payload: Vec<u8>) {
-        self.tell(Work::Retire { grant: Box::new(grant), seq, payload });
+    pub(super) fn retire(&self, grant: Arc<Grant>, seq: u64, payload: Vec<u8>) {
+        self.tell(Work::Retire { grant, seq, payload });
     }
 
     pub(super) fn name(&self, key: &str, seq: u64, id: &DeviceId) {

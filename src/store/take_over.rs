@@ -38,6 +38,7 @@ mod tests {
     use crate::domain::{Durability, Grant, Timestamp};
     use std::fs;
     use std::path::Path;
+    use std::sync::Arc;
     use std::time::SystemTime;
 
     fn open(dir: &Path) -> Store {
@@ -48,7 +49,7 @@ mod tests {
         let now = Timestamp::from_system(SystemTime::now()).0;
         let state = |n| if n % 2 == 0 { bound(n) } else { released_at(n, now) };
         let grants = range.map(|n| match state(n) {
-            Entry::Moved { state, .. } => Entry::Grant(Box::new(Grant { state, ..grant(n) })),
+            Entry::Moved { state, .. } => Entry::Grant(Arc::new(Grant { state, ..grant(n) })),
             other => other,
         });
         grants.chain([named(7), listed(&[7])]).collect()

@@ -4,6 +4,7 @@ use super::Random;
 use holdfast::domain::{AllocId, ContainerEdits, DeviceId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, Timestamp};
 use holdfast::store::Recovered;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// What a ledger knows.
@@ -84,7 +85,7 @@ impl Load {
         let n = self.made;
         // Of many sizes; the largest soon fill a segment of the journal.
         let filler = "x".repeat(self.random.index(2) * self.random.index(24_000));
-        Entry::Grant(Box::new(Grant {
+        Entry::Grant(Arc::new(Grant {
             alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}")),
             resource: "example.com/gpu".parse().unwrap(),
             devices: vec![GrantedDevice {

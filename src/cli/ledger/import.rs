@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 
 /// So many contradictions are told; the first one is enough to know that these are two ledgers.
 const CONFLICTS_TOLD: usize = 3;
@@ -174,7 +175,7 @@ fn plan(
             (None, GrantState::Released { released_at, .. }) if *released_at < oldest => done.forgotten += 1,
             (None, state) => {
                 *if matches!(state, GrantState::Released { .. }) { &mut done.released } else { &mut done.live } += 1;
-                entries.push(Entry::Grant(Box::new(grant)));
+                entries.push(Entry::Grant(Arc::new(grant)));
             }
         }
     }

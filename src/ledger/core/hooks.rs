@@ -160,6 +160,7 @@ mod tests {
     use super::*;
     use crate::domain::{ContainerEdits, GrantedDevice, Listed, PodRef, Reason};
     use proptest::prelude::*;
+    use std::sync::Arc;
 
     fn resource() -> ResourceName {
         "example.com/gpu".parse().unwrap()
@@ -188,7 +189,7 @@ mod tests {
     }
 
     fn made(n: u64, id: &str) -> Entry {
-        Entry::Grant(Box::new(grant(n, id)))
+        Entry::Grant(Arc::new(grant(n, id)))
     }
 
     fn released(n: u64) -> Entry {
@@ -309,7 +310,7 @@ mod tests {
         let keyed = |mut grant: Grant, resource: &str| {
             grant.resource = resource.parse().unwrap();
             grant.devices[0].key = "pci:0000:18:00.0/10de:2330".into();
-            Entry::Grant(Box::new(grant))
+            Entry::Grant(Arc::new(grant))
         };
         let mut ledger = ledger(&[keyed(grant(1, "a"), "example.com/gpu"), keyed(grant(2, "other"), "example.com/other")]);
         release(&mut ledger, &hooks, &[released(1)]);
@@ -331,7 +332,7 @@ mod tests {
                 container: "main".into(),
                 bound_at: Timestamp(n),
             });
-            Entry::Grant(Box::new(Grant { state, ..grant(n, "a") }))
+            Entry::Grant(Arc::new(Grant { state, ..grant(n, "a") }))
         };
         for next in [Some("u2"), None] {
             let mut ledger = ledger(&[of(Some("u1"), 1), of(next, 2)]);
@@ -401,7 +402,7 @@ mod tests {
                         let waits = ledger.waits(&hooks, [].iter(), &wanted).is_some();
                         prop_assert_eq!(waits, holders.is_empty() && dirty.contains(device));
                         if !waits {
-                            ledger.evolve(&Entry::Grant(Box::new(wanted)));
+                            ledger.evolve(&Entry::Grant(Arc::new(wanted)));
                             dirty.insert(device);
                         }
                     }

@@ -72,7 +72,7 @@ impl World {
     /// One pod `web` (UID `u1`), running with `gpu0`, granted as 1 and not yet bound.
     fn new() -> Self {
         let mut ledger = Ledger::default();
-        ledger.evolve(&Entry::Grant(Box::new(grant(1, "gpu0", BOOT))));
+        ledger.evolve(&Entry::Grant(Arc::new(grant(1, "gpu0", BOOT))));
         let checkpoint = Checkpoint { entries: vec![entry("u1", "main", "gpu0", Some(alloc(1)))], written_at: Timestamp(WALL + 1) };
         let seen = Observation {
             boot_id: BOOT.into(),
@@ -187,7 +187,7 @@ fn an_ambiguous_listing_names_nothing() {
         world.seen.names.clear();
         match change {
             "two pods" => world.seen.pods = Some(vec![listed("web", &["gpu0"]), listed("web-2", &["gpu0"])]),
-            "another grant of the id" => drop(world.ledger.evolve(&Entry::Grant(Box::new(grant(2, "gpu0", BOOT))))),
+            "another grant of the id" => drop(world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))))),
             _ => drop(world.seen.names.insert("u9".into(), name("web"))),
         }
         world.look(0);
@@ -325,7 +325,7 @@ fn a_clock_that_jumps_neither_releases_nor_delays() {
 fn the_next_pod_of_the_same_name_does_not_keep_the_old_grant() {
     // The replacement has the device: the checkpoint has its UID in the old one's place.
     let mut world = World::gone();
-    world.ledger.evolve(&Entry::Grant(Box::new(grant(2, "gpu0", BOOT))));
+    world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
     world.seen.pods = Some(vec![listed("web", &["gpu0"])]);
     world.seen.names.insert("u2".into(), name("web"));
     world.checkpoint().entries = vec![entry("u2", "main", "gpu0", Some(alloc(2)))];
@@ -359,7 +359,7 @@ fn a_pod_that_has_ended_and_is_still_listed_as_before_1_34_is_gone() {
 #[test]
 fn an_init_container_and_its_app_container_hold_the_same_id_side_by_side() {
     let mut world = World::new();
-    world.ledger.evolve(&Entry::Grant(Box::new(grant(2, "gpu0", BOOT))));
+    world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
     world.checkpoint().entries = vec![entry("u1", "init", "gpu0", Some(alloc(1))), entry("u1", "main", "gpu0", Some(alloc(2)))];
     world.look(0);
     assert_eq!((world.state(1), world.state(2)), ("bound", "bound"));
@@ -496,7 +496,7 @@ fn an_unbound_grant_that_a_listed_container_may_have_is_kept() {
 #[test]
 fn an_unbound_grant_is_released_when_another_grant_explains_the_listed_container() {
     let mut world = World::new();
-    world.ledger.evolve(&Entry::Grant(Box::new(grant(2, "gpu0", BOOT))));
+    world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
     world.checkpoint().entries = vec![entry("u1", "main", "gpu0", Some(alloc(2)))];
     world.look(0);
     assert_eq!(world.state(2), "bound");
@@ -507,17 +507,17 @@ fn an_unbound_grant_is_released_when_another_grant_explains_the_listed_container
 #[test]
 fn held_ids_carry_what_is_needed_to_offer_them_on() {
     let mut ledger = Ledger::default();
-    ledger.evolve(&Entry::Grant(Box::new(grant(1, "gpu0", BOOT))));
+    ledger.evolve(&Entry::Grant(Arc::new(grant(1, "gpu0", BOOT))));
     let mut newer = grant(2, "gpu0", BOOT);
     newer.devices[0].numa_nodes = vec![1];
-    ledger.evolve(&Entry::Grant(Box::new(newer.clone())));
+    ledger.evolve(&Entry::Grant(Arc::new(newer.clone())));
     assert_eq!(ledger.held()[&resource()][&DeviceId::new("gpu0")], newer.devices[0]);
 }
 
 #[test]
 fn evolving_twice_changes_nothing() {
     let mut ledger = Ledger::default();
-    let made = Entry::Grant(Box::new(grant(1, "gpu0", BOOT)));
+    let made = Entry::Grant(Arc::new(grant(1, "gpu0", BOOT)));
     let named = Entry::Named { key: "pci:gpu0".into(), id: DeviceId::new("gpu0") };
     let state = GrantState::Released {
         pod: None,
@@ -591,7 +591,7 @@ proptest! {
                 let n = n as u64 % 4;
                 if let std::collections::btree_map::Entry::Vacant(first) = made.entry(alloc(n)) {
                     first.insert(clock);
-                    ledger.evolve(&Entry::Grant(Box::new(grant(n, &format!("gpu{}", n % 3), BOOT))));
+                    ledger.evolve(&Entry::Grant(Arc::new(grant(n, &format!("gpu{}", n % 3), BOOT))));
                 }
             }
             let before = ledger.clone();

@@ -135,7 +135,7 @@ impl Plugin for Service {
         if let Some(doubt) = doubt.flatten().filter(|doubt| doubt.proven) {
             return Err(Status::failed_precondition(format!("device `{}` is still in use by pod {}", doubt.id, doubt.pod.uid)));
         }
-        inner.commit(vec![Entry::Grant(Box::new(grant))]).await;
+        inner.commit(vec![Entry::Grant(Arc::new(grant))]).await;
         Ok(Some(edits))
     }
 

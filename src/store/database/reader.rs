@@ -4,6 +4,7 @@ use super::{APPLIED, Image, failure, guard, number};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, OwedHook};
 use crate::store::{StoreError, codec};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// sled counts 64 uses of the pages of one of its 256 shards before it lets any of them go. A reader that goes over them once
 /// would have all of the history in memory, 100 MB and more, and leave it there. So each record is looked up this often:
@@ -70,7 +71,7 @@ impl Reader {
     pub(in crate::store) fn history(&self, mut take: impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
         self.each_released(|key, value| {
             let grant = codec::unstamp(key, value).ok().and_then(|record| codec::decode(record.payload).ok());
-            if let Some(Entry::Grant(grant)) = grant { take(*grant) } else { true }
+            if let Some(Entry::Grant(grant)) = grant { take(Arc::unwrap_or_clone(grant)) } else { true }
         })
     }
 

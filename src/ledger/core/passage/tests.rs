@@ -89,7 +89,7 @@ fn apply<'a>(ledger: &mut Ledger, entries: impl IntoIterator<Item = &'a Entry>) 
 fn ledger(grants: &[&Grant]) -> Ledger {
     let mut ledger = Ledger::default();
     for grant in grants {
-        ledger.evolve(&Entry::Grant(Box::new((*grant).clone())));
+        ledger.evolve(&Entry::Grant(Arc::new((*grant).clone())));
     }
     ledger
 }
@@ -245,7 +245,7 @@ impl World {
             if self.ledger.waits(&hooks(), [].iter(), &wanted).is_some() {
                 return;
             }
-            self.write(vec![Entry::Grant(Box::new(wanted.clone()))], None);
+            self.write(vec![Entry::Grant(Arc::new(wanted.clone()))], None);
             grants.push(wanted);
         }
         let n = self.pods.len();
