@@ -11,6 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         // Maps as BTreeMap: what a container gets is the same bytes every time (I6).
         .btree_map(".")
+        .codec_path("crate::kubelet::codec::Exact")
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -133,7 +133,7 @@ fn inventory_diff(bencher: Bencher<'_, '_>, devices: u64) {
         let offering = |resource: u64| {
             let name = format!("example.com/resource-{resource}").parse::<holdfast::domain::ResourceName>().unwrap();
             let spec = Arc::new(ResourceSpec { name: name.clone(), ..first.clone() });
-            (name, Offering { spec, devices: (resource * devices / 8..(resource + 1) * devices / 8).map(offered).collect() })
+            (name, Arc::new(Offering { spec, devices: (resource * devices / 8..(resource + 1) * devices / 8).map(offered).collect() }))
         };
         Inventory { resources: (0..8).map(offering).collect() }
     };
@@ -156,7 +156,7 @@ fn scrape(bencher: Bencher<'_, '_>) {
     let offering = |resource: u64| {
         let offered = |n: u64| (id(n), Offered { device: Arc::new(Device { id: id(n), ..(*device).clone() }), health: health(n) });
         let spec = Arc::new(ResourceSpec { name: name(resource), ..first.clone() });
-        (name(resource), Offering { spec, devices: (resource * 64..resource * 64 + 64).map(offered).collect() })
+        (name(resource), Arc::new(Offering { spec, devices: (resource * 64..resource * 64 + 64).map(offered).collect() }))
     };
     let inventory = Inventory { resources: (0..8).map(offering).collect() };
     let held = |n: u64| {

@@ -239,7 +239,7 @@ fn a_free_device_that_is_lost_while_no_daemon_runs_is_in_the_next_ones_list() {
         let kubelet = node.start_kubelet().await;
         let mut daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 3).await;
-        let remembered = || store::peek(&node.state()).ok().and_then(|seen| seen.listed.get(&gpu()).map(Vec::len));
+        let remembered = || store::peek(&node.state()).ok().and_then(|seen| seen.listed.get(&gpu()).map(|list| list.len()));
         until("the list on disk", remembered, |listed| *listed == Some(3));
         daemon.kill();
         node.remove_device("gpu", 1);

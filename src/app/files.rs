@@ -30,7 +30,7 @@ impl Keeper {
 
     /// Where there is nothing to keep no folder is touched.
     fn is_needed(&self) -> bool {
-        let is_used = |offering: &Offering| cdi::is_used(&offering.spec) || device_info::is_used(&offering.spec);
+        let is_used = |offering: &Arc<Offering>| cdi::is_used(&offering.spec) || device_info::is_used(&offering.spec);
         self.inventory.borrow().resources.values().any(is_used) || !self.files.cdi.own().is_empty()
     }
 
@@ -145,7 +145,7 @@ mod tests {
             (id, Offered { device: Arc::new(device), health })
         };
         let offering = Offering { devices: devices.iter().map(offered).collect(), spec: Arc::new(spec) };
-        Arc::new(Inventory { resources: BTreeMap::from([(offering.spec.name.clone(), offering)]) })
+        Arc::new(Inventory { resources: BTreeMap::from([(offering.spec.name.clone(), Arc::new(offering))]) })
     }
 
     fn holding(ids: &[&str]) -> Arc<Vec<Arc<Grant>>> {
@@ -263,7 +263,7 @@ mod tests {
         let stage = Stage::new(&[], false);
         let addresses = ["0000:3b:00.2", "0000:3b:00.3"];
         let mut inventory = (**stage.inventory.borrow()).clone();
-        let offering = inventory.resources.values_mut().next().unwrap();
+        let offering = Arc::make_mut(inventory.resources.values_mut().next().unwrap());
         offering.spec = Arc::new(ResourceSpec { contract: ContractKind::Sriov.into(), ..(*offering.spec).clone() });
         for address in addresses {
             let device = Device {

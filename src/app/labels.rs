@@ -60,7 +60,7 @@ mod tests {
             (id, Offered { device: Arc::new(device), health })
         };
         let offering = Offering { devices: (0..devices).map(offered).collect(), spec: Arc::clone(&spec) };
-        Arc::new(Inventory { resources: BTreeMap::from([(spec.name.clone(), offering)]) })
+        Arc::new(Inventory { resources: BTreeMap::from([(spec.name.clone(), Arc::new(offering))]) })
     }
 
     #[tokio::test]

@@ -167,7 +167,7 @@ mod tests {
         });
         let offered = |(n, health)| (device.id.share(n), Offered { device: Arc::clone(&device), health });
         let offering = Offering { devices: (0..).zip(healths).map(offered).collect(), spec: Arc::clone(&spec) };
-        Inventory { resources: BTreeMap::from([(spec.name.clone(), offering)]) }
+        Inventory { resources: BTreeMap::from([(spec.name.clone(), Arc::new(offering))]) }
     }
 
     fn grant(pod: Option<&str>, container: &str, ids: &[&str]) -> Arc<Grant> {

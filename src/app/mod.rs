@@ -163,7 +163,7 @@ impl App {
         let (due, due_view) = watch::channel(Arc::new(recovered.due(&hooks, &HeldBack::new())));
         let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
         let (kept, kept_view) = watch::channel(store.kept());
-        let (remembered, names_view) = watch::channel(Arc::new(recovered.names().clone()));
+        let (remembered, names_view) = watch::channel(Arc::clone(recovered.names()));
         let listed = Arc::new(recovered.listed().clone());
         let verdicts = Arc::new(recovered.verdicts().clone());
         let (judgement, judgement_view) = watch::channel(Judgement { verdicts, ..Judgement::default() });

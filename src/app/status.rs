@@ -81,7 +81,7 @@ impl Status {
             let live = grants.iter().filter(|grant| grant.is_live() && grant.resource.as_str() == name);
             live.flat_map(|grant| &grant.devices).map(|device| &device.id).gather::<std::collections::BTreeSet<_>>().len()
         };
-        let report = |(name, offering): (&crate::domain::ResourceName, &crate::domain::Offering)| {
+        let report = |(name, offering): (&crate::domain::ResourceName, &std::sync::Arc<crate::domain::Offering>)| {
             let registration = registrations.get(name).cloned().unwrap_or_default();
             ResourceReport {
                 name: name.to_string(),

@@ -45,7 +45,8 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let settings = Settings { roots: global.roots(), config: global.load_config()? };
     // gRPC and the light actors share one thread; the ledger and discovery get their own in `App::start`.
     let system = actix::System::new();
-    system.block_on(serve(settings, options.take_over))
+    // In a box: moved into the system and polled there it would leave three copies of itself on this thread's stack, 50 KB each.
+    system.block_on(Box::pin(serve(settings, options.take_over)))
 }
 
 async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {

@@ -113,15 +113,14 @@ pub(crate) fn evidence<'a>(
 ) -> (Evidence, Vec<String>, Vec<(String, DeviceId)>) {
     let mut devices: BTreeMap<DeviceId, Arc<Device>> = found.devices.into_iter().map(|device| (device.id.clone(), device)).gather();
     // That a node has got another name is no reason to look at it by the former one.
-    let keys: BTreeSet<String> = devices.values().map(|device| device.key.clone()).gather();
+    let keys: BTreeSet<&str> = devices.values().map(|device| device.key.as_str()).gather();
     let held = held.map(|held| (held.id.shared().unwrap_or_else(|| held.id.clone()), &held.key, &held.numa_nodes));
-    let listed = listed.filter(|device| !keys.contains(&device.key)).map(|device| (device.id.clone(), &device.key, &device.numa_nodes));
-    for (id, key, numa_nodes) in held.chain(listed) {
-        if !devices.contains_key(&id)
-            && let Some(device) = known_node(id, key, numa_nodes, host_root)
-        {
-            devices.insert(device.id.clone(), Arc::new(device));
-        }
+    let listed =
+        listed.filter(|device| !keys.contains(device.key.as_str())).map(|device| (device.id.clone(), &device.key, &device.numa_nodes));
+    let unfound = held.chain(listed).filter(|(id, ..)| !devices.contains_key(id));
+    let known: Vec<Device> = unfound.filter_map(|(id, key, numa_nodes)| known_node(id, key, numa_nodes, host_root)).collect();
+    for device in known {
+        devices.entry(device.id.clone()).or_insert_with(|| Arc::new(device));
     }
     let required = devices.values().flat_map(|device| &device.nodes).filter(|node| node.required);
     let nodes: BTreeSet<&String> = required.map(|node| &node.host).gather();
@@ -242,7 +241,7 @@ mod tests {
         let listed = [("same", same.clone()), ("moved", moved.clone()), ("shared::0", shared.clone()), ("shared::1", shared.clone())];
         let spec = Arc::new(ResourceSpec::new(name.clone(), DeviceClass::Char));
         let offering = Offering { spec, devices: listed.into_iter().map(offered).collect() };
-        let inventory = Inventory { resources: [(name, offering)].into() };
+        let inventory = Inventory { resources: [(name, Arc::new(offering))].into() };
 
         let mut found = [device("same", "/dev/a"), device("moved", "/dev/z"), device("shared", "/dev/c"), device("new", "/dev/n")];
         let before = found.clone();

@@ -219,10 +219,12 @@ impl Grant {
 }
 
 /// Every id that the kubelet has been told of, by resource, with what is needed to offer it on when its device has gone.
-pub type Listed = BTreeMap<ResourceName, Vec<GrantedDevice>>;
+///
+/// A list is in memory once: the ledger, the store and what is being written share it.
+pub type Listed = BTreeMap<ResourceName, Arc<[GrantedDevice]>>;
 
 /// Takes note of a resource's list; one without ids is none.
-pub fn note_list(listed: &mut Listed, resource: &ResourceName, devices: Vec<GrantedDevice>) {
+pub fn note_list(listed: &mut Listed, resource: &ResourceName, devices: Arc<[GrantedDevice]>) {
     if devices.is_empty() {
         listed.remove(resource);
     } else {
@@ -258,7 +260,7 @@ pub enum Entry {
         /// The resource.
         resource: ResourceName,
         /// Every id in the list; none when the resource is no longer offered.
-        devices: Vec<GrantedDevice>,
+        devices: Arc<[GrantedDevice]>,
     },
     /// What is known of a device's health (I5).
     Judged {

@@ -26,10 +26,12 @@ pub struct Offering {
 }
 
 /// A snapshot of everything that is offered. Published whole; never changed in place.
+///
+/// What is as it was is shared with the one before, and with every stream that has told it: ten thousand devices are a list of megabytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// The resources; one without devices is offered with an empty list.
-    pub resources: BTreeMap<ResourceName, Offering>,
+    pub resources: BTreeMap<ResourceName, Arc<Offering>>,
 }
 
 impl Offering {

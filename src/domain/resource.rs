@@ -11,11 +11,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
-/// The name of an extended resource, such as `nvidia.com/gpu`, valid by the kubelet's own rules.
+/// The name of an extended resource, such as `nvidia.com/gpu`, valid by the kubelet's own rules. Its text is in memory once.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
-pub struct ResourceName(String);
+pub struct ResourceName(Arc<str>);
 
 /// Why the kubelet would refuse a resource name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -88,7 +89,7 @@ impl FromStr for ResourceName {
         if bytes.len() > 63 || !inner || !edge(bytes.first()) || !edge(bytes.last()) {
             return refuse("the part after `/` must be at most 63 letters, digits, `-`, `_` or `.`, with a letter or digit at both ends");
         }
-        Ok(ResourceName(text.to_owned()))
+        Ok(ResourceName(text.into()))
     }
 }
 

@@ -340,8 +340,20 @@ impl Judge {
         self.waits = keep_apart(&mut resources, &claims, held);
         (self.leaving, self.emptied, self.complete) = (leaving, emptied, complete);
         self.earlier.clear();
-        self.inventory = Arc::new(Inventory { resources });
+        let inventory = Inventory { resources: self.shared(resources) };
+        if inventory != *self.inventory {
+            self.inventory = Arc::new(inventory);
+        }
         Some(Arc::clone(&self.inventory))
+    }
+
+    /// Lists of which those that are as they were are those that they were.
+    fn shared(&self, resources: BTreeMap<ResourceName, Offering>) -> BTreeMap<ResourceName, Arc<Offering>> {
+        let share = |(name, offering)| match self.inventory.resources.get(&name) {
+            Some(before) if **before == offering => (name, Arc::clone(before)),
+            _ => (name, Arc::new(offering)),
+        };
+        resources.into_iter().map(share).gather()
     }
 
     /// What the resource selects now, share by share.
@@ -385,7 +397,7 @@ impl Judge {
         let before = self.inventory.resources.get(&spec.name);
         let remembered = before.into_iter().flat_map(|offering| &offering.devices);
         let mut absent: BTreeMap<_, _> = remembered.map(|(id, offered)| (id.clone(), Arc::clone(&offered.device))).gather();
-        for known in held.values().chain(self.earlier.get(&spec.name).into_iter().flatten()) {
+        for known in held.values().chain(self.earlier.get(&spec.name).into_iter().flat_map(|list| list.iter())) {
             absent.entry(known.id.clone()).or_insert_with(|| Arc::new(ghost(spec.class, known)));
         }
         let other: BTreeSet<DeviceId> = offered.keys().cloned().gather();

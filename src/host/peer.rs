@@ -1,6 +1,7 @@
 //! Unix sockets for few: who is at the other end, as the kernel says (`SO_PEERCRED`, unix(7)).
 
-use futures_util::Stream;
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
 use nix::unistd::geteuid;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -40,9 +41,9 @@ impl TrustedListener {
         Ok(TrustedListener { listener, refused })
     }
 
-    /// All of them, one after the other.
-    pub fn incoming(self) -> impl Stream<Item = io::Result<UnixStream>> + Send {
-        futures_util::stream::unfold(self, |listener| async move { Some((Ok(listener.accept().await), listener)) })
+    /// All of them, one after the other. In a box: a server moves it through half a dozen futures, each with room for all of it.
+    pub fn incoming(self) -> BoxStream<'static, io::Result<UnixStream>> {
+        futures_util::stream::unfold(self, |listener| async move { Some((Ok(listener.accept().await), listener)) }).boxed()
     }
 
     /// The next connection of somebody who may. A system that has no more room for connections is asked again later.

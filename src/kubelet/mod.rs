@@ -2,6 +2,7 @@
 
 pub mod api;
 pub mod checkpoint;
+pub mod codec;
 pub mod pod_resources;
 pub mod proto;
 pub mod register;

@@ -191,7 +191,7 @@ impl LedgerActor {
     }
 
     fn publish_names(&self) {
-        self.config.names.send_replace(Arc::new(self.ledger.names().clone()));
+        self.config.names.send_replace(Arc::clone(self.ledger.names()));
     }
 
     /// Looks at the kubelet's files and at the pods, away from this thread; `Observed` brings the result.

@@ -51,7 +51,8 @@ pub struct Ledger {
     grants: BTreeMap<AllocId, Arc<Grant>>,
     /// Which grants hold an id: more than one after an init container.
     holders: BTreeMap<ResourceName, BTreeMap<DeviceId, BTreeSet<AllocId>>>,
-    names: BTreeMap<String, DeviceId>,
+    /// Shared with whoever was told of them.
+    names: Arc<BTreeMap<String, DeviceId>>,
     listed: Listed,
     verdicts: Verdicts,
     owed: Owed,
@@ -87,7 +88,7 @@ impl Ledger {
         owed: Owed,
         verdicts: Verdicts,
     ) -> Self {
-        let mut ledger = Ledger { names, listed, owed, verdicts, ..Ledger::default() };
+        let mut ledger = Ledger { names: Arc::new(names), listed, owed, verdicts, ..Ledger::default() };
         grants.into_iter().filter(Grant::is_live).for_each(|grant| ledger.insert(Arc::new(grant)));
         ledger
     }
@@ -126,15 +127,14 @@ impl Ledger {
                 if self.names.get(key) == Some(id) {
                     return Change::Nothing;
                 }
-                self.names.insert(key.clone(), id.clone());
+                Arc::make_mut(&mut self.names).insert(key.clone(), id.clone());
                 Change::Named
             }
             Entry::Listed { resource, devices } => {
-                let known = self.listed.get(resource).map_or(&[][..], Vec::as_slice);
-                if known == devices.as_slice() {
+                if self.is_listed(resource, devices) {
                     return Change::Nothing;
                 }
-                note_list(&mut self.listed, resource, devices.clone());
+                note_list(&mut self.listed, resource, Arc::clone(devices));
                 Change::Listed
             }
             Entry::Judged { device, verdict } => {
@@ -186,7 +186,7 @@ impl Ledger {
 
     /// The id of each device that ever got one, by physical key (I6).
     #[must_use]
-    pub fn names(&self) -> &BTreeMap<String, DeviceId> {
+    pub fn names(&self) -> &Arc<BTreeMap<String, DeviceId>> {
         &self.names
     }
 
@@ -209,7 +209,7 @@ impl Ledger {
         if inventory.resources.is_empty() {
             return Vec::new();
         }
-        let mut lists: Listed = self.listed.keys().map(|resource| (resource.clone(), Vec::new())).gather();
+        let mut lists: Listed = self.listed.keys().map(|resource| (resource.clone(), Arc::default())).gather();
         for (resource, offering) in &inventory.resources {
             let listed = offering.devices.iter().map(|(id, offered)| GrantedDevice {
                 id: id.clone(),
@@ -219,8 +219,13 @@ impl Ledger {
             });
             lists.insert(resource.clone(), listed.collect());
         }
-        lists.retain(|resource, devices| self.listed.get(resource).map_or(&[][..], Vec::as_slice) != devices.as_slice());
+        lists.retain(|resource, devices| !self.is_listed(resource, devices));
         lists.into_iter().map(|(resource, devices)| Entry::Listed { resource, devices }).collect()
+    }
+
+    /// Whether these are the ids of a resource's list.
+    fn is_listed(&self, resource: &ResourceName, devices: &[GrantedDevice]) -> bool {
+        self.listed.get(resource).map_or(devices.is_empty(), |known| **known == *devices)
     }
 
     fn insert(&mut self, grant: Arc<Grant>) {

@@ -200,10 +200,10 @@ impl Handler<Bind> for Serving {
             Shared { inventory, grants, performer, allocate, pass, opened, ended, sockets: Arc::clone(&sockets), affinity, gate, stage };
         let plugin: Arc<dyn api::Plugin> = Arc::new(Plugin { resource: resource.clone(), registration, shared });
         let (mut close, serving) = (bound.close.clone(), bound.close);
-        let closed = async move {
+        let closed = Box::pin(async move {
             // An error means that the table itself is gone, and the daemon with it.
             drop(close.wait_for(|close| *close).await);
-        };
+        });
         let server = tonic::transport::Server::builder()
             .add_routes(api::serve(&plugin))
             .serve_with_incoming_shutdown(bound.listener.incoming(), closed);

@@ -244,7 +244,7 @@ impl Lists {
                 return None;
             }
             // What a container gets may have changed; the kubelet is told of devices only.
-            let is_news = |offering: &&Offering| self.sent.as_ref().is_none_or(|(_, sent)| sent.devices != offering.devices);
+            let is_news = |offering: &&Arc<Offering>| self.sent.as_ref().is_none_or(|(_, sent)| sent.devices != offering.devices);
             if let Some(offering) = current.filter(is_news) {
                 if let Some((at, _)) = &self.sent {
                     let streams = self.guard.0.shared.sockets.streams(&self.guard.0.resource);
@@ -256,7 +256,7 @@ impl Lists {
                         }
                     }
                 }
-                let offering = Arc::new(offering.clone());
+                let offering = Arc::clone(offering);
                 self.sent = Some((Instant::now(), Arc::clone(&offering)));
                 return Some((offering, self));
             }

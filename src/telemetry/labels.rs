@@ -103,7 +103,7 @@ mod tests {
     }
 
     fn inventory(offerings: Vec<Offering>) -> Inventory {
-        Inventory { resources: offerings.into_iter().map(|offering| (offering.spec.name.clone(), offering)).collect() }
+        Inventory { resources: offerings.into_iter().map(|offering| (offering.spec.name.clone(), Arc::new(offering))).collect() }
     }
 
     #[test]

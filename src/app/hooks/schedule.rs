@@ -146,7 +146,7 @@ mod tests {
             (DeviceId::new(*id), Offered { device: Arc::new(device), health: *health })
         };
         let offering = Offering { spec: Arc::new(spec), devices: devices.iter().map(offered).collect() };
-        Inventory { resources: BTreeMap::from([(resource(), offering)]) }
+        Inventory { resources: BTreeMap::from([(resource(), Arc::new(offering))]) }
     }
 
     const PENDING: Health = Health::Unhealthy(Reason::HookPending);

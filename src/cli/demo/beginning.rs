@@ -27,7 +27,7 @@ impl Story {
         self.screen.say(format_args!("From the start to the first inventory, read from sysfs and /dev: {}.", ms(took)))?;
         let inventory = self.stage.daemon()?.views.inventory.clone();
         for name in self.stage.resources() {
-            let text = inventory.borrow().resources.get(name).map(describe);
+            let text = inventory.borrow().resources.get(name).map(|offering| describe(offering));
             self.screen.fact(name.as_str(), text.unwrap_or_default())?;
         }
 
@@ -38,7 +38,7 @@ impl Story {
         self.screen.claim("every device is found once and is healthy; physical functions and bridges are not offered", expected, seen)?;
 
         let uuids: Vec<String> = (0..GPUS).map(|index| self.stage.node.gpu_uuid(index)).collect();
-        let ids = |offering: &Offering| offering.devices.keys().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        let ids = |offering: &Arc<Offering>| offering.devices.keys().map(ToString::to_string).collect::<Vec<_>>().join("\n");
         let seen = inventory.borrow().resources.get(&self.stage.gpu).map(ids).unwrap_or_default();
         self.screen.claim("a GPU's id is its UUID, which no reboot and no change of the order alters", uuids.join("\n"), seen)
     }

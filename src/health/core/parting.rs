@@ -169,7 +169,7 @@ mod tests {
     /// Every list as `resource:id=health`.
     fn lists(inventory: &Inventory) -> Vec<String> {
         let word = |health: Health| health.reason().map_or("ok", Reason::as_str);
-        let of = |(name, offering): (&ResourceName, &Offering)| {
+        let of = |(name, offering): (&ResourceName, &Arc<Offering>)| {
             let short = name.as_str().rsplit('/').next().unwrap().to_owned();
             let ids = offering.devices.iter().map(|(id, offered)| format!("{short}:{id}={}", word(offered.health)));
             ids.chain(offering.devices.is_empty().then(|| format!("{short}:"))).collect::<Vec<_>>()

@@ -181,7 +181,7 @@ fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
 
 #[test]
 fn what_an_earlier_process_listed_stays_for_a_minute_after_its_first_absence() {
-    let earlier = Listed::from([(spec(1).name.clone(), vec![known("a"), known("b")])]);
+    let earlier = Listed::from([(spec(1).name.clone(), [known("a"), known("b")].into())]);
     let mut judge = new_judge(spec(1), Arc::default(), &earlier);
     judge.discovered(evidence(5, &["b"], &["b"], &[]));
     assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(5))), ["a=device_gone", "b=ok"]);

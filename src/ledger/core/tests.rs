@@ -534,7 +534,10 @@ fn evolving_twice_changes_nothing() {
         assert_eq!(ledger.evolve(entry), Change::Nothing);
         assert_eq!(ledger, once);
     }
-    assert_eq!(ledger, Ledger::from_recovered([], ledger.names().clone(), ledger.listed().clone(), Owed::new(), ledger.verdicts().clone()));
+    assert_eq!(
+        ledger,
+        Ledger::from_recovered([], (**ledger.names()).clone(), ledger.listed().clone(), Owed::new(), ledger.verdicts().clone())
+    );
 }
 
 /// Any view of up to three pods that hold up to three ids, as wrong as it can be.
@@ -638,7 +641,7 @@ proptest! {
             }
             let again = reconcile(&mut watchlist.clone(), &ledger, &Observation { pods: None, ..seen }, at(clock));
             prop_assert_eq!(again, vec![], "what was decided stays decided");
-            let rebuilt = Ledger::from_recovered(ledger.grants().map(|grant| (**grant).clone()), ledger.names().clone(), ledger.listed().clone(), Owed::new(), ledger.verdicts().clone());
+            let rebuilt = Ledger::from_recovered(ledger.grants().map(|grant| (**grant).clone()), (**ledger.names()).clone(), ledger.listed().clone(), Owed::new(), ledger.verdicts().clone());
             prop_assert_eq!(&rebuilt, &ledger, "the indexes are those of the grants");
         }
     }
@@ -722,7 +725,7 @@ fn a_list_is_remembered_when_its_ids_change_and_forgotten_with_its_resource() {
             };
             let offered = |id: &str| Offered { device: Arc::new(device(id)), health: *health };
             let devices = ids.iter().map(|id| (DeviceId::new(*id), offered(id))).collect();
-            (resource(name), Offering { spec: Arc::new(ResourceSpec::orphan(resource(name))), devices })
+            (resource(name), Arc::new(Offering { spec: Arc::new(ResourceSpec::orphan(resource(name))), devices }))
         };
         Inventory { resources: resources.iter().map(offering).collect() }
     };

@@ -4,7 +4,7 @@ use super::super::daemon::Daemon;
 use super::super::durable::Disk;
 use super::super::hardware::gpu;
 use super::Oracles;
-use crate::domain::{DeviceId, Offering, ResourceName};
+use crate::domain::{DeviceId, ResourceName};
 use crate::registration::core::State;
 use crate::sim::kubelet::{PodPhase, View};
 use std::collections::BTreeSet;
@@ -126,7 +126,7 @@ fn is_served(view: &View<'_>, daemon: &Daemon, resource: &ResourceName) -> Resul
 }
 
 fn healthy(daemon: &Daemon, resource: &ResourceName) -> BTreeSet<DeviceId> {
-    daemon.inner.inventory.borrow().resources.get(resource).map(Offering::healthy).unwrap_or_default()
+    daemon.inner.inventory.borrow().resources.get(resource).map(|offering| offering.healthy()).unwrap_or_default()
 }
 
 /// The most of these moments, which are in order, within any one second.
