@@ -34,6 +34,19 @@ pub struct Inventory {
     pub resources: BTreeMap<ResourceName, Arc<Offering>>,
 }
 
+impl Inventory {
+    /// The snapshot after this one. A list that is as it was is the one that it was, and so is the whole.
+    #[must_use]
+    pub fn followed_by(self: &Arc<Self>, resources: BTreeMap<ResourceName, Offering>) -> Arc<Self> {
+        let share = |(name, offering)| match self.resources.get(&name) {
+            Some(before) if **before == offering => (name, Arc::clone(before)),
+            _ => (name, Arc::new(offering)),
+        };
+        let next = Inventory { resources: resources.into_iter().map(share).gather() };
+        if next == **self { Arc::clone(self) } else { Arc::new(next) }
+    }
+}
+
 impl Offering {
     /// The ids that the kubelet may give away.
     #[must_use]

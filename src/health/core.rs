@@ -340,20 +340,8 @@ impl Judge {
         self.waits = keep_apart(&mut resources, &claims, held);
         (self.leaving, self.emptied, self.complete) = (leaving, emptied, complete);
         self.earlier.clear();
-        let inventory = Inventory { resources: self.shared(resources) };
-        if inventory != *self.inventory {
-            self.inventory = Arc::new(inventory);
-        }
+        self.inventory = self.inventory.followed_by(resources);
         Some(Arc::clone(&self.inventory))
-    }
-
-    /// Lists of which those that are as they were are those that they were.
-    fn shared(&self, resources: BTreeMap<ResourceName, Offering>) -> BTreeMap<ResourceName, Arc<Offering>> {
-        let share = |(name, offering)| match self.inventory.resources.get(&name) {
-            Some(before) if **before == offering => (name, Arc::clone(before)),
-            _ => (name, Arc::new(offering)),
-        };
-        resources.into_iter().map(share).gather()
     }
 
     /// What the resource selects now, share by share.

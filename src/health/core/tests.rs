@@ -95,6 +95,19 @@ fn a_resource_without_devices_is_offered_empty() {
 }
 
 #[test]
+fn a_list_that_is_as_it_was_is_the_one_that_it_was() {
+    let mut judge = judge(1);
+    let mut listed = |secs, missing: &[&str]| {
+        judge.discovered(evidence(secs, &["a"], &["a"], missing));
+        let inventory = judge.judge(&Held::new(), &Owed::new(), at(secs)).unwrap();
+        Arc::clone(&inventory.resources[&spec(1).name])
+    };
+    let first = listed(0, &[]);
+    assert!(Arc::ptr_eq(&first, &listed(1, &[])), "ten thousand devices would be in memory twice");
+    assert!(!Arc::ptr_eq(&first, &listed(2, &["/dev/a"])));
+}
+
+#[test]
 fn every_replica_follows_its_device() {
     let mut judge = judge(2);
     judge.discovered(evidence(0, &["a"], &["a"], &["/dev/a"]));
