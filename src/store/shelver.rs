@@ -2,8 +2,9 @@
 //! not a start, which sled's opening would make three times as long, and now and then ten times.
 //!
 //! It is told every confirmed entry, in order, and its `Desk` owns the `Shelf`: several at once and behind the answers, for
-//! to wake a thread costs an idle machine as much as an answer. What it is not told (its queue was full) or cannot write (sled failed) it reads again from the journal's segments at the next checkpoint: they hold everything
-//! that the last successful one did not, and only a successful one deletes them.
+//! to wake a thread costs an idle machine as much as an answer. What it is not told (its queue was full) or cannot write
+//! (sled failed) it reads again from the journal's segments at the next checkpoint: they hold everything that the last
+//! successful one did not, and only a successful one deletes them.
 //!
 //! sled may never come back from an error of the disk. So it writes only where there is room, and a thread that has been
 //! at one thing for too long is left where it is, with its database, and another one takes over
@@ -205,7 +206,8 @@ impl Shelver {
     pub(super) fn tell_all(&self) {
         for work in self.untold.take() {
             if self.send(work).is_err() && !self.thread.shared.behind.swap(true, Ordering::AcqRel) {
-                tracing::warn!("the query database cannot follow the journal; it catches up with the next checkpoint");
+                // As at the first start of a node with thousands of devices, which all get their names at once: nothing is wrong.
+                tracing::info!("the query database cannot follow the journal; it catches up with the next checkpoint");
             }
         }
     }
