@@ -14,8 +14,9 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
+    /// In one line, whatever of the file it quotes.
     pub(crate) fn new(problem: impl Into<String>) -> Self {
-        ConfigError { file: None, at: None, problem: problem.into() }
+        ConfigError { file: None, at: None, problem: printable(problem.into()) }
     }
 
     pub(super) fn in_file(self, file: &Path) -> Self {
@@ -75,6 +76,22 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
+/// The text with its control characters escaped: a value may have a line's end in it, or what a terminal obeys.
+fn printable(text: String) -> String {
+    if !text.contains(char::is_control) {
+        return text;
+    }
+    let mut printable = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            printable.extend(character.escape_default());
+        } else {
+            printable.push(character);
+        }
+    }
+    printable
+}
+
 /// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a question with the nearest answer, and its types into
 /// words of TOML.
 pub(super) fn explain(message: &str) -> String {
@@ -129,6 +146,12 @@ mod tests {
         let far = "unknown field `zzz`, expected `listen`";
         assert_eq!(explain(far), "unknown key `zzz`; known are `listen`");
         assert_eq!(explain("missing field `name`"), "missing field `name`");
+    }
+
+    #[test]
+    fn what_is_quoted_stays_in_its_line_and_commands_no_terminal() {
+        let error = ConfigError::new(unknown("value", "e\nvv\u{1b}[31mär", &["envvar"]));
+        assert_eq!(error.to_string(), "configuration: unknown value `e\\nvv\\u{1b}[31mär`; known are `envvar`");
     }
 
     #[test]
