@@ -289,7 +289,7 @@ fn a_safeguard_can_be_turned_off_to_see_what_it_is_for() {
             (machine.state(), machine.next_deadline())
         })
     };
-    assert_eq!(state(Safeguard::HeldIds).0, State::BackingOff { until: ms(5) }, "all on: the end of the stream leads to Register");
+    assert_eq!(state(Safeguard::HeldIds).0, State::BackingOff { until: ms(4) }, "all on: the end of the stream leads to Register");
     assert_eq!(state(Safeguard::ReRegister).0, State::Settling { until: ms(2) + SETTLE_AFTER });
     assert_eq!(state(Safeguard::StreamDeadline).1, None);
     assert_eq!(steady().state(), State::Steady);
