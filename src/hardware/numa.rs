@@ -111,6 +111,17 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_states_no_node_states_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let read = || stated(&HostRoot::new(dir.path()), "0000:18:00.0".parse().unwrap());
+        assert_eq!(read(), None, "no file");
+        for (text, node) in [("1\n", Some(1)), ("-1\n", None), ("", None), ("garbage", None)] {
+            write(dir.path(), "sys/bus/pci/devices/0000:18:00.0/numa_node", text);
+            assert_eq!(read(), node, "{text:?}");
+        }
+    }
+
+    #[test]
     fn nodes_without_processors_and_beyond_63_are_not_told() {
         assert_eq!(near(&[(0, "0-87"), (8, "88-175"), (255, "")], Some(255), None), Vec::<u32>::new());
         assert_eq!(near(&[(0, "0-1"), (9, "")], Some(9), None), [0], "one node with processors");
