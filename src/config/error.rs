@@ -16,7 +16,7 @@ pub struct ConfigError {
 impl ConfigError {
     /// In one line, whatever of the file it quotes.
     pub(crate) fn new(problem: impl Into<String>) -> Self {
-        ConfigError { file: None, at: None, problem: printable(problem.into()) }
+        ConfigError { file: None, at: None, problem: printable(&problem.into()) }
     }
 
     pub(super) fn in_file(self, file: &Path) -> Self {
@@ -77,10 +77,7 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 /// The text with its control characters escaped: a value may have a line's end in it, or what a terminal obeys.
-fn printable(text: String) -> String {
-    if !text.contains(char::is_control) {
-        return text;
-    }
+fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for character in text.chars() {
         if character.is_control() {
