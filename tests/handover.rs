@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Daemon, Node, Random, name, notified, offered, percentiles, resource, run, soon, until};
+use common::{Daemon, HANG, Node, Random, name, notified, offered, percentiles, resource, run, soon, until};
 use holdfast::domain::{AllocId, ResourceName};
 use holdfast::kubelet::checkpoint;
 use holdfast::sim::kubelet::{Event, EventKind, Kubelet, PodOutcome, PodPhase, PodSpec};
@@ -92,6 +92,15 @@ async fn served(detach: bool) -> (Node, Kubelet, Daemon) {
     offered(&kubelet, &gpu(), DEVICES).await;
     daemon.logged("ready").await;
     (node, kubelet, daemon)
+}
+
+/// The number of the registration that the kubelet took last.
+fn newest_client(kubelet: &Kubelet) -> u64 {
+    let event = kubelet.view(|view| view.last(|kind| matches!(kind, EventKind::Registered { .. })).cloned());
+    match event.map(|event| event.kind) {
+        Some(EventKind::Registered { client, .. }) => client,
+        other => panic!("no registration: {other:?}"),
+    }
 }
 
 async fn handed_over_under_load(detach: bool) {
@@ -218,7 +227,11 @@ fn an_instance_that_stands_by_serves_again_when_the_other_one_dies() {
         let (node, kubelet, old) = served(true).await;
         let mut new = take_over(&node);
         old.logged("standing by").await;
+        let client = newest_client(&kubelet);
         new.kill();
+        // Until the kubelet has seen it end, the devices that it counts are those of the dead instance.
+        let ended = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { client: of, .. } if *of == client);
+        kubelet.wait_for(|view| view.last(ended).is_some(), HANG).await.unwrap();
         old.logged("serving again").await;
         offered(&kubelet, &gpu(), DEVICES).await;
         old.logged_often("registered with the kubelet", 2).await;
