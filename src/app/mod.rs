@@ -46,7 +46,7 @@ use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::Performer;
-use crate::host::{self, HostRoot};
+use crate::host::{self, Awake, HostRoot};
 use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::{HeldBack, Ledger};
 use crate::ledger::{LedgerActor, LedgerConfig, release_hooks};
@@ -256,6 +256,7 @@ impl App {
             performer: performer.clone(),
             sockets: Arc::clone(&sockets),
             affinity: Affinity::default(),
+            awake: Awake::new(settings.config.durability == Durability::PowerLoss),
             host_root: host_root.clone(),
             files: files.clone(),
             boot_id: boot_of_grants.clone(),

@@ -1,5 +1,6 @@
 //! The host: the only place that speaks to the kernel — sysfs under a root, inotify, uevents, locks, clocks.
 
+mod awake;
 mod clock;
 mod command;
 mod filesystem;
@@ -16,6 +17,7 @@ mod spec_folder;
 mod uevent;
 mod watch;
 
+pub use awake::Awake;
 pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
 pub use command::{CommandError, run as run_command};
 pub use filesystem::{

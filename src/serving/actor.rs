@@ -9,7 +9,7 @@ use crate::domain::{
     AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal, Stage,
 };
 use crate::hook::Performer;
-use crate::host::{self, HostRoot};
+use crate::host::{self, Awake, HostRoot};
 use crate::kubelet::api;
 use crate::messages::{
     Allocate, AllocateError, Bind, Broken, Crash, Mailbox, Pass, Record, RecordError, Retire, StreamEnded, StreamOpened,
@@ -38,6 +38,8 @@ pub struct ServingConfig {
     pub sockets: Arc<Sockets>,
     /// What was granted last, which outlives it too.
     pub affinity: Affinity,
+    /// Who waits for an answer to an Allocate; it outlives the actor too.
+    pub awake: Awake,
     /// Where device nodes are looked for.
     pub host_root: HostRoot,
     /// The files that others read to know what a container has.
@@ -192,12 +194,24 @@ impl Handler<Bind> for Serving {
     type Result = Result<String, String>;
 
     fn handle(&mut self, Bind { resource, registration }: Bind, _: &mut Self::Context) -> Self::Result {
-        let ServingConfig { inventory, grants, performer, sockets, affinity, allocate, pass, opened, ended, gate, stage, .. } =
+        let ServingConfig { inventory, grants, performer, sockets, affinity, awake, allocate, pass, opened, ended, gate, stage, .. } =
             self.config.clone();
         let problem = |error| format!("no socket can be made in `{}`: {error}", sockets.directory().display());
         let bound = sockets.bind(&resource, registration).map_err(problem)?;
-        let shared =
-            Shared { inventory, grants, performer, allocate, pass, opened, ended, sockets: Arc::clone(&sockets), affinity, gate, stage };
+        let shared = Shared {
+            inventory,
+            grants,
+            performer,
+            allocate,
+            pass,
+            opened,
+            ended,
+            sockets: Arc::clone(&sockets),
+            affinity,
+            awake,
+            gate,
+            stage,
+        };
         let plugin: Arc<dyn api::Plugin> = Arc::new(Plugin { resource: resource.clone(), registration, shared });
         let (mut close, serving) = (bound.close.clone(), bound.close);
         let closed = Box::pin(async move {

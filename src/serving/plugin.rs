@@ -8,7 +8,7 @@ use super::placement;
 use super::sockets::Sockets;
 use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Stage, Wire};
 use crate::hook::Performer;
-use crate::host;
+use crate::host::{self, Awake};
 use crate::kubelet::api;
 use crate::messages::{Allocate, AllocateError, Mailbox, Pass, RegistrationNumber, StreamEnded, StreamOpened};
 use crate::telemetry::metrics;
@@ -57,6 +57,8 @@ pub(super) struct Shared {
     pub(super) ended: Mailbox<StreamEnded>,
     pub(super) sockets: Arc<Sockets>,
     pub(super) affinity: Affinity,
+    /// Over all resources and registrations, so that the only Allocate of all is known as that.
+    pub(super) awake: Awake,
     /// Read while an Allocate is under way; written while the kubelet is asked to list pods, which would make it
     /// forget what it has just reserved.
     pub(super) gate: Arc<RwLock<()>>,
@@ -153,7 +155,7 @@ impl Plugin {
             let alloc_id = AllocId::new(uuid::Uuid::now_v7().to_string());
             let devices = self.devices(&ids);
             let message = Allocate { alloc_id, resource: self.resource.clone(), ids, wire };
-            let answer = self.shared.allocate.call(message, ALLOCATE_DEADLINE).await;
+            let answer = self.shared.awake.until(self.shared.allocate.call(message, ALLOCATE_DEADLINE)).await;
             let answer = answer.map_err(|error| Status::unavailable(error.to_string()))?;
             let edits = answer.map_err(|error| {
                 match &error {
