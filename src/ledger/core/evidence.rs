@@ -4,6 +4,7 @@ use super::Ledger;
 use crate::domain::{
     AllocId, CgroupState, CheckpointEntry, DeviceId, Gather, Grant, ListedContainer, ListedPod, Observation, PodName, PodRef, ResourceName,
 };
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Whether the kubelet lists a pod.
@@ -23,7 +24,15 @@ pub(super) struct Evidence<'a> {
     ledger: &'a Ledger,
     by_alloc_id: BTreeMap<&'a AllocId, &'a CheckpointEntry>,
     uids: BTreeSet<&'a str>,
+    /// The listed pods of a name: one, or two while one of them is on its way out.
+    listed: BTreeMap<Name<'a>, Vec<&'a ListedPod>>,
+    /// The UIDs whose log folders have a name.
+    namesakes: BTreeMap<Name<'a>, Vec<&'a str>>,
+    orphan: OnceCell<bool>,
 }
+
+/// A pod's namespace and name.
+type Name<'a> = (&'a str, &'a str);
 
 impl<'a> Evidence<'a> {
     pub(super) fn new(ledger: &'a Ledger, observation: &'a Observation) -> Self {
@@ -33,6 +42,9 @@ impl<'a> Evidence<'a> {
             ledger,
             by_alloc_id: entries().filter_map(|entry| Some((entry.alloc_id.as_ref()?, entry))).gather(),
             uids: entries().map(|entry| entry.pod_uid.as_str()).gather(),
+            listed: grouped(observation.pods.iter().flatten().map(|pod| (name_of(pod), pod))),
+            namesakes: grouped(observation.names.iter().map(|(uid, name)| (as_name(name), uid.as_str()))),
+            orphan: OnceCell::new(),
         }
     }
 
@@ -65,7 +77,9 @@ impl<'a> Evidence<'a> {
         let mut found = self.listed().filter(|pod| pod.containers.iter().any(same)).map(name_of);
         match (found.next(), found.next()) {
             // The log folder of another UID with this name says that the name is taken.
-            (Some(name), None) if !self.observation.names.values().any(|taken| *taken == name) => Some(name),
+            (Some(name), None) if !self.namesakes.contains_key(&name) => {
+                Some(PodName { namespace: name.0.to_owned(), name: name.1.to_owned() })
+            }
             _ => None,
         }
     }
@@ -77,13 +91,13 @@ impl<'a> Evidence<'a> {
         }
         let present = match (&pod.namespace, &pod.name) {
             (Some(namespace), Some(name)) => {
-                let name = PodName { namespace: namespace.clone(), name: name.clone() };
-                self.listed().any(|listed| name_of(listed) == name && self.is_ours(grant, &pod.uid, &name, listed))
+                let name = (namespace.as_str(), name.as_str());
+                self.listed.get(&name).into_iter().flatten().any(|listed| self.is_ours(grant, &pod.uid, name, listed))
             }
             // Without a name: a pod that has one of our ids, or one that no UID is known of, may be it.
-            _ => self.listed().any(|listed| {
-                has_one_of(listed, &grant.resource, &ids(grant)) || !self.observation.names.values().any(|known| *known == name_of(listed))
-            }),
+            _ => self
+                .listed()
+                .any(|listed| has_one_of(listed, &grant.resource, &ids(grant)) || !self.namesakes.contains_key(&name_of(listed))),
         };
         match (present, self.observation.kubelet_settled) {
             (true, _) => Listing::Present,
@@ -94,14 +108,14 @@ impl<'a> Evidence<'a> {
     }
 
     /// Whether a listed pod of our name is our pod: not when it is proven to be another.
-    fn is_ours(&self, grant: &Grant, uid: &str, name: &PodName, listed: &ListedPod) -> bool {
+    fn is_ours(&self, grant: &Grant, uid: &str, name: Name<'_>, listed: &ListedPod) -> bool {
         if has_one_of(listed, &grant.resource, &ids(grant)) && self.uids.contains(uid) {
             return true;
         }
         // A StatefulSet's next pod has the same name and another UID.
-        let namesakes = self.observation.names.iter().filter(|(other, known)| *other != uid && *known == name);
-        let replaced = namesakes.into_iter().any(|(other, _)| {
-            let in_its_place = self.uids.contains(other.as_str()) && self.checkpoint_lacks(uid);
+        let namesakes = self.namesakes.get(&name).into_iter().flatten().filter(|other| **other != uid);
+        let replaced = namesakes.into_iter().any(|other| {
+            let in_its_place = self.uids.contains(other) && self.checkpoint_lacks(uid);
             let alive_instead = self.cgroup(other) == CgroupState::Populated && self.cgroup(uid).is_dead();
             in_its_place || alive_instead
         });
@@ -127,17 +141,17 @@ impl<'a> Evidence<'a> {
                 .filter_map(|other| other.pod())
                 .any(|pod| pod.namespace.as_deref() == Some(listed.namespace.as_str()) && pod.name.as_deref() == Some(listed.name.as_str()))
         };
-        self.listed().any(|listed| has_one_of(listed, &grant.resource, &ids) && !explained(listed)) || self.has_unexplained_orphan()
+        self.listed().any(|listed| has_one_of(listed, &grant.resource, &ids) && !explained(listed))
+            || *self.orphan.get_or_init(|| self.has_unexplained_orphan())
     }
 
     /// Whether a pod runs that the kubelet has forgotten and no grant is bound to. A deletion by force takes a pod's
     /// entries from the checkpoint at once, perhaps before anybody has read them: then this may be the holder of any grant.
     fn has_unexplained_orphan(&self) -> bool {
         let running = self.observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated).map(|(uid, _)| uid.as_str());
-        let is_bound = |uid: &str| self.ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == uid));
-        let is_listed =
-            |uid: &str| self.observation.names.get(uid).is_some_and(|name| self.listed().any(|listed| name_of(listed) == *name));
-        running.into_iter().any(|uid| !self.uids.contains(uid) && !is_listed(uid) && !is_bound(uid))
+        let bound: BTreeSet<&str> = self.ledger.grants().filter_map(|grant| grant.pod()).map(|pod| pod.uid.as_str()).gather();
+        let is_listed = |uid: &str| self.observation.names.get(uid).is_some_and(|name| self.listed.contains_key(&as_name(name)));
+        running.into_iter().any(|uid| !self.uids.contains(uid) && !is_listed(uid) && !bound.contains(uid))
     }
 
     fn listed(&self) -> impl Iterator<Item = &'a ListedPod> {
@@ -149,8 +163,20 @@ fn ids(grant: &Grant) -> BTreeSet<DeviceId> {
     grant.devices.iter().map(|device| device.id.clone()).gather()
 }
 
-fn name_of(listed: &ListedPod) -> PodName {
-    PodName { namespace: listed.namespace.clone(), name: listed.name.clone() }
+fn name_of(listed: &ListedPod) -> Name<'_> {
+    (&listed.namespace, &listed.name)
+}
+
+fn as_name(name: &PodName) -> Name<'_> {
+    (&name.namespace, &name.name)
+}
+
+fn grouped<'a, T>(named: impl Iterator<Item = (Name<'a>, T)>) -> BTreeMap<Name<'a>, Vec<T>> {
+    let mut groups: BTreeMap<Name<'a>, Vec<T>> = BTreeMap::new();
+    for (name, item) in named {
+        groups.entry(name).or_default().push(item);
+    }
+    groups
 }
 
 fn has_one_of(listed: &ListedPod, resource: &ResourceName, ids: &BTreeSet<DeviceId>) -> bool {

@@ -97,7 +97,8 @@ impl Watchlist {
     fn retain_live(&mut self, ledger: &Ledger) {
         self.forgotten.retain(|id| ledger.grant(id).is_some());
         self.known.retain(|id, _| ledger.grant(id).is_some());
-        self.alive.retain(|uid| ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == *uid)));
+        let holders: BTreeSet<&str> = ledger.grants().filter_map(|grant| grant.pod()).map(|pod| pod.uid.as_str()).gather();
+        self.alive.retain(|uid| holders.contains(uid.as_str()));
         self.absent.retain(|id, _| ledger.grant(id).is_some());
         self.unbound.retain(|id, _| ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted));
     }
