@@ -1,21 +1,22 @@
-//! The shell: group commit, publication, and the looks at the kubelet that move grants on.
+//! The shell: group commit and publication.
 //!
 //! A commit takes everything that is in the mailbox: the first `Record` of a batch puts a `Commit` behind those that
 //! already wait, so one write and one fdatasync answer them all, and a lone one waits for nobody.
 
 use super::config::LedgerConfig;
-use super::core::{Agenda, Change, HeldBack, Ledger, ReleaseHooks, Watchlist, has_dead_holder, is_calm, next_look, owing, reconcile};
-use super::observe::{KubeletAge, Looker, Wants};
+use super::core::{Change, HeldBack, Ledger, ReleaseHooks, Watchlist};
+use super::looks::Looks;
+use super::observe::{KubeletAge, Looker};
 use super::recording::{Answer, Recording, Waiting, Written};
 use super::report;
 use super::sight::{refusal, unseen};
 use super::upkeep::Upkeep;
-use crate::domain::{AllocId, Entry, Inventory, Observation, WhenNotDurable};
+use crate::domain::{AllocId, Entry, Inventory, WhenNotDurable};
 use crate::host;
-use crate::messages::{Crash, Publish, Reconcile, Record, RecordError};
+use crate::messages::{Crash, Publish, Record, RecordError};
 use crate::store::Store;
 use crate::telemetry::metrics;
-use actix::{Actor, AsyncContext, Context, Handler, Message, SpawnHandle, StreamHandler};
+use actix::{Actor, AsyncContext, Context, Handler, Message, StreamHandler};
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,22 +32,20 @@ const PUBLISH_EVERY_PER_GRANT: Duration = Duration::from_micros(10);
 /// The actor.
 pub struct LedgerActor {
     pub(super) config: LedgerConfig,
-    ledger: Ledger,
-    watchlist: Watchlist,
+    /// What is known, and durable.
+    pub(super) ledger: Ledger,
+    pub(super) watchlist: Watchlist,
     pub(super) looker: Looker,
     pub(super) held_back: HeldBack,
     /// The resources with a hook after release.
     pub(super) hooks: Arc<ReleaseHooks>,
-    kubelet_age: KubeletAge,
+    pub(super) kubelet_age: KubeletAge,
     pending: Vec<(Vec<Entry>, Waiting)>,
     /// Whether a `Publish` is on its way.
     unpublished: bool,
     published_at: Instant,
     pub(super) upkeep: Upkeep,
-    /// Whether a look is under way, and whether another one was asked for meanwhile.
-    looking: bool,
-    look_again: bool,
-    look_timer: Option<SpawnHandle>,
+    pub(super) looks: Looks,
     _life: Box<dyn Any + Send>,
 }
 
@@ -70,11 +69,6 @@ struct Decide {
     listed: BTreeSet<AllocId>,
 }
 
-/// A look at the kubelet is done.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-struct Observed(Observation);
-
 impl LedgerActor {
     /// Builds one life of the actor from what the store has.
     pub fn new(config: LedgerConfig, life: impl Any + Send) -> Self {
@@ -97,16 +91,9 @@ impl LedgerActor {
             unpublished: false,
             published_at: Instant::now(),
             upkeep,
-            looking: false,
-            look_again: false,
-            look_timer: None,
+            looks: Looks::new(),
             _life: Box::new(life),
         }
-    }
-
-    /// What is known, and durable.
-    pub(super) fn ledger(&self) -> &Ledger {
-        &self.ledger
     }
 
     /// What is about to be written.
@@ -192,52 +179,6 @@ impl LedgerActor {
 
     fn publish_names(&self) {
         self.config.names.send_replace(Arc::clone(self.ledger.names()));
-    }
-
-    /// Looks at the kubelet's files and at the pods, away from this thread; `Observed` brings the result.
-    pub(super) fn look(&mut self, context: &mut Context<Self>) {
-        if self.ledger.grants().len() == 0 {
-            return;
-        }
-        if std::mem::replace(&mut self.looking, true) {
-            self.look_again = true;
-            return;
-        }
-        let now = host::now();
-        let agenda = Agenda::of(&self.ledger, now.wall);
-        let kubelet = *self.config.kubelet.borrow();
-        let kubelet_settled = self.kubelet_age.is_settled(kubelet, now);
-        let wants = Wants { agenda, kubelet, kubelet_settled };
-        let (looker, me) = (self.looker.clone(), context.address());
-        actix::spawn(async move {
-            let observation = looker.look(wants).await;
-            // The actor may have died meanwhile; its next life looks for itself.
-            let _ = me.send(Observed(observation)).await;
-        });
-    }
-
-    /// The look of the timer: while every grant is bound to a pod whose processes run there is nothing to be found out.
-    fn glance(&mut self, context: &mut Context<Self>) {
-        if is_calm(&self.ledger, &self.watchlist, |uid| self.looker.cgroup(uid)) {
-            self.schedule(false, context);
-        } else {
-            self.look(context);
-        }
-    }
-
-    /// The next look, if nothing calls for one before.
-    fn schedule(&mut self, dead: bool, context: &mut Context<Self>) {
-        if let Some(timer) = self.look_timer.take() {
-            context.cancel_future(timer);
-        }
-        if self.ledger.grants().len() == 0 {
-            return;
-        }
-        let wait = next_look(&self.ledger, &self.watchlist, dead, host::now().wall);
-        self.look_timer = Some(context.run_later(wait, |this, context| {
-            this.look_timer = None;
-            this.glance(context);
-        }));
     }
 }
 
@@ -340,39 +281,8 @@ impl Handler<Publish> for LedgerActor {
         if self.unpublished {
             self.publish();
             lock(&self.config.store).tell_database();
-            if self.look_timer.is_none() && !self.looking {
-                self.schedule(false, context);
-            }
+            self.look_some_time(context);
         }
-    }
-}
-
-impl Handler<Reconcile> for LedgerActor {
-    type Result = ();
-
-    fn handle(&mut self, _: Reconcile, context: &mut Self::Context) {
-        self.look(context);
-    }
-}
-
-impl Handler<Observed> for LedgerActor {
-    type Result = ();
-
-    fn handle(&mut self, Observed(observation): Observed, context: &mut Self::Context) {
-        self.looking = false;
-        let mut entries = reconcile(&mut self.watchlist, &self.ledger, &observation, host::now());
-        // In front, and in one commit with the releases that owe them.
-        entries.splice(0..0, owing(&self.ledger, &self.hooks, &entries, self.written()));
-        report::reconciled(&observation, &entries);
-        let dead = has_dead_holder(&self.ledger, &observation);
-        if !entries.is_empty() {
-            // Nobody waits for this answer; a failed write is logged, and the next look decides the same again.
-            drop(self.submit(entries, context));
-        }
-        if std::mem::take(&mut self.look_again) {
-            self.look(context);
-        }
-        self.schedule(dead, context);
     }
 }
 

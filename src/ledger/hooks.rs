@@ -15,7 +15,7 @@ use std::sync::Arc;
 impl LedgerActor {
     /// Publishes the hooks that may run, before the grants whose end made them due: nobody sees the device free before.
     pub(super) fn publish_due(&self) {
-        let due = self.ledger().due(&self.hooks, &self.held_back);
+        let due = self.ledger.due(&self.hooks, &self.held_back);
         self.config.due.send_if_modified(|published| {
             let is_new = **published != due;
             if is_new {
@@ -37,7 +37,7 @@ impl LedgerActor {
 
     /// Forgets what a former configuration has left.
     pub(super) fn drop_undue(&mut self, context: &mut Context<Self>) {
-        let entries = undue(self.ledger(), &self.hooks);
+        let entries = undue(&self.ledger, &self.hooks);
         if !entries.is_empty() {
             tracing::warn!(
                 hooks = entries.len(),
@@ -52,7 +52,7 @@ impl Handler<HookEnded> for LedgerActor {
     type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
 
     fn handle(&mut self, HookEnded { hook, result }: HookEnded, context: &mut Self::Context) -> Self::Result {
-        let Some(entry) = ended(self.ledger(), &hook, result, host::now().wall) else {
+        let Some(entry) = ended(&self.ledger, &hook, result, host::now().wall) else {
             return Box::pin(std::future::ready(Ok(())));
         };
         let answered = self.submit(vec![entry], context);
@@ -65,7 +65,7 @@ impl Handler<Pass> for LedgerActor {
 
     fn handle(&mut self, Pass { resource, ids }: Pass, context: &mut Self::Context) -> Self::Result {
         let view = Now { looker: &self.looker, checkpoint: OnceCell::new() };
-        let passage = passage(self.ledger(), &self.hooks, &resource, &ids, &view, host::now().wall);
+        let passage = passage(&self.ledger, &self.hooks, &resource, &ids, &view, host::now().wall);
         let Some(sharing) = self.hooks.get(&resource) else { return Ok(()) };
         let devices = ids.iter().map(|id| (resource.clone(), sharing.whole(&resource, id)));
         if passage.waits_for_hooks() {
@@ -88,7 +88,7 @@ impl Handler<Pass> for LedgerActor {
                 // It may be on its way since the last time.
                 let released: Vec<&AllocId> = moves.iter().filter_map(released).collect();
                 if !self.written().filter_map(self::released).any(|alloc_id| released.contains(&alloc_id)) {
-                    let mut entries = owing(self.ledger(), &self.hooks, &moves, self.written());
+                    let mut entries = owing(&self.ledger, &self.hooks, &moves, self.written());
                     entries.extend(moves);
                     // The container waits for what is due then.
                     drop(self.submit(entries, context));
