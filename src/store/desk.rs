@@ -21,6 +21,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// are in every later head; what goes is history).
 const OLD_SEGMENTS_WITHOUT_DATABASE_MAX: usize = 64;
 
+/// How long the room that was seen is counted on: some hundred entries that come at once take a tenth of it.
+const ROOM_SEEN_FOR: Duration = Duration::from_millis(1);
+
 /// What the thread and its handle both see.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
@@ -133,12 +136,14 @@ pub(super) struct Desk {
     shelf: Option<Shelf>,
     /// It could not be opened again, which has been said.
     stays_closed: bool,
+    /// When there was room last.
+    room_seen: Option<Instant>,
     shared: Arc<Shared>,
 }
 
 impl Desk {
     pub(super) fn new(state_dir: &Path, retention: Retention, shared: Arc<Shared>) -> Self {
-        Desk { state_dir: state_dir.to_owned(), retention, shelf: None, stays_closed: false, shared }
+        Desk { state_dir: state_dir.to_owned(), retention, shelf: None, stays_closed: false, room_seen: None, shared }
     }
 
     pub(super) fn shared(&self) -> Arc<Shared> {
@@ -245,8 +250,12 @@ impl Desk {
     }
 
     fn write(&mut self, act: impl FnOnce(&mut Shelf) -> Result<(), StoreError>) {
-        if self.shelf.is_some() && !has_room(&database_dir(&self.state_dir)) {
-            return self.wait_for_room();
+        if self.shelf.is_some() && self.room_seen.is_none_or(|seen| seen.elapsed() >= ROOM_SEEN_FOR) {
+            if !has_room(&database_dir(&self.state_dir)) {
+                self.room_seen = None;
+                return self.wait_for_room();
+            }
+            self.room_seen = Some(Instant::now());
         }
         if let Some(Err(error)) = self.shelf.as_mut().map(act) {
             self.abandon(&error);
