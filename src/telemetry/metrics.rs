@@ -149,11 +149,21 @@ fn took(metric: Metric, values: &[&str], took: Duration) {
     metrics::histogram!(metric.row().name, labels(metric, values)).record(took);
 }
 
+/// Counters whose labels are few words, on every node the same: `increase` does not see the first count of a series that was not there.
+const FORESEEN: [(Metric, &[&str]); 3] = [
+    (Metric::Reconciliations, &["blind", "changed", "unchanged"]),
+    (Metric::Refused, &["control", "handover", "plugin"]),
+    (Metric::Releases, &["handed_on", "never_started", "pod_gone"]),
+];
+
 /// Writes everything that has been counted, behind what `now` writes of the moment.
 #[must_use]
 pub fn page(now: impl FnOnce(&mut Page)) -> String {
     let mut page = Page::default();
     now(&mut page);
+    for (metric, words) in FORESEEN {
+        words.iter().for_each(|word| add(metric, &[word], 0));
+    }
     for metric in Metric::all() {
         let kind = metric.row().kind;
         if metric.row().labels.is_empty() && kind == Kind::Counter {
@@ -316,6 +326,17 @@ mod tests {
 
     fn lines(of: &str) -> Vec<String> {
         page(|_| {}).lines().filter(|line| line.contains(of)).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn what_can_be_foreseen_is_there_before_its_first_time() {
+        let page = page(|_| {});
+        for (metric, words) in FORESEEN {
+            for word in words {
+                let begin = format!("{}{{{}=\"{word}\"}} ", metric.row().name, metric.row().labels[0]);
+                assert!(page.lines().any(|line| line.starts_with(&begin)), "{begin}\n{page}");
+            }
+        }
     }
 
     #[test]
