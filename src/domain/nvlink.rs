@@ -9,7 +9,7 @@ pub struct NvLinks {
     /// The GPUs that it reaches by NVLink, and by how many links that lead straight there. Through a switch all are reached alike, by
     /// one.
     pub peers: BTreeMap<PciAddress, u32>,
-    /// Links that it has and that are not active: nothing is plugged in, or they are not trained yet.
+    /// Links that are not active: nothing is plugged in, or they are not trained yet; and other GPUs of which it could not be told.
     pub down: u32,
 }
 

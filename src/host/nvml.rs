@@ -165,9 +165,14 @@ fn links(
         }
     }
     for (address, other) in all.iter().filter(|(address, _)| *address != own && !ends.is_empty()) {
-        if known(device.p2p_status(other, P2pCapabilitiesIndex::NvLink))? == Some(P2pStatus::Ok) {
-            let straight = ends.iter().filter(|end| **end == Some(*address)).count();
-            links.peers.insert(*address, u32::try_from(straight).unwrap_or(u32::MAX).max(1));
+        match known(device.p2p_status(other, P2pCapabilitiesIndex::NvLink)) {
+            Ok(Some(P2pStatus::Ok)) => {
+                let straight = ends.iter().filter(|end| **end == Some(*address)).count();
+                links.peers.insert(*address, u32::try_from(straight).unwrap_or(u32::MAX).max(1));
+            }
+            Ok(_) => {}
+            // The other one may be lost: that is no failure of this one, and is looked at again.
+            Err(_) => links.down += 1,
         }
     }
     Ok(links)
