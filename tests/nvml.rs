@@ -8,16 +8,21 @@ mod common;
 
 use common::inside::{has_program, say};
 use common::{Node, allocate, count, dial, name, offered, run, soon};
-use holdfast::domain::{ContainerEdits, NvmlLibrary, NvmlQuestion, PciAddress};
+use holdfast::domain::{ContainerEdits, NvLinks, NvmlAsked, NvmlLibrary, NvmlQuestion, PciAddress};
 use holdfast::host::{HostRoot, NvmlAnswer, ask_nvml};
+use holdfast::kubelet::proto::v1beta1 as api;
+use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::sim::hardware::{GPUS, SimNode};
 use holdfast::sim::kubelet::EventKind;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
+use tonic::transport::Channel;
 
-/// The library. `SCRIPT` has a line for each thing that it knows: `<what it is asked by> <its UUID>`. While `<SCRIPT>.hang`
+/// The library. `SCRIPT` has a line for each thing that it knows: `<what it is asked by> <its UUID>`, for each link
+/// `link <UUID>/<number> <1: it is active>/<where it leads>`, for two GPUs that reach each other by NVLink `p2p <UUID>/<UUID>`, and
+/// `lost <UUID>`. While `<SCRIPT>.hang`
 /// is there no call ends; each start of it adds a byte to `<SCRIPT>.starts`.
 const LIBRARY: &str = r#"
 #include <stdio.h>
@@ -25,6 +30,17 @@ const LIBRARY: &str = r#"
 #include <unistd.h>
 static char names[64][128];
 static int known = 0;
+static int says(const char *word, const char *what, char *rest) {
+    char line[256], key[128], name[128];
+    FILE *script = fopen(SCRIPT, "r");
+    int found = 0;
+    while (script && !found && fgets(line, sizeof line, script)) {
+        rest[0] = 0;
+        found = sscanf(line, "%127s %127s %127s", key, name, rest) >= 2 && !strcmp(key, word) && !strcmp(name, what);
+    }
+    if (script) fclose(script);
+    return found;
+}
 static int find(const char *by, void **device) {
     char line[256], key[128], name[128];
     FILE *script = fopen(SCRIPT, "r");
@@ -51,6 +67,32 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device) { retur
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { return find(uuid, device); }
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
     strncpy(uuid, device, length);
+    return 0;
+}
+static int link_of(void *device, unsigned number, char *rest) {
+    char what[192];
+    if (says("lost", device, rest)) return 15;
+    snprintf(what, sizeof what, "%s/%u", (char *)device, number);
+    return says("link", what, rest) ? 0 : number < 18 ? 3 : 2;
+}
+int nvmlDeviceGetNvLinkState(void *device, unsigned number, unsigned *active) {
+    char rest[128];
+    int failed = link_of(device, number, rest);
+    *active = !failed && rest[0] == '1';
+    return failed;
+}
+struct pci { char legacy[16]; unsigned domain, bus, device, ids, subsystem; char bus_id[32]; };
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned number, struct pci *pci) {
+    char rest[128];
+    int failed = link_of(device, number, rest);
+    if (!failed) strncpy(pci->bus_id, rest + 2, sizeof pci->bus_id);
+    return failed;
+}
+int nvmlDeviceGetP2PStatus(void *one, void *other, unsigned of, unsigned *status) {
+    char what[256], rest[128];
+    if (says("lost", one, rest) || says("lost", other, rest)) return 15;
+    snprintf(what, sizeof what, "%s/%s", (char *)one, (char *)other);
+    *status = of == 2 && says("p2p", what, rest) ? 0 : 5;
     return 0;
 }
 "#;
@@ -213,15 +255,19 @@ fn what_is_missing_is_told_once_and_only_where_it_is_needed() {
             assert!(line.contains(why), "{line}");
             assert!(nvml_is_off(&node).unwrap().contains(why));
         }
-        // Where the driver tells everything nobody asks.
+        // Where the driver tells everything, and no GPU has another one beside it, nobody asks.
         let node = Node::new();
-        SimNode::create(node.path("host")).unwrap();
+        let hardware = SimNode::create(node.path("host")).unwrap();
         let script = node.path("script");
-        node.write_config("[telemetry]\nlisten = \"off\"\n");
+        let one = format!(
+            "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nselect = {{ address = [\"{}\"] }}\n",
+            hardware.gpu_address(0)
+        );
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{one}"));
         if compile("nobody asks", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
             let kubelet = node.start_kubelet().await;
             let daemon = node.start_daemon();
-            offered(&kubelet, &gpu, GPUS).await;
+            offered(&kubelet, &gpu, 1).await;
             soon("READY", daemon.logged("ready")).await;
             assert_eq!(nvml_is_off(&node), None);
             assert!(!node.path("script.starts").exists(), "the library was started");
@@ -240,7 +286,7 @@ fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuestion) -> NvmlAns
 fn a_library_that_lacks_something_or_is_none_is_told_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let gpu: PciAddress = "0000:18:00.0".parse().unwrap();
-    let question = NvmlQuestion::from([(gpu, [(1, 0)].into())]);
+    let question = NvmlQuestion::from([(gpu, NvmlAsked::names([(1, 0)]))]);
     let (library, script) = (dir.path().join("libnvidia-ml.so.1"), dir.path().join("script"));
     let ask = || answer(dir.path(), &NvmlLibrary::At(library.clone()), question.clone());
     let why = |answer: NvmlAnswer| answer.failed.unwrap_or_default();
@@ -264,9 +310,117 @@ fn a_library_that_lacks_something_or_is_none_is_told_with_the_reason() {
     compile("partial", LIBRARY, &library, &script, &[]);
     fs::write(&script, format!("{gpu} GPU-1\nMIG-GPU-1/1/0 {FIRST}\n")).unwrap();
     let other: PciAddress = "0000:19:00.0".parse().unwrap();
-    let question = NvmlQuestion::from([(gpu, [(1, 0), (7, 0)].into()), (other, [].into())]);
+    let question = NvmlQuestion::from([(gpu, NvmlAsked::names([(1, 0), (7, 0)])), (other, NvmlAsked::names([]))]);
     let partial = answer(dir.path(), &NvmlLibrary::At(library.clone()), question);
     assert_eq!((partial.told.uuid(gpu), partial.told.instance(gpu, (1, 0))), (Some("GPU-1"), Some(FIRST)));
     assert_eq!((partial.told.instance(gpu, (7, 0)), partial.told.uuid(other)), (None, None));
     assert!(why(partial).starts_with("the MIG instance 7/0 of 0000:18:00.0"));
+}
+
+/// What the library tells of GPUs at 0000:01:00.0, 0000:02:00.0 and so on, `GPU-1`, `GPU-2` and so on, of which the last one is not
+/// asked for its links; and why it does not tell everything.
+fn links_of(script: &str, gpus: u8) -> Option<(Vec<Option<NvLinks>>, Option<String>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let (library, path) = (dir.path().join("libnvidia-ml.so.1"), dir.path().join("script"));
+    if !compile("links", LIBRARY, &library, &path, &[]) {
+        return None;
+    }
+    let named: Vec<(PciAddress, String)> =
+        (1..=gpus).map(|gpu| (format!("0000:{gpu:02x}:00.0").parse().unwrap(), format!("GPU-{gpu}"))).collect();
+    let known: String = named.iter().map(|(address, uuid)| format!("{address} {uuid}\n")).collect();
+    fs::write(&path, format!("{known}{script}")).unwrap();
+    let asked = |address: &PciAddress| NvmlAsked { links: *address != named.last().unwrap().0, ..NvmlAsked::default() };
+    let question = named.iter().map(|(address, _)| (*address, asked(address))).collect();
+    let NvmlAnswer { mut told, failed, unlinked } = answer(dir.path(), &NvmlLibrary::At(library), question);
+    assert_eq!(failed, None, "no name was asked for");
+    Some((named.iter().map(|(address, _)| told.gpus.remove(address)?.links).collect(), unlinked))
+}
+
+fn to(peers: &[(u8, u32)], down: u32) -> Option<NvLinks> {
+    let peers = peers.iter().map(|(gpu, links)| (format!("0000:{gpu:02x}:00.0").parse().unwrap(), *links)).collect();
+    Some(NvLinks { peers, down })
+}
+
+#[test]
+fn bridges_are_counted_by_their_links_and_what_is_no_gpu_or_not_active_is_none() {
+    let script = "link GPU-1/0 1/00000000:02:00.0\nlink GPU-1/1 1/00000000:02:00.0\nlink GPU-1/2 0/\n\
+                  link GPU-2/0 1/00000000:01:00.0\nlink GPU-2/1 1/00000000:01:00.0\nlink GPU-2/3 1/00000006:00:00.1\n\
+                  link GPU-3/5 1/00000006:00:00.0\nlink GPU-5/0 1/00000000:03:00.0\n\
+                  p2p GPU-1/GPU-2\np2p GPU-2/GPU-1\np2p GPU-3/GPU-6\np2p GPU-4/GPU-1\n";
+    let Some((links, failed)) = links_of(script, 6) else { return };
+    assert_eq!(links, [to(&[(2, 2)], 1), to(&[(1, 2)], 0), to(&[], 0), to(&[], 0), to(&[], 0), None]);
+    assert_eq!(failed, None, "a GPU without links is no failure");
+}
+
+#[test]
+fn through_a_switch_all_are_reached_alike_and_a_lost_gpu_takes_nobody_along() {
+    // The switch has an address, or none that can be seen; each GPU is at it by another number of links.
+    let links: String =
+        (1..=4).flat_map(|gpu| (0..gpu).map(move |link| format!("link GPU-{gpu}/{link} 1/00000000:c{link}:00.0\n"))).collect();
+    let pairs: String = (1..=4).flat_map(|one| (1..=4).map(move |other| format!("p2p GPU-{one}/GPU-{other}\n"))).collect();
+    let Some((told, failed)) = links_of(&format!("{links}{pairs}"), 4) else { return };
+    assert_eq!((told, failed), (vec![to(&[(2, 1), (3, 1)], 0), to(&[(1, 1), (3, 1)], 0), to(&[(1, 1), (2, 1)], 0), None], None));
+
+    let Some((told, failed)) = links_of(&format!("lost GPU-2\n{links}{pairs}"), 4) else { return };
+    assert_eq!(told, [to(&[(3, 1)], 1), None, to(&[(1, 1)], 1), None], "and is looked for again");
+    assert!(failed.as_ref().is_some_and(|why| why.starts_with("the links of the GPU 0000:02:00.0")), "{failed:?}");
+}
+
+#[test]
+fn gpus_with_a_bridge_between_them_are_preferred_as_soon_as_nvml_has_told_it_by_the_ids_that_they_had() {
+    run(async {
+        let node = Node::new();
+        let hardware = SimNode::create(node.path("host")).unwrap();
+        node.write_config("[telemetry]\nlisten = \"off\"\n");
+        let (script, gpu) = (node.path("script"), name("nvidia.com/gpu"));
+        if !compile("preferred", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
+            return;
+        }
+        // A bridge from socket to socket; while the library hangs nobody knows of it.
+        let [one, other] = [1, 6];
+        let known: String = (0..GPUS).map(|index| format!("{} {}\n", hardware.gpu_address(index), hardware.gpu_uuid(index))).collect();
+        let half = |one: usize, other: usize| {
+            let [from, to] = [one, other].map(|index| hardware.gpu_uuid(index));
+            format!("link {from}/0 1/0000{}\np2p {from}/{to}\n", hardware.gpu_address(other))
+        };
+        fs::write(&script, format!("{known}{}{}", half(one, other), half(other, one))).unwrap();
+        fs::write(node.path("script.hang"), "").unwrap();
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu, GPUS).await;
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        let all: Vec<String> = (0..GPUS).map(|index| hardware.gpu_uuid(index)).collect();
+        assert_eq!(preferred(&mut api, &all, 2).await, all[..2], "behind one switch");
+
+        fs::remove_file(node.path("script.hang")).unwrap();
+        let bridged = [all[one].clone(), all[other].clone()];
+        soon("the bridge", async { while preferred(&mut api, &all, 2).await != bridged {} }).await;
+        let dropped = |kind: &EventKind| {
+            matches!(kind, EventKind::Listed { healthy, unhealthy, .. } if (*healthy, *unhealthy) != (GPUS, 0))
+                && kind.resource() == Some(&gpu)
+        };
+        assert_eq!(count(&kubelet, dropped), 0, "no device was lost for it");
+        assert_eq!(preferred(&mut api, &all, i32::try_from(GPUS).unwrap()).await.len(), GPUS, "all by the ids that they had");
+        assert_eq!(nvml_is_off(&node), None);
+
+        let found = node.json(&["discover"]);
+        let hives = found["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|device| Some((device["id"].as_str()?, device["attributes"]["hive"].as_str()?)));
+        let hive = format!("nvlink:{}", hardware.gpu_address(one));
+        assert_eq!(hives.collect::<Vec<_>>(), [(bridged[0].as_str(), hive.as_str()), (bridged[1].as_str(), hive.as_str())]);
+    });
+}
+
+/// What is preferred of these.
+async fn preferred(api: &mut DevicePluginClient<Channel>, available: &[String], size: i32) -> Vec<String> {
+    let request = api::ContainerPreferredAllocationRequest {
+        available_device_i_ds: available.to_vec(),
+        must_include_device_i_ds: Vec::new(),
+        allocation_size: size,
+    };
+    let request = api::PreferredAllocationRequest { container_requests: vec![request] };
+    api.get_preferred_allocation(request).await.unwrap().into_inner().container_responses.remove(0).device_i_ds
 }

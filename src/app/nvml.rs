@@ -7,9 +7,13 @@
 //!
 //! Nobody waits for it: the first list goes out without it. A call that does not end is told as a signal that is off and tried
 //! again ever more rarely, on so many threads at most; an answer that comes late counts all the same.
+//!
+//! Links between GPUs are asked for once, and again for some minutes where some are not active: what makes a switch of them may
+//! start later than this daemon. They are a preference and no more, so that they stay unknown is no signal that is off; and after
+//! these minutes nobody wakes up idle GPUs for them.
 
 use super::{Actors, Settings};
-use crate::domain::{NvmlLibrary, NvmlQuestion, NvmlSnapshot, Source};
+use crate::domain::{NvmlLibrary, NvmlQuestion, NvmlSnapshot, Source, asks_for_names};
 use crate::health::Judgement;
 use crate::host::{self, HostRoot, NvmlAnswer, ask_nvml};
 use crate::messages::{Mailbox, Rescan};
@@ -63,6 +67,8 @@ pub(super) struct Asker {
     rescan: Mailbox<Rescan>,
     judgement: Arc<watch::Sender<Judgement>>,
     pace: Pace,
+    /// Why links are not known, as the log has it.
+    said: Option<String>,
 }
 
 /// The answer of one call.
@@ -86,7 +92,7 @@ impl Asker {
         let (question, asked) = watch::channel(NvmlQuestion::new());
         let (snapshot, told) = watch::channel(Arc::default());
         let (rescan, judgement) = (actors.discovery.mailbox(), Arc::clone(judgement));
-        (Asker { call, question: asked, snapshot, rescan, judgement, pace: Pace::default() }, Arc::new(question), told)
+        (Asker { call, question: asked, snapshot, rescan, judgement, pace: Pace::default(), said: None }, Arc::new(question), told)
     }
 
     /// Until discovery is gone.
@@ -120,7 +126,7 @@ impl Asker {
                     waiting = None;
                     let deadline = humantime::format_duration(self.pace.deadline);
                     self.off(&format!("NVML has not answered for {deadline}: the driver hangs, or its GPUs take long to wake up"));
-                    due = Some(self.after_failure(&mut pause));
+                    due = self.after_failure(&mut pause);
                 }
                 () = at(due), if waiting.is_none() => {
                     due = None;
@@ -133,7 +139,7 @@ impl Asker {
                             Ok(()) => (last, calls, waiting) = (last + 1, calls + 1, Some(Instant::now() + self.pace.deadline)),
                             Err(error) => {
                                 self.off(&format!("there is no thread to ask NVML on ({error})"));
-                                due = Some(self.after_failure(&mut pause));
+                                due = self.after_failure(&mut pause);
                             }
                         }
                     } else if self.call.is_none() {
@@ -145,12 +151,15 @@ impl Asker {
     }
 
     /// Whether the answer was complete.
-    fn take(&self, answer: NvmlAnswer) -> bool {
+    fn take(&mut self, answer: NvmlAnswer) -> bool {
         let renewed = self.snapshot.borrow().renewed(answer.told, &self.question.borrow());
         self.publish(renewed);
         match &answer.failed {
             Some(why) => self.off(&format!("NVML does not tell everything: {why}")),
             None => self.on(),
+        }
+        if let Some(why) = &answer.unlinked {
+            self.without_links(why);
         }
         answer.failed.is_none()
     }
@@ -161,11 +170,14 @@ impl Asker {
             return Some(Instant::now());
         }
         if !is_complete {
-            return Some(self.after_failure(pause));
+            return self.after_failure(pause);
         }
-        *pause = self.pace.retry;
-        let can_change = question.values().any(|instances| !instances.is_empty());
-        can_change.then(|| self.at_tick(self.pace.renew))
+        if question.values().any(|asked| !asked.instances.is_empty()) {
+            *pause = self.pace.retry;
+            return Some(self.at_tick(self.pace.renew));
+        }
+        let is_open = self.snapshot.borrow().leaves_links_open(question);
+        if is_open { self.for_some_minutes(pause) } else { None }
     }
 
     fn publish(&self, snapshot: NvmlSnapshot) {
@@ -180,8 +192,12 @@ impl Asker {
         }
     }
 
-    /// Says it once for each reason.
-    fn off(&self, why: &str) {
+    /// Says it once for each reason; where names are not asked for, in the log only.
+    fn off(&mut self, why: &str) {
+        if !asks_for_names(&self.question.borrow()) {
+            self.judgement.send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some());
+            return self.without_links(why);
+        }
         let known = |judgement: &Judgement| judgement.off.get(&Source::Nvml).is_some_and(|known| known == why);
         let is_news = self.judgement.send_if_modified(|judgement| {
             !known(judgement) && {
@@ -194,13 +210,29 @@ impl Asker {
         }
     }
 
+    fn without_links(&mut self, why: &str) {
+        if self.said.as_deref() != Some(why) {
+            tracing::info!(why, "which GPUs are joined by NVLink is not known; those that are near on PCI Express are preferred");
+            self.said = Some(why.to_owned());
+        }
+    }
+
     fn on(&self) {
         if self.judgement.send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some()) {
             tracing::info!("NVML tells again all that it is asked for");
         }
     }
 
-    fn after_failure(&self, pause: &mut Duration) -> Instant {
+    fn after_failure(&self, pause: &mut Duration) -> Option<Instant> {
+        if asks_for_names(&self.question.borrow()) { Some(self.after_pause(pause)) } else { self.for_some_minutes(pause) }
+    }
+
+    /// As long as the pauses become longer.
+    fn for_some_minutes(&self, pause: &mut Duration) -> Option<Instant> {
+        (*pause < self.pace.retry_max).then(|| self.after_pause(pause))
+    }
+
+    fn after_pause(&self, pause: &mut Duration) -> Instant {
         let at = self.at_tick(*pause);
         *pause = (*pause * 2).min(self.pace.retry_max);
         at
@@ -232,7 +264,7 @@ async fn at(time: Option<Instant>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{NvmlGpu, PciAddress};
+    use crate::domain::{NvLinks, NvmlAsked, NvmlGpu, PciAddress};
     use crate::messages::{CallError, Door};
     use futures_util::future::BoxFuture;
     use std::sync::Mutex;
@@ -264,12 +296,16 @@ mod tests {
     }
 
     fn told(name: &str) -> NvmlAnswer {
-        let gpus = [(gpu(), NvmlGpu { uuid: None, instances: [((1, 0), name.to_owned())].into() })].into();
-        NvmlAnswer { told: NvmlSnapshot { gpus }, failed: None }
+        let gpus = [(gpu(), NvmlGpu { instances: [((1, 0), name.to_owned())].into(), ..NvmlGpu::default() })].into();
+        NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
     }
 
     impl Stage {
         fn begin(pace: Pace) -> Stage {
+            Stage::asking(NvmlAsked::names([(1, 0)]), pace)
+        }
+
+        fn asking(asked: NvmlAsked, pace: Pace) -> Stage {
             let calls: Arc<Mutex<Vec<Option<Tell>>>> = Arc::default();
             let (made, made_view) = watch::channel(0);
             let log = Arc::clone(&calls);
@@ -281,11 +317,11 @@ mod tests {
                 made.send_modify(|made| *made += 1);
                 Ok(())
             });
-            let (question, asked) = watch::channel([(gpu(), [(1, 0)].into())].into());
+            let (question, asked) = watch::channel([(gpu(), asked)].into());
             let (snapshot, snapshot_view) = watch::channel(Arc::default());
             let (judgement, judgement_view) = watch::channel(Judgement::default());
-            let asker =
-                Asker { call: Some(call), question: asked, snapshot, rescan: Mailbox::new(Looks), judgement: Arc::new(judgement), pace };
+            let (rescan, judgement) = (Mailbox::new(Looks), Arc::new(judgement));
+            let asker = Asker { call: Some(call), question: asked, snapshot, rescan, judgement, pace, said: None };
             tokio::spawn(asker.run());
             Stage { calls, made: made_view, question, snapshot: snapshot_view, judgement: judgement_view }
         }
@@ -370,12 +406,59 @@ mod tests {
     async fn a_question_that_changes_meanwhile_is_asked_when_the_call_has_ended() {
         let mut stage = Stage::begin(Pace { deadline: HANG, retry: HANG, retry_max: HANG, ..HASTY });
         stage.made(1).await;
-        stage.question.send_replace([(gpu(), [(1, 0), (2, 0)].into())].into());
+        stage.question.send_replace([(gpu(), NvmlAsked::names([(1, 0), (2, 0)]))].into());
         stage.settle().await;
         assert_eq!(*stage.made.borrow(), 1, "one call at a time");
         stage.end(0, told("MIG-1")).await;
         stage.made(2).await;
         assert_eq!(stage.name().as_deref(), Some("MIG-1"));
+    }
+
+    fn links(down: u32) -> NvmlAnswer {
+        let links = Some(NvLinks { down, ..NvLinks::default() });
+        let gpus = [(gpu(), NvmlGpu { links, ..NvmlGpu::default() })].into();
+        NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
+    }
+
+    /// Tries after 1 ms, 2 ms and 4 ms, and then no more.
+    const FOR_LINKS: Pace = Pace { deadline: HANG, retry_max: Duration::from_millis(8), ..HASTY };
+
+    #[tokio::test]
+    async fn links_that_are_not_active_are_looked_at_again_for_some_minutes_and_others_never() {
+        let asked = || NvmlAsked { links: true, ..NvmlAsked::default() };
+        let mut stage = Stage::asking(asked(), FOR_LINKS);
+        for call in 0..2 {
+            stage.made(call + 1).await;
+            stage.end(call, links(4)).await;
+        }
+        stage.made(3).await;
+        stage.end(2, links(0)).await;
+        assert!(!stage.snapshot.borrow().leaves_links_open(&[(gpu(), asked())].into()));
+        assert_eq!((*stage.made.borrow(), stage.off()), (3, None));
+
+        let mut stage = Stage::asking(asked(), FOR_LINKS);
+        for call in 0..4 {
+            stage.made(call + 1).await;
+            let failed = NvmlAnswer { failed: Some("no driver".into()), ..NvmlAnswer::default() };
+            stage.end(call, if call % 2 == 0 { failed } else { links(4) }).await;
+            assert_eq!(stage.off(), None, "a preference that is not known is no signal that is off");
+        }
+        stage.question.send_replace([(gpu(), NvmlAsked { uuid: true, ..asked() })].into());
+        stage.made(5).await;
+        stage.end(4, NvmlAnswer { failed: Some("no driver".into()), ..NvmlAnswer::default() }).await;
+        assert!(stage.off().unwrap().contains("no driver"), "a name that is not known is");
+    }
+
+    #[test]
+    fn links_are_asked_for_some_minutes_and_names_for_as_long_as_they_are_wanted() {
+        let (question, asked) = watch::channel([(gpu(), NvmlAsked { links: true, ..NvmlAsked::default() })].into());
+        let (rescan, judgement) = (Mailbox::new(Looks), Arc::new(watch::channel(Judgement::default()).0));
+        let snapshot = watch::channel(Arc::default()).0;
+        let asker = Asker { call: None, question: asked, snapshot, rescan, judgement, pace: Pace::default(), said: None };
+        let tries = |pause: &mut Duration| (0..20).take_while(|_| asker.after_failure(pause).is_some()).count();
+        assert_eq!(tries(&mut Duration::from_secs(10)), 6, "after 10, 20, 40, 80, 160 and 320 seconds");
+        question.send_replace([(gpu(), NvmlAsked::names([]))].into());
+        assert_eq!(tries(&mut Duration::from_secs(10)), 20);
     }
 
     #[test]
@@ -388,13 +471,14 @@ mod tests {
             rescan: Mailbox::new(Looks),
             judgement: Arc::new(watch::channel(Judgement::default()).0),
             pace: Pace::default(),
+            said: None,
         };
         let mut pause = asker.pace.retry;
         let mut seen = Vec::new();
         for _ in 0..8 {
             seen.push(pause.as_secs());
             let before = Instant::now();
-            let at = asker.after_failure(&mut pause);
+            let at = asker.after_pause(&mut pause);
             let wait = at - before;
             let ticks = asker.pace.tick.as_nanos();
             let from_tick = (host::now().boot + (at - Instant::now())).as_nanos() % ticks;

@@ -4,7 +4,9 @@ use super::exit::Failed;
 use super::screen::Tint;
 use super::table::{Table, UNKNOWN};
 use super::{Global, show};
-use crate::domain::{Device, DeviceClass, DeviceId, Gather, Health, NvmlLibrary, NvmlSnapshot, PciAddress, Reason, Verdicts};
+use crate::domain::{
+    Device, DeviceClass, DeviceId, Gather, Health, NvmlLibrary, NvmlSnapshot, PciAddress, Reason, Verdicts, asks_for_names,
+};
 use crate::hardware::{self, Discovery, node_health};
 use crate::host::{self, HostRoot};
 use crate::store;
@@ -27,8 +29,10 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let specs = hardware::defaults::or_usual(&config.resources, &scan);
     // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
     let (names, verdicts) = store::peek(&global.state_dir).map(|recovered| (recovered.names, recovered.verdicts)).unwrap_or_default();
-    let nvml = ask_nvml(&root, &config.nvml);
-    let discovery = hardware::discover_told(&root, scan, &specs, &names, &nvml);
+    let mut discovery = hardware::discover_in(&root, scan.clone(), &specs, &names);
+    if let Some(nvml) = ask_nvml(&root, &config.nvml, &discovery) {
+        discovery = hardware::discover_told(&root, scan, &specs, &names, &nvml);
+    }
     for warning in &discovery.selection.warnings {
         super::eprintln(format_args!("holdfast: {warning}"));
     }
@@ -40,12 +44,13 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     })
 }
 
-/// What only NVML tells, if it does so soon: a person waits.
-fn ask_nvml(root: &HostRoot, library: &NvmlLibrary) -> NvmlSnapshot {
-    let question = hardware::nvml_question(root);
+/// What only NVML tells, if it does so soon: a person waits. `None` where it is not asked.
+fn ask_nvml(root: &HostRoot, library: &NvmlLibrary, found: &Discovery) -> Option<NvmlSnapshot> {
+    let question = hardware::nvml_question(root, &found.selection);
     if question.is_empty() || *library == NvmlLibrary::Off {
-        return NvmlSnapshot::default();
+        return None;
     }
+    let is_needed = asks_for_names(&question);
     let (tell, told) = mpsc::channel();
     // Who does not wait any more does not hear it.
     let asked = host::ask_nvml(root, library, question, move |answer| drop(tell.send(answer)));
@@ -53,10 +58,11 @@ fn ask_nvml(root: &HostRoot, library: &NvmlLibrary) -> NvmlSnapshot {
         told.recv_timeout(NVML_DEADLINE).map_err(|_| format!("it has not answered for {}", humantime::format_duration(NVML_DEADLINE)))
     });
     let (told, failed) = answer.map_or_else(|why| (NvmlSnapshot::default(), Some(why)), |answer| (answer.told, answer.failed));
-    if let Some(why) = failed {
+    // That GPUs are joined by NVLink is good to know, and nothing lacks without it.
+    if let Some(why) = failed.filter(|_| is_needed) {
         super::eprintln(format_args!("holdfast: NVML does not tell everything: {why}"));
     }
-    told
+    Some(told)
 }
 
 /// The version of the document's format.

@@ -67,7 +67,7 @@ impl DiscoveryActor {
         let remembered = names.borrow().clone();
         let nvml = self.config.nvml.borrow().clone();
         let mut found = hardware::discover_told(host_root, hardware::scan(host_root), &plan.specs, &remembered, &nvml);
-        let question = hardware::nvml_question(host_root);
+        let question = hardware::nvml_question(host_root, &found.selection);
         self.config.question.send_if_modified(|asked| {
             *asked != question && {
                 *asked = question;

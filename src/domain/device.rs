@@ -154,6 +154,7 @@ pub struct Device {
     /// | `unique_id`, `compute_partition`, `memory_partition` | AMD | of the GPU: identity, `cpx`, `nps4` |
     /// | `partition`, `render_minor`, `kfd_node`, `xcp` | AMD partition | its number on the GPU; of its render node; in KFD's topology; its platform device |
     /// | `afu_id`, `interface_id`, `fme_node` | Intel FPGA port | accelerator function; interface of its region; management node |
+    /// | `hive` | GPU with links of its own | who it is joined with, by NVLink or XGMI: [`topology::hives`](super::topology::hives) reads it |
     /// | `mgmt` | Alveo user function | address of the card's management function |
     /// | `node_guid`, `sys_image_guid`, `link_layer` | RDMA | GUIDs; `InfiniBand` or `Ethernet` |
     /// | `link_type` | network, RDMA | `ether` or `infiniband` |

@@ -14,6 +14,7 @@ mod grant;
 mod health;
 mod hook;
 mod inventory;
+mod nvlink;
 mod nvml;
 mod observation;
 mod pci;
@@ -44,7 +45,8 @@ pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGenerat
 pub use health::{Health, Reason, Weight};
 pub use hook::{Barred, Check, Due, Former, Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook};
 pub use inventory::{Inventory, Offered, Offering};
-pub use nvml::{MigPlace, NvmlGpu, NvmlLibrary, NvmlQuestion, NvmlSnapshot};
+pub use nvlink::NvLinks;
+pub use nvml::{MigPlace, NvmlAsked, NvmlGpu, NvmlLibrary, NvmlQuestion, NvmlSnapshot, asks_for_names};
 pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, ListedContainer, ListedPod, Observation, PodName};
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use plan::Plan;

@@ -1,6 +1,7 @@
 //! What only NVIDIA's management library (NVML) tells of a node's GPUs, and what it is asked for.
 
 use super::Gather;
+use super::nvlink::{self, NvLinks};
 use super::pci::PciAddress;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -8,9 +9,33 @@ use std::path::PathBuf;
 /// A MIG instance by the numbers of its GPU instance and of its compute instance, which it has for as long as it exists.
 pub type MigPlace = (u32, u32);
 
-/// What the driver's own files leave open: GPUs that lack a UUID or are cut into MIG instances, with these instances.
-/// Empty: NVML is not needed.
-pub type NvmlQuestion = BTreeMap<PciAddress, BTreeSet<MigPlace>>;
+/// What NVML is asked: what the driver's own files leave open. Empty: it is not needed.
+pub type NvmlQuestion = BTreeMap<PciAddress, NvmlAsked>;
+
+/// What it is asked of one GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NvmlAsked {
+    /// Its UUID, which is not known, or is needed to ask for its instances.
+    pub uuid: bool,
+    /// The names of these MIG instances.
+    pub instances: BTreeSet<MigPlace>,
+    /// Which of the other GPUs that are asked for this it reaches by NVLink.
+    pub links: bool,
+}
+
+impl NvmlAsked {
+    /// Its UUID, and the names of these instances.
+    #[must_use]
+    pub fn names(instances: impl Into<BTreeSet<MigPlace>>) -> Self {
+        NvmlAsked { uuid: true, instances: instances.into(), links: false }
+    }
+}
+
+/// Whether names are asked for, without which something is not offered or by a lesser name. Links are only a preference.
+#[must_use]
+pub fn asks_for_names(question: &NvmlQuestion) -> bool {
+    question.values().any(|asked| asked.uuid)
+}
 
 /// Which library is asked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -31,6 +56,8 @@ pub struct NvmlGpu {
     pub uuid: Option<String>,
     /// The name of each MIG instance, `MIG-<uuid>`.
     pub instances: BTreeMap<MigPlace, String>,
+    /// Its links; `None` where nothing was told of them.
+    pub links: Option<NvLinks>,
 }
 
 /// What NVML has told, by the GPUs' addresses. A value like the text of a file: it may be older than what it speaks of.
@@ -53,17 +80,33 @@ impl NvmlSnapshot {
         self.gpus.get(&gpu)?.instances.get(&place).map(String::as_str)
     }
 
+    /// The hive of each GPU that is in one, as [`topology::hives`](super::topology::hives) reads it.
+    #[must_use]
+    pub fn hives(&self) -> BTreeMap<PciAddress, String> {
+        nvlink::hives(&self.gpus.iter().filter_map(|(gpu, told)| Some((*gpu, told.links.as_ref()?))).gather())
+    }
+
+    /// Whether links that are asked for are not known, or not active.
+    #[must_use]
+    pub fn leaves_links_open(&self, question: &NvmlQuestion) -> bool {
+        let links = |gpu| self.gpus.get(gpu).and_then(|told| told.links.as_ref());
+        question.iter().any(|(gpu, asked)| asked.links && links(gpu).is_none_or(|links| links.down > 0))
+    }
+
     /// What is known after an answer to `question`: the answer, and where it says nothing what was known before. What is not
     /// asked for any more is forgotten: if it comes back, it may be another thing.
     #[must_use]
     pub fn renewed(&self, answer: NvmlSnapshot, question: &NvmlQuestion) -> NvmlSnapshot {
-        let of = |(gpu, places): (&PciAddress, &BTreeSet<MigPlace>)| {
+        let links = |of: &NvmlSnapshot, gpu: &PciAddress| of.gpus.get(gpu).and_then(|gpu| gpu.links.clone());
+        let of = |(gpu, asked): (&PciAddress, &NvmlAsked)| {
             let name = |place: &MigPlace| answer.instance(*gpu, *place).or_else(|| self.instance(*gpu, *place)).map(str::to_owned);
             let uuid = answer.uuid(*gpu).or_else(|| self.uuid(*gpu)).map(str::to_owned);
-            let instances = places.iter().filter_map(|place| Some((*place, name(place)?))).gather();
-            (*gpu, NvmlGpu { uuid, instances })
+            let instances = asked.instances.iter().filter_map(|place| Some((*place, name(place)?))).gather();
+            let links = asked.links.then(|| links(&answer, gpu).or_else(|| links(self, gpu))).flatten();
+            let known = NvmlGpu { uuid, instances, links };
+            (known != NvmlGpu::default()).then_some((*gpu, known))
         };
-        NvmlSnapshot { gpus: question.iter().map(of).gather() }
+        NvmlSnapshot { gpus: question.iter().filter_map(of).gather() }
     }
 }
 
@@ -76,12 +119,29 @@ mod tests {
         let gpu: PciAddress = "0000:08:00.0".parse().unwrap();
         let told = |names: &[(MigPlace, &str)]| {
             let instances = names.iter().map(|(place, name)| (*place, (*name).to_owned())).collect();
-            NvmlSnapshot { gpus: [(gpu, NvmlGpu { uuid: None, instances })].into() }
+            NvmlSnapshot { gpus: [(gpu, NvmlGpu { instances, ..NvmlGpu::default() })].into() }
         };
-        let question = NvmlQuestion::from([(gpu, BTreeSet::from([(1, 0), (2, 0)]))]);
+        let question = NvmlQuestion::from([(gpu, NvmlAsked::names([(1, 0), (2, 0)]))]);
         let before = told(&[((1, 0), "MIG-a"), ((2, 0), "MIG-b"), ((3, 0), "MIG-c")]);
         let after = before.renewed(told(&[((2, 0), "MIG-new")]), &question);
         assert_eq!(after, told(&[((1, 0), "MIG-a"), ((2, 0), "MIG-new")]));
         assert_eq!(before.renewed(NvmlSnapshot::default(), &NvmlQuestion::new()), NvmlSnapshot::default());
+    }
+
+    #[test]
+    fn links_stay_known_while_they_are_asked_for_and_no_longer() {
+        let gpus: [PciAddress; 2] = ["0000:08:00.0", "0000:09:00.0"].map(|gpu| gpu.parse().unwrap());
+        let links = |to| Some(NvLinks { peers: [(to, 4)].into(), down: 0 });
+        let asked = |links| NvmlAsked { links, ..NvmlAsked::default() };
+        let told =
+            [(gpus[0], links(gpus[1])), (gpus[1], links(gpus[0]))].map(|(gpu, links)| (gpu, NvmlGpu { links, ..NvmlGpu::default() }));
+        let (known, question) = (NvmlSnapshot { gpus: told.into() }, NvmlQuestion::from(gpus.map(|gpu| (gpu, asked(true)))));
+        assert_eq!(known.hives().into_values().collect::<Vec<_>>(), ["nvlink:0000:08:00.0"; 2]);
+        assert_eq!(known.renewed(NvmlSnapshot::default(), &question), known, "an answer that says nothing of them");
+        assert!(!asks_for_names(&question) && !known.leaves_links_open(&question) && NvmlSnapshot::default().leaves_links_open(&question));
+        let cut = NvmlQuestion::from([(gpus[0], asked(true)), (gpus[1], NvmlAsked::names([(1, 0)]))]);
+        let nothing = NvmlSnapshot::default();
+        assert_eq!(nothing.renewed(nothing.clone(), &question), nothing, "and is no news");
+        assert!(known.renewed(NvmlSnapshot::default(), &cut).hives().is_empty() && asks_for_names(&cut));
     }
 }

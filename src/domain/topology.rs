@@ -1,6 +1,6 @@
-//! How near two devices are: PCI Express first, then NUMA.
+//! How near two devices are: PCI Express first, then NUMA; and which have links of their own.
 
-use super::device::Device;
+use super::device::{Device, DeviceClass};
 use super::pci::{PciAddress, PciFunction};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -22,10 +22,31 @@ pub enum Nearness {
     RootPort,
     /// The same switch: the lowest common bridge is so many below the root port. The deeper, the nearer.
     Switch(u8),
+    /// The same hive: how many they share, each within the one before, and how near they are besides, as
+    /// [`Nearness::in_hives`] counts it. [`nearness`] knows of no hives.
+    Hive(u8, u8),
     /// The same card: functions of one device, or virtual functions of one physical function.
     Card,
     /// The same device: two shares of it.
     Device,
+}
+
+impl Nearness {
+    /// What two devices are to each other that share so many hives and are otherwise as near as this: links of their own are nearer
+    /// than any bridge, and those that are joined alike are told apart by what else is between them.
+    #[must_use]
+    pub fn in_hives(self, hives: usize) -> Nearness {
+        let besides = match self {
+            Nearness::Card | Nearness::Device => return self,
+            Nearness::System => 0,
+            Nearness::Numa => 1,
+            Nearness::HostBridge => 2,
+            Nearness::RootPort => 3,
+            Nearness::Switch(depth) => depth.saturating_add(3),
+            Nearness::Hive(_, besides) => besides,
+        };
+        if hives == 0 { self } else { Nearness::Hive(u8::try_from(hives).unwrap_or(u8::MAX), besides) }
+    }
 }
 
 impl fmt::Display for Nearness {
@@ -36,6 +57,7 @@ impl fmt::Display for Nearness {
             Nearness::HostBridge => "host-bridge",
             Nearness::RootPort => "root-port",
             Nearness::Switch(_) => "switch",
+            Nearness::Hive(..) => "hive",
             Nearness::Card => "same-device",
             Nearness::Device => "same",
         })
@@ -58,6 +80,16 @@ pub enum Place {
 #[must_use]
 pub fn places(device: &Device) -> Vec<(Nearness, Place)> {
     device.pci.as_deref().map(of_function).unwrap_or_default()
+}
+
+/// The hives that a GPU is in, each within the one before: GPUs that have links of their own, each with each. What a device's
+/// attribute `hive` says: `xgmi:<id>` as AMD's driver calls it, `nvlink:0000:06:00.0` by the first GPU in it, and
+/// `nvlink:0000:06:00.0/0000:07:00.0` for one within that.
+pub fn hives(device: &Device) -> impl Iterator<Item = &str> {
+    let is_gpu = device.class == DeviceClass::Gpu;
+    let path = device.attribute("hive").filter(|_| is_gpu).unwrap_or_default();
+    let ends = path.match_indices('/').map(|(end, _)| end).chain((!path.is_empty()).then_some(path.len()));
+    ends.map(move |end| &path[..end])
 }
 
 fn of_function(function: &PciFunction) -> Vec<(Nearness, Place)> {
@@ -102,7 +134,7 @@ pub enum Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{DeviceClass, DeviceId};
+    use crate::domain::DeviceId;
     use std::collections::BTreeMap;
 
     fn at(address: &str, bridges: &[&str], physfn: Option<&str>, numa: Option<u32>) -> Device {
@@ -138,5 +170,18 @@ mod tests {
         assert_eq!(of(&at("0000:18:02.3", &[switch[0], switch[1], "0000:17:00.0"], Some("0000:18:00.0"), None)), Nearness::Card);
         assert_eq!(of(&gpu.clone()), Nearness::Device);
         assert!(Nearness::Switch(2) > Nearness::Switch(1) && Nearness::Card > Nearness::Switch(9));
+    }
+
+    #[test]
+    fn a_hive_is_nearer_than_any_switch_and_within_it_the_rest_counts() {
+        let far = Nearness::System.in_hives(1);
+        assert!(far > Nearness::Switch(9) && Nearness::Switch(9).in_hives(4) < Nearness::Card);
+        assert!(far < Nearness::Numa.in_hives(1) && Nearness::RootPort.in_hives(1) < Nearness::Switch(1).in_hives(1));
+        assert!(Nearness::Switch(2).in_hives(1) < Nearness::System.in_hives(2), "the narrower hive comes first");
+        assert_eq!((Nearness::Numa.in_hives(0), Nearness::Card.in_hives(2)), (Nearness::Numa, Nearness::Card));
+        let mut gpu = at("0000:18:00.0", &[], None, None);
+        assert_eq!(hives(&gpu).count(), 0);
+        gpu.attributes.insert("hive".into(), "nvlink:0000:06:00.0/0000:18:00.0".into());
+        assert_eq!(hives(&gpu).collect::<Vec<_>>(), ["nvlink:0000:06:00.0", "nvlink:0000:06:00.0/0000:18:00.0"]);
     }
 }

@@ -5,14 +5,16 @@ use super::kfd::Kfd;
 use super::numa::NumaNodes;
 use super::rdma::RdmaNodes;
 use super::{Scan, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
-use crate::domain::{Device, DeviceClass, DeviceId, NvmlSnapshot, PciFunction};
+use crate::domain::{Device, DeviceClass, DeviceId, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
+use std::collections::BTreeMap;
 
 /// What one look at the host serves for every device of a pass.
 pub(super) struct Describer<'a> {
     root: &'a HostRoot,
     scan: &'a Scan,
     nvml: &'a NvmlSnapshot,
+    nvlink_hives: BTreeMap<PciAddress, String>,
     rdma: RdmaNodes,
     numa: NumaNodes,
     kfd: Kfd,
@@ -26,6 +28,7 @@ impl<'a> Describer<'a> {
             root,
             scan,
             nvml,
+            nvlink_hives: nvml.hives(),
             rdma: RdmaNodes::read(root),
             numa: NumaNodes::read(root),
             kfd: Kfd::read(root),
@@ -44,6 +47,7 @@ impl<'a> Describer<'a> {
             facts.cut("mdev", mdev::parts(self.root, function));
         }
         facts.note("parts", facts.parts_are);
+        facts.note("hive", self.nvlink_hives.get(&function.address));
         let parts = std::mem::take(&mut facts.parts);
         let numa_nodes = if class == DeviceClass::Other { Vec::new() } else { self.numa.near(self.root, function) };
         let device = |id: String, part: Option<&str>, facts: Facts| Device {

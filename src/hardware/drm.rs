@@ -33,6 +33,9 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, kfd: &Kfd) -> Facts
         let unique = unique.filter(|id| id.bytes().any(|byte| byte != b'0') && id.bytes().all(|byte| byte.is_ascii_hexdigit()));
         facts.note("unique_id", unique.clone());
         facts.identity = unique.filter(|_| !function.is_vf());
+        // Linux `amdgpu_xgmi.c`; 0 is none.
+        let hive = root.read(&format!("{}/xgmi_hive_info/xgmi_hive_id", folder(function.address)));
+        facts.note("hive", hive.filter(|id| id != "0").map(|id| format!("xgmi:{id}")));
         kfd::cut(root, function, kfd, &mut facts);
     }
     facts
@@ -47,16 +50,22 @@ mod tests {
     fn an_amd_gpu_has_kfd_and_its_render_node() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/unique_id", "5a1f2c3d4e5f6071\n");
+        let hive = |id: &str| write(dir.path(), "sys/bus/pci/devices/0000:0a:00.0/xgmi_hive_info/xgmi_hive_id", id);
+        hive("13258203473827\n");
         let gpu = PciFunction {
             vendor: Some(VENDOR_AMD),
             driver: Some("amdgpu".into()),
             drm: vec!["card1".into(), "controlD64".into(), "renderD129".into()],
             ..function("0000:0a:00.0")
         };
-        let facts = facts(&HostRoot::new(dir.path()), &gpu, &Kfd::default());
+        let read = || facts(&HostRoot::new(dir.path()), &gpu, &Kfd::default());
+        let facts = read();
         let nodes: Vec<_> = facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
         assert_eq!(nodes, [("/dev/kfd", true), ("/dev/dri/card1", false), ("/dev/dri/renderD129", true)]);
         assert_eq!(facts.identity.as_deref(), Some("5a1f2c3d4e5f6071"));
+        assert_eq!(facts.attributes["hive"], "xgmi:13258203473827");
+        hive("0\n");
+        assert!(!read().attributes.contains_key("hive"), "a GPU without links of its own");
     }
 
     #[test]

@@ -72,10 +72,10 @@ pub fn stated_numa_node(root: &HostRoot, address: PciAddress) -> Option<u32> {
     numa::stated(root, address)
 }
 
-/// What NVIDIA's driver does not tell in its files and NVML is to be asked for.
+/// What NVIDIA's driver does not tell in its files and NVML is to be asked for, where this is offered.
 #[must_use]
-pub fn nvml_question(root: &HostRoot) -> NvmlQuestion {
-    nvidia::question(root)
+pub fn nvml_question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
+    nvidia::question(root, offered)
 }
 
 /// One pass over the host. `remembered` holds the ids that were given before, by [`Device::key`].

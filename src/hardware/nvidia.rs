@@ -4,12 +4,13 @@
 //! MIG instances are not in sysfs either: each has a folder below `/proc/driver/nvidia/capabilities/gpu<minor>/mig`, and
 //! a container needs the nodes of both of its capabilities beside the GPU's own (NVIDIA's MIG user guide, "Device nodes
 //! and capabilities"). Until driver 470 an instance was `MIG-<UUID of the GPU>/<GPU instance>/<compute instance>`; since then
-//! it has a UUID of its own (the same guide, "CUDA visible devices"), which only NVML tells. What is to be asked there is
-//! [`question`]; the ids of instances do not depend on the answer, which may come late or never.
+//! it has a UUID of its own (the same guide, "CUDA visible devices"), which only NVML tells; likewise which GPUs are joined by
+//! NVLink. What is to be asked there is [`question`]; the ids of instances do not depend on the answer, which may come late or never.
 
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::{Arrange, Gather, MigPlace, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
+use super::select::Selection;
+use crate::domain::{Arrange, Device, DeviceClass, Gather, MigPlace, NvmlAsked, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeSet;
 
@@ -48,8 +49,9 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, nvml: &NvmlSnapshot
     facts
 }
 
-/// What the driver's files leave open: GPUs that show no UUID, and the MIG instances of a driver that gives them UUIDs.
-pub(super) fn question(root: &HostRoot) -> NvmlQuestion {
+/// What the driver's files leave open: GPUs that show no UUID, the MIG instances of a driver that gives them UUIDs, and the links
+/// between GPUs that a resource offers as wholes: between instances there is none.
+pub(super) fn question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
     let gpus: Vec<PciAddress> = root.entries("proc/driver/nvidia/gpus").iter().filter_map(|name| name.parse().ok()).collect();
     if gpus.is_empty() {
         return NvmlQuestion::new();
@@ -58,9 +60,24 @@ pub(super) fn question(root: &HostRoot) -> NvmlQuestion {
     let ask = |gpu: PciAddress| {
         let information = Information::read(root, gpu);
         let places = information.minor.filter(|_| !by_place).map(|minor| places(root, &minor)).unwrap_or_default();
-        (information.uuid.is_none() || !places.is_empty()).then_some((gpu, places))
+        (information.uuid.is_none() || !places.is_empty()).then(|| (gpu, NvmlAsked::names(places)))
     };
-    gpus.into_iter().filter_map(ask).gather()
+    let linked = offered.resources.values().flat_map(|devices| {
+        let wholes: Vec<PciAddress> = devices.iter().filter_map(|device| whole(device)).collect();
+        if wholes.len() > 1 { wholes } else { Vec::new() }
+    });
+    let linked: BTreeSet<PciAddress> = linked.filter(|gpu| gpus.contains(gpu)).gather();
+    let mut question: NvmlQuestion = gpus.into_iter().filter_map(ask).gather();
+    for gpu in linked {
+        question.entry(gpu).or_default().links = true;
+    }
+    question
+}
+
+/// The address of a GPU that is used as one whole by the host's driver.
+fn whole(device: &Device) -> Option<PciAddress> {
+    let function = device.pci.as_deref().filter(|_| device.class == DeviceClass::Gpu && device.attribute("part").is_none())?;
+    (function.driver.as_deref() == Some(DRIVER) && !function.is_vf()).then_some(function.address)
 }
 
 fn places(root: &HostRoot, minor: &str) -> BTreeSet<MigPlace> {
@@ -158,8 +175,9 @@ fn field(information: &str, name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{function, write};
+    use super::super::testing::{device, function, write};
     use super::*;
+    use std::sync::Arc;
 
     fn gpu() -> PciFunction {
         PciFunction { vendor: Some(VENDOR), driver: Some(DRIVER.into()), ..function("0004:04:00.0") }
@@ -241,6 +259,7 @@ mod tests {
         let root = HostRoot::new(dir.path());
         let known = "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n";
         write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", known);
+        let question = |root: &HostRoot| question(root, &Selection::default());
         assert!(question(&root).is_empty() && question(&HostRoot::new(dir.path().join("nothing"))).is_empty());
 
         write(dir.path(), "proc/driver/nvidia/gpus/0004:05:00.0/information", "GPU UUID: \t GPU-????????\nDevice Minor: \t 3\n");
@@ -251,7 +270,7 @@ mod tests {
         }
         let [cut, unused]: [PciAddress; 2] = ["0004:04:00.0", "0004:05:00.0"].map(|address| address.parse().unwrap());
         let asked = question(&root);
-        assert_eq!(asked, [(cut, [(1, 0), (1, 1), (13, 0)].into()), (unused, [].into())].into());
+        assert_eq!(asked, [(cut, NvmlAsked::names([(1, 0), (1, 1), (13, 0)])), (unused, NvmlAsked::names([]))].into());
 
         let mut told = NvmlSnapshot::default();
         told.gpus.entry(cut).or_default().instances.insert((13, 0), "MIG-a".into());
@@ -265,7 +284,7 @@ mod tests {
 
         // A driver that calls instances by their places needs nobody.
         write(dir.path(), "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu\n");
-        assert_eq!(question(&root).into_values().collect::<Vec<_>>(), [BTreeSet::new()]);
+        assert_eq!(question(&root).into_values().collect::<Vec<_>>(), [NvmlAsked::names([])]);
     }
 
     #[test]
@@ -273,5 +292,33 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let facts = facts(&HostRoot::new(dir.path()), &PciFunction { driver: Some("nouveau".into()), ..gpu() }, &NvmlSnapshot::default());
         assert!(facts.nodes.is_empty());
+    }
+
+    #[test]
+    fn links_are_asked_for_between_whole_gpus_of_one_resource() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::new(dir.path());
+        let name = |number: u8| format!("0000:{number:02x}:00.0");
+        let gpu = |number: u8| {
+            let mut gpu = device(&name(number), &name(number));
+            (gpu.class, gpu.pci.as_mut().unwrap().driver) = (DeviceClass::Gpu, Some(DRIVER.into()));
+            gpu
+        };
+        for number in 1..8 {
+            write(dir.path(), &format!("proc/driver/nvidia/gpus/{}/information", name(number)), "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n");
+        }
+        let (mut part, mut function, mut for_a_guest) = (gpu(3), gpu(4), gpu(5));
+        part.attributes.insert("part".into(), "mig".into());
+        function.pci.as_mut().unwrap().physfn = name(1).parse().ok();
+        for_a_guest.pci.as_mut().unwrap().driver = Some("vfio-pci".into());
+        let resource = |name: &str, devices: Vec<Device>| (name.parse().unwrap(), devices.into_iter().map(Arc::new).collect());
+        let asked = |devices| -> Vec<String> {
+            let resources = [resource("nvidia.com/gpu", devices), resource("nvidia.com/single", vec![gpu(6)])].into();
+            let question = question(&root, &Selection { resources, warnings: Vec::new() });
+            assert!(question.values().all(|asked| *asked == NvmlAsked { links: true, ..NvmlAsked::default() }), "{question:?}");
+            question.into_keys().map(|gpu| gpu.to_string()).collect()
+        };
+        assert_eq!(asked(vec![gpu(1), gpu(2), part, function, for_a_guest, gpu(9)]), ["0000:01:00.0", "0000:02:00.0"]);
+        assert!(asked(vec![gpu(1)]).is_empty(), "one alone has nobody to be joined with");
     }
 }

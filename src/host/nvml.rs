@@ -6,8 +6,13 @@
 //! A call may take seconds (a GPU that nobody uses is first woken up) or never end (a driver that hangs), so it is made on a
 //! thread of its own. A MIG instance is asked for by its place: since it has a UUID of its own, the library knows it by both
 //! (NVML's change log, `nvmlDeviceGetHandleByUUID`).
+//!
+//! Which GPUs are joined by NVLink is asked pair by pair (`nvmlDeviceGetP2PStatus`), which says the same of a bridge between two
+//! cards, of a mesh and of a switch, whether the switch can be seen or not; links are counted by where they lead.
 
 use super::HostRoot;
+#[cfg(feature = "nvml")]
+use crate::domain::{NvLinks, PciAddress};
 use crate::domain::{NvmlLibrary, NvmlQuestion, NvmlSnapshot};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,13 +39,15 @@ const FOLDERS: [&str; 8] = [
 pub struct NvmlAnswer {
     /// What was told.
     pub told: NvmlSnapshot,
-    /// Why it is not all that was asked for.
+    /// Why names that were asked for were not told, or nothing at all.
     pub failed: Option<String>,
+    /// Why links were not told.
+    pub unlinked: Option<String>,
 }
 
 impl NvmlAnswer {
     fn failed(why: impl Into<String>) -> Self {
-        NvmlAnswer { told: NvmlSnapshot::default(), failed: Some(why.into()) }
+        NvmlAnswer { failed: Some(why.into()), ..NvmlAnswer::default() }
     }
 }
 
@@ -100,28 +107,85 @@ fn library_says(_: &std::path::Path, _: &NvmlQuestion) -> Result<NvmlAnswer, &'s
 
 #[cfg(feature = "nvml")]
 fn library_says(library: &std::path::Path, question: &NvmlQuestion) -> Result<NvmlAnswer, nvml_wrapper::error::NvmlError> {
-    use crate::domain::NvmlGpu;
+    use crate::domain::{NvmlAsked, NvmlGpu};
 
     let nvml = nvml_wrapper::Nvml::builder().lib_path(library.as_os_str()).init()?;
     let mut answer = NvmlAnswer::default();
-    for (address, places) in question {
-        let uuid = nvml.device_by_pci_bus_id(address.to_string()).and_then(|gpu| gpu.uuid());
-        let uuid = match uuid {
-            Ok(uuid) => uuid,
+    let mut linked = Vec::new();
+    for (address, NvmlAsked { uuid, instances, links }) in question {
+        let device = nvml.device_by_pci_bus_id(address.to_string());
+        let (device, uuid) = match device.and_then(|device| Ok((uuid.then(|| device.uuid()).transpose()?, device))) {
+            Ok((uuid, device)) => (device, uuid),
             Err(error) => {
-                answer.failed.get_or_insert_with(|| format!("the GPU {address}: {error}"));
+                let failed = if *uuid { &mut answer.failed } else { &mut answer.unlinked };
+                failed.get_or_insert_with(|| format!("the GPU {address}: {error}"));
                 continue;
             }
         };
         let mut gpu = NvmlGpu::default();
-        for (gi, ci) in places {
-            match nvml.device_by_uuid(format!("MIG-{uuid}/{gi}/{ci}")).and_then(|instance| instance.uuid()) {
+        for (gi, ci) in instances {
+            let whole = uuid.as_deref().unwrap_or_default();
+            match nvml.device_by_uuid(format!("MIG-{whole}/{gi}/{ci}")).and_then(|instance| instance.uuid()) {
                 Ok(name) => drop(gpu.instances.insert((*gi, *ci), name)),
                 Err(error) => drop(answer.failed.get_or_insert_with(|| format!("the MIG instance {gi}/{ci} of {address}: {error}"))),
             }
         }
-        gpu.uuid = Some(uuid);
+        gpu.uuid = uuid;
         answer.told.gpus.insert(*address, gpu);
+        linked.extend(links.then_some((*address, device)));
+    }
+    for (address, device) in &linked {
+        match links(device, *address, &linked) {
+            Ok(links) => answer.told.gpus.entry(*address).or_default().links = Some(links),
+            Err(error) => drop(answer.unlinked.get_or_insert_with(|| format!("the links of the GPU {address}: {error}"))),
+        }
     }
     Ok(answer)
+}
+
+/// More links than any GPU has: Blackwell's have 18.
+#[cfg(feature = "nvml")]
+const LINKS_MAX: u32 = 36;
+
+/// The links of a GPU, and which of `all` it reaches by them.
+#[cfg(feature = "nvml")]
+fn links(
+    device: &nvml_wrapper::Device<'_>,
+    own: PciAddress,
+    all: &[(PciAddress, nvml_wrapper::Device<'_>)],
+) -> Result<NvLinks, nvml_wrapper::error::NvmlError> {
+    use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus};
+
+    let (mut links, mut ends) = (NvLinks::default(), Vec::new());
+    for link in (0..LINKS_MAX).map(|number| device.link_wrapper_for(number)) {
+        match known(link.is_active())? {
+            Some(true) => ends.push(known(link.remote_pci_info())?.and_then(|remote| remote.bus_id.parse::<PciAddress>().ok())),
+            Some(false) => links.down += 1,
+            None => {}
+        }
+    }
+    for (address, other) in all.iter().filter(|(address, _)| *address != own && !ends.is_empty()) {
+        match known(device.p2p_status(other, P2pCapabilitiesIndex::NvLink)) {
+            Ok(Some(P2pStatus::Ok)) => {
+                let straight = ends.iter().filter(|end| **end == Some(*address)).count();
+                links.peers.insert(*address, u32::try_from(straight).unwrap_or(u32::MAX).max(1));
+            }
+            Ok(_) => {}
+            // The other one may be lost: that is no failure of this one, and is looked at again.
+            Err(_) => links.down += 1,
+        }
+    }
+    Ok(links)
+}
+
+/// `None` where there is nothing of the kind, or a library so old that it knows of none.
+#[cfg(feature = "nvml")]
+fn known<T>(told: Result<T, nvml_wrapper::error::NvmlError>) -> Result<Option<T>, nvml_wrapper::error::NvmlError> {
+    use nvml_wrapper::error::NvmlError::{FailedToLoadSymbol, InvalidArg, NotSupported, UnexpectedVariant};
+
+    match told {
+        Ok(told) => Ok(Some(told)),
+        Err(NotSupported | InvalidArg | FailedToLoadSymbol(_) | UnexpectedVariant(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
 }

@@ -1,6 +1,7 @@
 //! Which of the free ids fit together best: pure, deterministic, of exactly the wanted size.
 //!
-//! The devices of a resource are the leaves of a tree: NUMA nodes, host bridges, root ports, switches, cards. Of every
+//! The devices of a resource are the leaves of a tree: NUMA nodes, host bridges, root ports, switches, cards, and hives, which
+//! are GPUs with links of their own (NVLink, XGMI) and nearer than any switch. Of every
 //! choice of the wanted size, the best one has the smallest score, from left to right:
 //!
 //! | | `closest` | `packed` | `spread` |

@@ -1,7 +1,7 @@
 //! Choices as sentences, and against a brute force that knows of no tree.
 
 use super::*;
-use crate::domain::topology::{nearness, places};
+use crate::domain::topology::{hives, nearness, places};
 use crate::domain::{Device, Health, Offered, Sharing};
 use crate::hardware::testing;
 use proptest::prelude::*;
@@ -154,6 +154,56 @@ fn of_devices_behind_one_switch_the_one_at_the_port_of_the_company_is_better() {
     assert_eq!(of(&[at("x", &[0x10, 0x11, 0x14])], ""), "a c");
 }
 
+/// The board with hives: of each its name and who is in it.
+fn with_hives(placement: Placement, hives: &[(&str, &str)]) -> Offering {
+    let mut offering = offering(placement, &BOARD, 1);
+    for (hive, members) in hives {
+        for id in ids(members) {
+            let offered = offering.devices.get_mut(&id).unwrap();
+            Arc::make_mut(&mut offered.device).attributes.insert("hive".into(), (*hive).into());
+        }
+    }
+    offering
+}
+
+fn of(offering: &Offering, available: &str, must: &str, size: usize) -> String {
+    text(&choose(offering, &ids(available), &ids(must), size).unwrap())
+}
+
+#[test]
+fn two_cards_with_a_bridge_between_them_are_taken_together_wherever_they_are() {
+    // Over two switches, over two sockets, and behind one switch.
+    let hives = [("nvlink:1", "a1 b0"), ("nvlink:2", "b1 c0"), ("nvlink:3", "d0 d1")];
+    let closest = with_hives(Placement::Closest, &hives);
+    assert_eq!(of(&closest, "a0 a1 b0 c1", "", 2), "a1 b0", "before the two behind one switch");
+    assert_eq!(of(&closest, ALL, "", 2), "d0 d1", "of those with a bridge the nearest");
+    assert_eq!(of(&closest, "a0 a1 b1 c0 c1", "c0", 2), "c0 b1");
+    assert_eq!(of(&closest, "a1 b0 d1", "", 1), "d1", "the other one of its bridge is in use");
+    assert_eq!(of(&with_hives(Placement::Packed, &hives), "a0 a1 b1 c0 c1", "c0", 2), "c0 b1");
+    assert_eq!(of(&with_hives(Placement::Packed, &hives[..1]), "a1 b0 c1 d0 d1", "", 2), "a1 b0");
+    assert_eq!(of(&with_hives(Placement::Spread, &hives[..1]), "a1 b0 b1", "", 2), "a1 b1", "one of a bridge");
+}
+
+#[test]
+fn behind_a_switch_of_links_all_are_near_and_the_rest_decides() {
+    let closest = with_hives(Placement::Closest, &[("nvlink:1", ALL)]);
+    assert_eq!(of(&closest, ALL, "", 2), "a0 a1");
+    assert_eq!(of(&closest, "a0 b0 c0 c1 d0", "", 3), "c0 c1 d0", "one socket");
+    assert_eq!(of(&with_hives(Placement::Spread, &[("nvlink:1", ALL)]), ALL, "", 2), "a0 c0");
+    let seven = with_hives(Placement::Closest, &[("nvlink:1", "a0 a1 b0 b1 c0 c1 d0")]);
+    assert_eq!(of(&seven, "a0 d0 d1", "", 2), "a0 d0", "one whose links are down is far, although behind the same switch");
+}
+
+#[test]
+fn of_a_mesh_the_hives_come_first_and_within_them_those_with_more_links() {
+    let mesh = [("nvlink:a/a", "a0 b1"), ("nvlink:a/b", "a1 b0"), ("nvlink:c/c", "c0 c1"), ("nvlink:c/d", "d0 d1")];
+    let closest = with_hives(Placement::Closest, &mesh);
+    assert_eq!(of(&closest, "a0 a1 b0 b1", "", 2), "a0 b1", "two links before one, and before one switch");
+    assert_eq!(of(&closest, "a0 a1 c0 d0", "", 2), "a0 a1");
+    assert_eq!(of(&closest, "a0 b0 b1 c0 c1 d0 d1", "", 4), "c0 c1 d0 d1");
+    assert_eq!(of(&closest, ALL, "d1", 3), "d1 c0 c1", "two more links are used, and no pair of them is broken into");
+}
+
 #[test]
 fn the_impossible_is_said_and_the_unknown_is_far_from_everything() {
     let offering = offering(Placement::Closest, &BOARD, 1);
@@ -162,11 +212,13 @@ fn the_impossible_is_said_and_the_unknown_is_far_from_everything() {
     assert_eq!(text(&choose(&offering, &ids("?0 ?1 c0 d0"), &[], 2).unwrap()), "c0 d0");
 }
 
-/// A board: how many levels of bridges, and for each device the branch that it takes at each of them, and whether it is free.
-type Board = (Vec<(Vec<u8>, bool)>, u32);
+/// A board: for each device the branch that it takes at each level of bridges, whether it is free, and its hives; and how many
+/// shares a device has.
+type Board = (Vec<(Vec<u8>, bool, Vec<u8>)>, u32);
 
 fn any_board() -> impl Strategy<Value = Board> {
-    (proptest::collection::vec((proptest::collection::vec(0..2_u8, 1..5), proptest::bool::weighted(0.8)), 1..8), 1..3_u32)
+    let (branches, hives) = (proptest::collection::vec(0..2_u8, 1..5), proptest::collection::vec(0..2_u8, 0..3));
+    (proptest::collection::vec((branches, proptest::bool::weighted(0.8), hives), 1..8), 1..3_u32)
         .prop_filter("at most twelve ids", |(devices, shares)| devices.len() * (*shares as usize) <= 12)
 }
 
@@ -182,13 +234,20 @@ fn lay_out((devices, shares): &Board, placement: Placement) -> (Offering, Vec<De
     let named: Vec<(String, Option<u32>, Vec<u8>)> = devices
         .iter()
         .enumerate()
-        .map(|(number, (path, _))| {
+        .map(|(number, (path, ..))| {
             let (numa, bridges) = place(path);
             (format!("d{number:02}"), numa, bridges)
         })
         .collect();
     let refs: Vec<Where<'_>> = named.iter().map(|(name, numa, bridges)| (name.as_str(), *numa, bridges.as_slice())).collect();
-    let offering = offering(placement, &refs, *shares);
+    let mut offering = offering(placement, &refs, *shares);
+    for (id, offered) in &mut offering.devices {
+        let number: usize = id.as_str()[1..3].parse().unwrap();
+        let hive: Vec<String> = devices[number].2.iter().map(u8::to_string).collect();
+        if !hive.is_empty() {
+            Arc::make_mut(&mut offered.device).attributes.insert("hive".into(), hive.join("/"));
+        }
+    }
     let is_free = |id: &&DeviceId| {
         let number: usize = id.as_str()[1..3].parse().unwrap();
         // Of a device that is in use the last share is free.
@@ -198,13 +257,67 @@ fn lay_out((devices, shares): &Board, placement: Placement) -> (Offering, Vec<De
     (offering, free)
 }
 
+/// How near two devices are that are offered together. Of two that are in different hives, or one of them in none, neither is
+/// nearer to the other than its own hive reaches.
+fn near(offering: &Offering, a: &Device, b: &Device) -> Nearness {
+    let of = |hive: &str| -> Vec<&Device> {
+        let devices = offering.devices.values().map(|offered| &*offered.device);
+        devices.filter(|device| hives(device).any(|other| other == hive)).collect()
+    };
+    let reach = |hive: &str| of(hive).into_iter().flat_map(|a| of(hive).into_iter().map(|b| nearness(a, b)).collect::<Vec<_>>()).min();
+    let shared = hives(a).filter(|hive| hives(b).any(|other| other == *hive)).count();
+    let others = hives(a).skip(shared).chain(hives(b).skip(shared));
+    others.filter_map(reach).chain([nearness(a, b)]).min().unwrap().in_hives(shared)
+}
+
+/// The places around a device. One that does not hold all of a hive that the device is in is another place for what is in it.
+fn all_places(offering: &Offering, device: &Device) -> BTreeSet<String> {
+    let plain = |device: &Device| -> BTreeSet<String> {
+        let numa = device.numa_nodes.iter().map(|node| format!("node {node}"));
+        numa.chain(places(device).iter().map(|(_, place)| format!("{place:?}"))).collect()
+    };
+    let of_hive = |place: &str| -> String {
+        let is_outside = |hive: &&str| {
+            let devices = offering.devices.values().map(|offered| &*offered.device);
+            let mut members = devices.filter(|device| hives(device).any(|other| other == *hive));
+            members.any(|member| !plain(member).contains(place))
+        };
+        hives(device).filter(is_outside).collect::<Vec<_>>().join(" ")
+    };
+    plain(device).into_iter().map(|place| format!("{place} of {}", of_hive(&place))).collect()
+}
+
+/// What is asked for again and again: how near each two are, and the places around each.
+struct Known {
+    near: BTreeMap<(DeviceId, DeviceId), Nearness>,
+    places: BTreeMap<DeviceId, BTreeSet<String>>,
+}
+
+impl Known {
+    fn of(offering: &Offering) -> Known {
+        let of = |id: &DeviceId| &*offering.devices[id].device;
+        let pairs = offering.devices.keys().flat_map(|a| offering.devices.keys().map(move |b| (a, b)));
+        let near = pairs.map(|(a, b)| ((a.clone(), b.clone()), near(offering, of(a), of(b)))).collect();
+        let places = offering.devices.keys().map(|id| (id.clone(), all_places(offering, of(id)))).collect();
+        Known { near, places }
+    }
+
+    fn near(&self, a: &DeviceId, b: &DeviceId) -> Nearness {
+        self.near[&(a.clone(), b.clone())]
+    }
+}
+
 /// The score of a choice by its definition: every group is a set of devices that are at least so near to one of them.
-fn score(offering: &Offering, company: &[Arc<Device>], free: &[DeviceId], chosen: &[&DeviceId]) -> (usize, Vec<usize>, Vec<DeviceId>) {
+fn score(
+    (offering, known): (&Offering, &Known),
+    company: &[Arc<Device>],
+    free: &[DeviceId],
+    chosen: &[&DeviceId],
+) -> (usize, Vec<usize>, Vec<DeviceId>) {
     let of = |id: &DeviceId| &*offering.devices[id].device;
-    let levels: BTreeSet<Nearness> =
-        offering.devices.keys().flat_map(|a| offering.devices.keys().map(move |b| nearness(of(a), of(b)))).collect();
+    let levels: BTreeSet<Nearness> = known.near.values().copied().collect();
     let ball = |id: &DeviceId, level: Nearness| -> BTreeSet<&DeviceId> {
-        offering.devices.keys().filter(|other| nearness(of(id), of(other)) >= level).collect()
+        offering.devices.keys().filter(|other| known.near(id, other) >= level).collect()
     };
     let groups: BTreeSet<BTreeSet<&DeviceId>> =
         offering.devices.keys().flat_map(|id| levels.iter().map(move |level| ball(id, *level))).collect();
@@ -223,14 +336,13 @@ fn score(offering: &Offering, company: &[Arc<Device>], free: &[DeviceId], chosen
     };
     let mut sorted: Vec<DeviceId> = chosen.iter().map(|id| (*id).clone()).collect();
     sorted.sort();
-    // How many places each device of the company shares with none of the choice.
-    let all_places = |device: &Device| -> BTreeSet<String> {
-        let numa = device.numa_nodes.iter().map(|node| format!("node {node}"));
-        numa.chain(places(device).iter().map(|(_, place)| format!("{place:?}"))).collect()
-    };
+    // How many places around each device of the company have nothing of the choice.
+    let taken_places: BTreeSet<&String> = chosen.iter().flat_map(|id| &known.places[*id]).collect();
+    let offered_places: BTreeSet<&String> = known.places.values().flatten().collect();
     let apart = |other: &Arc<Device>| {
-        let theirs = all_places(other);
-        chosen.iter().map(|id| theirs.difference(&all_places(of(id))).count()).min().unwrap()
+        let around = all_places(&Offering { devices: [].into(), ..offering.clone() }, other);
+        let is_around = |place: &&&String| around.iter().any(|around| place.starts_with(around));
+        offered_places.difference(&taken_places).filter(is_around).count()
     };
     let apart: usize = company.iter().map(apart).sum();
     let is_first = company.len() >= chosen.len();
@@ -239,8 +351,8 @@ fn score(offering: &Offering, company: &[Arc<Device>], free: &[DeviceId], chosen
             let mut around: Vec<_> = groups.iter().filter(|group| taken(group) == chosen.len()).collect();
             around.sort_by_key(|group| group.len());
             let left = |groups: &[&BTreeSet<&DeviceId>]| groups.iter().map(|group| free_of(group) - chosen.len()).sum();
-            let near = |a: &&DeviceId| chosen.iter().map(|b| nearness(of(a), of(b))).min().unwrap();
-            let worst = Reverse(chosen.iter().map(near).min().unwrap());
+            let nearest = |a: &&DeviceId| chosen.iter().map(|b| known.near(a, b)).min().unwrap();
+            let worst = Reverse(chosen.iter().map(nearest).min().unwrap());
             let far = levels.iter().filter(|level| Reverse(**level) < worst).count();
             let uneven = touched.iter().copied().filter(|group| is_device(group)).map(uneven).sum();
             let (first, rest) = around.split_at(1);
@@ -289,14 +401,15 @@ proptest! {
         let must: BTreeSet<DeviceId> = must.iter().map(|index| index.get(&free).clone()).collect();
         let size = (1 + wanted.index(free.len())).max(must.len());
         let must: Vec<DeviceId> = must.into_iter().collect();
+        let known = Known::of(&offering);
         let best = subsets(&free, size)
             .into_iter()
             .filter(|subset| must.iter().all(|id| subset.contains(&id)))
-            .map(|subset| score(&offering, &company, &free, &subset))
+            .map(|subset| score((&offering, &known), &company, &free, &subset))
             .min()
             .unwrap();
         let chosen = choose_beside(&offering, &company, &free, &must, size).unwrap();
-        let found = score(&offering, &company, &free, &chosen.iter().collect::<Vec<_>>());
+        let found = score((&offering, &known), &company, &free, &chosen.iter().collect::<Vec<_>>());
         prop_assert_eq!(found, best, "{:?} of {:?}", placement, offering.devices.values().map(|offered| &offered.device.id).collect::<Vec<_>>());
         prop_assert!(chosen.starts_with(&must));
         let mut turned = free.clone();

@@ -1,6 +1,6 @@
 //! The tree of a resource's devices, and how near its groups are to the company.
 
-use crate::domain::topology::{Nearness, Place, places};
+use crate::domain::topology::{Nearness, Place, hives, places};
 use crate::domain::{Device, DeviceId, Offering};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,11 +9,15 @@ use std::collections::{BTreeMap, BTreeSet};
 enum Key {
     Numa(u32),
     Pci(Place),
+    /// How many hives are around this one, and its number among those.
+    Hive(usize, usize),
 }
 
 /// One device, with the ids of it that are free.
 #[derive(Debug)]
-struct Leaf {
+struct Leaf<'a> {
+    /// `None` where it is not offered.
+    device: Option<&'a Device>,
     path: Path,
     /// Indexes of ids, those first that must be included.
     free: Vec<usize>,
@@ -22,7 +26,7 @@ struct Leaf {
     total: usize,
 }
 
-impl Leaf {
+impl Leaf<'_> {
     fn keys(&self) -> impl Iterator<Item = Key> {
         self.path.iter().map(|(_, key)| *key)
     }
@@ -63,13 +67,14 @@ impl Tree {
     ) -> Self {
         // What is asked for and not offered is a device of its own.
         let device = |id: &&'a DeviceId| offering.devices.get(*id).map_or(*id, |offered| &offered.device.id);
-        let mut leaves: BTreeMap<&DeviceId, Leaf> = BTreeMap::new();
+        let mut leaves: BTreeMap<&DeviceId, Leaf<'a>> = BTreeMap::new();
         for offered in offering.devices.values() {
-            let leaf = leaves.entry(&offered.device.id);
-            leaf.or_insert_with(|| Leaf { path: path(&offered.device), free: Vec::new(), must: 0, total: 0 }).total += 1;
+            let (device, leaf) = (&*offered.device, leaves.entry(&offered.device.id));
+            leaf.or_insert_with(|| Leaf { device: Some(device), path: path(device), free: Vec::new(), must: 0, total: 0 }).total += 1;
         }
         for (index, id) in ids.iter().enumerate() {
-            let leaf = leaves.entry(device(id)).or_insert_with(|| Leaf { path: Vec::new(), free: Vec::new(), must: 0, total: 1 });
+            let leaf =
+                leaves.entry(device(id)).or_insert_with(|| Leaf { device: None, path: Vec::new(), free: Vec::new(), must: 0, total: 1 });
             if must.contains(id) {
                 leaf.free.insert(leaf.must, index);
                 leaf.must += 1;
@@ -77,9 +82,10 @@ impl Tree {
                 leaf.free.push(index);
             }
         }
-        let mut leaves: Vec<Leaf> = leaves.into_values().collect();
+        let mut leaves: Vec<Leaf<'_>> = leaves.into_values().collect();
         let mut company: Vec<Path> = company.values().map(|device| path(device)).collect();
         put_bridges_on_nodes(&mut leaves, &mut company);
+        put_hives(&mut leaves);
         let mut crowd = Company::new();
         company.iter().flatten().for_each(|(_, key)| *crowd.entry(*key).or_default() += 1);
         // Those of one place side by side.
@@ -101,7 +107,7 @@ fn path(device: &Device) -> Path {
 
 /// Functions below one host bridge may tell of different NUMA nodes, or of none: the bridge is on the lowest that is told.
 /// So it is for the company, which has no say in it.
-fn put_bridges_on_nodes(leaves: &mut [Leaf], company: &mut [Path]) {
+fn put_bridges_on_nodes(leaves: &mut [Leaf<'_>], company: &mut [Path]) {
     let bridge = |path: &Path| path.iter().map(|(_, key)| *key).find(|key| matches!(key, Key::Pci(Place::HostBridge(..))));
     let mut nodes: BTreeMap<Key, Key> = BTreeMap::new();
     for Leaf { path, .. } in leaves.iter() {
@@ -118,17 +124,47 @@ fn put_bridges_on_nodes(leaves: &mut [Leaf], company: &mut [Path]) {
     }
 }
 
+/// A hive is one group, put below all that its devices have in common. A tree can say no more than this:
+///
+/// - Where a hive reaches over several switches or sockets, these are parts of it, and what is left of them when the hive is taken
+///   out are groups of their own: two devices behind one switch in different hives are as far from each other as the hives.
+/// - A device is in one hive. That it has links to some of another one (a cube mesh, a ring) is not known here.
+fn put_hives(leaves: &mut [Leaf<'_>]) {
+    for around in 0.. {
+        let mut members: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (at, leaf) in leaves.iter().enumerate() {
+            if let Some(hive) = leaf.device.and_then(|device| hives(device).nth(around)) {
+                members.entry(hive).or_default().push(at);
+            }
+        }
+        if members.is_empty() {
+            return;
+        }
+        for (number, members) in members.into_values().enumerate().filter(|(_, members)| members.len() > 1) {
+            let first = &leaves[members[0]].path;
+            let common = |path: &Path| first.iter().zip(path).take_while(|((_, one), (_, other))| one == other).count();
+            let depth = members.iter().map(|at| common(&leaves[*at].path)).min().unwrap_or_default();
+            for at in members {
+                let path = &mut leaves[at].path;
+                let above = depth.checked_sub(1).map_or(Nearness::System, |above| path[above].0);
+                path.insert(depth, (above, Key::Hive(around, number)));
+                path[depth..].iter_mut().for_each(|(nearness, _)| *nearness = nearness.in_hives(around + 1));
+            }
+        }
+    }
+}
+
 /// Devices that share the first `depth` places, in the order of the others. A group of a single part is that part.
-fn group(nearness: Nearness, leaves: &mut [Leaf], depth: usize, company: &Company) -> Group {
+fn group(nearness: Nearness, leaves: &mut [Leaf<'_>], depth: usize, company: &Company) -> Group {
     let near = |key: &Key| company.get(key).copied().unwrap_or_default();
-    if let [Leaf { path, free, must, total }] = leaves {
+    if let [Leaf { path, free, must, total, .. }] = leaves {
         let pull = path.iter().skip(depth).map(|(_, key)| near(key)).sum();
         let free = std::mem::take(free);
         return Group { nearness: Nearness::Device, free: free.len(), must: *must, total: *total, pull, parts: Parts::Shares(free) };
     }
-    let place = |leaf: &Leaf| leaf.path.get(depth).copied();
-    let same = |a: &Leaf, b: &Leaf| place(a).zip(place(b)).is_some_and(|((_, a), (_, b))| a == b);
-    let of_place = |leaves: &mut [Leaf]| match leaves.first().and_then(place) {
+    let place = |leaf: &Leaf<'_>| leaf.path.get(depth).copied();
+    let same = |a: &Leaf<'_>, b: &Leaf<'_>| place(a).zip(place(b)).is_some_and(|((_, a), (_, b))| a == b);
+    let of_place = |leaves: &mut [Leaf<'_>]| match leaves.first().and_then(place) {
         Some((nearness, key)) => {
             let below = group(nearness, leaves, depth + 1, company);
             Group { pull: below.pull + near(&key), ..below }
