@@ -20,6 +20,9 @@ pub(super) fn make_unique(devices: &mut [Device]) {
         for device in devices.iter() {
             *counts.entry(device.id.clone()).or_default() += 1;
         }
+        if counts.len() == devices.len() {
+            return;
+        }
         for device in devices.iter_mut().filter(|device| counts[&device.id] > 1) {
             device.id = place_of(device);
         }
@@ -52,9 +55,11 @@ pub fn remember(devices: &mut [Device], remembered: &BTreeMap<String, DeviceId>)
     for index in open {
         let device = &mut devices[index];
         // Its own id may be the remembered one of another device; its place's, of a device that was here before.
-        let choices = [device.id.clone(), place_of(device), DeviceId::new(device.key.clone())];
-        if let Some(free) = choices.into_iter().find(|id| !taken.contains(id)) {
-            device.id = free;
+        if taken.contains(&device.id) {
+            let choices = [place_of(device), DeviceId::new(device.key.clone())];
+            if let Some(free) = choices.into_iter().find(|id| !taken.contains(id)) {
+                device.id = free;
+            }
         }
         taken.insert(device.id.clone());
         named.push((device.key.clone(), device.id.clone()));

@@ -13,7 +13,50 @@ const NODES_MAX: u32 = 64;
 
 /// The machine's NUMA nodes with their processors; empty when nothing is known of them.
 #[derive(Debug, Default)]
-pub(super) struct NumaNodes(BTreeMap<u32, BTreeSet<u32>>);
+pub(super) struct NumaNodes(BTreeMap<u32, Cpus>);
+
+/// A set of processors, by their numbers, as bits: one of two hundred is made for every device of a scan.
+#[derive(Debug, Default)]
+struct Cpus(Vec<u64>);
+
+impl Cpus {
+    /// Parses `0-3,8-11`; what is no number is left out, and no list is longer than a kernel's processors can be.
+    fn parse(list: &str) -> Self {
+        const CPUS_MAX: u32 = 8192;
+        let mut cpus = Cpus::default();
+        for part in list.split(',') {
+            let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+            if let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) {
+                (first..=last.min(CPUS_MAX)).for_each(|cpu| cpus.insert(cpu));
+            }
+        }
+        cpus
+    }
+
+    fn insert(&mut self, cpu: u32) {
+        let (word, bit) = Self::place(cpu);
+        self.0.resize(self.0.len().max(word + 1), 0);
+        self.0[word] |= bit;
+    }
+
+    fn place(cpu: u32) -> (usize, u64) {
+        (cpu as usize / 64, 1 << (cpu % 64))
+    }
+
+    fn contains(&self, cpu: u32) -> bool {
+        let (word, bit) = Self::place(cpu);
+        self.0.get(word).is_some_and(|bits| bits & bit != 0)
+    }
+
+    fn contains_all(&self, other: &Cpus) -> bool {
+        let ours = self.0.iter().chain(std::iter::repeat(&0));
+        other.0.iter().zip(ours).all(|(theirs, ours)| theirs & !ours == 0)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 impl NumaNodes {
     pub(super) fn read(root: &HostRoot) -> Self {
@@ -21,14 +64,14 @@ impl NumaNodes {
         let names = root.entries(dir).into_iter().filter(|name| is_numbered(name, "node"));
         let nodes = names.filter_map(|name| {
             let number = name.strip_prefix("node")?.parse().ok()?;
-            Some((number, cpus(&root.read(&format!("{dir}/{name}/cpulist")).unwrap_or_default())))
+            Some((number, Cpus::parse(&root.read(&format!("{dir}/{name}/cpulist")).unwrap_or_default())))
         });
         NumaNodes(nodes.gather())
     }
 
     /// The nodes that these processors belong to.
     pub(super) fn of(&self, processors: &BTreeSet<u32>) -> BTreeSet<u32> {
-        self.0.iter().filter(|(_, cpus)| !cpus.is_disjoint(processors)).map(|(node, _)| *node).gather()
+        self.0.iter().filter(|(_, cpus)| processors.iter().any(|cpu| cpus.contains(*cpu))).map(|(node, _)| *node).gather()
     }
 
     /// The nodes that a function is near. Empty: nothing is known.
@@ -49,15 +92,15 @@ impl NumaNodes {
 
     /// The nodes whose processors are all in `local_cpulist`; none when that is every processor, `None` when unknown.
     fn by_cpus(&self, root: &HostRoot, function: &PciFunction) -> Option<Vec<u32>> {
-        let every: BTreeSet<u32> = self.0.values().flatten().copied().gather();
-        let local = cpus(&root.read(&format!("{}/local_cpulist", folder(function.address)))?);
-        if every.is_empty() || local.is_empty() {
+        let local = Cpus::parse(&root.read(&format!("{}/local_cpulist", folder(function.address)))?);
+        let nodes = || self.0.iter().filter(|(_, cpus)| !cpus.is_empty());
+        if local.is_empty() || nodes().next().is_none() {
             return None;
         }
-        if local.is_superset(&every) {
+        if nodes().all(|(_, cpus)| local.contains_all(cpus)) {
             return Some(Vec::new());
         }
-        Some(self.0.iter().filter(|(_, cpus)| !cpus.is_empty() && local.is_superset(cpus)).map(|(node, _)| *node).collect())
+        Some(nodes().filter(|(_, cpus)| local.contains_all(cpus)).map(|(node, _)| *node).collect())
     }
 }
 
@@ -66,19 +109,6 @@ impl NumaNodes {
 pub(super) fn stated(root: &HostRoot, address: PciAddress) -> Option<u32> {
     // Parsing as unsigned drops -1, by which the firmware says that it told nothing.
     root.read(&format!("{}/numa_node", folder(address)))?.parse().ok()
-}
-
-/// Parses `0-3,8-11`; what is no number is left out, and no list is longer than a kernel's processors can be.
-fn cpus(list: &str) -> BTreeSet<u32> {
-    const CPUS_MAX: u32 = 8192;
-    let mut cpus = BTreeSet::new();
-    for part in list.split(',') {
-        let (first, last) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
-        if let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) {
-            cpus.extend(first..=last.min(CPUS_MAX));
-        }
-    }
-    cpus
 }
 
 #[cfg(test)]

@@ -74,8 +74,9 @@ fn read_whole(bus: &Folder, name: &str, address: PciAddress, children: &ClassChi
             return None;
         }
         let function = read(folder.as_ref(), target.as_deref().unwrap_or_default(), address, children);
-        // What cannot be found may have been a link that dangles.
-        if !folder.is_some_and(|folder| folder.has_lost()) || bus.has_folder_now(name) {
+        // The kernel takes the uevent away before the group. What cannot be found may have been a link that dangles.
+        let may_be_half = |folder: Folder| folder.has_lost() || function.0.iommu_group.is_none() && folder.lacks("uevent");
+        if !folder.is_some_and(may_be_half) || bus.has_folder_now(name) {
             return Some(function);
         }
     }
@@ -84,9 +85,7 @@ fn read_whole(bus: &Folder, name: &str, address: PciAddress, children: &ClassChi
 
 /// What its folder, where there is one, and the `target` of the link to it say.
 fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &ClassChildren) -> (PciFunction, Numbered) {
-    let entries = || folder.into_iter().flat_map(Folder::names);
     let text = |name: &str| folder?.read(name);
-    let link = |name: &str| folder?.link_name(name);
     let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
     // One file says most of it. The others are read for what it does not say: a scan is mostly the opening of files.
     let uevent = text("uevent").unwrap_or_default();
@@ -94,10 +93,15 @@ fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &C
     let (vendor, device) = id_pair(uevent("PCI_ID"));
     let (subsystem_vendor, subsystem_device) = id_pair(uevent("PCI_SUBSYS_ID"));
 
+    // What only drivers and SR-IOV make is looked for where there are such: most functions of a server have neither.
+    let busy = folder.filter(|folder| !is_bare(folder, vendor, uevent("DRIVER")));
+    let entries = || busy.into_iter().flat_map(Folder::names);
+    let link = |name: &str| busy?.link_name(name);
+    let count = |name: &str| busy?.read(name)?.parse().ok();
     let numbered = virtfns(entries(), &link);
     let below = |prefix: &str| entries().filter(|entry| is_numbered(entry, prefix)).map(str::to_owned).collect();
     let inside = |name: &str, prefix: &str| -> Vec<String> {
-        let inner = folder.and_then(|folder| folder.folder(name));
+        let inner = busy.filter(|busy| busy.has(name)).and_then(|busy| busy.folder(name));
         let names = inner.iter().flat_map(Folder::names);
         names.filter(|name| is_numbered(name, prefix)).map(str::to_owned).collect()
     };
@@ -112,20 +116,26 @@ fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &C
         physfn: link("physfn").and_then(|name| name.parse().ok()),
         virtfns: Vec::new(),
         vf_index: None,
-        sriov_totalvfs: text("sriov_totalvfs").and_then(|count| count.parse().ok()),
-        sriov_numvfs: text("sriov_numvfs").and_then(|count| count.parse().ok()),
-        iommu_group: link("iommu_group").and_then(|group| group.parse().ok()),
+        sriov_totalvfs: count("sriov_totalvfs"),
+        sriov_numvfs: count("sriov_numvfs"),
+        iommu_group: folder.and_then(|folder| folder.link_name("iommu_group")).and_then(|group| group.parse().ok()),
         bridges: bridges(target, address),
-        net: children.of(address, folder, "net"),
-        rdma: children.of(address, folder, "infiniband"),
-        nvme: children.of(address, folder, "nvme"),
-        drm: children.of(address, folder, "drm"),
+        net: children.of(address, busy, "net"),
+        rdma: children.of(address, busy, "infiniband"),
+        nvme: children.of(address, busy, "nvme"),
+        drm: children.of(address, busy, "drm"),
         mdevs: entries().filter(|entry| is_uuid(entry)).map(str::to_owned).collect(),
         vdpa: below("vdpa"),
         uio: inside("uio", "uio"),
         vfio_dev: inside("vfio-dev", "vfio").into_iter().next(),
     };
     (function, numbered)
+}
+
+/// Whether nothing can be below a function that a driver or SR-IOV makes, by its uevent and without a list of its folder, which
+/// would cost as much as all the rest. A capture may have the link to the driver and a uevent without it.
+fn is_bare(folder: &Folder, vendor: Option<u16>, driver: Option<String>) -> bool {
+    vendor.is_some() && driver.is_none() && ["driver", "physfn", "sriov_totalvfs"].iter().all(|name| folder.lacks(name))
 }
 
 /// The links `virtfn0`, `virtfn1`, … in the order of their numbers, which is not the order of their names.
@@ -288,6 +298,26 @@ mod tests {
         let function = scanned(&dir, "0000:b1:00.0");
         assert_eq!((function.vendor, function.device, function.class), (Some(0x8086), Some(0xbccf), Some(0x03_0200)));
         assert_eq!((function.subsystem_device, function.driver.as_deref()), (Some(0x1771), Some("dfl-pci")));
+    }
+
+    #[test]
+    fn a_function_without_a_driver_still_has_its_group_its_physical_function_and_its_virtual_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let path = |address: &str| format!("pci0000:00/0000:00:03.0/{address}");
+        let uevent = ("uevent", "PCI_CLASS=20000\nPCI_ID=8086:1572\nPCI_SUBSYS_ID=8086:0001\n");
+        place(root, &path("0000:08:00.0"), &[uevent, ("sriov_totalvfs", "16"), ("sriov_numvfs", "1")]);
+        place(root, &path("0000:08:02.0"), &[uevent]);
+        place(root, &path("0000:09:00.0"), &[uevent, ("net/eth0/mtu", "1500")]);
+        let link = |target: &str, at: &str| symlink(target, root.join("sys/devices").join(path(at))).unwrap();
+        link("../0000:08:02.0", "0000:08:00.0/virtfn0");
+        link("../0000:08:00.0", "0000:08:02.0/physfn");
+        ["0000:08:02.0", "0000:09:00.0"].iter().for_each(|at| link("../../kernel/iommu_groups/7", &format!("{at}/iommu_group")));
+        let [pf, vf, bare] = ["0000:08:00.0", "0000:08:02.0", "0000:09:00.0"].map(|address| scanned(&dir, address));
+        assert_eq!((pf.sriov_totalvfs, pf.sriov_numvfs, &pf.virtfns), (Some(16), Some(1), &vec![vf.address]));
+        assert_eq!((vf.physfn, vf.vf_index, vf.iommu_group), (Some(pf.address), Some(0), Some(7)));
+        assert_eq!((bare.subsystem_device, bare.iommu_group), (Some(1), Some(7)));
+        assert!(bare.net.is_empty(), "nobody drives an interface: the folder is not listed");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
 use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use rustix::fs::{FileType, RawDir};
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::fs::File;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -18,11 +18,12 @@ const ENTRIES_BYTES: usize = 4096;
 /// What an attribute of sysfs has at most.
 const ATTRIBUTE_BYTES: u64 = 4096;
 
-/// The directory, and what was in it when it was opened.
+/// The directory, and what was in it when that was first asked: to list it costs as much as everything else that is read of
+/// most devices.
 #[derive(Debug)]
 pub struct Folder {
     dir: OwnedFd,
-    names: Names,
+    names: OnceCell<Names>,
     lost: Cell<bool>,
 }
 
@@ -69,9 +70,13 @@ impl Folder {
     /// Opens it; `None` where there is no such directory, or none that can be read.
     pub(super) fn open(at: impl AsFd, path: &Path) -> Option<Self> {
         let dir = openat(at, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).ok()?;
+        Some(Folder { dir, names: OnceCell::new(), lost: Cell::new(false) })
+    }
+
+    fn list(&self) -> Names {
         // Nothing but the one system call: readdir(3) makes four more for each directory, and a scan opens a thousand.
         let mut room = [MaybeUninit::uninit(); ENTRIES_BYTES];
-        let mut entries = RawDir::new(&dir, &mut room);
+        let mut entries = RawDir::new(&self.dir, &mut room);
         let mut names = Names::default();
         while let Some(Ok(entry)) = entries.next() {
             if let Some(name) = entry.file_name().to_str().ok().filter(|name| !matches!(*name, "." | "..")) {
@@ -79,18 +84,33 @@ impl Folder {
             }
         }
         names.sort();
-        Some(Folder { dir, names, lost: Cell::new(false) })
+        names
+    }
+
+    fn listed(&self) -> &Names {
+        self.names.get_or_init(|| self.list())
+    }
+
+    /// Whether it is known, without a look, that it has nothing of that name.
+    fn lacks_by_list(&self, name: &str) -> bool {
+        self.names.get().is_some_and(|names| names.get(name).is_none())
     }
 
     /// What was in it, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.names.iter()
+        self.listed().iter()
     }
 
     /// Whether it had something of that name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.names.get(name).is_some()
+        self.listed().get(name).is_some()
+    }
+
+    /// Whether there is nothing of that name now: one call, and none that lists or opens anything.
+    #[must_use]
+    pub fn lacks(&self, name: &str) -> bool {
+        self.lacks_by_list(name) || readlinkat(&self.dir, name) == Err(Errno::ENOENT)
     }
 
     /// Whether something that it had could not be found any more: what is known of it may be half of two states.
@@ -108,13 +128,16 @@ impl Folder {
     /// A directory in it, or behind a link in it.
     #[must_use]
     pub fn folder(&self, name: &str) -> Option<Folder> {
-        if self.has(name) { Folder::open(&self.dir, Path::new(name)) } else { None }
+        if self.lacks_by_list(name) { None } else { Folder::open(&self.dir, Path::new(name)) }
     }
 
     /// The text of a regular file of it, as [`HostRoot::read`](super::HostRoot::read) has it.
     #[must_use]
     pub fn read(&self, name: &str) -> Option<String> {
-        let is_file = self.names.get(name)?.is_file;
+        let is_file = match self.names.get() {
+            Some(names) => names.get(name)?.is_file,
+            None => false,
+        };
         // A pipe without a writer opens at once with O_NONBLOCK; what was opened is then seen to be no file.
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let file = self.found(openat(&self.dir, name, flags, Mode::empty()))?;
@@ -132,7 +155,7 @@ impl Folder {
     /// The target of a link in it as it is written, whether or not it exists.
     #[must_use]
     pub fn link_target(&self, name: &str) -> Option<String> {
-        if !self.has(name) {
+        if self.lacks_by_list(name) {
             return None;
         }
         self.found(readlinkat(&self.dir, name))?.into_string().ok()
@@ -145,7 +168,8 @@ impl Folder {
     }
 
     fn found<T>(&self, result: Result<T, Errno>) -> Option<T> {
-        if matches!(result, Err(Errno::ENOENT | Errno::ENODEV)) {
+        // Before it was listed nobody said that it was there.
+        if matches!(result, Err(Errno::ENOENT | Errno::ENODEV)) && self.names.get().is_some() {
             self.lost.set(true);
         }
         result.ok()
@@ -179,6 +203,9 @@ mod tests {
         let root = HostRoot::new(dir.path());
         assert!(root.folder("none").is_none() && root.folder("device/uevent").is_none());
         let folder = root.folder("link").unwrap();
+        // Before it is listed nothing is missed, and a pipe is no file either.
+        assert_eq!((folder.read("uevent").as_deref(), folder.read("pipe"), folder.read("other")), (Some("DRIVER=one"), None, None));
+        assert!(folder.lacks("other") && !folder.lacks("uevent") && !folder.lacks("driver") && !folder.has_lost());
         assert_eq!(folder.names().collect::<Vec<_>>(), ["driver", "empty", "long", "net", "pipe", "uevent"]);
         assert_eq!(folder.read("uevent").as_deref(), Some("DRIVER=one"));
         assert_eq!(folder.read("long").map(|text| text.len()), Some(9000));

@@ -27,8 +27,8 @@ mod tree;
 
 use crate::domain::topology::{Nearness, Placement};
 use crate::domain::{Device, DeviceId, Gather, Offering};
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tree::{Group, Parts, Tree};
 
@@ -73,21 +73,27 @@ pub fn choose_beside(
     must_include: &[DeviceId],
     size: usize,
 ) -> Result<Vec<DeviceId>, Unanswerable> {
-    let must: BTreeSet<&DeviceId> = must_include.iter().gather();
-    let all: BTreeSet<&DeviceId> = available.iter().chain(must_include).gather();
+    let must = sorted(must_include.iter().collect());
+    let ids = sorted(available.iter().chain(must_include).collect());
     if must.len() > size {
         return Err(Unanswerable::TooManyMust { must: must.len(), size });
     }
-    if all.len() < size {
-        return Err(Unanswerable::TooFew { size, available: all.len() });
+    if ids.len() < size {
+        return Err(Unanswerable::TooFew { size, available: ids.len() });
     }
-    let ids: Vec<&DeviceId> = all.into_iter().collect();
     let company: BTreeMap<&DeviceId, &Device> = company.iter().map(|device| (&device.id, &**device)).gather();
     let tree = Tree::new(offering, &company, &ids, &must);
     let policy = Policy { placement: offering.spec.placement, company_first: company.len() >= size };
     let chosen = tree.choose(policy, size);
-    let (first, rest): (Vec<_>, Vec<_>) = chosen.into_iter().map(|index| ids[index]).partition(|id| must.contains(id));
+    let (first, rest): (Vec<_>, Vec<_>) = chosen.into_iter().map(|index| ids[index]).partition(|id| must.binary_search(id).is_ok());
     Ok(first.into_iter().chain(rest).cloned().collect())
+}
+
+/// Each id once, in their order.
+fn sorted(mut ids: Vec<&DeviceId>) -> Vec<&DeviceId> {
+    ids.sort_unstable();
+    ids.dedup();
+    ids
 }
 
 /// What decides between choices.
@@ -102,7 +108,7 @@ impl Tree {
     fn choose(&self, policy: Policy, size: usize) -> Vec<usize> {
         let (solved, mut best) = (self.0.solve(policy, size, 0), None);
         self.0.search(&solved, policy, size, Around::default(), &mut best);
-        best.map(|(_, choice)| choice.ids.clone()).unwrap_or_default()
+        best.map(|(_, ids)| ids.to_vec()).unwrap_or_default()
     }
 }
 
@@ -135,26 +141,79 @@ impl Cost {
         self.0.iter_mut().zip(other.0).for_each(|(part, other)| *part = part.saturating_add(other));
         self
     }
-
-    /// How the sum of both is to `known`; most sums are found dearer at their first parts, and are not made.
-    fn both_to(&self, other: &Cost, known: &Cost) -> Ordering {
-        let parts = self.0.iter().zip(&other.0).zip(&known.0);
-        let mut orders = parts.map(|((one, other), known)| one.saturating_add(*other).cmp(known));
-        orders.find(|order| order.is_ne()).unwrap_or(Ordering::Equal)
-    }
 }
 
-/// The best choice of one size in a group: ids in their order.
-#[derive(Debug, Clone)]
-struct Choice {
-    cost: Cost,
+/// The best choice of one size in a group: what it costs, and its ids in their order.
+type Choice<'a> = (&'a Cost, &'a [usize]);
+
+/// The best choice of each size in a group, in two lists for all of them: there are thousands, of a few ids each.
+#[derive(Debug, Clone, Default)]
+struct Choices {
+    /// `None` where there is none of that size.
+    costs: Vec<Option<Cost>>,
+    /// The id of the first size, the two of the second, and so on.
     ids: Vec<usize>,
 }
 
-/// The best choice of each size in a group, `None` where there is none; and the same for each of its parts.
+impl Choices {
+    fn with_room(most: usize) -> Self {
+        Choices { costs: Vec::with_capacity(most + 1), ids: Vec::with_capacity(most * (most + 1) / 2) }
+    }
+
+    /// The largest size.
+    fn most(&self) -> usize {
+        self.costs.len().saturating_sub(1)
+    }
+
+    /// Adds the one of the next size.
+    fn push(&mut self, cost: Option<Cost>, ids: impl Iterator<Item = usize>) {
+        let end = self.ids.len() + self.costs.len();
+        self.costs.push(cost);
+        self.ids.extend(ids);
+        self.ids.resize(end, 0);
+    }
+
+    /// The same, of ids that are not in their order.
+    fn push_unsorted(&mut self, cost: Cost, ids: &[usize]) {
+        let start = self.ids.len();
+        self.push(Some(cost), ids.iter().copied());
+        self.ids[start..].sort_unstable();
+    }
+
+    fn get(&self, size: usize) -> Option<Choice<'_>> {
+        let cost = self.costs.get(size)?.as_ref()?;
+        let start = size * size.saturating_sub(1) / 2;
+        Some((cost, &self.ids[start..start + size]))
+    }
+}
+
+/// Two choices as one: most are worse than another in their first parts, and are not made.
+#[derive(Debug, Clone, Copy)]
+struct Both<'a>(Choice<'a>, Choice<'a>);
+
+impl<'a> Both<'a> {
+    fn ids(&self) -> impl Iterator<Item = usize> + use<'a> {
+        let (mut left, mut right) = (self.0.1, self.1.1);
+        std::iter::from_fn(move || take_first(&mut left, &mut right))
+    }
+
+    fn is_better(&self, known: &Both<'_>) -> bool {
+        let (Cost(one), Cost(other)) = (self.0.0, self.1.0);
+        let (Cost(known_one), Cost(known_other)) = (known.0.0, known.1.0);
+        for part in 0..Cost::PARTS {
+            let (cost, known) = (one[part].saturating_add(other[part]), known_one[part].saturating_add(known_other[part]));
+            if cost != known {
+                return cost < known;
+            }
+        }
+        self.ids().lt(known.ids())
+    }
+}
+
+/// The best choices in a group, and in each of its parts.
 #[derive(Debug)]
 struct Solved {
-    choices: Vec<Option<Choice>>,
+    choices: Choices,
     parts: Vec<Solved>,
 }
 
@@ -208,14 +267,11 @@ impl Group {
     /// The best choice of each size up to `size`.
     fn solve(&self, policy: Policy, size: usize, depth: usize) -> Solved {
         let most = size.min(self.free);
-        let (mut choices, parts): (Vec<Option<Choice>>, Vec<Solved>) = match &self.parts {
+        let (mut choices, parts) = match &self.parts {
             Parts::Shares(free) => {
-                let taken = |count: usize| {
-                    let mut ids = free[..count].to_vec();
-                    ids.sort_unstable();
-                    Choice { cost: Cost::default(), ids }
-                };
-                ((0..=most).map(|count| Some(taken(count))).collect(), Vec::new())
+                let mut choices = Choices::with_room(most);
+                (0..=most).for_each(|count| choices.push_unsorted(Cost::default(), &free[..count]));
+                (choices, Vec::new())
             }
             Parts::Groups(groups) => 'solved: {
                 // Where one is wanted each device is looked at by itself.
@@ -223,28 +279,25 @@ impl Group {
                     break 'solved (alike.choices(policy, most, depth + 1), Vec::new());
                 }
                 let parts: Vec<Solved> = groups.iter().map(|part| part.solve(policy, size, depth + 1)).collect();
-                let nothing = vec![Some(Choice { cost: Cost::default(), ids: Vec::new() })];
-                (parts.iter().fold(nothing, |choices, part| join(&choices, &part.choices, size)), parts)
+                let mut rest = parts.iter();
+                let first = rest.next().map(|part| part.choices.clone()).unwrap_or_default();
+                (rest.fold(first, |choices, part| join(&choices, &part.choices, size)), parts)
             }
         };
-        for (count, choice) in choices.iter_mut().enumerate() {
-            if count < self.must {
-                *choice = None;
-            } else if let Some(choice) = choice {
-                choice.cost = choice.cost.plus(&self.cost(policy, count, depth));
-            }
+        for (count, cost) in choices.costs.iter_mut().enumerate() {
+            *cost = cost.filter(|_| count >= self.must).map(|cost| cost.plus(&self.cost(policy, count, depth)));
         }
         Solved { choices, parts }
     }
 
     /// Looks for the best choice in this group and in every one below it.
-    fn search<'a>(&self, solved: &'a Solved, policy: Policy, size: usize, around: Around, best: &mut Option<(Rank, &'a Choice)>) {
+    fn search<'a>(&self, solved: &'a Solved, policy: Policy, size: usize, around: Around, best: &mut Option<(Rank, &'a [usize])>) {
         if self.free < size {
             return;
         }
         let Around { depth, cost, left } = around;
-        if let Some(Some(choice)) = solved.choices.get(size) {
-            let mut cost = choice.cost.plus(&cost);
+        if let Some((own, ids)) = solved.choices.get(size) {
+            let mut cost = own.plus(&cost);
             let same = std::mem::take(&mut cost.0[Cost::SAME]);
             let company = if policy.company_first { std::mem::take(&mut cost.0[Cost::COMPANY]) } else { 0 };
             let rank = if policy.placement == Placement::Closest {
@@ -255,9 +308,9 @@ impl Group {
             } else {
                 (same, company, Reverse(Nearness::System), cost, 0, 0, 0)
             };
-            let is_better = best.as_ref().is_none_or(|(known, known_choice)| (&rank, &choice.ids) < (known, &known_choice.ids));
-            if is_better {
-                *best = Some((rank, choice));
+            let found = (rank, ids);
+            if best.as_ref().is_none_or(|known| found < *known) {
+                *best = Some(found);
             }
         }
         // Only for the nearest is it of interest how much smaller a group could be.
@@ -295,58 +348,32 @@ impl<'a> Alike<'a> {
     }
 
     /// The best choices of each size up to `most`: the first ones.
-    fn choices(&self, policy: Policy, most: usize, depth: usize) -> Vec<Option<Choice>> {
+    fn choices(&self, policy: Policy, most: usize, depth: usize) -> Choices {
         let each = self.any.cost(policy, 1, depth);
-        let mut cost = Cost::default();
-        let first = |count: usize| {
-            if count > 0 {
-                cost = cost.plus(&each);
-            }
-            let mut ids = self.ids[..count].to_vec();
-            ids.sort_unstable();
-            Some(Choice { cost, ids })
-        };
-        (0..=most).map(first).collect()
+        let (mut choices, mut cost) = (Choices::with_room(most), Cost::default());
+        for count in 0..=most {
+            choices.push_unsorted(cost, &self.ids[..count]);
+            cost = cost.plus(&each);
+        }
+        choices
     }
 }
 
 /// The best choice of each size out of two parts.
-fn join(left: &[Option<Choice>], right: &[Option<Choice>], size: usize) -> Vec<Option<Choice>> {
-    let most = size.min((left.len() + right.len()).saturating_sub(2));
-    let mut joined: Vec<Option<Choice>> = vec![None; most + 1];
-    for (a, left) in left.iter().enumerate().filter_map(|(a, choice)| Some((a, choice.as_ref()?))) {
-        for (b, right) in right.iter().enumerate().filter_map(|(b, choice)| Some((b, choice.as_ref()?))) {
-            let Some(place) = joined.get_mut(a + b) else { break };
-            let is_better = place.as_ref().is_none_or(|known| {
-                let order = left.cost.both_to(&right.cost, &known.cost);
-                order.then_with(|| compare(&left.ids, &right.ids, &known.ids)) == Ordering::Less
-            });
-            if is_better {
-                *place = Some(Choice { cost: left.cost.plus(&right.cost), ids: merged(&left.ids, &right.ids) });
-            }
+fn join(left: &Choices, right: &Choices, size: usize) -> Choices {
+    let (most_left, most_right) = (left.most(), right.most());
+    let most = size.min(most_left + most_right);
+    let mut joined = Choices::with_room(most);
+    for count in 0..=most {
+        let both = (count.saturating_sub(most_right)..=count.min(most_left))
+            .filter_map(|taken| Some(Both(left.get(taken)?, right.get(count - taken)?)));
+        let best = both.reduce(|known, both| if both.is_better(&known) { both } else { known });
+        match best {
+            Some(best) => joined.push(Some(best.0.0.plus(best.1.0)), best.ids()),
+            None => joined.push(None, std::iter::empty()),
         }
     }
     joined
-}
-
-/// How two sorted lists as one are to a known one of the same length. Most differ at their first ids.
-fn compare<'a>(mut left: &'a [usize], mut right: &'a [usize], known: &[usize]) -> Ordering {
-    for known in known {
-        let Some(id) = take_first(&mut left, &mut right) else { return Ordering::Less };
-        if id != *known {
-            return id.cmp(known);
-        }
-    }
-    Ordering::Equal
-}
-
-/// Two sorted lists as one.
-fn merged<'a>(mut left: &'a [usize], mut right: &'a [usize]) -> Vec<usize> {
-    let mut both = Vec::with_capacity(left.len() + right.len());
-    while let Some(id) = take_first(&mut left, &mut right) {
-        both.push(id);
-    }
-    both
 }
 
 /// The lower one of what two sorted lists begin with.

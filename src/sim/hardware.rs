@@ -212,8 +212,13 @@ impl SimNode {
         let name = path.rsplit('/').next().unwrap_or_default();
         let up = "../".repeat(path.split('/').count() + 1);
         let hex = |id: &str| id.trim_start_matches("0x").to_uppercase();
-        let mut uevent =
-            format!("PCI_CLASS={}\nPCI_ID={}:{}\nPCI_SLOT_NAME={name}\n", hex(class).trim_start_matches('0'), hex(ids.0), hex(ids.1));
+        // As the kernel writes it (`pci_uevent` in `drivers/pci/pci-driver.c`).
+        let mut uevent = format!(
+            "PCI_CLASS={}\nPCI_ID={vendor}:{}\nPCI_SUBSYS_ID={vendor}:0001\nPCI_SLOT_NAME={name}\n",
+            hex(class).trim_start_matches('0'),
+            hex(ids.1),
+            vendor = hex(ids.0)
+        );
         if let Some(driver) = driver {
             uevent.insert_str(0, &format!("DRIVER={driver}\n"));
             self.link(&format!("{folder}/driver"), &format!("{up}bus/pci/drivers/{driver}"))?;

@@ -5,6 +5,7 @@ use crate::domain::topology::{hives, nearness, places};
 use crate::domain::{Device, Health, Offered, Sharing};
 use crate::hardware::testing;
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A device: its name, its NUMA node, and the bridges above it as bus numbers, from the root port down.
@@ -109,6 +110,17 @@ fn shares_of_different_devices_come_first_and_of_the_least_used_one() {
     assert_eq!(choose(&closest, "a::1 b::0 b::1 b::2", "", 1), "b::0", "less used");
     assert_eq!(choose(&shared(Placement::Spread), "a::1 b::0 b::1 b::2", "", 1), "b::0");
     assert_eq!(choose(&shared(Placement::Packed), "a::1 b::0 b::1 b::2", "", 1), "a::1", "more used");
+}
+
+#[test]
+fn the_ids_of_one_device_need_not_stand_side_by_side() {
+    let choose = |offering: &Offering, available| text(&choose(offering, &ids(available), &[], 2).unwrap());
+    let mut pooled = offering(Placement::Closest, &[("a", None, &[]), ("ab", None, &[]), ("b", None, &[])], 1);
+    let first = pooled.devices[&DeviceId::new("a")].clone();
+    pooled.devices.insert(DeviceId::new("ac"), first);
+    assert_eq!(choose(&pooled, "a ac b"), "a b", "`ac` is of the device `a`");
+    let shared = offering(Placement::Closest, &[("a", None, &[]), ("b", None, &[])], 2);
+    assert_eq!(choose(&shared, "a a::0 b::0"), "a b::0", "not offered, but the name of a device that is");
 }
 
 /// A device of another resource, behind these bridges.

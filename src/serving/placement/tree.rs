@@ -1,8 +1,9 @@
 //! The tree of a resource's devices, and how near its groups are to the company.
 
 use crate::domain::topology::{Nearness, Place, hives, places};
-use crate::domain::{Device, DeviceId, Offering};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::domain::{Arrange, Device, DeviceId, Offering};
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
 /// Where a part of the tree is; devices of one place are one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,8 +17,9 @@ enum Key {
 /// One device, with the ids of it that are free.
 #[derive(Debug)]
 struct Leaf<'a> {
+    device: &'a DeviceId,
     /// `None` where it is not offered.
-    device: Option<&'a Device>,
+    offered: Option<&'a Device>,
     path: Path,
     /// Indexes of ids, those first that must be included.
     free: Vec<usize>,
@@ -26,9 +28,39 @@ struct Leaf<'a> {
     total: usize,
 }
 
-impl Leaf<'_> {
-    fn keys(&self) -> impl Iterator<Item = Key> {
-        self.path.iter().map(|(_, key)| *key)
+impl<'a> Leaf<'a> {
+    fn of(device: &'a Device) -> Self {
+        Leaf { device: &device.id, offered: Some(device), path: path(device), free: Vec::new(), must: 0, total: 0 }
+    }
+
+    fn unknown(id: &'a DeviceId) -> Self {
+        Leaf { device: id, offered: None, path: Path::new(), free: Vec::new(), must: 0, total: 0 }
+    }
+
+    fn by_place(&self, other: &Leaf<'_>) -> Ordering {
+        let parting = self.path.iter().zip(&other.path).find(|((_, ours), (_, theirs))| ours != theirs);
+        parting.map_or_else(|| self.path.len().cmp(&other.path.len()), |((_, ours), (_, theirs))| ours.cmp(theirs))
+    }
+
+    fn add(&mut self, index: usize, is_must: bool) {
+        if is_must {
+            self.free.insert(self.must, index);
+            self.must += 1;
+        } else {
+            self.free.push(index);
+        }
+    }
+
+    /// Takes the ids of another one, which is the same device and whose ids are higher. One of both may not be offered.
+    fn add_all(&mut self, other: &mut Leaf<'_>) {
+        if self.total == 0 {
+            self.path = std::mem::take(&mut other.path);
+            self.offered = other.offered;
+        }
+        self.free.splice(self.must..self.must, other.free.drain(..other.must));
+        self.free.append(&mut other.free);
+        self.must += other.must;
+        self.total += other.total;
     }
 }
 
@@ -59,39 +91,58 @@ pub(super) struct Tree(pub(super) Group);
 type Company = BTreeMap<Key, usize>;
 
 impl Tree {
-    pub(super) fn new<'a>(
-        offering: &'a Offering,
-        company: &BTreeMap<&DeviceId, &Device>,
-        ids: &[&'a DeviceId],
-        must: &BTreeSet<&DeviceId>,
-    ) -> Self {
-        // What is asked for and not offered is a device of its own.
-        let device = |id: &&'a DeviceId| offering.devices.get(*id).map_or(*id, |offered| &offered.device.id);
-        let mut leaves: BTreeMap<&DeviceId, Leaf<'a>> = BTreeMap::new();
-        for offered in offering.devices.values() {
-            let (device, leaf) = (&*offered.device, leaves.entry(&offered.device.id));
-            leaf.or_insert_with(|| Leaf { device: Some(device), path: path(device), free: Vec::new(), must: 0, total: 0 }).total += 1;
-        }
-        for (index, id) in ids.iter().enumerate() {
-            let leaf =
-                leaves.entry(device(id)).or_insert_with(|| Leaf { device: None, path: Vec::new(), free: Vec::new(), must: 0, total: 1 });
-            if must.contains(id) {
-                leaf.free.insert(leaf.must, index);
-                leaf.must += 1;
-            } else {
-                leaf.free.push(index);
-            }
-        }
-        let mut leaves: Vec<Leaf<'_>> = leaves.into_values().collect();
+    /// `ids` and `must` are sorted.
+    pub(super) fn new(offering: &Offering, company: &BTreeMap<&DeviceId, &Device>, ids: &[&DeviceId], must: &[&DeviceId]) -> Self {
+        let mut leaves = leaves(offering, ids, must);
         let mut company: Vec<Path> = company.values().map(|device| path(device)).collect();
         put_bridges_on_nodes(&mut leaves, &mut company);
         put_hives(&mut leaves);
         let mut crowd = Company::new();
         company.iter().flatten().for_each(|(_, key)| *crowd.entry(*key).or_default() += 1);
         // Those of one place side by side.
-        leaves.sort_by(|a, b| a.keys().cmp(b.keys()));
+        leaves.sort_by(Leaf::by_place);
         Tree(group(Nearness::System, &mut leaves, 0, &crowd))
     }
+}
+
+/// The devices with what is asked for of them: both lists are in the order of the ids, and gone through together.
+fn leaves<'a>(offering: &'a Offering, ids: &[&'a DeviceId], must: &[&DeviceId]) -> Vec<Leaf<'a>> {
+    let mut leaves: Vec<Leaf<'a>> = Vec::with_capacity(offering.devices.len());
+    let mut asked = ids.iter().copied().enumerate().peekable();
+    let is_must = |id: &DeviceId| must.binary_search(&id).is_ok();
+    // What is asked for and not offered is a device of its own.
+    let unknown = |(index, id): (usize, &'a DeviceId)| {
+        let mut leaf = Leaf::unknown(id);
+        leaf.add(index, is_must(id));
+        leaf
+    };
+    for (id, offered) in &offering.devices {
+        leaves.extend(std::iter::from_fn(|| asked.next_if(|(_, asked)| *asked < id)).map(unknown));
+        let device = &offered.device.id;
+        if leaves.last().is_none_or(|last| last.device != device || last.total == 0) {
+            leaves.push(Leaf::of(&offered.device));
+        }
+        if let Some(leaf) = leaves.last_mut() {
+            leaf.total += 1;
+            if let Some((index, id)) = asked.next_if(|(_, asked)| *asked == id) {
+                leaf.add(index, is_must(id));
+            }
+        }
+    }
+    leaves.extend(asked.map(unknown));
+    // The ids of one device need not stand side by side.
+    if !leaves.is_sorted_by(|one, other| one.device < other.device) {
+        leaves.arrange_by(|one, other| one.device.cmp(other.device));
+        leaves.dedup_by(|later, first| {
+            let is_same = later.device == first.device;
+            if is_same {
+                first.add_all(later);
+            }
+            is_same
+        });
+    }
+    leaves.iter_mut().for_each(|leaf| leaf.total = leaf.total.max(1));
+    leaves
 }
 
 /// Where a device is, from far to near.
@@ -133,7 +184,7 @@ fn put_hives(leaves: &mut [Leaf<'_>]) {
     for around in 0.. {
         let mut members: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (at, leaf) in leaves.iter().enumerate() {
-            if let Some(hive) = leaf.device.and_then(|device| hives(device).nth(around)) {
+            if let Some(hive) = leaf.offered.and_then(|device| hives(device).nth(around)) {
                 members.entry(hive).or_default().push(at);
             }
         }
