@@ -3,14 +3,13 @@
 
 use super::database::{Image, Reader, Shelf};
 use super::journal::{self, PendingSync};
-use super::layout::{database_dir, exchange, has_room, journal_dir, quarantine, remove};
-use super::opening::{Opened, Opening, open_or_replace};
+use super::layout::{database_dir, has_room, journal_dir, quarantine};
+use super::opening::{Opened, Opening, open_or_exchange, open_or_replace, require_room};
 use super::recovery::{self, LivePayloads, Truth, catch_up, database_finding, journal_findings};
 use super::replay::Fold;
 use super::{RecoveryReport, StoreError};
 use crate::domain::{AllocId, DeviceId, Grant, OwedHook, Retention, Timestamp};
 use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
@@ -363,28 +362,6 @@ impl Desk {
     /// Lets the database be as it is.
     pub(super) fn leave(&mut self) {
         std::mem::forget(self.shelf.take());
-    }
-}
-
-fn require_room(dir: &Path) -> Result<(), StoreError> {
-    if has_room(dir) { Ok(()) } else { Err(StoreError::io("write", dir)(io::ErrorKind::StorageFull.into())) }
-}
-
-/// The database; where a handle of this process has it and will not let go, a copy of its files takes its place. Nobody
-/// else has it: the state directory is ours.
-fn open_or_exchange(dir: &Path, quarantined: &mut Vec<PathBuf>) -> Result<Opened, StoreError> {
-    match open_or_replace(Opening::begin(dir), dir, quarantined) {
-        Err(StoreError::InUse { .. }) => {
-            let stuck = exchange(dir)?;
-            let opened = open_or_replace(Opening::begin(dir), dir, quarantined)?;
-            match &opened.salvaged {
-                // The copy has everything that it has.
-                None => remove(&stuck)?,
-                Some(_) => quarantined.push(stuck),
-            }
-            Ok(opened)
-        }
-        done => done,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::StoreError;
 use super::database::{Image, Refusal, Shelf, guard};
-use super::layout::{has_room, quarantine};
+use super::layout::{exchange, has_room, quarantine, remove};
 use crate::host;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -84,5 +84,28 @@ pub(super) fn open_or_replace(opening: Opening, dir: &Path, quarantined: &mut Ve
             Ok(Opened { shelf, holds, salvaged: Some((Image { applied: 0, ..*readable }, why)) })
         }
         Err(refusal) => Err(refused(refusal)),
+    }
+}
+
+/// Where there is none, sled is not begun.
+pub(super) fn require_room(dir: &Path) -> Result<(), StoreError> {
+    if has_room(dir) { Ok(()) } else { Err(StoreError::io("write", dir)(io::ErrorKind::StorageFull.into())) }
+}
+
+/// The database; where a handle of this process has it and will not let go, a copy of its files takes its place. Nobody
+/// else has it: the state directory is ours.
+pub(super) fn open_or_exchange(dir: &Path, quarantined: &mut Vec<PathBuf>) -> Result<Opened, StoreError> {
+    match open_or_replace(Opening::begin(dir), dir, quarantined) {
+        Err(StoreError::InUse { .. }) => {
+            let stuck = exchange(dir)?;
+            let opened = open_or_replace(Opening::begin(dir), dir, quarantined)?;
+            match &opened.salvaged {
+                // The copy has everything that it has.
+                None => remove(&stuck)?,
+                Some(_) => quarantined.push(stuck),
+            }
+            Ok(opened)
+        }
+        done => done,
     }
 }

@@ -52,7 +52,7 @@ impl<'a> Leaf<'a> {
     }
 
     /// Takes the ids of another one, which is the same device and whose ids are higher. One of both may not be offered.
-    fn add_all(&mut self, other: &mut Leaf<'_>) {
+    fn add_all(&mut self, other: &mut Self) {
         if self.total == 0 {
             self.path = std::mem::take(&mut other.path);
             self.offered = other.offered;
