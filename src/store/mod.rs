@@ -309,6 +309,8 @@ impl Store {
     /// As [`Store::checkpoint`].
     pub fn close(mut self) -> Result<(), StoreError> {
         self.checkpoint()?;
+        // It has synced the head too: what cannot be read of that later is damage, and no write that was cut off.
+        self.lock.confirm(self.next_seq - 1);
         self.journal.trim();
         self.lock.close(self.journal.first());
         Ok(())

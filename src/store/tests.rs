@@ -381,6 +381,27 @@ fn an_entry_lost_in_the_middle_comes_from_the_database_or_is_said() {
 }
 
 #[test]
+fn damage_in_the_head_of_a_journal_that_was_closed_is_said_and_costs_nothing() {
+    for open_next in [open, open_again] {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut store, _) = open_again(dir.path());
+        store.append(&[made(1), made(2), made(3)]).unwrap();
+        store.close().unwrap();
+        // Its journal is a head and nothing else.
+        open_again(dir.path()).0.close().unwrap();
+        let [segment] = &segments(dir.path())[..] else { panic!("one segment") };
+        let mut bytes = fs::read(segment).unwrap();
+        let middle = journal::used(&bytes) / 2;
+        bytes[middle] ^= 0xff;
+        fs::write(segment, bytes).unwrap();
+
+        let (_store, recovered) = open_next(dir.path());
+        assert_eq!((ids(&recovered), recovered.report.missing), (vec![1, 2, 3], 0), "{}", recovered.report);
+        assert_eq!((quarantined(dir.path()), recovered.report.is_clean()), (1, false), "{}", recovered.report);
+    }
+}
+
+#[test]
 fn a_journal_of_the_first_framing_is_read_and_the_next_segment_is_of_the_present_one() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir_all(journal_dir(dir.path())).unwrap();
