@@ -31,6 +31,25 @@ impl Looks {
     pub(super) fn new() -> Self {
         Looks { under_way: None, again: false, rest_until: Instant::now(), timer: None }
     }
+
+    /// Begins one if it is time for it. Otherwise it comes later.
+    fn begin(&mut self, now: Instant) -> bool {
+        self.again = self.under_way.is_some() || self.rest_until > now;
+        if !self.again {
+            self.under_way = Some(now);
+        }
+        !self.again
+    }
+
+    fn end(&mut self, now: Instant) {
+        let took = self.under_way.take().map_or(Duration::ZERO, |began| now.saturating_duration_since(began));
+        self.rest_until = now + took.saturating_mul(REST).min(REST_MAX);
+    }
+
+    /// The wait for the next one, if nothing calls for one before `usual`.
+    fn wait(&self, now: Instant, usual: Duration) -> Duration {
+        if self.again { self.rest_until.saturating_duration_since(now) } else { usual }
+    }
 }
 
 /// A look at the kubelet is done.
@@ -44,14 +63,13 @@ impl LedgerActor {
         if self.ledger.grants().len() == 0 {
             return;
         }
-        if self.looks.under_way.is_some() || self.looks.rest_until > Instant::now() {
-            let first = !std::mem::replace(&mut self.looks.again, true);
-            if self.looks.under_way.is_none() && (first || self.looks.timer.is_none()) {
+        let resting = self.looks.under_way.is_none();
+        if !self.looks.begin(Instant::now()) {
+            if resting {
                 self.schedule(false, context);
             }
             return;
         }
-        (self.looks.under_way, self.looks.again) = (Some(Instant::now()), false);
         let now = host::now();
         let agenda = Agenda::of(&self.ledger, now.wall);
         let kubelet = *self.config.kubelet.borrow();
@@ -82,8 +100,8 @@ impl LedgerActor {
         if self.ledger.grants().len() == 0 {
             return;
         }
-        let rest = self.looks.rest_until.saturating_duration_since(Instant::now());
-        let wait = if self.looks.again { rest } else { next_look(&self.ledger, &self.watchlist, dead, host::now().wall) };
+        let usual = next_look(&self.ledger, &self.watchlist, dead, host::now().wall);
+        let wait = self.looks.wait(Instant::now(), usual);
         self.looks.timer = Some(context.run_later(wait, |this, context| {
             this.looks.timer = None;
             if this.looks.again { this.look(context) } else { this.glance(context) }
@@ -119,8 +137,31 @@ impl Handler<Observed> for LedgerActor {
             // Nobody waits for this answer; a failed write is logged, and the next look decides the same again.
             drop(self.submit(entries, context));
         }
-        let took = self.looks.under_way.take().map_or(Duration::ZERO, |began| began.elapsed());
-        self.looks.rest_until = Instant::now() + took.saturating_mul(REST).min(REST_MAX);
+        self.looks.end(Instant::now());
         self.schedule(dead, context);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_is_called_for_comes_after_a_rest_four_times_as_long_as_the_last_one() {
+        let mut looks = Looks::new();
+        let ms = Duration::from_millis;
+        let begin = Instant::now();
+        let usual = Duration::from_secs(15);
+        assert!(looks.begin(begin));
+        assert!(!looks.begin(begin + ms(5)), "one at a time");
+        looks.end(begin + ms(20));
+        assert_eq!(looks.wait(begin + ms(20), usual), ms(80), "it was called for");
+        assert!(!looks.begin(begin + ms(99)));
+        assert_eq!(looks.wait(begin + ms(99), usual), ms(1));
+        assert!(looks.begin(begin + ms(100)));
+        assert_eq!(looks.wait(begin + ms(100), usual), usual, "nobody has called for another one");
+        looks.end(begin + Duration::from_secs(60));
+        assert!(!looks.begin(begin + Duration::from_secs(60)));
+        assert_eq!(looks.wait(begin + Duration::from_secs(60), usual), REST_MAX);
     }
 }
