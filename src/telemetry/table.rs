@@ -124,7 +124,7 @@ table! {
     LedgerSize = Gauge "holdfast_ledger_size_bytes" []
         "Size of the files in the state directory.";
     Ready = Gauge "holdfast_ready" []
-        "1 when the ledger is recovered, the first scan done and every resource registered or waiting for an absent kubelet.";
+        "1 once the ledger is recovered, the first scan done and each resource registered, refused or without a kubelet; never taken back.";
     Reconciliations = Counter "holdfast_reconciliations_total" ["result"]
         "Looks at the kubelet's checkpoint and pods, by result (changed, unchanged, or blind: no checkpoint could be read).";
     Contested = Gauge "holdfast_registration_contested" ["resource"]
