@@ -160,6 +160,12 @@ impl Ledger {
         self.grants.values()
     }
 
+    /// The UIDs of the pods that hold something.
+    #[must_use]
+    pub fn pods(&self) -> BTreeSet<&str> {
+        self.grants().filter_map(|grant| grant.pod()).map(|pod| pod.uid.as_str()).gather()
+    }
+
     /// One live grant.
     #[must_use]
     pub fn grant(&self, alloc_id: &AllocId) -> Option<&Arc<Grant>> {

@@ -46,9 +46,9 @@ impl Looks {
         self.rest_until = now + took.saturating_mul(REST).min(REST_MAX);
     }
 
-    /// The wait for the next one, if nothing calls for one before `usual`.
-    fn wait(&self, now: Instant, usual: Duration) -> Duration {
-        if self.again { self.rest_until.saturating_duration_since(now) } else { usual }
+    /// The wait for the next one: as `usual`, unless one was called for.
+    fn wait(&self, now: Instant, usual: impl FnOnce() -> Duration) -> Duration {
+        if self.again { self.rest_until.saturating_duration_since(now) } else { usual() }
     }
 }
 
@@ -100,7 +100,7 @@ impl LedgerActor {
         if self.ledger.grants().len() == 0 {
             return;
         }
-        let usual = next_look(&self.ledger, &self.watchlist, dead, host::now().wall);
+        let usual = || next_look(&self.ledger, &self.watchlist, dead, host::now().wall);
         let wait = self.looks.wait(Instant::now(), usual);
         self.looks.timer = Some(context.run_later(wait, |this, context| {
             this.looks.timer = None;
@@ -151,7 +151,7 @@ mod tests {
         let mut looks = Looks::new();
         let ms = Duration::from_millis;
         let begin = Instant::now();
-        let usual = Duration::from_secs(15);
+        let usual = || Duration::from_secs(15);
         assert!(looks.begin(begin));
         assert!(!looks.begin(begin + ms(5)), "one at a time");
         looks.end(begin + ms(20));
@@ -159,7 +159,7 @@ mod tests {
         assert!(!looks.begin(begin + ms(99)));
         assert_eq!(looks.wait(begin + ms(99), usual), ms(1));
         assert!(looks.begin(begin + ms(100)));
-        assert_eq!(looks.wait(begin + ms(100), usual), usual, "nobody has called for another one");
+        assert_eq!(looks.wait(begin + ms(100), usual), usual(), "nobody has called for another one");
         looks.end(begin + Duration::from_secs(60));
         assert!(!looks.begin(begin + Duration::from_secs(60)));
         assert_eq!(looks.wait(begin + Duration::from_secs(60), usual), REST_MAX);

@@ -31,7 +31,7 @@ impl Agenda {
     /// The agenda for the grants as they are.
     #[must_use]
     pub fn of(ledger: &Ledger, now: Timestamp) -> Self {
-        let pods = ledger.grants().filter_map(|grant| grant.pod().map(|pod| pod.uid.clone())).gather();
+        let pods = ledger.pods().into_iter().map(str::to_owned).gather();
         let unnamed = |grant: &Grant| grant.pod().is_some_and(|pod| pod.name.is_none());
         let list = ledger.grants().any(|grant| match grant.state {
             // Only a listing tells that nobody has it, and it is asked for when that can be decided.

@@ -149,7 +149,7 @@ impl<'a> Evidence<'a> {
     /// entries from the checkpoint at once, perhaps before anybody has read them: then this may be the holder of any grant.
     fn has_unexplained_orphan(&self) -> bool {
         let running = self.observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated).map(|(uid, _)| uid.as_str());
-        let bound: BTreeSet<&str> = self.ledger.grants().filter_map(|grant| grant.pod()).map(|pod| pod.uid.as_str()).gather();
+        let bound = self.ledger.pods();
         let is_listed = |uid: &str| self.observation.names.get(uid).is_some_and(|name| self.listed.contains_key(&as_name(name)));
         running.into_iter().any(|uid| !self.uids.contains(uid) && !is_listed(uid) && !bound.contains(uid))
     }

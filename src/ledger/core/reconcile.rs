@@ -97,7 +97,7 @@ impl Watchlist {
     fn retain_live(&mut self, ledger: &Ledger) {
         self.forgotten.retain(|id| ledger.grant(id).is_some());
         self.known.retain(|id, _| ledger.grant(id).is_some());
-        let holders: BTreeSet<&str> = ledger.grants().filter_map(|grant| grant.pod()).map(|pod| pod.uid.as_str()).gather();
+        let holders = ledger.pods();
         self.alive.retain(|uid| holders.contains(uid.as_str()));
         self.absent.retain(|id, _| ledger.grant(id).is_some());
         self.unbound.retain(|id, _| ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted));
