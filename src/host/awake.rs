@@ -1,7 +1,7 @@
 //! Staying awake for an answer that is a moment away.
 //!
 //! A thread that sleeps until another one has an answer is woken by that one's processor, and its own has gone to sleep too
-//! meanwhile: on an idle machine that takes as long as a quarter of a disk's sync. An Allocate comes alone, now and then, and
+//! meanwhile: on an idle machine that takes up to a quarter of a disk's sync. An Allocate comes alone, now and then, and
 //! a whole kubelet waits for it; so whoever is to answer it stays awake, for as long as such a sync takes and no longer.
 
 use std::num::NonZero;
