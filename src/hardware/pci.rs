@@ -73,9 +73,13 @@ fn read_whole(bus: &Folder, name: &str, address: PciAddress, children: &ClassChi
         if target.is_none() && folder.is_none() {
             return None;
         }
-        let function = read(folder.as_ref(), target.as_deref().unwrap_or_default(), address, children);
-        // The kernel takes the uevent away before the group. What cannot be found may have been a link that dangles.
-        let may_be_half = |folder: Folder| folder.has_lost() || function.0.iommu_group.is_none() && folder.lacks("uevent");
+        // The kernel takes the uevent away before the group: where it can still be read after, there was no group to lose.
+        let group = folder.as_ref().and_then(|folder| folder.link_name("iommu_group"));
+        let uevent = folder.as_ref().and_then(|folder| folder.read("uevent"));
+        let said = Said { target: target.as_deref(), uevent: uevent.as_deref(), group: group.as_deref() };
+        let function = read(folder.as_ref(), &said, address, children);
+        // What cannot be found may have been a link that dangles.
+        let may_be_half = |folder: Folder| folder.has_lost() || uevent.is_none() && folder.lacks("uevent");
         if !folder.is_some_and(may_be_half) || bus.has_folder_now(name) {
             return Some(function);
         }
@@ -83,18 +87,25 @@ fn read_whole(bus: &Folder, name: &str, address: PciAddress, children: &ClassChi
     None
 }
 
-/// What its folder, where there is one, and the `target` of the link to it say.
-fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &ClassChildren) -> (PciFunction, Numbered) {
+/// What was read of a function first.
+struct Said<'a> {
+    /// The target of the link to its folder.
+    target: Option<&'a str>,
+    uevent: Option<&'a str>,
+    group: Option<&'a str>,
+}
+
+/// What its folder, where there is one, says besides.
+fn read(folder: Option<&Folder>, said: &Said<'_>, address: PciAddress, children: &ClassChildren) -> (PciFunction, Numbered) {
     let text = |name: &str| folder?.read(name);
     let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
     // One file says most of it. The others are read for what it does not say: a scan is mostly the opening of files.
-    let uevent = text("uevent").unwrap_or_default();
-    let uevent = |key: &str| uevent_value(&uevent, key);
+    let uevent = |key: &str| uevent_value(said.uevent?, key);
     let (vendor, device) = id_pair(uevent("PCI_ID"));
     let (subsystem_vendor, subsystem_device) = id_pair(uevent("PCI_SUBSYS_ID"));
 
     // What only drivers and SR-IOV make is looked for where there are such: most functions of a server have neither.
-    let busy = folder.filter(|folder| !is_bare(folder, vendor, uevent("DRIVER")));
+    let busy = folder.filter(|folder| !is_bare(folder, said.uevent.unwrap_or_default()));
     let entries = || busy.into_iter().flat_map(Folder::names);
     let link = |name: &str| busy?.link_name(name);
     let count = |name: &str| busy?.read(name)?.parse().ok();
@@ -111,15 +122,15 @@ fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &C
         device: device.or_else(|| hex16("device")),
         subsystem_vendor: subsystem_vendor.or_else(|| hex16("subsystem_vendor")),
         subsystem_device: subsystem_device.or_else(|| hex16("subsystem_device")),
-        class: uevent("PCI_CLASS").and_then(|class| parse_hex(&class)).or_else(|| parse_hex(&text("class")?)),
-        driver: uevent("DRIVER").or_else(|| link("driver")),
+        class: uevent("PCI_CLASS").and_then(parse_hex).or_else(|| parse_hex(&text("class")?)),
+        driver: uevent("DRIVER").map(str::to_owned).or_else(|| link("driver")),
         physfn: link("physfn").and_then(|name| name.parse().ok()),
         virtfns: Vec::new(),
         vf_index: None,
         sriov_totalvfs: count("sriov_totalvfs"),
         sriov_numvfs: count("sriov_numvfs"),
-        iommu_group: folder.and_then(|folder| folder.link_name("iommu_group")).and_then(|group| group.parse().ok()),
-        bridges: bridges(target, address),
+        iommu_group: said.group.and_then(|group| group.parse().ok()),
+        bridges: bridges(said.target.unwrap_or_default(), address),
         net: children.of(address, busy, "net"),
         rdma: children.of(address, busy, "infiniband"),
         nvme: children.of(address, busy, "nvme"),
@@ -133,9 +144,16 @@ fn read(folder: Option<&Folder>, target: &str, address: PciAddress, children: &C
 }
 
 /// Whether nothing can be below a function that a driver or SR-IOV makes, by its uevent and without a list of its folder, which
-/// would cost as much as all the rest. A capture may have the link to the driver and a uevent without it.
-fn is_bare(folder: &Folder, vendor: Option<u16>, driver: Option<String>) -> bool {
-    vendor.is_some() && driver.is_none() && ["driver", "physfn", "sriov_totalvfs"].iter().all(|name| folder.lacks(name))
+/// would cost as much as all the rest. A bridge has neither interfaces nor virtual functions, whatever drives it. The kernel says
+/// `MODALIAS` last (`pci_uevent`) and a driver first (`dev_uevent`); a capture may have the link to one and a uevent cut short.
+fn is_bare(folder: &Folder, uevent: &str) -> bool {
+    const BRIDGE: u32 = 0x0604;
+    let says = |key| uevent_value(uevent, key);
+    let is_bridge = says("PCI_CLASS").and_then(parse_hex).is_some_and(|class| class >> 8 == BRIDGE);
+    let is_driven = says("DRIVER").is_some();
+    let driver_is_known = is_driven || says("MODALIAS").is_some() || folder.lacks("driver");
+    let has_nothing = is_bridge || !is_driven && ["physfn", "sriov_totalvfs"].iter().all(|name| folder.lacks(name));
+    says("PCI_ID").is_some() && driver_is_known && has_nothing
 }
 
 /// The links `virtfn0`, `virtfn1`, … in the order of their numbers, which is not the order of their names.
@@ -159,15 +177,15 @@ pub(super) fn parse_hex(text: &str) -> Option<u32> {
 }
 
 /// `KEY=value` of a uevent file.
-pub(super) fn uevent_value(uevent: &str, key: &str) -> Option<String> {
+pub(super) fn uevent_value<'a>(uevent: &'a str, key: &str) -> Option<&'a str> {
     let value = uevent.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?.trim();
-    (!value.is_empty()).then(|| value.to_owned())
+    (!value.is_empty()).then_some(value)
 }
 
 /// `8086:BCCE` of a uevent file.
-fn id_pair(text: Option<String>) -> (Option<u16>, Option<u16>) {
+fn id_pair(text: Option<&str>) -> (Option<u16>, Option<u16>) {
     let part = |digits: &str| u16::try_from(parse_hex(digits)?).ok();
-    text.as_deref().and_then(|text| text.split_once(':')).map_or((None, None), |(vendor, device)| (part(vendor), part(device)))
+    text.and_then(|text| text.split_once(':')).map_or((None, None), |(vendor, device)| (part(vendor), part(device)))
 }
 
 /// The class devices by the function above them, for those that are not direct children of it: the interface of a
@@ -318,6 +336,29 @@ mod tests {
         assert_eq!((vf.physfn, vf.vf_index, vf.iommu_group), (Some(pf.address), Some(0), Some(7)));
         assert_eq!((bare.subsystem_device, bare.iommu_group), (Some(1), Some(7)));
         assert!(bare.net.is_empty(), "nobody drives an interface: the folder is not listed");
+    }
+
+    #[test]
+    fn a_uevent_that_is_whole_is_believed_and_one_that_is_cut_short_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let cut = "PCI_CLASS=20000\nPCI_ID=8086:1572\nPCI_SLOT_NAME=0000:00:01.0";
+        let whole = format!("{cut}\nMODALIAS=pci:v00008086d00001572sv00000000sd00000000bc02sc00i00");
+        let bridge = whole.replace("PCI_CLASS=2", "DRIVER=pcieport\nPCI_CLASS=6").replace("=60000", "=60400");
+        let texts = [
+            ("0000:00:01.0", cut),
+            ("0000:00:02.0", &whole),
+            ("0000:00:03.0", &bridge),
+            ("0000:00:04.0", "PCI_CLASS=60400\nPCI_ID=8086:1"),
+        ];
+        let functions = texts.map(|(address, uevent)| {
+            place(dir.path(), &format!("pci0000:00/{address}"), &[("uevent", uevent), ("net/eth0/mtu", "1500")]);
+            symlink("../../bus/pci/drivers/ice", dir.path().join(format!("sys/devices/pci0000:00/{address}/driver"))).unwrap();
+            let function = scanned(&dir, address);
+            (function.driver.unwrap_or_default(), function.net.len())
+        });
+        // No kernel makes the second, whose driver is not told, nor the interface of a bridge: nobody looks for them.
+        let expected = [("ice", 1), ("", 0), ("pcieport", 0), ("ice", 1)].map(|(driver, net)| (driver.to_owned(), net));
+        assert_eq!(functions, expected);
     }
 
     #[test]

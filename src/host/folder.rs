@@ -4,7 +4,7 @@
 use super::root::{read_bounded, text_of};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
-use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
+use nix::sys::stat::{Mode, SFlag, fstatat};
 use rustix::fs::{FileType, RawDir};
 use std::cell::{Cell, OnceCell};
 use std::fs::File;
@@ -134,21 +134,14 @@ impl Folder {
     /// The text of a regular file of it, as [`HostRoot::read`](super::HostRoot::read) has it.
     #[must_use]
     pub fn read(&self, name: &str) -> Option<String> {
-        let is_file = match self.names.get() {
-            Some(names) => names.get(name)?.is_file,
-            None => false,
-        };
-        // A pipe without a writer opens at once with O_NONBLOCK; what was opened is then seen to be no file.
+        if self.names.get().is_some_and(|names| names.get(name).is_none_or(|place| !place.is_file)) {
+            return None;
+        }
+        // Before it was listed it may be anything. O_NONBLOCK: a pipe without a writer opens at once and ends at once. That needs no
+        // fstat, which would be one call of every four: the text is what could be read, and an attribute of sysfs has a page at most.
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let file = self.found(openat(&self.dir, name, flags, Mode::empty()))?;
-        // What the directory said to be a file need not be asked again; an attribute of sysfs states a page.
-        let stated = if is_file {
-            ATTRIBUTE_BYTES
-        } else {
-            let stat = fstat(&file).ok().filter(|stat| kind(stat.st_mode) == SFlag::S_IFREG)?;
-            u64::try_from(stat.st_size).unwrap_or_default()
-        };
-        let bytes = read_bounded(File::from(file), stated).ok()?;
+        let bytes = read_bounded(File::from(file), ATTRIBUTE_BYTES).ok()?;
         Some(text_of(&bytes)).filter(|text| !text.is_empty())
     }
 

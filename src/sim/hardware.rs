@@ -213,11 +213,12 @@ impl SimNode {
         let up = "../".repeat(path.split('/').count() + 1);
         let hex = |id: &str| id.trim_start_matches("0x").to_uppercase();
         // As the kernel writes it (`pci_uevent` in `drivers/pci/pci-driver.c`).
+        let (class_hex, vendor, device) = (hex(class), hex(ids.0), hex(ids.1));
+        let (base, sub, interface) = (&class_hex[..2], &class_hex[2..4], &class_hex[4..]);
         let mut uevent = format!(
-            "PCI_CLASS={}\nPCI_ID={vendor}:{}\nPCI_SUBSYS_ID={vendor}:0001\nPCI_SLOT_NAME={name}\n",
-            hex(class).trim_start_matches('0'),
-            hex(ids.1),
-            vendor = hex(ids.0)
+            "PCI_CLASS={}\nPCI_ID={vendor}:{device}\nPCI_SUBSYS_ID={vendor}:0001\nPCI_SLOT_NAME={name}\n\
+             MODALIAS=pci:v0000{vendor}d0000{device}sv0000{vendor}sd00000001bc{base}sc{sub}i{interface}\n",
+            class_hex.trim_start_matches('0'),
         );
         if let Some(driver) = driver {
             uevent.insert_str(0, &format!("DRIVER={driver}\n"));

@@ -99,7 +99,7 @@ impl Look<'_> {
     /// Whether the driver that discovery saw still has the function: what is missing then is missing against its will.
     fn keeps_driver(&self) -> bool {
         let uevent = self.read("uevent").unwrap_or_default();
-        let driver = uevent_value(&uevent, "DRIVER").or_else(|| self.root.link_name(&format!("{}/driver", self.dir)));
+        let driver = uevent_value(&uevent, "DRIVER").map(str::to_owned).or_else(|| self.root.link_name(&format!("{}/driver", self.dir)));
         driver.is_some() && driver == self.function.driver
     }
 

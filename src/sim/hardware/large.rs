@@ -40,7 +40,10 @@ const IDLE: [(&str, &str); 15] = [
     ("class", "0x088000"),
     ("numa_node", "0"),
     ("local_cpulist", "0-55,112-167"),
-    ("uevent", "PCI_CLASS=88000\nPCI_ID=8086:09A2\nPCI_SUBSYS_ID=8086:0000"),
+    (
+        "uevent",
+        "PCI_CLASS=88000\nPCI_ID=8086:09A2\nPCI_SUBSYS_ID=8086:0000\nMODALIAS=pci:v00008086d000009A2sv00008086sd00000000bc08sc80i00",
+    ),
     ("config", "\u{6}\u{1}\u{2}\u{9}"),
     ("power_state", "unknown"),
     ("power/runtime_status", "unsupported"),
