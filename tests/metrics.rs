@@ -139,8 +139,11 @@ fn a_daemon_tells_every_metric_of_the_table_once_something_happens_and_no_other(
 
         assert!(kubelet.delete_pod(&pod.uid).unwrap());
         daemon.logged("the hook after release has failed").await;
-        kubelet.restart().await.unwrap();
+        // Its socket stays behind.
+        kubelet.stop();
         daemon.logged("stream ended").await;
+        until("a kubelet that has ended", || http_get(address, "/metrics").1, |page| page.contains("\nholdfast_kubelet_present 0\n"));
+        kubelet.start_again().await.unwrap();
         offered(&kubelet, &nic, 1).await;
         check_page(&page);
         let page = http_get(address, "/metrics").1;

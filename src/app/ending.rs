@@ -1,9 +1,12 @@
-//! The way back from [`App::start`], in steps that a shutdown and a handover take in different orders.
+//! The way back from [`App::start`], in the steps of a shutdown and of a handover.
 //!
 //! ```text
-//!   shutdown:  quiesce ─▶ streams end ─▶ the ledger is closed
+//!   shutdown:  quiesce ─▶ the ledger is closed ─▶ streams end
 //!   handover:  quiesce ─▶ the ledger is closed ─▶ the other instance serves ─▶ streams end
 //! ```
+//!
+//! From the end of the streams on the kubelet has no device, until the next instance lists them: nothing that takes time comes
+//! after it.
 
 use super::App;
 use crate::domain::{Stage, Successor};
@@ -23,7 +26,7 @@ const CHECKPOINT_DEADLINE: Duration = Duration::from_millis(2000);
 /// Turns of the event loop. A request that lies in a socket is read, decoded and begun after four.
 const TURNS: usize = 32;
 
-/// How long it is waited for connections to take their last answers. All are of this machine.
+/// How long it is waited for the ledger to close, and for connections to take their last answers. All are of this machine.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// What is left of a daemon whose ledger is closed: the kubelet's connections.
@@ -34,12 +37,16 @@ pub(super) struct Frozen {
 }
 
 impl App {
-    /// Ends everything in order: the ledger is checkpointed, Allocates that have begun are answered, the streams end
+    /// Ends everything in order: Allocates that have begun are answered, the ledger is checkpointed and closed, the streams end
     /// last. An empty list is never sent: the kubelet would take every device for gone.
     pub async fn shut_down(self) {
         let (frozen, ledger) = self.quiesce().await;
+        let closing = tokio::time::timeout(CLOSE_DEADLINE, ledger.close());
+        // The kubelet is not kept waiting by a disk.
+        if closing.await.is_err() {
+            tracing::warn!("the ledger is not closed in time; the journal has everything");
+        }
         frozen.end_streams().await;
-        ledger.close().await;
         tracing::info!("ended");
     }
 

@@ -40,7 +40,7 @@ fn of_daemon(page: &mut Page, views: &Views) {
     page.sample(Metric::Ready, &[], u64::from(*views.ready.borrow()));
     page.sample(Metric::LedgerDamaged, &[], u64::from(views.recovery.is_some()));
     let kubelet = *views.kubelet.borrow();
-    page.sample(Metric::KubeletPresent, &[], u64::from(kubelet.is_some()));
+    page.sample(Metric::KubeletPresent, &[], u64::from(kubelet.is_some() && !views.socket_left_behind()));
     if let Some(started) = kubelet.and_then(|kubelet| kubelet.made_at()) {
         page.sample(Metric::KubeletStart, &[], started.0 / 1000);
     }

@@ -96,15 +96,13 @@ impl Status {
                 api_version: registration.api_version.map(str::to_owned),
             }
         };
-        let kubelet = *views.kubelet.borrow();
-        let finds_nobody = !registrations.is_empty() && registrations.values().all(|status| status.awaiting_kubelet);
         Status {
             schema: 1,
             version: env!("CARGO_PKG_VERSION").into(),
             uptime_seconds: uptime.as_secs(),
             ready: *views.ready.borrow(),
-            kubelet,
-            socket_left_behind: kubelet.is_some() && finds_nobody,
+            kubelet: *views.kubelet.borrow(),
+            socket_left_behind: views.socket_left_behind(),
             config: views.config.borrow().clone(),
             ledger: *views.kept.borrow(),
             hooks: views.due.borrow().all().cloned().collect(),

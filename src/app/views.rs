@@ -51,3 +51,13 @@ pub struct Views {
     /// Whether everything that READY promises has happened (I11).
     pub ready: watch::Receiver<bool>,
 }
+
+impl Views {
+    /// Whether the kubelet's socket was left behind: nobody has listened on it when it was tried last.
+    #[must_use]
+    pub fn socket_left_behind(&self) -> bool {
+        let registrations = self.registrations.borrow();
+        let finds_nobody = !registrations.is_empty() && registrations.values().all(|status| status.awaiting_kubelet);
+        finds_nobody && self.kubelet.borrow().is_some()
+    }
+}

@@ -135,6 +135,10 @@ impl HostRoot {
     /// Whether a device node can be reached at `host_path` (such as `/dev/fuse`).
     #[must_use]
     pub fn node_exists(&self, host_path: &str) -> bool {
+        if self.root == Path::new("/") {
+            // The kernel follows links as `resolve` does below a root, in one call: every Allocate asks for its devices' nodes.
+            return Path::new(host_path).metadata().is_ok_and(|metadata| self.is_node(&metadata));
+        }
         self.canonical_node(host_path).is_some()
     }
 
@@ -334,6 +338,8 @@ mod tests {
         let root = HostRoot::new("/");
         assert!(root.is_live());
         assert!(root.node_exists("/dev/null"));
+        // A link to a node is one, and a directory or nothing is none.
+        assert!(root.node_exists("/proc/self/root/dev/null") && !root.node_exists("/dev") && !root.node_exists("/dev/absent"));
         assert_eq!(root.node_numbers("/dev/null"), Some((1, 3)));
         assert!(!root.node_exists("/proc/version"));
     }

@@ -110,7 +110,7 @@ table! {
     Disagreements = Counter "holdfast_kubelet_disagreements_total" ["resource", "kind"]
         "How often the kubelet had a resource otherwise than it was listed, by kind (list, or answer: another plugin gave it).";
     KubeletPresent = Gauge "holdfast_kubelet_present" []
-        "1 while the kubelet's registration socket is there.";
+        "1 while the kubelet's registration socket is there and was not left behind by one that has ended.";
     KubeletStart = Gauge "holdfast_kubelet_start_time_seconds" []
         "When the kubelet made its registration socket, in seconds since 1970; it changes with every start of the kubelet.";
     LedgerDamaged = Gauge "holdfast_ledger_damaged" []
