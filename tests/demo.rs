@@ -77,6 +77,7 @@ fn on_a_usual_terminal_no_line_is_broken_in_a_word() {
     assert!(child.wait().unwrap().success(), "{out}");
     let long: Vec<_> = out.lines().filter(|line| line.trim_end().chars().count() > 80).collect();
     assert!(long.is_empty() && out.contains("all of them hold"), "{long:#?}\n{out}");
+    assert!(out.contains("\nGPU-5ca1ab1e-0000-4000-8000-000000000007  late-0/train"), "which GPU somebody holds is to be read: {out}");
 }
 
 #[test]
