@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails as the test would")]
 
+use nix::pty::{Winsize, openpty};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -59,6 +62,22 @@ fn the_story_is_told_and_holds() {
     assert!(!out.contains("FAILED") && !out.contains('\x1b'), "{out}");
     let long: Vec<_> = out.lines().filter(|line| line.chars().count() > 100 || line.ends_with(' ')).collect();
     assert!(long.is_empty(), "{long:#?}");
+}
+
+#[test]
+fn on_a_usual_terminal_no_line_is_broken_in_a_word() {
+    let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    let terminal = openpty(Some(&size), None).unwrap();
+    let temp = tempfile::Builder::new().prefix("d").tempdir_in("/tmp").unwrap();
+    let mut child = command(&[], temp.path()).env("NO_COLOR", "1").stdout(terminal.slave).stderr(Stdio::null()).spawn().unwrap();
+    let mut out = Vec::new();
+    // A terminal that nobody writes to any more is an error to its reader.
+    drop(File::from(terminal.master).read_to_end(&mut out));
+    let out = text(&out);
+    assert!(child.wait().unwrap().success(), "{out}");
+    let long: Vec<_> = out.lines().filter(|line| line.trim_end().chars().count() > 80).collect();
+    assert!(long.is_empty() && out.contains("all of them hold"), "{long:#?}\n{out}");
+    assert!(out.contains("\nGPU-5ca1ab1e-0000-4000-8000-000000000007  late-0/train"), "which GPU somebody holds is to be read: {out}");
 }
 
 #[test]

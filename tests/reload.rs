@@ -242,6 +242,34 @@ fn a_device_that_moves_is_healthy_in_one_list_at_most() {
 }
 
 #[test]
+fn shares_that_are_no_more_say_nothing_of_their_device() {
+    run(async {
+        let node = Node::with(&[("gpu", 1)]);
+        let shared = |replicas: u32| config(&[format!("{}replicas = {replicas}\n", resource("gpu"))]);
+        node.write_config(&shared(8));
+        let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
+        let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
+        notified(&systemd, "READY=1").await;
+        let with = async |text: String| {
+            node.write_config(&text);
+            daemon.signal(Signal::SIGHUP);
+            notified(&systemd, "RELOADING=1").await;
+            notified(&systemd, "READY=1").await;
+            node.json(&["status"])
+        };
+        let status = with(shared(4)).await;
+        let listed = &status["resources"][0];
+        assert_eq!((&listed["devices"], &listed["healthy"]), (&8.into(), &4.into()), "four leave the list: {status}");
+        assert_eq!(status["ailing"], serde_json::json!([]), "{status}");
+        // Where none is left it is the device that goes.
+        let status = with(config(&[resource("nic")])).await;
+        assert_eq!((&status["ailing"][0]["id"], &status["ailing"][0]["reason"]), (&"dev:gpu0".into(), &"deselected".into()), "{status}");
+        daemon.signal(Signal::SIGTERM);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+    });
+}
+
+#[test]
 fn a_bad_file_keeps_the_last_good_one_and_says_so() {
     run(async {
         let node = Node::with(&[("gpu", 2)]);

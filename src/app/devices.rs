@@ -1,7 +1,7 @@
 //! What is told of each device's health: for `device show`, `status` and whoever else asks the running daemon.
 
 use super::Views;
-use crate::domain::{DeviceId, Gather, Health, Incident, State, Timestamp, Verdict};
+use crate::domain::{DeviceId, Gather, Health, Incident, Offered, Reason, State, Timestamp, Verdict};
 use crate::host;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,11 +41,17 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
     let mut devices: BTreeMap<DeviceId, DeviceReport> =
         verdicts.iter().map(|(id, verdict)| (id.clone(), report(id, Some(verdict), now))).gather();
     for (resource, offering) in &views.inventory.borrow().resources {
-        for offered in offering.devices.values() {
+        let is_leaving = |offered: &&Offered| offered.health == Health::Unhealthy(Reason::Deselected);
+        let (leaving, staying): (Vec<&Offered>, Vec<&Offered>) = offering.devices.values().partition(is_leaving);
+        for offered in staying.into_iter().chain(leaving) {
             let id = &offered.device.id;
             let device = devices.entry(id.clone()).or_insert_with(|| report(id, None, now));
             device.key.clone_from(&offered.device.key);
-            device.resources.insert(resource.to_string());
+            let is_first = device.resources.insert(resource.to_string());
+            if !is_first && is_leaving(&offered) {
+                // A share that is no more says nothing of a device that has others.
+                continue;
+            }
             // A resource that has it otherwise (held, and not selected) has another word for it.
             if device.health.is_none() || !offered.health.is_healthy() {
                 device.health = Some(offered.health.as_str().to_owned());

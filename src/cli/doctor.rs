@@ -157,7 +157,7 @@ fn text(report: &Report, all: bool, screen: Screen) -> String {
     if all && !unknown.is_empty() {
         text += &format!("not looked at, since too little is known: {unknown}\n\n");
     }
-    text + &summary(report, all)
+    text + &summary(report, all, screen)
 }
 
 /// How far the sentences of a finding are indented: behind the longest level.
@@ -186,7 +186,7 @@ fn clean_lines(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect()
 }
 
-fn summary(report: &Report, all: bool) -> String {
+fn summary(report: &Report, all: bool, screen: Screen) -> String {
     let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let [errors, warnings, notes, fine] = [Level::Error, Level::Warning, Level::Note, Level::Ok].map(|level| report.count(level));
     let unknown = report.unknown.len();
@@ -199,5 +199,5 @@ fn summary(report: &Report, all: bool) -> String {
         format!("{}, {}, {}", plural(errors, "error"), plural(warnings, "warning"), plural(notes, "note"))
     };
     let more = if errors + warnings > 0 { "docs/doctor.md says more of each code\n" } else { "" };
-    format!("{found}; {made}{left}{hint}\n{more}")
+    format!("{}\n{more}", screen.wrap(&format!("{found}; {made}{left}{hint}"), 0))
 }

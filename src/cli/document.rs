@@ -165,10 +165,10 @@ fn numbers(numbers: &BTreeSet<u32>) -> String {
 }
 
 /// The same with both ends: from when to when, and what proved that it was given back.
-pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> String {
+pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> Table {
     let table = Table::new(&["FROM", "UNTIL", "NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "PROOF", "DEVICES"]);
     let table = table.giving_way(&["DEVICES", "PROOF", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"]);
-    let mut table = table.leaving_out(&["STATE", "PROOF", "CONTAINER"]).tinted("STATE", tint);
+    let mut table = table.leaving_out(&["STATE", "PROOF", "CONTAINER", "RESOURCE"]).tinted("STATE", tint);
     for grant in grants {
         let (until, proof) = match &grant.state {
             GrantState::Released { released_at, released_by, .. } => (released_at.to_seconds(), released_by.clone()),
@@ -178,7 +178,7 @@ pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> String 
         let (from, resource, state) = (grant.granted_at.to_seconds(), grant.resource.to_string(), grant.state_name().to_owned());
         table.row([from, until, namespace, pod, container, resource, state, proof, devices(grant)]);
     }
-    table.to_string()
+    table
 }
 
 /// Namespace, pod and container; empty where they are not known. A pod without a name is still told apart by its UID.
@@ -227,6 +227,7 @@ fn since(grant: &Grant) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::screen::Screen;
     use crate::domain::{AllocId, ContainerEdits, GrantedDevice};
 
     fn grant(state: GrantState) -> Grant {
@@ -339,6 +340,12 @@ FROM                  UNTIL                 NAMESPACE  POD     CONTAINER  RESOUR
 2023-11-14T22:13:20Z  -                     default    web-0   main       nvidia.com/gpu  bound     -         GPU-b,GPU-a
 2023-11-14T22:13:20Z  2023-11-14T22:13:22Z  -          uid:u1  main       nvidia.com/gpu  released  pod_gone  GPU-b,GPU-a
 ";
-        assert_eq!(history_table(&two()), wanted);
+        assert_eq!(history_table(&two()).to_string(), wanted);
+        let narrow = "\
+FROM                  UNTIL                 NAMESPACE  POD     DEVICES
+2023-11-14T22:13:20Z  -                     default    web-0   GPU-b,GPU-a
+2023-11-14T22:13:20Z  2023-11-14T22:13:22Z  -          uid:u1  GPU-b,GPU-a
+";
+        assert_eq!(history_table(&two()).on(Screen { width: Some(80), ..Screen::default() }), narrow, "a usual terminal has room for it");
     }
 }

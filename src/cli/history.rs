@@ -151,7 +151,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         failures,
     };
     show(global.output, &document, |document| {
-        let held = if grants.is_empty() { nothing(time) } else { history_table(&grants) };
+        let held = if grants.is_empty() { nothing(time) } else { history_table(&grants).to_string() };
         held + &document.failures.as_deref().map(|failures| failures_table(failures, &grants)).unwrap_or_default()
     })?;
     for remark in remarks(time, remembers_from, problem.as_deref(), &grants) {

@@ -46,7 +46,9 @@ fn text(status: &Status, screen: Screen) -> String {
     };
     let problems = status.problems();
     let verdict = screen.paint(if problems.is_empty() { Tint::Green } else { Tint::Red }, &verdict(&problems));
-    let mut text = format!("holdfast {}, {ready}, up {uptime}; {kubelet}\nconfiguration: {}\n{verdict}\n", status.version, status.config);
+    let begin = screen.wrap(&format!("holdfast {}, {ready}, up {uptime}; {kubelet}", status.version), 2);
+    let config = screen.wrap(&format!("configuration: {}", status.config), 2);
+    let mut text = format!("{begin}\n{config}\n{verdict}\n");
     if !status.resources.is_empty() {
         text += &format!("\n{}", resources(&status.resources).on(screen));
     }
@@ -133,6 +135,15 @@ RESOURCE        REGISTERED  DEVICES  HEALTHY  HELD  API      LAST REGISTRATION
 nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
 ";
         assert_eq!(text(&status(), Screen::default()), wanted);
+    }
+
+    #[test]
+    fn on_a_usual_terminal_the_first_lines_too_end_between_words() {
+        let files = ["/etc/holdfast/config.toml", "/etc/holdfast/config.d/sriov.toml"].map(Into::into).into();
+        let status = Status { config: ConfigReport { files, ..ConfigReport::default() }, ..status() };
+        let told = text(&status, Screen { width: Some(80), ..Screen::default() });
+        assert!(told.lines().all(|line| line.chars().count() <= 80), "{told}");
+        assert!(told.contains("\nconfiguration: /etc/holdfast/config.toml, /etc/holdfast/config.d/sriov.toml,\n  read at "), "{told}");
     }
 
     #[test]

@@ -12,6 +12,8 @@ pub const UNKNOWN: &str = "-";
 const BETWEEN: &str = "  ";
 /// A column gives way no further.
 const LEAST: usize = 8;
+/// The first one that gives way does not either, as long as another can: mostly it has ids, and so long is the address of a PCI function.
+const ADDRESS: usize = 12;
 
 /// A table with a header. Put the column of unbounded length last: it then moves no other column.
 #[derive(Debug, Clone)]
@@ -51,7 +53,7 @@ impl Table {
     }
 
     /// The same, where these are left out, the first one first, when more than the first column that gives way would have to be cut: a
-    /// stub of them would tell nothing.
+    /// stub of them would tell nothing. Those of which nothing is known go before anything is cut, that first column too.
     #[must_use]
     pub fn leaving_out(mut self, headings: &[&str]) -> Self {
         self.dispensable = headings.iter().filter_map(|heading| self.column(heading)).collect();
@@ -79,9 +81,14 @@ impl Table {
 
     /// Adds a row; an empty cell is printed as unknown.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let unknown = if self.is_sparse { "" } else { UNKNOWN };
+        let unknown = self.unknown();
         let cells = cells.into_iter().map(|cell| if cell.is_empty() { unknown.to_owned() } else { printable(&cell) });
         self.rows.push(Row::Cells(cells.collect()));
+    }
+
+    /// What stands in a cell of which nothing is known.
+    fn unknown(&self) -> &'static str {
+        if self.is_sparse { "" } else { UNKNOWN }
     }
 
     /// Adds a line that goes over all columns.
@@ -103,11 +110,18 @@ impl Table {
     fn widths(&self, screen: Screen) -> Vec<usize> {
         let columns = self.cells().map(<[String]>::len).max().unwrap_or(0);
         let content = |column: usize| self.cells().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
-        let is_blank = |column: &usize| self.is_sparse && self.cells().skip(1).all(|row| row.get(*column).is_none_or(String::is_empty));
-        let mut widths: Vec<usize> = (0..columns).map(|column| if is_blank(&column) { 0 } else { content(column) }).collect();
+        let heading = |column: usize| self.cells().next().and_then(|headings| headings.get(column)).map_or(0, |text| text.chars().count());
+        let is_unknown = |column: usize| self.cells().skip(1).all(|row| row.get(column).is_none_or(|cell| cell == self.unknown()));
+        let is_blank = |column| self.is_sparse && is_unknown(column);
+        let mut widths: Vec<usize> = (0..columns).map(|column| if is_blank(column) { 0 } else { content(column) }).collect();
         let shown = widths.iter().filter(|width| **width > 0).count();
         let whole = widths.iter().sum::<usize>() + BETWEEN.len() * shown.saturating_sub(1);
         let mut over = screen.width.map_or(0, |width| whole.saturating_sub(width));
+        for column in self.giving_way.iter().take(1).chain(&self.dispensable).filter(|column| is_unknown(**column)) {
+            let Some(width) = widths.get_mut(*column).filter(|width| over > 0 && **width > 0) else { continue };
+            over = over.saturating_sub(*width + BETWEEN.len());
+            *width = 0;
+        }
         for (index, column) in self.giving_way.iter().enumerate() {
             if index == 1 {
                 for out in &self.dispensable {
@@ -121,9 +135,9 @@ impl Table {
                     over = over.saturating_sub(freed);
                 }
             }
-            let heading = self.cells().next().and_then(|headings| headings.get(*column)).map_or(0, |heading| heading.chars().count());
             let Some(width) = widths.get_mut(*column) else { continue };
-            let cut = width.saturating_sub(heading.max(LEAST));
+            let least = if index == 0 && !self.is_sparse { ADDRESS } else { LEAST };
+            let cut = width.saturating_sub(heading(*column).max(least));
             if self.is_sparse && over > cut && *width > 0 && Some(column) == self.giving_way.first() {
                 // What would be left of it is worth less than all that stands beside it.
                 over = over.saturating_sub(*width + BETWEEN.len());
@@ -132,6 +146,9 @@ impl Table {
                 *width -= over.min(cut);
                 over = over.saturating_sub(cut);
             }
+        }
+        if let Some((first, width)) = self.giving_way.first().and_then(|first| Some((*first, widths.get_mut(*first)?))) {
+            *width -= over.min(width.saturating_sub(heading(first).max(LEAST)));
         }
         widths
     }
@@ -205,7 +222,8 @@ mod tests {
         let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
         assert_eq!(on(50), table.to_string());
         assert_eq!(on(44), "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-11…\n");
-        assert_eq!(on(32), "POD         RESOURCE    DEVICE\nml/train-0  nvidia.co…  GPU-5a7…\n");
+        assert_eq!(on(38), "POD         RESOURCE      DEVICE\nml/train-0  nvidia.com/…  GPU-5a7c1f0…\n");
+        assert_eq!(on(30), "POD         RESOURCE  DEVICE\nml/train-0  nvidia.…  GPU-5a7…\n");
         assert!(on(10).contains("nvidia.…  GPU-5a7…"), "so much is always left");
     }
 
@@ -228,6 +246,20 @@ mod tests {
         table.row(["a", "", ""].map(str::to_owned));
         table.row(["b", "", "ml/train-0"].map(str::to_owned));
         assert_eq!(table.to_string(), "DEVICE  HELD BY\na\nb       ml/train-0\n");
+    }
+
+    #[test]
+    fn a_column_of_which_nothing_is_known_goes_before_another_is_cut() {
+        let mut table = Table::new(&["address", "driver", "until", "id"]).leaving_out(&["driver"]);
+        table.row(["/dev/sensor0", "", "", "dev:sensor0"].map(str::to_owned));
+        let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
+        assert_eq!(on(40), "ADDRESS       DRIVER  UNTIL  ID\n/dev/sensor0  -       -      dev:sensor0\n");
+        assert_eq!(on(39), "ADDRESS       UNTIL  ID\n/dev/sensor0  -      dev:sensor0\n");
+        assert_eq!(on(30), "ADDRESS       UNTIL  ID\n/dev/sensor0  -      dev:sens…\n");
+        let mut table = Table::new(&["address", "names", "resource", "id"]).giving_way(&["id", "resource"]).leaving_out(&["names"]);
+        table.row(["0000:3b:01.0", "ens1f0v0", "intel.com/sriov", ""].map(str::to_owned));
+        let narrow = Screen { width: Some(40), ..Screen::default() };
+        assert_eq!(table.on(narrow), "ADDRESS       NAMES     RESOURCE\n0000:3b:01.0  ens1f0v0  intel.com/sriov\n");
     }
 
     #[test]

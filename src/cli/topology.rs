@@ -142,7 +142,7 @@ pub fn text(figure: &Figure, count: Count, screen: Screen) -> String {
         return "no devices found; `holdfast discover --all` lists every PCI function\n".into();
     }
     let table = Table::new(&["device", "class", "name", "resource", "health", "held by"]);
-    let mut table = table.giving_way(&["name", "held by", "resource", "health"]).tinted("health", health_tint).sparse();
+    let mut table = table.giving_way(&["name", "resource", "held by", "health"]).tinted("health", health_tint).sparse();
     lines(&figure.parts, "", true, screen, &mut table);
     format!("{}\n{count}\n", table.on(screen))
 }

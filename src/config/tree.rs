@@ -238,9 +238,12 @@ impl Writer {
             let path = if path.is_empty() { key_text(key) } else { format!("{path}.{}", key_text(key)) };
             match &value.is {
                 Is::Table(table) => {
-                    self.gap();
-                    self.text.push_str(&format!("[{path}]"));
-                    end(&mut self.text, place.as_ref());
+                    // The headers of what is in it say it all, where there is nothing else.
+                    if table.0.is_empty() || !table.0.iter().all(is_block) {
+                        self.gap();
+                        self.text.push_str(&format!("[{path}]"));
+                        end(&mut self.text, place.as_ref());
+                    }
                     self.table(&path, table, origin);
                 }
                 Is::List(list) => {
@@ -333,7 +336,7 @@ mod tests {
         let text = "a = 0x1F\n\n[b.\"c d\"]\nx = \"\"\"\none\n\"two\\u0007\"\"\"\"\ny = [ {z = 1979-05-27},\n  { w = -1.5e3 } ]\n[[resource]]\n\"ö\" = true\n[[resource]]\n";
         let tree = Table::parse(text, Path::new("f")).unwrap();
         let text = written(&tree, None);
-        let expected = "a = 0x1F\n\n[b]\n\n[b.\"c d\"]\nx = \"one\\n\\\"two\\u0007\\\"\"\ny = [{ z = 1979-05-27 }, { w = -1.5e3 }]\n\n[[resource]]\n\"ö\" = true\n\n[[resource]]\n";
+        let expected = "a = 0x1F\n\n[b.\"c d\"]\nx = \"one\\n\\\"two\\u0007\\\"\"\ny = [{ z = 1979-05-27 }, { w = -1.5e3 }]\n\n[[resource]]\n\"ö\" = true\n\n[[resource]]\n";
         assert_eq!(text, expected);
         let again = written(&Table::parse(&text, Path::new("f")).unwrap(), None);
         assert_eq!(again, text);

@@ -124,7 +124,9 @@ impl Story {
                 held.entry((&grant.resource, &device.id)).or_default().push(format!("{}{deleted}", holder(grant)));
             }
         }
-        let mut table = Table::new(&["resource", "device", "held by"]).giving_way(&["device", "held by"]);
+        // These GPUs differ in the end of their ids.
+        let table = Table::new(&["resource", "device", "held by"]).giving_way(&["resource", "device", "held by"]);
+        let mut table = table.leaving_out(&["resource"]);
         for ((resource, id), holders) in held {
             table.row([resource.to_string(), id.to_string(), holders.join(", ")]);
         }

@@ -20,9 +20,10 @@ impl Story {
     pub(super) async fn kubelet_restart(&mut self) -> Result<(), Stop> {
         self.begin(Chapter::KubeletRestart)?;
         let after = self.stage.first_batch_after.as_millis();
-        self.screen
-            .say(format_args!("A new kubelet admits the pods that run already, some {after} ms after its socket appears. Who is not"))?;
-        self.screen.say("registered by then loses train-0: its init container has ended, so its GPUs are checked anew.")?;
+        self.screen.say(format_args!(
+            "A new kubelet admits the pods that run already, some {after} ms after its socket appears. Who is not registered by then \
+             loses train-0: its init container has ended, so its GPUs are checked anew."
+        ))?;
         let held = self.stage.kubelet.view(held_by_kubelet);
         let spoilt = self.stage.spoils(Chapter::KubeletRestart);
         if spoilt {
@@ -54,8 +55,10 @@ impl Story {
 
     pub(super) async fn actor_death(&mut self) -> Result<(), Stop> {
         self.begin(Chapter::ActorDeath)?;
-        self.screen.say("mpi-0 asks for a virtual function for each of four containers. After the first answer two actors")?;
-        self.screen.say("panic: the one that answers the kubelet, and the one that keeps the ledger. They are built anew.")?;
+        self.screen.say(
+            "mpi-0 asks for a virtual function for each of four containers. After the first answer two actors panic: the one that \
+             answers the kubelet, and the one that keeps the ledger. They are built anew.",
+        )?;
         let from = self.stage.kubelet.view(|view| view.events().iter().count());
         let mut spec = PodSpec::new("demo", "mpi-0");
         for rank in 0..4 {

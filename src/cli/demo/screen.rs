@@ -1,12 +1,14 @@
 //! What the reader sees: headings, facts and claims on standard output; colours on a terminal only.
 
 use super::{Chapter, Refuted, Stop, ms};
-use crate::cli::print;
+use crate::cli::{print, screen};
 use std::fmt;
 use std::time::Duration;
 
 /// Width of the column of names in a chapter's facts.
 const LABEL_WIDTH: usize = 20;
+/// What is explained is in lines of no more, however wide the terminal is.
+const LINE_MOST: usize = 100;
 
 /// How text stands out.
 #[derive(Debug, Clone, Copy)]
@@ -20,14 +22,14 @@ enum Style {
 /// Where the story is told.
 #[derive(Debug)]
 pub(super) struct Screen {
-    colour: bool,
+    on: screen::Screen,
     chapter: Option<Chapter>,
     claims: usize,
 }
 
 impl Screen {
     pub(super) fn new() -> Self {
-        Screen { colour: crate::cli::screen::Screen::get().colour, chapter: None, claims: 0 }
+        Screen { on: screen::Screen::get(), chapter: None, claims: 0 }
     }
 
     /// The chapter that is being told.
@@ -36,7 +38,7 @@ impl Screen {
     }
 
     fn paint(&self, style: Style, text: impl fmt::Display) -> String {
-        if self.colour { format!("\x1b[{}m{text}\x1b[0m", style as u8) } else { text.to_string() }
+        if self.on.colour { format!("\x1b[{}m{text}\x1b[0m", style as u8) } else { text.to_string() }
     }
 
     fn line(&self, text: impl fmt::Display) -> Result<(), Stop> {
@@ -51,7 +53,7 @@ impl Screen {
             "The daemon is the real one, and so is the gRPC between the two, over unix sockets.",
             "Every line marked `ok` was checked: with the kubelet, the daemon's views, or what is on disk.",
         ] {
-            self.line(text)?;
+            self.line(self.prose(text, 0))?;
         }
         match spoilt {
             Some(chapter) => self.line(format_args!("The chapter `{}` is spoilt on purpose.", chapter.name())),
@@ -66,14 +68,19 @@ impl Screen {
         self.line(self.paint(Style::Bold, format_args!("{number}  {heading}")))
     }
 
-    /// A line of explanation.
+    /// A sentence or two of explanation.
     pub(super) fn say(&self, text: impl fmt::Display) -> Result<(), Stop> {
-        self.line(self.paint(Style::Dim, format_args!("   {text}")))
+        self.line(self.paint(Style::Dim, format_args!("   {}", self.prose(text, 3))))
+    }
+
+    fn prose(&self, text: impl fmt::Display, indent: usize) -> String {
+        let width = Some(self.on.width.map_or(LINE_MOST, |width| width.min(LINE_MOST)));
+        screen::Screen { width, ..self.on }.wrap(&text.to_string(), indent)
     }
 
     /// Something measured or seen.
     pub(super) fn fact(&self, label: &str, text: impl fmt::Display) -> Result<(), Stop> {
-        self.line(format_args!("   {label:LABEL_WIDTH$}  {text}"))
+        self.line(format_args!("   {label:LABEL_WIDTH$}  {}", self.on.wrap(&text.to_string(), LABEL_WIDTH + 5)))
     }
 
     /// States a claim. What is compared is what is shown when it does not hold, line by line.
@@ -83,13 +90,13 @@ impl Screen {
             return Err(Stop::Refuted(Refuted { claim: claim.to_string(), expected, seen }));
         }
         self.claims += 1;
-        self.line(format_args!("   {}  {claim}", self.paint(Style::Green, "ok")))
+        self.line(format_args!("   {}  {}", self.paint(Style::Green, "ok"), self.on.wrap(&claim.to_string(), 7)))
     }
 
     /// Shows a claim that does not hold: of both sides, the lines that the other one lacks.
     pub(super) fn refuted(&self, refuted: &Refuted) -> Result<(), Stop> {
         let Refuted { claim, expected, seen } = refuted;
-        self.line(format_args!("   {}  {claim}", self.paint(Style::Red, "FAILED")))?;
+        self.line(format_args!("   {}  {}", self.paint(Style::Red, "FAILED"), self.on.wrap(claim, 11)))?;
         for (label, these, others) in [("expected", expected, seen), ("seen", seen, expected)] {
             let others: Vec<&str> = others.lines().collect();
             let only: Vec<&str> = these.lines().filter(|line| !others.contains(line)).collect();
