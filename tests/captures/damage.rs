@@ -11,7 +11,7 @@
 //! `HOLDFAST_VARIANTS` is the number of damaged trees; `HOLDFAST_SEED` makes others. A failure names its variant, and
 //! `HOLDFAST_VARIANT` looks at that one alone.
 
-use crate::archive::{captures, folder, link_tree};
+use crate::archive::{captures, copy_tree, folder};
 use holdfast::cli::discover::document;
 use holdfast::domain::{CharPath, Device, DeviceClass, DeviceId, PciAddress, ResourceSpec, Select};
 use holdfast::hardware::{Discovery, defaults, discover, scan, signals};
@@ -150,7 +150,7 @@ fn trees() -> Vec<Tree> {
     let mut trees = vec![Tree::new("simulated", simulated)];
     for capture in captures().unwrap_or_default() {
         let dir = folder();
-        link_tree(&capture.root, &dir.path().join("root"));
+        copy_tree(&capture.root, &dir.path().join("root"));
         trees.push(Tree::new(&capture.name, dir));
     }
     trees

@@ -23,7 +23,7 @@ fn found(root: &Path, remembered: &BTreeMap<String, DeviceId>) -> Discovery {
 
 /// The captured machines, and one whose GPUs have numbers, identities and nodes.
 fn machines() -> (Vec<(String, PathBuf)>, tempfile::TempDir) {
-    let simulated = tempfile::tempdir().unwrap();
+    let simulated = crate::archive::folder();
     SimNode::create(simulated.path()).unwrap();
     let captured = captures().unwrap_or_default().into_iter().map(|Capture { name, root, .. }| (name, root));
     let machines = captured.chain([("simulated".to_owned(), simulated.path().to_owned())]).collect();

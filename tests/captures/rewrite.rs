@@ -118,7 +118,7 @@ fn renumbered(word: &str) -> String {
 
 /// Copies what discovery reads of `root`, every name and text put through the mapping.
 pub(crate) fn copy(root: &Path, mapping: &Mapping) -> tempfile::TempDir {
-    let copy = tempfile::tempdir().unwrap();
+    let copy = crate::archive::folder();
     let walk = |rel: &str, depth| walk(root, copy.path(), Path::new(rel), mapping, depth);
     walk("sys/bus/pci/devices", DEPTH);
     walk("proc/driver/nvidia", 4);

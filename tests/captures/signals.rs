@@ -1,7 +1,7 @@
 //! What speaks against a device, on captured machines: nothing on those in order, however odd they look; on copies with a
 //! fault exactly that fault, of exactly the devices that have it, and nothing again when it is undone.
 
-use crate::archive::{captures, folder, link_tree, sample};
+use crate::archive::{captures, copy_tree, folder, sample};
 use crate::fault::{Edit, Fault, ONES};
 use holdfast::domain::{Device, DeviceEvent, EventKind, PciAddress, Reason, Signals};
 use holdfast::hardware::{discover, event, signals, xid};
@@ -76,7 +76,7 @@ impl Machine {
         let capture = captures()?.into_iter().find(|capture| capture.name == name).unwrap();
         let dir = folder();
         let root = dir.path().join("root");
-        link_tree(&capture.root, &root);
+        copy_tree(&capture.root, &root);
         let devices = devices(&HostRoot::new(&root));
         let whole = Seen { complaints: BTreeSet::new(), counters: BTreeSet::new(), remarks: BTreeSet::new() };
         let mut machine = Machine { root, devices, whole, _dir: dir };

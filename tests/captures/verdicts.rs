@@ -17,7 +17,7 @@
 //! | a read that hangs | `a_look_that_hangs_is_given_up_and_others_are_looked_at`; a pipe: `signals`, `damage`, `tests/health.rs` |
 //! | what the kernel tells | `what_the_kernel_tells_stays_until_a_reset_whatever_a_probe_shows`, `tests/health.rs` |
 
-use crate::archive::{Capture, captures, folder, link_tree};
+use crate::archive::{Capture, captures, copy_tree, folder};
 use crate::fault::{Edit, Fault, ONES};
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceClass, DeviceEvent, DeviceId, EventKind, Grant, GrantState, GrantedDevice, HealthPolicy, Reason,
@@ -50,7 +50,7 @@ impl Machine {
     fn prepared(capture: &Capture, guest: bool) -> Machine {
         let dir = folder();
         let root = dir.path().join("root");
-        link_tree(&capture.root, &root);
+        copy_tree(&capture.root, &root);
         if guest {
             for_guests(&root);
         }
