@@ -19,6 +19,9 @@ const HANDOVER_DEADLINE: Duration = Duration::from_secs(180);
 /// How long it may take to read both copies of the ledger.
 const VERIFY_DEADLINE: Duration = Duration::from_secs(300);
 
+/// What is said of a daemon that goes away while it tells its ledger.
+const CUT_SHORT: &str = "it ended before everything was told";
+
 /// Why the daemon could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -96,8 +99,9 @@ async fn get_within<T: DeserializeOwned>(run_dir: &Path, resource: &str, deadlin
 /// Has the daemon of `run_dir` tell its ledger, until `take` says no more. Returns why the history is not whole, if it is not.
 ///
 /// # Errors
-/// As [`get`].
+/// As [`get`]; [`ControlError::Absent`] only where nothing was told yet.
 pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> Result<Option<String>, ControlError> {
+    let mut has_told = false;
     let ask = async |stream| {
         let mut body = in_time(ANSWER_DEADLINE, ask(stream, "/v1/ledger")).await??;
         let mut unread: Vec<u8> = Vec::new();
@@ -108,6 +112,7 @@ pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> 
             for line in unread[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
                 match serde_json::from_slice(line).map_err(not_understood)? {
                     Line::Told(told) => {
+                        has_told = true;
                         if !take(told) {
                             return Ok(None);
                         }
@@ -117,9 +122,12 @@ pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> 
             }
             unread.drain(..whole);
         }
-        Err("it ended before everything was told".to_owned())
+        Err(CUT_SHORT.to_owned())
     };
-    with(run_dir, ask).await
+    with(run_dir, ask).await.map_err(|error| match error {
+        ControlError::Absent { path, .. } if has_told => ControlError::Failed { path, why: CUT_SHORT.to_owned() },
+        error => error,
+    })
 }
 
 /// Connects, and says of whom it was that could not answer.
@@ -127,9 +135,7 @@ async fn with<T>(run_dir: &Path, ask: impl AsyncFnOnce(UnixStream) -> Result<T, 
     let path = socket_path(run_dir);
     let stream = match UnixStream::connect(&path).await {
         Ok(stream) => stream,
-        Err(source) if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            return Err(ControlError::Absent { path, source });
-        }
+        Err(source) if is_absence(&source) => return Err(ControlError::Absent { path, source }),
         Err(error) => {
             return Err(ControlError::Failed {
                 path,
@@ -137,7 +143,18 @@ async fn with<T>(run_dir: &Path, ask: impl AsyncFnOnce(UnixStream) -> Result<T, 
             });
         }
     };
-    ask(stream).await.map_err(|why| ControlError::Failed { path, why })
+    match ask(stream).await {
+        Ok(answer) => Ok(answer),
+        // It may have died over the question, and then nobody is there any more.
+        Err(why) => match UnixStream::connect(&path).await {
+            Err(source) if is_absence(&source) => Err(ControlError::Absent { path, source }),
+            Ok(_) | Err(_) => Err(ControlError::Failed { path, why }),
+        },
+    }
+}
+
+fn is_absence(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
 /// Asks for a resource. The body of the answer.
@@ -169,4 +186,39 @@ async fn in_time<T>(deadline: Duration, answer: impl Future<Output = T>) -> Resu
 #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
 fn not_understood(error: serde_json::Error) -> String {
     format!("its answer is not understood: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::UnixListener;
+
+    /// What comes of a question to a daemon that says this and dies.
+    async fn asked(says: &'static str) -> Result<Option<String>, ControlError> {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(socket_path(dir.path())).unwrap();
+        let daemon = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.read(&mut [0; 64]).await.unwrap();
+            stream.write_all(says.as_bytes()).await.unwrap();
+            drop(listener);
+        };
+        tokio::join!(read_ledger(dir.path(), |_| true), daemon).0
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_dies_over_a_question_is_absent_unless_it_has_told_something() {
+        let error = asked("").await.unwrap_err();
+        assert!(matches!(error, ControlError::Absent { .. }), "{error}");
+        let line = serde_json::to_string(&Line::Told(Told::Notes {
+            names: std::collections::BTreeMap::new(),
+            listed: crate::domain::Listed::default(),
+            owed: crate::domain::Owed::default(),
+            verdicts: crate::domain::Verdicts::default(),
+        }));
+        let told = format!("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n{}\n", line.unwrap());
+        let error = asked(told.leak()).await.unwrap_err();
+        assert!(matches!(error, ControlError::Failed { .. }), "{error}");
+    }
 }
