@@ -200,7 +200,7 @@ mod tests {
         let listener = UnixListener::bind(socket_path(dir.path())).unwrap();
         let daemon = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            stream.read(&mut [0; 64]).await.unwrap();
+            stream.read_exact(&mut [0; 16]).await.unwrap();
             stream.write_all(says.as_bytes()).await.unwrap();
             drop(listener);
         };
