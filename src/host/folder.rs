@@ -4,7 +4,7 @@
 use super::root::{read_bounded, text_of};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
-use nix::sys::stat::{Mode, SFlag, fstatat};
+use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use rustix::fs::{FileType, RawDir};
 use std::cell::{Cell, OnceCell};
 use std::fs::File;
@@ -131,16 +131,22 @@ impl Folder {
         if self.lacks_by_list(name) { None } else { Folder::open(&self.dir, Path::new(name)) }
     }
 
-    /// The text of a regular file of it, as [`HostRoot::read`](super::HostRoot::read) has it.
+    /// The text of a file of it, as [`HostRoot::read`](super::HostRoot::read) has it.
     #[must_use]
     pub fn read(&self, name: &str) -> Option<String> {
-        if self.names.get().is_some_and(|names| names.get(name).is_none_or(|place| !place.is_file)) {
-            return None;
-        }
-        // Before it was listed it may be anything. O_NONBLOCK: a pipe without a writer opens at once and ends at once. That needs no
-        // fstat, which would be one call of every four: the text is what could be read, and an attribute of sysfs has a page at most.
+        let is_listed_as_other = match self.names.get() {
+            Some(names) => !names.get(name)?.is_file,
+            None => false,
+        };
+        // A pipe without a writer opens at once with O_NONBLOCK, and ends at once.
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let file = self.found(openat(&self.dir, name, flags, Mode::empty()))?;
+        // Listed as something else it may be a link to a file, and not every file system says what a name is. Before it was listed it
+        // is not asked: that would be one call of every four of a scan.
+        if is_listed_as_other && !fstat(&file).is_ok_and(|stat| kind(stat.st_mode) == SFlag::S_IFREG) {
+            return None;
+        }
+        // An attribute of sysfs states a page.
         let bytes = read_bounded(File::from(file), ATTRIBUTE_BYTES).ok()?;
         Some(text_of(&bytes)).filter(|text| !text.is_empty())
     }
@@ -191,6 +197,7 @@ mod tests {
         fs::write(device.join("long"), "x".repeat(9000)).unwrap();
         symlink("../../drivers/one", device.join("driver")).unwrap();
         mkfifo(&device.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        symlink("uevent", device.join("same")).unwrap();
         symlink("device", dir.path().join("link")).unwrap();
 
         let root = HostRoot::new(dir.path());
@@ -199,8 +206,9 @@ mod tests {
         // Before it is listed nothing is missed, and a pipe is no file either.
         assert_eq!((folder.read("uevent").as_deref(), folder.read("pipe"), folder.read("other")), (Some("DRIVER=one"), None, None));
         assert!(folder.lacks("other") && !folder.lacks("uevent") && !folder.lacks("driver") && !folder.has_lost());
-        assert_eq!(folder.names().collect::<Vec<_>>(), ["driver", "empty", "long", "net", "pipe", "uevent"]);
+        assert_eq!(folder.names().collect::<Vec<_>>(), ["driver", "empty", "long", "net", "pipe", "same", "uevent"]);
         assert_eq!(folder.read("uevent").as_deref(), Some("DRIVER=one"));
+        assert_eq!(folder.read("same").as_deref(), Some("DRIVER=one"), "a link to a file is read as the file");
         assert_eq!(folder.read("long").map(|text| text.len()), Some(9000));
         assert_eq!((folder.read("empty"), folder.read("pipe"), folder.read("net"), folder.read("other")), (None, None, None, None));
         assert_eq!(folder.link_name("driver").as_deref(), Some("one"));

@@ -1,5 +1,6 @@
 //! The captured trees: unpacked once below the build folder, and again only when the archive changes.
 
+use holdfast::host::room;
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
@@ -72,10 +73,13 @@ pub(crate) fn copy_tree(from: &Path, to: &Path) {
     }
 }
 
-/// A folder for a copy: in memory where there is such a place, since a disk's file system takes three times as long to make ten
-/// thousand names as all the rest takes.
+/// A folder for a copy: in memory where there is room for all of them at once (a container may have 64 MiB there), since to make so
+/// many names takes a disk's file system twice as long as all the rest.
 pub(crate) fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))).unwrap()
+    const ROOM: u64 = 2 << 30;
+    let memory = Path::new("/dev/shm");
+    let in_memory = (memory.is_dir() && room(memory) >= ROOM).then(|| tempfile::tempdir_in(memory).ok()).flatten();
+    in_memory.unwrap_or_else(|| tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
 }
 
 fn unpack() -> Result<(PathBuf, PathBuf), String> {

@@ -195,7 +195,7 @@ mod tests {
     use tokio::net::UnixListener;
 
     /// What comes of a question to a daemon that says this and dies.
-    async fn asked(says: &'static str) -> Result<Option<String>, ControlError> {
+    async fn asked(says: &str) -> Result<Option<String>, ControlError> {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(socket_path(dir.path())).unwrap();
         let daemon = async {
@@ -218,7 +218,7 @@ mod tests {
             verdicts: crate::domain::Verdicts::default(),
         }));
         let told = format!("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n{}\n", line.unwrap());
-        let error = asked(told.leak()).await.unwrap_err();
+        let error = asked(&told).await.unwrap_err();
         assert!(matches!(error, ControlError::Failed { .. }), "{error}");
     }
 }
