@@ -4,7 +4,7 @@ use crate::domain::{
     Device, DeviceClass, DeviceId, DeviceNode, Evidence, Gather, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Plan,
 };
 use crate::hardware;
-use crate::host::{self, HostRoot};
+use crate::host::{self, HostRoot, Listings};
 use crate::messages::{Crash, Discovered, Mailbox, Remember, Rescan};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, AtomicResponse, Context, Handler, WrapFuture};
@@ -122,9 +122,12 @@ pub(crate) fn evidence<'a>(
     for device in known {
         devices.entry(device.id.clone()).or_insert_with(|| Arc::new(device));
     }
-    let required = devices.values().flat_map(|device| &device.nodes).filter(|node| node.required);
+    // What is nothing but a node was found there a moment ago.
+    let others = devices.values().filter(|device| device.class != DeviceClass::Char);
+    let required = others.flat_map(|device| &device.nodes).filter(|node| node.required);
     let nodes: BTreeSet<&String> = required.map(|node| &node.host).gather();
-    let missing_nodes = nodes.into_iter().filter(|node| !host_root.node_exists(node)).cloned().gather();
+    let mut listings = Listings::default();
+    let missing_nodes = nodes.into_iter().filter(|node| host_root.node_among(&mut listings, node).is_none()).cloned().gather();
     let ids = |devices: Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).gather();
     let selected = found.selection.resources.into_iter().map(|(name, devices)| (name, ids(devices))).gather();
     (Evidence { began, devices, selected, missing_nodes }, found.selection.warnings, found.named)

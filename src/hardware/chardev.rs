@@ -4,7 +4,8 @@
 //! kernel's subsystem and name. No node is ever opened: that alone can reset a modem or arm a watchdog.
 
 use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, Gather, ResourceName, ResourceSpec};
-use crate::host::{HostRoot, Listings};
+use crate::host::{HostNode, HostRoot, Listings};
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -36,19 +37,22 @@ pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> CharDevi
         return found;
     }
     let links = stable_links(root);
+    let classes = Classes::of(root);
     let (mut taken, mut listings) = (BTreeSet::new(), Listings::default());
     for spec in specs {
         let devices = found.by_resource.entry(spec.name.clone()).or_default();
         for path in &spec.paths {
             // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
-            let nodes = root.glob_among(&mut listings, &path.host).into_iter().filter_map(|node| root.canonical_node(&node));
-            let nodes: BTreeSet<String> = nodes.filter(|node| node.starts_with("/dev/")).gather();
+            let paths = root.glob_among(&mut listings, &path.host);
+            let nodes = paths.into_iter().filter_map(|node| root.node_among(&mut listings, &node));
+            let nodes: BTreeMap<String, HostNode> =
+                nodes.filter(|node| node.path.starts_with("/dev/")).map(|node| (node.path.clone(), node)).gather();
             if nodes.is_empty() {
                 found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
             }
-            for node in nodes {
-                if taken.insert(node.clone()) {
-                    devices.push(describe(root, &node, path, &links));
+            for (name, node) in nodes {
+                if taken.insert(name) {
+                    devices.push(describe(&node, path, &links, &classes));
                 }
             }
         }
@@ -56,14 +60,15 @@ pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> CharDevi
     found
 }
 
-fn describe(root: &HostRoot, node: &str, path: &CharPath, links: &BTreeMap<String, String>) -> Device {
+fn describe(found: &HostNode, path: &CharPath, links: &BTreeMap<String, String>, classes: &Classes<'_>) -> Device {
+    let node = found.path.as_str();
     let container = match &path.container {
         None => node.to_owned(),
         Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(node)),
         Some(container) => container.clone(),
     };
     let link = links.get(node);
-    let kernel = kernel_name(root, node);
+    let kernel = classes.kernel_name(found);
     let id = link.map(|link| base_name(link).to_owned()).or_else(|| kernel.clone()).unwrap_or_else(|| plain_id(node));
     let mut attributes = BTreeMap::new();
     if let Some(kernel) = kernel {
@@ -95,20 +100,40 @@ fn stable_links(root: &HostRoot) -> BTreeMap<String, String> {
     links
 }
 
-/// `subsystem:name` from `sys/dev/{char,block}/MAJOR:MINOR`; in a captured tree, where a node has no numbers, from the
-/// one class that has a device of its name.
-fn kernel_name(root: &HostRoot, node: &str) -> Option<String> {
-    if let Some((major, minor)) = root.node_numbers(node) {
-        return ["char", "block"].iter().find_map(|kind| {
-            let link = format!("sys/dev/{kind}/{major}:{minor}");
-            Some(format!("{}:{}", root.link_name(&format!("{link}/subsystem"))?, root.link_name(&link)?))
-        });
+/// What the kernel calls a node: `subsystem:name`.
+struct Classes<'a> {
+    root: &'a HostRoot,
+    /// The one class that has a device of a name, `None` where several have.
+    by_name: OnceCell<BTreeMap<String, Option<String>>>,
+}
+
+impl<'a> Classes<'a> {
+    fn of(root: &'a HostRoot) -> Self {
+        Classes { root, by_name: OnceCell::new() }
     }
-    let name = base_name(node);
-    let mut classes = root.entries("sys/class").into_iter().filter(|class| root.exists(&format!("sys/class/{class}/{name}")));
-    match (classes.next(), classes.next()) {
-        (Some(class), None) => Some(format!("{class}:{name}")),
-        _ => None,
+
+    /// From `sys/dev/{char,block}/MAJOR:MINOR`; in a captured tree, where a node has no numbers, from the one class that has a
+    /// device of its name.
+    fn kernel_name(&self, node: &HostNode) -> Option<String> {
+        let Some((major, minor)) = node.numbers else {
+            let name = base_name(&node.path);
+            let class = self.by_name.get_or_init(|| self.list()).get(name)?.as_ref()?;
+            return Some(format!("{class}:{name}"));
+        };
+        ["char", "block"].iter().find_map(|kind| {
+            let link = format!("sys/dev/{kind}/{major}:{minor}");
+            Some(format!("{}:{}", self.root.link_name(&format!("{link}/subsystem"))?, self.root.link_name(&link)?))
+        })
+    }
+
+    fn list(&self) -> BTreeMap<String, Option<String>> {
+        let mut by_name = BTreeMap::new();
+        for class in self.root.entries("sys/class") {
+            for name in self.root.entries(&format!("sys/class/{class}")) {
+                by_name.entry(name).and_modify(|class| *class = None).or_insert_with(|| Some(class.clone()));
+            }
+        }
+        by_name
     }
 }
 
@@ -143,10 +168,14 @@ mod tests {
         symlink("../../ttyUSB0", dir.path().join("dev/serial/by-id/usb-FTDI_A1")).unwrap();
         symlink("../../ttyUSB0", dir.path().join("dev/serial/by-path/pci-0:1")).unwrap();
         symlink("../../ttyUSB1", dir.path().join("dev/serial/by-path/pci-0:2")).unwrap();
-        let specs = [char_spec("example.com/all", &["/dev/ttyUSB*", "/dev/fuse", "/dev/bus/usb/*"])];
+        for class in ["video4linux", "media"] {
+            write(dir.path(), &format!("sys/class/{class}/both/dev"), "81:0");
+        }
+        write(dir.path(), "dev/both", "");
+        let specs = [char_spec("example.com/all", &["/dev/ttyUSB*", "/dev/fuse", "/dev/bus/usb/*", "/dev/both"])];
         let found = discover(&HostRoot::new(dir.path()), &specs);
         let devices = &found.by_resource[&specs[0].name];
-        assert_eq!(ids(devices), ["usb-FTDI_A1", "pci-0:2", "misc:fuse", "dev:bus-usb-001"]);
+        assert_eq!(ids(devices), ["usb-FTDI_A1", "pci-0:2", "misc:fuse", "dev:bus-usb-001", "dev:both"], "two classes have a `both`");
         assert_eq!(devices[0].key, "dev:/dev/serial/by-id/usb-FTDI_A1");
         assert_eq!(devices[2].key, "dev:/dev/fuse");
     }

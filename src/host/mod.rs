@@ -29,7 +29,7 @@ pub use kmsg::{KernelLog, KernelRecord};
 pub use nvml::{NvmlAnswer, ask_nvml};
 pub use process::{hang_up, terminate};
 pub use reset::{ResetError, reset_function};
-pub use root::{HostRoot, Listings};
+pub use root::{HostNode, HostRoot, Listings};
 pub use spec_folder::SpecFolder;
 pub use uevent::{PLAYED_EVENTS, Uevent, UeventSocket};
 pub use watch::{Change, DirWatch};

@@ -24,9 +24,23 @@ pub struct HostRoot {
     live: bool,
 }
 
-/// What directories had in them when the first pattern asked, for [`HostRoot::glob_among`]: of one scan.
+/// What one scan has seen of directories, for what asks many times for what lies in the same one.
 #[derive(Debug, Default)]
-pub struct Listings(BTreeMap<String, Vec<String>>);
+pub struct Listings {
+    /// What was in them when the first pattern asked: [`HostRoot::glob_among`].
+    names: BTreeMap<String, Vec<String>>,
+    /// Where they really are; `None` for what leads nowhere: [`HostRoot::node_among`].
+    real: BTreeMap<String, Option<String>>,
+}
+
+/// A node of the host, see [`HostRoot::node_among`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostNode {
+    /// Its real path, without the root: `/dev/serial/by-id/x` is `/dev/ttyUSB0`.
+    pub path: String,
+    /// Its major and minor number; `None` for a plain file in its place.
+    pub numbers: Option<(u64, u64)>,
+}
 
 impl HostRoot {
     /// Looks at the host below `root`.
@@ -149,12 +163,27 @@ impl HostRoot {
         self.is_node(&metadata).then_some(path)
     }
 
-    /// Major and minor number of the node that `host_path` leads to; `None` also for a plain file in its place.
+    /// The node that `host_path` leads to, where many are asked for that lie in the same directory: its links are followed once, and
+    /// a node costs one call.
     #[must_use]
-    pub fn node_numbers(&self, host_path: &str) -> Option<(u64, u64)> {
-        let (_, metadata) = self.resolve(host_path)?;
+    pub fn node_among(&self, listings: &mut Listings, host_path: &str) -> Option<HostNode> {
+        let (path, metadata) = self.resolve_among(listings, host_path)?;
         let kind = metadata.file_type();
-        (kind.is_char_device() || kind.is_block_device()).then(|| (major(metadata.rdev()), minor(metadata.rdev())))
+        let has_numbers = kind.is_char_device() || kind.is_block_device();
+        let numbers = has_numbers.then(|| (major(metadata.rdev()), minor(metadata.rdev())));
+        self.is_node(&metadata).then_some(HostNode { path, numbers })
+    }
+
+    fn resolve_among(&self, listings: &mut Listings, host_path: &str) -> Option<(String, Metadata)> {
+        let Some((dir, name)) = host_path.rsplit_once('/').filter(|(_, name)| !matches!(*name, "" | "." | "..")) else {
+            return self.resolve(host_path);
+        };
+        if !listings.real.contains_key(dir) {
+            listings.real.insert(dir.to_owned(), self.resolve(dir).map(|(real, _)| real));
+        }
+        let real = format!("{}/{name}", listings.real.get(dir)?.as_ref()?);
+        let metadata = self.path(&real).symlink_metadata().ok()?;
+        if metadata.file_type().is_symlink() { self.resolve(&real) } else { Some((real, metadata)) }
     }
 
     /// The host paths that match a glob such as `/dev/ttyUSB*`, sorted; empty for a pattern that is none.
@@ -197,7 +226,7 @@ impl HostRoot {
         };
         let options = glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
         let Ok(wanted) = glob::Pattern::new(name) else { return Vec::new() };
-        let names = listings.0.entry(dir.to_owned()).or_insert_with(|| self.entries(dir));
+        let names = listings.names.entry(dir.to_owned()).or_insert_with(|| self.entries(dir));
         let begin = &name[..name.find(MAGIC).unwrap_or(0)];
         let first = names.partition_point(|name| name.as_str() < begin);
         let begun = names[first..].iter().take_while(|name| name.starts_with(begin));
@@ -331,6 +360,23 @@ mod tests {
         assert!(!root.node_exists("/dev/loop"));
         assert!(!root.node_exists("/dev/serial"), "a directory is no node");
         assert!(!root.node_exists("/dev/absent"));
+        // Among others every path leads where it leads alone, also by a folder that is a link.
+        symlink("/dev/serial/by-id", dir.path().join("dev/names")).unwrap();
+        symlink("serial/none", dir.path().join("dev/nowhere")).unwrap();
+        fs::create_dir(dir.path().join("dev/bus")).unwrap();
+        fs::write(dir.path().join("dev/bus/001"), "").unwrap();
+        let (mut listings, twice) = (Listings::default(), [(); 2]);
+        let names = ["relative", "absolute", "climbing", "absent", "..", ".", "", "../../ttyUSB0"];
+        let folders = ["/dev/serial/by-id", "/dev/names", "/dev/loop", "/dev/nowhere", "/dev/ttyUSB0", "/none", "", "dev"];
+        let others = ["/dev/bus/001", "/dev/bus/../bus/001", "/dev/bus", "//dev//ttyUSB0", "dev/ttyUSB0", "ttyUSB0", "/", "/.."];
+        let paths = folders.iter().flat_map(|folder| names.map(|name| format!("{folder}/{name}")));
+        for path in paths.chain(others.map(str::to_owned)) {
+            for () in twice {
+                let among = root.node_among(&mut listings, &path);
+                assert!(among.as_ref().is_none_or(|node| node.numbers.is_none()), "{path}: a plain file has none");
+                assert_eq!(among.map(|node| node.path), root.canonical_node(&path), "{path}");
+            }
+        }
     }
 
     #[test]
@@ -340,7 +386,8 @@ mod tests {
         assert!(root.node_exists("/dev/null"));
         // A link to a node is one, and a directory or nothing is none.
         assert!(root.node_exists("/proc/self/root/dev/null") && !root.node_exists("/dev") && !root.node_exists("/dev/absent"));
-        assert_eq!(root.node_numbers("/dev/null"), Some((1, 3)));
+        let null = HostNode { path: "/dev/null".into(), numbers: Some((1, 3)) };
+        assert_eq!(root.node_among(&mut Listings::default(), "/dev/null"), Some(null));
         assert!(!root.node_exists("/proc/version"));
     }
 
