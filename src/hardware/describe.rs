@@ -14,6 +14,7 @@ pub(super) struct Describer<'a> {
     root: &'a HostRoot,
     scan: &'a Scan,
     nvml: &'a NvmlSnapshot,
+    nvidia: nvidia::Gpus,
     nvlink_hives: BTreeMap<PciAddress, String>,
     rdma: RdmaNodes,
     numa: NumaNodes,
@@ -28,6 +29,7 @@ impl<'a> Describer<'a> {
             root,
             scan,
             nvml,
+            nvidia: nvidia::Gpus::read(root),
             nvlink_hives: nvml.hives(),
             rdma: RdmaNodes::read(root),
             numa: NumaNodes::read(root),
@@ -74,7 +76,7 @@ impl<'a> Describer<'a> {
 
     fn facts(&self, class: DeviceClass, function: &PciFunction) -> Facts {
         let mut facts = match class {
-            DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => nvidia::facts(self.root, function, self.nvml),
+            DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => nvidia::facts(self.root, function, &self.nvidia, self.nvml),
             DeviceClass::Gpu => drm::facts(self.root, function, &self.kfd),
             DeviceClass::Rdma => rdma::facts(self.root, function, &self.rdma),
             DeviceClass::Nvme => nvme::facts(self.root, function, &self.uses),

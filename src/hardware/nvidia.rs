@@ -10,9 +10,9 @@
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
 use super::select::Selection;
-use crate::domain::{Arrange, Device, DeviceClass, Gather, MigPlace, NvmlAsked, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
+use crate::domain::{Device, DeviceClass, Gather, MigPlace, NvmlAsked, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// PCI vendor id of NVIDIA.
 pub(super) const VENDOR: u16 = 0x10de;
@@ -21,23 +21,24 @@ pub(super) const DRIVER: &str = "nvidia";
 /// The first release of the driver in which MIG instances have UUIDs of their own.
 const FIRST_WITH_MIG_UUIDS: u32 = 470;
 
-pub(super) fn facts(root: &HostRoot, function: &PciFunction, nvml: &NvmlSnapshot) -> Facts {
+pub(super) fn facts(root: &HostRoot, function: &PciFunction, gpus: &Gpus, nvml: &NvmlSnapshot) -> Facts {
     let mut facts = Facts::default();
     if function.driver.as_deref() != Some(DRIVER) {
         return facts;
     }
-    let Information { text: information, minor, uuid } = Information::read(root, function.address);
+    let Information { model, minor, uuid, is_excluded } = gpus.0.get(&function.address).cloned().unwrap_or_default();
+    facts.note("excluded", is_excluded.then_some(true));
     let uuid = uuid.or_else(|| nvml.uuid(function.address).map(str::to_owned));
     facts.nodes.extend(minor.as_ref().map(|minor| required(format!("/dev/nvidia{minor}"))));
     facts.nodes.push(required("/dev/nvidiactl"));
     // Made on first use (nvidia-modprobe), or never when the module is not loaded: their absence is no fault.
     facts.nodes.extend(["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"].map(optional));
-    facts.note("model", field(&information, "Model"));
+    facts.note("model", model);
     if let Some(minor) = &minor {
         cut_into_instances(root, &mut facts, minor, uuid.as_deref(), |place| nvml.instance(function.address, place));
     }
     facts.note("minor", minor);
-    facts.note("index", index(root, function));
+    facts.note("index", gpus.index(function.address));
     facts.note("uuid", uuid.clone());
     if function.is_vf() {
         // Since driver 550 a virtual function is set to a type, without a mediated device; 0 is none.
@@ -52,22 +53,23 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, nvml: &NvmlSnapshot
 /// What the driver's files leave open: GPUs that show no UUID, the MIG instances of a driver that gives them UUIDs, and the links
 /// between GPUs that a resource offers as wholes: between instances there is none.
 pub(super) fn question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
-    let gpus: Vec<PciAddress> = root.entries("proc/driver/nvidia/gpus").iter().filter_map(|name| name.parse().ok()).collect();
-    if gpus.is_empty() {
+    let gpus = Gpus::read(root);
+    if gpus.0.is_empty() {
         return NvmlQuestion::new();
     }
     let by_place = names_by_place(root);
-    let ask = |gpu: PciAddress| {
-        let information = Information::read(root, gpu);
-        let places = information.minor.filter(|_| !by_place).map(|minor| places(root, &minor)).unwrap_or_default();
-        (information.uuid.is_none() || !places.is_empty()).then(|| (gpu, NvmlAsked::names(places)))
+    // NVML does not know those that are excluded.
+    let known: BTreeMap<PciAddress, Information> = gpus.0.into_iter().filter(|(_, gpu)| !gpu.is_excluded).gather();
+    let ask = |(gpu, information): (&PciAddress, &Information)| {
+        let places = information.minor.as_ref().filter(|_| !by_place).map(|minor| places(root, minor)).unwrap_or_default();
+        (information.uuid.is_none() || !places.is_empty()).then(|| (*gpu, NvmlAsked::names(places)))
     };
     let linked = offered.resources.values().flat_map(|devices| {
         let wholes: Vec<PciAddress> = devices.iter().filter_map(|device| whole(device)).collect();
         if wholes.len() > 1 { wholes } else { Vec::new() }
     });
-    let linked: BTreeSet<PciAddress> = linked.filter(|gpu| gpus.contains(gpu)).gather();
-    let mut question: NvmlQuestion = gpus.into_iter().filter_map(ask).gather();
+    let linked: BTreeSet<PciAddress> = linked.filter(|gpu| known.contains_key(gpu)).gather();
+    let mut question: NvmlQuestion = known.iter().filter_map(ask).gather();
     for gpu in linked {
         question.entry(gpu).or_default().links = true;
     }
@@ -89,21 +91,42 @@ fn places(root: &HostRoot, minor: &str) -> BTreeSet<MigPlace> {
     numbered(root, &dir, "gi").into_iter().flat_map(of).gather()
 }
 
+/// The driver's GPUs, as they were for one look at the host.
+#[derive(Debug, Default)]
+pub(super) struct Gpus(BTreeMap<PciAddress, Information>);
+
+impl Gpus {
+    pub(super) fn read(root: &HostRoot) -> Self {
+        let addresses = root.entries("proc/driver/nvidia/gpus").into_iter().filter_map(|name| name.parse().ok());
+        Gpus(addresses.map(|gpu| (gpu, Information::read(root, gpu))).gather())
+    }
+
+    /// The number of a GPU, in the order of their addresses, as NVIDIA's tools count: without those that are excluded.
+    fn index(&self, gpu: PciAddress) -> Option<usize> {
+        self.0.iter().filter(|(_, information)| !information.is_excluded).position(|(address, _)| *address == gpu)
+    }
+}
+
 /// What the driver shows of a GPU in `/proc`.
+#[derive(Debug, Clone, Default)]
 struct Information {
-    text: String,
+    model: Option<String>,
     minor: Option<String>,
     uuid: Option<String>,
+    /// The driver was told to leave it alone (its parameter `ExcludedGpus`, or the board's controller) and lets nobody open it.
+    is_excluded: bool,
 }
 
 impl Information {
     fn read(root: &HostRoot, gpu: PciAddress) -> Self {
         let text = root.read(&format!("proc/driver/nvidia/gpus/{gpu}/information")).unwrap_or_default();
         Information {
+            model: field(&text, "Model"),
             minor: field(&text, "Device Minor").filter(|minor| minor.parse::<u32>().is_ok()),
             // Until a GPU was initialised once, its UUID is shown with question marks.
             uuid: field(&text, "GPU UUID").filter(|uuid| !uuid.contains('?')),
-            text,
+            // The latter is what drivers before 455 called it.
+            is_excluded: ["GPU Excluded", "Blacklisted"].iter().any(|name| field(&text, name).as_deref() == Some("Yes")),
         }
     }
 }
@@ -160,13 +183,6 @@ fn driver_release(root: &HostRoot) -> Option<u32> {
     version.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok())
 }
 
-/// Its number among the GPUs of the driver, in the order of their addresses, as NVIDIA's tools count.
-fn index(root: &HostRoot, function: &PciFunction) -> Option<usize> {
-    let mut gpus: Vec<PciAddress> = root.entries("proc/driver/nvidia/gpus").iter().filter_map(|name| name.parse().ok()).collect();
-    gpus.arrange();
-    gpus.binary_search(&function.address).ok()
-}
-
 /// The value of a line such as `GPU UUID: \t GPU-0473…`.
 fn field(information: &str, name: &str) -> Option<String> {
     let value = information.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'))?.trim();
@@ -181,6 +197,39 @@ mod tests {
 
     fn gpu() -> PciFunction {
         PciFunction { vendor: Some(VENDOR), driver: Some(DRIVER.into()), ..function("0004:04:00.0") }
+    }
+
+    fn facts(root: &HostRoot, function: &PciFunction, nvml: &NvmlSnapshot) -> Facts {
+        super::facts(root, function, &Gpus::read(root), nvml)
+    }
+
+    #[test]
+    fn a_gpu_that_the_driver_was_told_to_leave_alone_is_known_as_such_and_counts_for_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::new(dir.path());
+        // As driver 580 writes it.
+        let text = |uuid: &str, minor: u8, excluded: &str| {
+            format!(
+                "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 41\nGPU UUID: \t {uuid}\nVideo BIOS: \t 96.00.da.00.0c\nBus Type: \t PCIe\n\
+                 DMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t 0004:04:00.0\nDevice Minor: \t {minor}\n\
+                 GPU Firmware: \t 580.159.04\n{excluded}\n"
+            )
+        };
+        let told = |excluded: &str| {
+            write(dir.path(), "proc/driver/nvidia/gpus/0004:03:00.0/information", &text("GPU-????????", 0, excluded));
+            write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", &text("GPU-1", 1, "GPU Excluded:\t No"));
+            let [first, second] = ["0004:03:00.0", "0004:04:00.0"].map(|address| {
+                facts(&root, &PciFunction { address: address.parse().unwrap(), ..gpu() }, &NvmlSnapshot::default()).attributes
+            });
+            let asked = question(&root, &Selection::default()).len();
+            (first.contains_key("excluded"), first.get("index").cloned(), second.contains_key("excluded"), second["index"].clone(), asked)
+        };
+        for excluded in ["GPU Excluded:\t Yes", "Blacklisted:\t Yes"] {
+            assert_eq!(told(excluded), (true, None, false, "0".into(), 0), "{excluded}");
+        }
+        for excluded in ["GPU Excluded:\t No", "Blacklisted:\t No", ""] {
+            assert_eq!(told(excluded), (false, Some("0".into()), false, "1".into(), 1), "{excluded}");
+        }
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
             chosen.insert(&device.key, spec);
         }
     }
-    withhold_used(devices, &mut chosen, &mut selection.warnings);
+    withhold_kept(devices, &mut chosen, &mut selection.warnings);
     withhold_unanswerable(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
     withhold_second_ways(devices, &mut chosen, &mut selection.warnings);
@@ -78,13 +78,14 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
 /// The resource of each device that is selected, by the device's key.
 type Chosen<'a> = BTreeMap<&'a str, &'a ResourceSpec>;
 
-/// A disk that the host itself uses is nobody's: to offer it would be to give away the host's files.
-fn withhold_used(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+/// A disk that the host itself uses is nobody's: to offer it would be to give away the host's files. Nor is a GPU that the driver
+/// lets nobody open.
+fn withhold_kept(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     for device in devices {
-        if let Some(by) = device.attribute("in_use")
-            && let Some(spec) = chosen.remove(device.key.as_str())
-        {
-            warnings.push(format!("{}: {} is not offered, because the host uses it: {by}", spec.name, device.id));
+        let used = device.attribute("in_use").map(|by| format!("the host uses it: {by}"));
+        let why = used.or_else(|| device.attribute("excluded").map(|_| "its driver was told to exclude it".into()));
+        if let Some((why, spec)) = why.and_then(|why| Some((why, chosen.remove(device.key.as_str())?))) {
+            warnings.push(format!("{}: {} is not offered, because {why}", spec.name, device.id));
         }
     }
 }
@@ -427,6 +428,21 @@ mod tests {
             "a.com/disk: 0000:03:00.0 is not offered on its own, because /dev/nvme1n1 comes with 0000:02:00.0",
         ];
         assert_eq!(selection.warnings, warnings);
+    }
+
+    #[test]
+    fn a_gpu_that_its_driver_lets_nobody_open_is_not_offered() {
+        let mut excluded = device("0000:01:00.0", "0000:01:00.0");
+        (excluded.class, excluded.pci.as_mut().unwrap().driver) = (DeviceClass::Gpu, Some("nvidia".into()));
+        excluded.attributes.insert("excluded".into(), "true".into());
+        let devices = [Arc::new(excluded), gpu("0000:02:00.0", 0x10de, None)];
+        let spec = spec("a.com/gpu", DeviceClass::Gpu, Select::default());
+        let selection = select(&devices, &BTreeMap::new(), std::slice::from_ref(&spec));
+        assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0"]);
+        assert_eq!(selection.warnings, ["a.com/gpu: 0000:01:00.0 is not offered, because its driver was told to exclude it"]);
+        let misses = near_misses(&devices, &selection.resource_of(), &spec);
+        let misses: Vec<_> = misses.iter().map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref())).collect();
+        assert_eq!(misses, [("0000:01:00.0", "driver", Some("excluded"))]);
     }
 
     #[test]

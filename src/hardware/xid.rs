@@ -31,6 +31,13 @@ mod tests {
             ("NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting", "0000:9b:00.0", 119),
             ("NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception", "0000:cb:00.0", 13),
             ("NVRM: Xid (0000:01:00): 31, Ch 00000010, engmask 00000101", "0000:01:00.0", 31),
+            // An H100 with driver 580, of a program that wrote where nothing is.
+            (
+                "NVRM: Xid (PCI:0000:00:06): 31, pid=755, name=bad, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC1 \
+                 GPCCLIENT_T1_8 faulted @ 0x0_00000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE",
+                "0000:00:06.0",
+                31,
+            ),
             ("NVRM: Xid (PCI:00000000:3B:00): 79, GPU has fallen off the bus.", "0000:3b:00.0", 79),
             ("NVRM: Xid (PCI:10000:01:00): 48", "10000:01:00.0", 48),
             ("NVRM: Xid (PCI:0000:01:00.0): 48, x", "0000:01:00.0", 48),

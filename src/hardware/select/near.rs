@@ -147,6 +147,7 @@ fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spe
         (true, false, true) => match (taken, device.attribute("in_use")) {
             (Some(other), _) if *other != spec.name => miss("name", "not offered by a resource before this one", Some(other.to_string())),
             (_, Some(by)) => miss("host", "not in use by the host", Some(by.to_owned())),
+            _ if device.attribute("excluded").is_some() => miss("driver", "not told to exclude it", Some("excluded".into())),
             _ => None,
         },
         (true, true, true) => miss("exclude", "not excluded", Some("excluded".into())),
