@@ -37,7 +37,7 @@ pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> CharDevi
         return found;
     }
     let links = stable_links(root);
-    let classes = Classes::of(root);
+    let kernel = KernelNames::of(root);
     let (mut taken, mut listings) = (BTreeSet::new(), Listings::default());
     for spec in specs {
         let devices = found.by_resource.entry(spec.name.clone()).or_default();
@@ -45,14 +45,13 @@ pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> CharDevi
             // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
             let paths = root.glob_among(&mut listings, &path.host);
             let nodes = paths.into_iter().filter_map(|node| root.node_among(&mut listings, &node));
-            let nodes: BTreeMap<String, HostNode> =
-                nodes.filter(|node| node.path.starts_with("/dev/")).map(|node| (node.path.clone(), node)).gather();
+            let nodes: BTreeSet<HostNode> = nodes.filter(|node| node.path.starts_with("/dev/")).gather();
             if nodes.is_empty() {
                 found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
             }
-            for (name, node) in nodes {
-                if taken.insert(name) {
-                    devices.push(describe(&node, path, &links, &classes));
+            for node in nodes {
+                if taken.insert(node.path.clone()) {
+                    devices.push(describe(&node, path, &links, &kernel));
                 }
             }
         }
@@ -60,7 +59,7 @@ pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> CharDevi
     found
 }
 
-fn describe(found: &HostNode, path: &CharPath, links: &BTreeMap<String, String>, classes: &Classes<'_>) -> Device {
+fn describe(found: &HostNode, path: &CharPath, links: &BTreeMap<String, String>, kernel: &KernelNames<'_>) -> Device {
     let node = found.path.as_str();
     let container = match &path.container {
         None => node.to_owned(),
@@ -68,7 +67,7 @@ fn describe(found: &HostNode, path: &CharPath, links: &BTreeMap<String, String>,
         Some(container) => container.clone(),
     };
     let link = links.get(node);
-    let kernel = classes.kernel_name(found);
+    let kernel = kernel.of_node(found);
     let id = link.map(|link| base_name(link).to_owned()).or_else(|| kernel.clone()).unwrap_or_else(|| plain_id(node));
     let mut attributes = BTreeMap::new();
     if let Some(kernel) = kernel {
@@ -101,23 +100,23 @@ fn stable_links(root: &HostRoot) -> BTreeMap<String, String> {
 }
 
 /// What the kernel calls a node: `subsystem:name`.
-struct Classes<'a> {
+struct KernelNames<'a> {
     root: &'a HostRoot,
-    /// The one class that has a device of a name, `None` where several have.
-    by_name: OnceCell<BTreeMap<String, Option<String>>>,
+    /// The one class that has a device of a name, `None` where several have; listed when the first node without numbers is met.
+    class_of: OnceCell<BTreeMap<String, Option<String>>>,
 }
 
-impl<'a> Classes<'a> {
+impl<'a> KernelNames<'a> {
     fn of(root: &'a HostRoot) -> Self {
-        Classes { root, by_name: OnceCell::new() }
+        KernelNames { root, class_of: OnceCell::new() }
     }
 
     /// From `sys/dev/{char,block}/MAJOR:MINOR`; in a captured tree, where a node has no numbers, from the one class that has a
     /// device of its name.
-    fn kernel_name(&self, node: &HostNode) -> Option<String> {
+    fn of_node(&self, node: &HostNode) -> Option<String> {
         let Some((major, minor)) = node.numbers else {
             let name = base_name(&node.path);
-            let class = self.by_name.get_or_init(|| self.list()).get(name)?.as_ref()?;
+            let class = self.class_of.get_or_init(|| self.list_classes()).get(name)?.as_ref()?;
             return Some(format!("{class}:{name}"));
         };
         ["char", "block"].iter().find_map(|kind| {
@@ -126,14 +125,16 @@ impl<'a> Classes<'a> {
         })
     }
 
-    fn list(&self) -> BTreeMap<String, Option<String>> {
-        let mut by_name = BTreeMap::new();
+    fn list_classes(&self) -> BTreeMap<String, Option<String>> {
+        let mut class_of = BTreeMap::new();
         for class in self.root.entries("sys/class") {
-            for name in self.root.entries(&format!("sys/class/{class}")) {
-                by_name.entry(name).and_modify(|class| *class = None).or_insert_with(|| Some(class.clone()));
+            let folder = format!("sys/class/{class}");
+            // A link to a device that was not captured names none.
+            for name in self.root.entries(&folder).into_iter().filter(|name| self.root.exists(&format!("{folder}/{name}"))) {
+                class_of.entry(name).and_modify(|class| *class = None).or_insert_with(|| Some(class.clone()));
             }
         }
-        by_name
+        class_of
     }
 }
 
@@ -172,6 +173,9 @@ mod tests {
             write(dir.path(), &format!("sys/class/{class}/both/dev"), "81:0");
         }
         write(dir.path(), "dev/both", "");
+        for name in ["fuse", "001"] {
+            symlink("../../devices/none", dir.path().join("sys/class/media").join(name)).unwrap();
+        }
         let specs = [char_spec("example.com/all", &["/dev/ttyUSB*", "/dev/fuse", "/dev/bus/usb/*", "/dev/both"])];
         let found = discover(&HostRoot::new(dir.path()), &specs);
         let devices = &found.by_resource[&specs[0].name];

@@ -1,8 +1,8 @@
 //! NVIDIA's management library (NVML), for what the driver's files do not tell; the only place that names it.
 //!
-//! The library belongs to the driver and is loaded at run time, asked, and let go again: from its beginning to its end it keeps the
-//! GPUs open, and nobody could reset them, change their MIG mode or unload the driver. (Of driver 580, ended and closed, no file is
-//! open any more, but some pages stay mapped: 4 MB.)
+//! The library belongs to the driver and is loaded at run time, asked, and let go again: until it is ended it keeps the GPUs open,
+//! and nobody could reset them, change their MIG mode or unload the driver. Afterwards no file of the driver is open; that of driver 580
+//! stays mapped all the same, with 4 MB.
 //!
 //! A call may take seconds (a GPU that nobody uses is first woken up) or never end (a driver that hangs), so it is made on a
 //! thread of its own. A MIG instance is asked for by its place: since it has a UUID of its own, the library knows it by both

@@ -33,8 +33,8 @@ pub struct Listings {
     real: BTreeMap<String, Option<String>>,
 }
 
-/// A node of the host, see [`HostRoot::node_among`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A node of the host, see [`HostRoot::node_among`]. In the order of their paths.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostNode {
     /// Its real path, without the root: `/dev/serial/by-id/x` is `/dev/ttyUSB0`.
     pub path: String,
@@ -280,13 +280,13 @@ impl HostRoot {
     }
 }
 
-/// A scan reads thousands of small files, so one call each where that is enough: sysfs gives a whole attribute at once
-/// and states a size; `/proc` states none and gives its text in parts.
 /// The text without surrounding white space and NULs.
 pub(super) fn text_of(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_owned()
 }
 
+/// A scan reads thousands of small files, so one call each where that is enough: sysfs gives a whole attribute at once
+/// and states a size; `/proc` states none and gives its text in parts.
 pub(super) fn read_bounded(mut file: File, stated: u64) -> io::Result<Vec<u8>> {
     let mut page = [0; 4096];
     let first = file.read(&mut page)?;
@@ -365,13 +365,13 @@ mod tests {
         symlink("serial/none", dir.path().join("dev/nowhere")).unwrap();
         fs::create_dir(dir.path().join("dev/bus")).unwrap();
         fs::write(dir.path().join("dev/bus/001"), "").unwrap();
-        let (mut listings, twice) = (Listings::default(), [(); 2]);
+        let mut listings = Listings::default();
         let names = ["relative", "absolute", "climbing", "absent", "..", ".", "", "../../ttyUSB0"];
         let folders = ["/dev/serial/by-id", "/dev/names", "/dev/loop", "/dev/nowhere", "/dev/ttyUSB0", "/none", "", "dev"];
         let others = ["/dev/bus/001", "/dev/bus/../bus/001", "/dev/bus", "//dev//ttyUSB0", "dev/ttyUSB0", "ttyUSB0", "/", "/.."];
         let paths = folders.iter().flat_map(|folder| names.map(|name| format!("{folder}/{name}")));
         for path in paths.chain(others.map(str::to_owned)) {
-            for () in twice {
+            for _ in 0..2 {
                 let among = root.node_among(&mut listings, &path);
                 assert!(among.as_ref().is_none_or(|node| node.numbers.is_none()), "{path}: a plain file has none");
                 assert_eq!(among.map(|node| node.path), root.canonical_node(&path), "{path}");
