@@ -253,4 +253,25 @@ mod tests {
         let kept = [&same, &moved, &shared].map(|known| found.iter().any(|device| Arc::ptr_eq(device, known)));
         assert_eq!(kept, [true, false, true]);
     }
+
+    #[test]
+    fn a_node_that_a_device_needs_and_that_is_not_there_is_told_as_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("dev")).unwrap();
+        std::fs::write(dir.path().join("dev/there"), "").unwrap();
+        let gpu = |id: &str, nodes: Vec<DeviceNode>| {
+            let mut gpu = (*device(id, "/dev/none")).clone();
+            (gpu.class, gpu.nodes) = (DeviceClass::Gpu, nodes);
+            Arc::new(gpu)
+        };
+        let devices = vec![
+            gpu("whole", vec![DeviceNode::at("/dev/there"), DeviceNode::at("/dev/optional").optional()]),
+            gpu("broken", vec![DeviceNode::at("/dev/there"), DeviceNode::at("/dev/gone")]),
+            device("node", "/dev/there"),
+        ];
+        let found = hardware::Discovery { devices, ..hardware::Discovery::default() };
+        let (told, ..) = evidence(&HostRoot::new(dir.path()), host::now(), found, std::iter::empty(), std::iter::empty());
+        assert_eq!(told.missing_nodes, ["/dev/gone".to_owned()].into());
+        assert_eq!(told.devices.len(), 3);
+    }
 }
