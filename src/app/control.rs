@@ -14,6 +14,7 @@ use crate::domain::{DeviceId, Grant, Instruction};
 use crate::host::peer::TrustedListener;
 use crate::messages::{Instruct, InstructError, Mailbox, Publish};
 use crate::store::{Export, Store, StoreError, Told, Verification};
+use crate::telemetry::http::Door;
 use crate::telemetry::metrics;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -21,16 +22,13 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::{get as route, post};
-use axum::serve::Listener;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
-use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
@@ -221,22 +219,6 @@ async fn status(State(source): State<Source>) -> Json<Status> {
     Json(Status::of(source.views().await, source.started.elapsed()))
 }
 
-/// The socket, as axum wants it.
-struct Door(TrustedListener);
-
-impl Listener for Door {
-    type Io = UnixStream;
-    type Addr = ();
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        (self.0.accept().await, ())
-    }
-
-    fn local_addr(&self) -> io::Result<Self::Addr> {
-        Ok(())
-    }
-}
-
 /// Serves the socket. Without it the daemon works on, and says so.
 pub(super) fn serve(path: &Path, source: Source) -> Option<tokio::task::JoinHandle<()>> {
     let routes = Router::new()
@@ -251,7 +233,7 @@ pub(super) fn serve(path: &Path, source: Source) -> Option<tokio::task::JoinHand
     // Grants name pods. A file of an earlier daemon goes: the ledger's lock has made sure that this one is the only one.
     match TrustedListener::bind(path, || metrics::refused("control")) {
         Ok(listener) => Some(tokio::spawn(async move {
-            if let Err(error) = axum::serve(Door(listener), routes).await {
+            if let Err(error) = axum::serve(Door::Unix(listener), routes).await {
                 tracing::error!(%error, "the control socket failed");
             }
         })),

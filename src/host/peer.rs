@@ -2,9 +2,11 @@
 
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::geteuid;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -71,6 +73,13 @@ impl TrustedListener {
 #[must_use]
 pub fn is_root() -> bool {
     geteuid().is_root()
+}
+
+/// Whether the other side has gone.
+#[must_use]
+pub fn is_hung_up(socket: impl AsFd) -> bool {
+    let mut look = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+    poll(&mut look, PollTimeout::ZERO).is_ok() && look[0].revents().is_some_and(|seen| seen.contains(PollFlags::POLLHUP))
 }
 
 fn is_trusted(stream: &UnixStream) -> Result<(), String> {

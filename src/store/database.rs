@@ -274,13 +274,13 @@ impl Shelf {
     pub(super) fn released_among(&self, wanted: &BTreeSet<AllocId>) -> Result<BTreeMap<AllocId, u64>, StoreError> {
         let found = guard(|| {
             let mut found = BTreeMap::new();
-            for pair in self.history.iter().rev() {
+            for pair in &self.history {
                 let (key, value) = pair?;
                 let id = key.get(8..).and_then(|id| std::str::from_utf8(id).ok()).map(AllocId::new);
                 if let Some(id) = id.filter(|id| wanted.contains(id))
                     && let Ok(record) = codec::unstamp(&key, &value)
                 {
-                    found.insert(id, record.seq);
+                    found.entry(id).or_insert(record.seq);
                 }
             }
             Ok(found)

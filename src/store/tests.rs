@@ -491,6 +491,31 @@ fn history_is_trimmed_by_age() {
     assert_eq!(left.iter().map(|grant| grant.devices[0].id.as_str()).collect::<Vec<_>>(), ["GPU-2"]);
 }
 
+/// Many of one moment, some in a hurry, some with years between, and what clocks that were wrong have left.
+#[test]
+fn history_is_told_newest_first_however_its_times_are_spread() {
+    let (day, start) = (24 * 3600 * 1000, 1_700_000_000_000);
+    let crowd = (0..700).map(|_| start);
+    let hurry = (0..900).map(|n| start + day + n * 3);
+    let lonely = (0..40).map(|n| n * 700 * day);
+    let wrong = [0, 1, u64::MAX - 1, u64::MAX, u64::MAX];
+    let times: Vec<u64> = crowd.chain(hurry).chain(lonely).chain(wrong).collect();
+
+    let dir = tempfile::tempdir().unwrap();
+    let retention = Retention { age: Duration::MAX, grants: u64::MAX };
+    let (mut store, _) = Store::open_keeping(dir.path(), Durability::ProcessCrash, None, retention).unwrap();
+    assert!(store.history(9, |_| true).unwrap().is_empty());
+    let entries = times.iter().zip(1..).flat_map(|(at, n)| [made(n), released_at(n, *at)]);
+    store.append(&entries.collect::<Vec<_>>()).unwrap();
+
+    let mut expected: Vec<_> = times.iter().zip(1..).map(|(at, n)| (*at, grant(n).alloc_id)).collect();
+    expected.sort();
+    let expected: Vec<_> = expected.into_iter().rev().map(|(_, id)| id).collect();
+    let told = |limit| store.history(limit, |_| true).unwrap().into_iter().map(|grant| grant.alloc_id).collect::<Vec<_>>();
+    assert!(told(usize::MAX) == expected, "{} of {} are told", told(usize::MAX).len(), expected.len());
+    assert_eq!(told(3), expected[..3]);
+}
+
 #[test]
 fn whatever_is_kept_of_the_history_live_grants_are_never_touched() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,12 +1,17 @@
 //! `/metrics`, `/healthz` and `/readyz`, on one TCP address, beside the page that `app` puts at `/`.
 
+use crate::host::peer::TrustedListener;
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use axum::serve::Listener;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::watch;
+use tokio_util::either::Either;
 
 /// Writes the page of `/metrics`.
 pub type Scrape = Arc<dyn Fn() -> String + Send + Sync>;
@@ -31,19 +36,46 @@ async fn scrape(page: Scrape) -> Result<impl IntoResponse, (StatusCode, String)>
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
 }
 
+/// Where HTTP is spoken: to anybody who reaches an address, or to root at a socket. One type for both, so that what serves a
+/// connection is in the binary once.
+#[derive(Debug)]
+pub enum Door {
+    /// For Prometheus and the kubelet's probes.
+    Tcp(TcpListener),
+    /// For the verbs of `holdfast`.
+    Unix(TrustedListener),
+}
+
+impl Listener for Door {
+    type Io = Either<TcpStream, UnixStream>;
+    type Addr = ();
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        let stream = match self {
+            Door::Tcp(listener) => Either::Left(Listener::accept(listener).await.0),
+            Door::Unix(listener) => Either::Right(listener.accept().await),
+        };
+        (stream, ())
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Ok(())
+    }
+}
+
 /// Says that this process is alive, while another instance serves: what that one's probes see is its own. Where it has the
 /// address, nothing is said here.
 pub async fn stand_by(address: SocketAddr) {
-    if let Ok(listener) = tokio::net::TcpListener::bind(address).await {
+    if let Ok(listener) = TcpListener::bind(address).await {
         let alive = || async { "standing by\n" };
         let routes = Router::new().route("/healthz", get(alive)).route("/readyz", get(alive));
-        drop(axum::serve(listener, routes).await);
+        drop(axum::serve(Door::Tcp(listener), routes).await);
     }
 }
 
 /// Serves `routes` on `address`. Where that is taken the daemon works on without, and says so.
 pub async fn serve(address: SocketAddr, routes: Router) -> Option<tokio::task::JoinHandle<()>> {
-    let listener = match tokio::net::TcpListener::bind(address).await {
+    let listener = match TcpListener::bind(address).await {
         Ok(listener) => listener,
         Err(error) => {
             tracing::error!(%address, %error, "/metrics, /healthz and /readyz are not served; set `telemetry.listen` to a free address");
@@ -54,7 +86,7 @@ pub async fn serve(address: SocketAddr, routes: Router) -> Option<tokio::task::J
     let address = listener.local_addr().unwrap_or(address);
     tracing::info!(%address, "serving /metrics, /healthz and /readyz");
     Some(tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, routes).await {
+        if let Err(error) = axum::serve(Door::Tcp(listener), routes).await {
             tracing::error!(%error, "telemetry failed");
         }
     }))

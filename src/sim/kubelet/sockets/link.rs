@@ -1,6 +1,7 @@
 //! Connections that can be cut: a kubelet that is killed drops all of them at once, one that disconnects a plugin
 //! drops that plugin's.
 
+use crate::host::peer::is_hung_up;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::Shutdown;
@@ -11,9 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
-use tonic::transport::server::Connected;
 
-/// The connections of one kubelet, in groups: group 0 is what it serves, a client's number is what it dials.
+/// The group of the connections that the kubelet serves.
+const SERVED: u64 = 0;
+
+/// The connections of one kubelet, in groups: what it serves is one, what a client dials has that client's number.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Links(Arc<Mutex<Table>>);
 
@@ -25,23 +28,37 @@ struct Table {
     open: BTreeMap<(u64, u64), StdStream>,
 }
 
+impl Table {
+    fn enter(&mut self, group: u64, stream: &UnixStream) -> io::Result<(u64, u64)> {
+        if self.over {
+            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the kubelet is stopped"));
+        }
+        let second = StdStream::from(stream.as_fd().try_clone_to_owned()?);
+        self.next += 1;
+        self.open.insert((group, self.next), second);
+        Ok((group, self.next))
+    }
+}
+
 impl Links {
     fn with<R>(&self, act: impl FnOnce(&mut Table) -> R) -> R {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes a connection into a group.
+    /// Takes a connection that a client has dialled into its group.
     pub(super) fn add(&self, group: u64, stream: UnixStream) -> io::Result<Link> {
-        let second = StdStream::from(stream.as_fd().try_clone_to_owned()?);
+        let key = self.with(|table| table.enter(group, &stream))?;
+        Ok(Link { stream, key, links: self.clone() })
+    }
+
+    /// Takes in a connection that the kubelet serves. It stays as it is, so that one server's code does for the kubelet and
+    /// for plugins; what has ended is found by the next one.
+    pub(super) fn admit(&self, stream: UnixStream) -> io::Result<UnixStream> {
         self.with(|table| {
-            if table.over {
-                return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the kubelet is stopped"));
-            }
-            table.next += 1;
-            let key = (group, table.next);
-            table.open.insert(key, second);
-            Ok(Link { stream, key, links: self.clone() })
-        })
+            table.open.retain(|(group, _), stream| *group != SERVED || !is_hung_up(stream));
+            table.enter(SERVED, &stream)
+        })?;
+        Ok(stream)
     }
 
     /// Whether a group has an open connection.
@@ -68,7 +85,7 @@ fn shut(stream: &StdStream) {
     let _ = stream.shutdown(Shutdown::Both);
 }
 
-/// One connection.
+/// One connection of a client.
 #[derive(Debug)]
 pub(super) struct Link {
     stream: UnixStream,
@@ -80,12 +97,6 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.links.with(|table| table.open.remove(&self.key));
     }
-}
-
-impl Connected for Link {
-    type ConnectInfo = ();
-
-    fn connect_info(&self) -> Self::ConnectInfo {}
 }
 
 impl AsyncRead for Link {

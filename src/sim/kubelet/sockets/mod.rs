@@ -61,7 +61,7 @@ impl Sockets {
 
     fn spawn_server(&self, shared: &Shared, life: u64, listener: UnixListener, router: Router) {
         let links = self.links();
-        let incoming = UnixListenerStream::new(listener).map(move |stream| links.add(0, stream?));
+        let incoming = UnixListenerStream::new(listener).map(move |stream| links.admit(stream?));
         shared.spawn(life, async move {
             // It ends with the life; a connection that fails ends alone.
             let _ = router.serve_with_incoming(incoming).await;
