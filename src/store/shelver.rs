@@ -52,6 +52,8 @@ pub(super) struct Shelver {
     thread: Thread,
     /// What the thread is yet to be told.
     untold: RefCell<Vec<Work>>,
+    /// Whether it is told anything.
+    is_told: bool,
     patience: Duration,
     /// How many threads have been left behind.
     left: usize,
@@ -154,7 +156,7 @@ impl Shelver {
         })?;
         let state_dir = state_dir.to_owned();
         let (dir, untold) = (database_dir(&state_dir), RefCell::default());
-        Ok(Shelver { state_dir, retention, dir, thread, untold, patience: STUCK_AFTER, left: 0 })
+        Ok(Shelver { state_dir, retention, dir, thread, untold, is_told: true, patience: STUCK_AFTER, left: 0 })
     }
 
     /// Leaves a thread that does not come back, and has another one rebuild the database beside the one that is stuck: from
@@ -195,7 +197,17 @@ impl Shelver {
         self.tell(Work::Hook { hook: Box::new(hook.clone()), seq, payload });
     }
 
+    /// From now on, or until now, the thread is not told what is put, retired and named: the database reads it from the
+    /// journal at the next checkpoint, in one go.
+    pub(super) fn leave_out(&mut self, leave_out: bool) {
+        self.is_told = !leave_out;
+        self.thread.shared.behind.fetch_or(leave_out, Ordering::AcqRel);
+    }
+
     fn tell(&self, work: Work) {
+        if !self.is_told {
+            return;
+        }
         self.untold.borrow_mut().push(work);
         if self.untold.borrow().len() >= UNTOLD_MAX {
             self.tell_all();

@@ -23,9 +23,12 @@ impl Store {
         let first = self.next_seq + head.len() as u64;
         (self.journal, self.failed, self.next_seq) = (journal, false, first + entries.len() as u64);
         self.lock.confirm(self.next_seq - 1);
+        // More than the database's queue takes, as a rule.
+        self.shelver.leave_out(true);
         for ((entry, payload), seq) in entries.iter().zip(payloads).zip(first..) {
             self.apply(seq, entry, payload);
         }
+        self.shelver.leave_out(false);
         Ok(())
     }
 }
@@ -61,21 +64,32 @@ mod tests {
         let mut store = open(dir.path());
         store.append(&[made(1), named(1)]).unwrap();
         layout::take_steps();
-        // More than the database's queue takes.
         store.take_over(&entries(100..5000)).unwrap();
         let steps: Vec<_> = layout::take_steps().into_iter().take(4).collect();
         assert_eq!(steps, ["write", "sync", "rename", "sync directory"], "it is durable before it has its name");
         store.append(&[made(2)]).unwrap();
         let known = store.load();
         assert_eq!((known.grants.len(), known.names.len(), known.listed.len()), (2450 + 2, 2, 1));
-        // The database is still at it, and takes no more work than it has room for.
-        store.shelver.settle();
         store.checkpoint().unwrap();
         assert_eq!(store.history(9999, |_| true).unwrap().len(), 2450);
         let found = store.verifier().verify().unwrap();
         assert!(found.sound && found.live.in_both == 2452, "{found:#?}");
         store.close().unwrap();
         assert_eq!(open(dir.path()).load().grants, known.grants);
+    }
+
+    /// A start after it reads no long journal: the one who asks for the import waits, and no kubelet does.
+    #[test]
+    fn what_was_taken_over_is_in_the_database_when_the_store_is_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = open(dir.path());
+        store.take_over(&entries(0..6_000)).unwrap();
+        let known = store.load().grants;
+        store.close().unwrap();
+        fs::remove_dir_all(journal_dir(dir.path())).unwrap();
+        let store = open(dir.path());
+        assert_eq!(store.load().grants, known);
+        assert_eq!(store.history(usize::MAX, |_| true).unwrap().len(), 3_000);
     }
 
     #[test]
