@@ -382,6 +382,7 @@ impl Alone {
         let config = HealthConfig {
             plan: watch::channel(Arc::clone(&plan)).1,
             boot_id: "boot".into(),
+            leave_after: Duration::from_secs(60),
             listed: Arc::default(),
             grants: grants_view,
             due: due_view,

@@ -21,6 +21,7 @@ mod problems;
 mod processors;
 mod rebuild;
 mod reload;
+mod settings;
 mod specs;
 mod status;
 pub mod supervisor;
@@ -36,11 +37,11 @@ pub use measures::write_held;
 pub use problems::{Problem, verdict};
 pub use processors::Processors;
 pub use reload::ConfigReport;
+pub use settings::Settings;
 pub use status::{ResourceReport, Status};
 pub use views::{Actors, Views};
 
 use self::supervisor::{Policy, Slot, Supervision};
-use crate::config::{Config, Roots};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
 use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage};
 use crate::hardware;
@@ -59,27 +60,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tokio::sync::{RwLock, mpsc, watch};
-
-/// What the daemon runs on.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Where everything lies.
-    pub roots: Roots,
-    /// The validated configuration.
-    pub config: Config,
-}
-
-impl Settings {
-    /// `<kubelet-dir>/device-plugins`.
-    fn device_plugins(&self) -> PathBuf {
-        self.roots.kubelet.join("device-plugins")
-    }
-
-    fn pod_resources(&self) -> PathBuf {
-        let default = || self.roots.kubelet.join("pod-resources/kubelet.sock");
-        self.config.pod_resources_socket.clone().unwrap_or_else(default)
-    }
-}
 
 /// A running daemon.
 #[derive(Debug)]
@@ -222,6 +202,7 @@ impl App {
         let config = HealthConfig {
             plan: plan_view.clone(),
             boot_id: boot_of_grants.clone(),
+            leave_after: settings.leave_after,
             listed,
             grants: grants_view.clone(),
             due: due_view.clone(),

@@ -42,7 +42,7 @@ pub struct Options {
 /// # Errors
 /// What hinders the start, or the escalation.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
-    let settings = Settings { roots: global.roots(), config: global.load_config()? };
+    let settings = Settings::new(global.roots(), global.load_config()?);
     // gRPC and the light actors share one thread; the ledger and discovery get their own in `App::start`.
     let system = actix::System::new();
     // In a box: moved into the system and polled there it would leave three copies of itself on this thread's stack, 50 KB each.

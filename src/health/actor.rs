@@ -37,6 +37,8 @@ pub struct HealthConfig {
     pub plan: watch::Receiver<Arc<Plan>>,
     /// This boot.
     pub boot_id: String,
+    /// How long a free id that is no longer found stays in the list, unhealthy.
+    pub leave_after: Duration,
     /// What the kubelet was told by an earlier process.
     pub listed: Arc<Listed>,
     /// Who holds what.
@@ -91,7 +93,7 @@ impl HealthActor {
     /// Builds one life of the actor; it begins with what was published last.
     pub fn new(config: HealthConfig, life: impl Any + Send) -> Self {
         let plan = config.plan.borrow().clone();
-        let rules = rules(&config.boot_id, &plan);
+        let rules = rules(&config, &plan);
         let remembered = Arc::clone(&config.judgement.borrow().verdicts);
         let judge = Judge::new(Arc::clone(&plan.specs), config.inventory.borrow().clone(), &config.listed, rules, &remembered);
         HealthActor {
@@ -110,7 +112,7 @@ impl HealthActor {
 
     /// Judges by another plan from now on.
     fn follow(&mut self, plan: Arc<Plan>) {
-        self.judge.follow(Arc::clone(&plan.specs), rules(&self.config.boot_id, &plan));
+        self.judge.follow(Arc::clone(&plan.specs), rules(&self.config, &plan));
         if plan.health.at_kubelet_start == AtKubeletStart::Tell {
             self.judge.withhold_until(Duration::ZERO);
         }
@@ -183,9 +185,9 @@ impl HealthActor {
     }
 }
 
-fn rules(boot_id: &str, plan: &Plan) -> Rules {
+fn rules(config: &HealthConfig, plan: &Plan) -> Rules {
     let HealthPolicy { poll, fatal_xids, ignored, at_kubelet_start: _ } = plan.health.clone();
-    Rules { boot_id: boot_id.to_owned(), has_probes: true, fatal_xids, ignored, poll }
+    Rules { boot_id: config.boot_id.clone(), has_probes: true, fatal_xids, ignored, poll, leave_after: config.leave_after }
 }
 
 impl Actor for HealthActor {

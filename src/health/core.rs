@@ -235,7 +235,7 @@ impl Judge {
 
     /// When the inventory may change without any event: the next id leaves the list, or the kubelet is told what it was not.
     pub(crate) fn next_deadline(&self, now: Duration) -> Option<Duration> {
-        let leaving = self.leaving.values().min().map(|since| *since + LEAVE_AFTER);
+        let leaving = self.leaving.values().min().map(|since| *since + self.cases.leave_after());
         let apart = self.leaving.values().map(|since| *since + APART_FOR).filter(|until| self.waits && *until > now).min();
         let withheld = Some(self.withheld_until).filter(|until| *until > now);
         [leaving, apart, self.next_end(), withheld].into_iter().flatten().min()
@@ -290,7 +290,7 @@ impl Judge {
                 // What is there waits in the list until its hook has run.
                 let is_due = |due: &BTreeMap<DeviceId, _>| found.is_some() && due.contains_key(&spec.sharing.whole(&spec.name, &id));
                 let is_in_use = is_held || due.get(&spec.name).is_some_and(is_due);
-                if Safeguard::HeldIds.is_on() && (is_in_use || now.saturating_sub(since) < LEAVE_AFTER) {
+                if Safeguard::HeldIds.is_on() && (is_in_use || now.saturating_sub(since) < self.cases.leave_after()) {
                     let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
                     let health = self.look_at_absent(&id, found.map(AsRef::as_ref), health, &evidence);
                     // A node that no resource names is found by its path alone: how a container gets it is remembered.

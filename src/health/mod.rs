@@ -13,6 +13,7 @@ mod probing;
 mod report;
 mod since;
 
+pub(crate) use self::core::LEAVE_AFTER;
 pub use actor::{HealthActor, HealthConfig, Judgement};
 pub(crate) use prober::LOOK_DEADLINE;
 pub use prober::LookAt;

@@ -213,6 +213,7 @@ fn judge(specs: &Arc<[Arc<ResourceSpec>]>, policy: &HealthPolicy, boot_id: &str,
         fatal_xids: policy.fatal_xids.clone(),
         ignored: policy.ignored.clone(),
         poll: policy.poll,
+        ..Rules::default()
     };
     Judge::new(Arc::clone(specs), Arc::default(), &Listed::new(), rules, remembered)
 }

@@ -146,8 +146,14 @@ impl Node {
 
     /// Starts the daemon in this process.
     pub(crate) async fn start_app(&self) -> App {
+        self.start_app_with(|_| {}).await
+    }
+
+    pub(crate) async fn start_app_with(&self, change: impl FnOnce(&mut Settings)) -> App {
         let config = config::load(Some(&self.config_file()), &config::Node::default()).unwrap();
-        soon("the start", App::start(Settings { roots: self.roots(), config })).await.unwrap()
+        let mut settings = Settings::new(self.roots(), config);
+        change(&mut settings);
+        soon("the start", App::start(settings)).await.unwrap()
     }
 
     pub(crate) fn kubelet_config(&self) -> KubeletConfig {

@@ -130,7 +130,7 @@ impl Instance {
     }
 
     fn settings(&self) -> Result<Settings, Failed> {
-        Ok(Settings { roots: self.roots(), config: config::load(Some(&self.config_file()), &config::Node::default())? })
+        Ok(Settings::new(self.roots(), config::load(Some(&self.config_file()), &config::Node::default())?))
     }
 
     /// Runs the daemon on this thread as `holdfast run` would, and the measurement on a thread of its own, as the kubelet is a process

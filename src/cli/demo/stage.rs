@@ -83,7 +83,7 @@ impl Stage {
         let node = SimNode::create(at("host"))?;
         let kubelet = Kubelet::start(KubeletConfig { first_batch_after, ..KubeletConfig::new(at("kubelet"), at("host")) }).await?;
         let roots = Roots { host: at("host"), kubelet: at("kubelet"), state: at("state"), run: at("run") };
-        let settings = Settings { roots, config };
+        let settings = Settings::new(roots, config);
         Ok(Stage { daemon: None, kubelet, node, settings, gpu, rdma, fpga, spoil: options.spoil, first_batch_after, _dir: dir })
     }
 

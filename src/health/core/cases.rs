@@ -1,5 +1,6 @@
 //! Every device's case: which looks go into it, what is read from it, and what is to be remembered of it.
 
+use super::LEAVE_AFTER;
 use super::case::{Case, FatalXids, Look, Sighting};
 use crate::domain::{
     AllocId, Complaint, Device, DeviceEvent, DeviceId, Health, Instruction, Moment, PciAddress, Reason, Signals, State, Verdict,
@@ -11,7 +12,7 @@ use std::time::Duration;
 pub(crate) type Verdicts = BTreeMap<DeviceId, Verdict>;
 
 /// What the judge goes by.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rules {
     /// This boot.
     pub(crate) boot_id: String,
@@ -23,6 +24,21 @@ pub(crate) struct Rules {
     pub(crate) ignored: BTreeSet<Reason>,
     /// How often devices are probed.
     pub(crate) poll: Duration,
+    /// How long a free id that is no longer found stays in the list: [`LEAVE_AFTER`], where nobody is in a hurry.
+    pub(crate) leave_after: Duration,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Rules {
+            boot_id: String::new(),
+            has_probes: false,
+            fatal_xids: FatalXids::default(),
+            ignored: BTreeSet::new(),
+            poll: Duration::ZERO,
+            leave_after: LEAVE_AFTER,
+        }
+    }
 }
 
 /// What the last probe of a device has shown.
@@ -74,6 +90,10 @@ impl Cases {
     }
 
     /// Goes by other rules from now on.
+    pub(super) fn leave_after(&self) -> Duration {
+        self.rules.leave_after
+    }
+
     pub(super) fn follow(&mut self, rules: Rules) {
         if rules == self.rules {
             return;
