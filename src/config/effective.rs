@@ -1,5 +1,6 @@
 //! The effective configuration: what the daemon runs on, as one file, with the origin of each value.
 
+use super::error::printable;
 use super::keys::{self, TABLES};
 use super::merge::Examined;
 use super::tree::{Entry, Is, Place, Table, Value, written};
@@ -35,14 +36,16 @@ impl Examined {
     pub fn show(&self, node: &Node) -> Result<Shown, ConfigError> {
         let table = effective(&self.merged, &self.config()?);
         let origin = |place: Option<&Place>| match place {
-            Some(place) => format!("{}:{}", place.file.display(), place.line),
+            // TOML has no control characters in a comment, and a terminal does as they say.
+            Some(place) => printable(&format!("{}:{}", place.file.display(), place.line)),
             None => "default".to_owned(),
         };
         let mut notes = Vec::new();
         for section in &self.sections {
             let verb = if section.matches { "matches" } else { "does not match" };
             let node = node.name().unwrap_or("this node");
-            notes.push(format!("[[node]] of {} {verb} {node}: {}", origin(section.place.as_ref()), section.why));
+            let note = format!("[[node]] of {} {verb} {node}: {}", origin(section.place.as_ref()), section.why);
+            notes.push(printable(&note));
         }
         if table.get("resource").is_none() {
             notes.push("no [[resource]]: known hardware is offered under its usual names, as `holdfast discover` shows".into());
@@ -227,6 +230,18 @@ mod tests {
         let (size, origin) = value("ledger.history_size").unwrap();
         assert_eq!((size, origin.unwrap().line), (5000.into(), 2));
         assert_eq!(value("resource[1].name").unwrap().0, Json::from("example.com/fuse"));
+    }
+
+    #[test]
+    fn what_is_told_in_comments_stays_in_them() {
+        let text = "[ledger]\nhistory_size = 7000\n[[node]]\nmatch = { file = \"/x\\n[upgrade]\\ndetach = false #\\u001b[31m\" }\n";
+        let node = Node::named("gpu-1", Path::new("/"));
+        for file in ["/etc/config.toml", "/etc/con\nfig\u{1b}.toml"] {
+            let examined = Examined::alone(text.as_bytes(), Path::new(file), &node);
+            let (config, shown) = (examined.config().unwrap(), examined.show(&node).unwrap().text);
+            assert!(!shown.chars().any(|c| c.is_control() && c != '\n'), "{shown:?}");
+            assert_eq!(Examined::alone(shown.as_bytes(), Path::new(file), &node).config(), Ok(config), "{shown}");
+        }
     }
 
     #[test]

@@ -263,6 +263,7 @@ impl<'a> Field<'a> {
     pub(super) fn wrong(&self, wanted: &str) -> ImportError {
         let found = match &self.doc.is {
             Is::Null => "nothing".to_owned(),
+            Is::Text(text) if text.contains('\n') => "a text of several lines".to_owned(),
             Is::Text(text) => format!("`{text}`"),
             Is::List(_) => "a list".to_owned(),
             Is::Map(_) => "keys and values".to_owned(),
@@ -321,5 +322,9 @@ mod tests {
         let doc = read("a: [b]").unwrap();
         let said = Field::root(&doc).get("a").unwrap().text().unwrap_err().to_string();
         assert_eq!(said, "line 1: `a` is a list, where a text is expected");
+        let doc = read("\"a\\n\\e\": |\n  b: 1\n  c: 2\n").unwrap();
+        let Is::Map(entries) = &doc.is else { panic!("{doc:?}") };
+        let said = Field::root(&doc).get(&entries[0].0).unwrap().items().unwrap_err().to_string();
+        assert_eq!(said, "line 2: `a\\n\\u{1b}` is a text of several lines, where a list is expected");
     }
 }

@@ -13,6 +13,7 @@ mod sriov;
 mod tests;
 
 use self::doc::{Doc, Field};
+use super::error::printable;
 use super::merge::Examined;
 use super::node::Node;
 use super::tree::{Is, Table, Value, written};
@@ -40,8 +41,9 @@ pub enum Peer {
 pub struct ImportError(String);
 
 impl ImportError {
-    fn new(problem: impl Into<String>) -> Self {
-        ImportError(problem.into())
+    /// A key may have a line's end in it, or what a terminal obeys.
+    fn new(problem: impl AsRef<str>) -> Self {
+        ImportError(printable(problem.as_ref()))
     }
 }
 
@@ -62,8 +64,8 @@ struct Draft {
 }
 
 impl Draft {
-    fn warn(&mut self, warning: impl Into<String>) {
-        self.warnings.push(warning.into());
+    fn warn(&mut self, warning: impl AsRef<str>) {
+        self.warnings.push(printable(warning.as_ref()));
     }
 
     /// Warns of those settings that say something, and have no equal for this reason.
