@@ -36,21 +36,19 @@ impl Examined {
     pub fn show(&self, node: &Node) -> Result<Shown, ConfigError> {
         let table = effective(&self.merged, &self.config()?);
         let origin = |place: Option<&Place>| match place {
-            // TOML has no control characters in a comment, and a terminal does as they say.
-            Some(place) => printable(&format!("{}:{}", place.file.display(), place.line)),
+            Some(place) => format!("{}:{}", place.file.display(), place.line),
             None => "default".to_owned(),
         };
         let mut notes = Vec::new();
         for section in &self.sections {
             let verb = if section.matches { "matches" } else { "does not match" };
             let node = node.name().unwrap_or("this node");
-            let note = format!("[[node]] of {} {verb} {node}: {}", origin(section.place.as_ref()), section.why);
-            notes.push(printable(&note));
+            notes.push(format!("[[node]] of {} {verb} {node}: {}", origin(section.place.as_ref()), section.why));
         }
         if table.get("resource").is_none() {
             notes.push("no [[resource]]: known hardware is offered under its usual names, as `holdfast discover` shows".into());
         }
-        let mut text: String = notes.iter().map(|note| format!("# {note}\n")).collect();
+        let mut text: String = notes.iter().map(|note| format!("# {}\n", printable(note))).collect();
         if !text.is_empty() {
             text.push('\n');
         }
@@ -240,6 +238,7 @@ mod tests {
             let examined = Examined::alone(text.as_bytes(), Path::new(file), &node);
             let (config, shown) = (examined.config().unwrap(), examined.show(&node).unwrap().text);
             assert!(!shown.chars().any(|c| c.is_control() && c != '\n'), "{shown:?}");
+            assert!(!examined.sections.iter().any(|section| section.why().contains(char::is_control)), "`config check` tells it too");
             assert_eq!(Examined::alone(shown.as_bytes(), Path::new(file), &node).config(), Ok(config), "{shown}");
         }
     }

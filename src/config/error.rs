@@ -76,7 +76,8 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// The text with its control characters escaped: a value may have a line's end in it, or what a terminal obeys.
+/// The text with its control characters escaped: a value may have a line's end in it, or what a terminal obeys. TOML has none
+/// of them in a comment.
 pub(super) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for character in text.chars() {

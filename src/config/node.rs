@@ -4,7 +4,7 @@
 //! resource that has the name of one that is there takes its place.
 
 use super::ConfigError;
-use super::error::unknown;
+use super::error::{printable, unknown};
 use super::tree::{Is, Place, Table, Value};
 use crate::host::HostRoot;
 use std::path::{Path, PathBuf};
@@ -109,7 +109,7 @@ impl Section {
                 Err(problem) => return wrong(problem, entry.place.as_ref()),
             }
         }
-        Ok(Section { place: value.place.clone(), table, matches, why: why.join(", and ") })
+        Ok(Section { place: value.place.clone(), table, matches, why: printable(&why.join(", and ")) })
     }
 }
 

@@ -1,6 +1,7 @@
 //! TOML as a tree in which every value knows where it stands: what is merged, shown and complained about.
 
 use super::ConfigError;
+use super::error::printable;
 use crate::domain::Arrange;
 use std::path::Path;
 use std::sync::Arc;
@@ -223,7 +224,7 @@ impl Writer {
         let end = |text: &mut String, place: Option<&Place>| {
             if let Some(origin) = origin {
                 text.push_str("  # ");
-                text.push_str(&origin(place));
+                text.push_str(&printable(&origin(place)));
             }
             text.push('\n');
         };

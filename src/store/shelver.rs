@@ -52,7 +52,7 @@ pub(super) struct Shelver {
     thread: Thread,
     /// What the thread is yet to be told.
     untold: RefCell<Vec<Work>>,
-    /// Whether it is told anything.
+    /// Whether it is told of entries, see [`Shelver::leave_out`].
     is_told: bool,
     patience: Duration,
     /// How many threads have been left behind.
@@ -197,8 +197,8 @@ impl Shelver {
         self.tell(Work::Hook { hook: Box::new(hook.clone()), seq, payload });
     }
 
-    /// From now on, or until now, the thread is not told what is put, retired and named: the database reads it from the
-    /// journal at the next checkpoint, in one go.
+    /// From now on, or until now, the thread is told of no entry: the database reads them from the journal at the next
+    /// checkpoint, in one go.
     pub(super) fn leave_out(&mut self, leave_out: bool) {
         self.is_told = !leave_out;
         self.thread.shared.behind.fetch_or(leave_out, Ordering::AcqRel);

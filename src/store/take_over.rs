@@ -42,6 +42,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
     use std::sync::Arc;
+    use std::sync::mpsc::channel;
     use std::time::SystemTime;
 
     fn open(dir: &Path) -> Store {
@@ -83,8 +84,14 @@ mod tests {
     fn what_was_taken_over_is_in_the_database_when_the_store_is_closed() {
         let dir = tempfile::tempdir().unwrap();
         let mut store = open(dir.path());
+        // Its queue is not emptied meanwhile: whatever is told to it stays there.
+        let (go_on, held_up) = channel::<()>();
+        store.shelver.tell_to_meddle(move |_| assert!(held_up.recv().is_err(), "nothing is sent"));
         store.take_over(&entries(0..6_000)).unwrap();
         let known = store.load().grants;
+        let checkpoint = store.begin_checkpoint().unwrap();
+        drop(go_on);
+        checkpoint.wait().unwrap();
         store.close().unwrap();
         fs::remove_dir_all(journal_dir(dir.path())).unwrap();
         let store = open(dir.path());

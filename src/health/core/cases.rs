@@ -89,11 +89,12 @@ impl Cases {
         cases
     }
 
-    /// Goes by other rules from now on.
+    /// How long a free id that is no longer found stays in the list.
     pub(super) fn leave_after(&self) -> Duration {
         self.rules.leave_after
     }
 
+    /// Goes by other rules from now on.
     pub(super) fn follow(&mut self, rules: Rules) {
         if rules == self.rules {
             return;

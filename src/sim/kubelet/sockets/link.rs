@@ -126,3 +126,19 @@ impl AsyncWrite for Link {
         self.stream.is_write_vectored()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_served_connection_that_has_ended_keeps_no_descriptor() {
+        let links = Links::default();
+        let (ended, other) = UnixStream::pair().unwrap();
+        drop((links.admit(ended).unwrap(), other));
+        let (lives, _other) = UnixStream::pair().unwrap();
+        let (next, _another) = UnixStream::pair().unwrap();
+        let _served = [links.admit(lives).unwrap(), links.admit(next).unwrap()];
+        assert_eq!(links.with(|table| table.open.len()), 2);
+    }
+}
