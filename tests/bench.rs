@@ -181,6 +181,16 @@ fn an_upgrade_is_measured_by_what_the_kubelet_notices() {
 }
 
 #[test]
+fn a_restart_in_place_is_measured_by_how_long_the_kubelet_has_no_devices() {
+    let dir = place();
+    let json = bench("upgrade", dir.path(), &["--in-place", "--rounds=2", "--devices=4", "-o", "json"]);
+    let report: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&report["rounds"], &report["devices"]), (&json!(2), &json!(4)));
+    is_distribution(&report["moments_without_devices"], 2);
+    nothing_is_left(dir.path());
+}
+
+#[test]
 fn one_that_is_interrupted_leaves_nothing_behind() {
     let dir = place();
     let bench = command("restart", dir.path(), &["--allow-tmpfs", "--rounds=10000"]).stderr(Stdio::piped()).spawn().unwrap();

@@ -431,6 +431,22 @@ fn a_signal_during_the_start_is_answered_after_it() {
     });
 }
 
+/// A file that nobody writes, as on a file system whose server is gone.
+#[test]
+fn a_read_that_never_ends_keeps_no_daemon_from_ending() {
+    run(async {
+        let node = Node::with(&[("gpu", 1)]);
+        let mut daemon = Daemon::spawn(&mut node.command(&["run"]));
+        daemon.logged("ready").await;
+        std::fs::create_dir(node.path("etc/config.d")).unwrap();
+        nix::unistd::mkfifo(&node.path("etc/config.d/10.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        daemon.signal(Signal::SIGHUP);
+        daemon.logged("reading the configuration anew").await;
+        daemon.signal(Signal::SIGTERM);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+    });
+}
+
 #[test]
 fn an_actor_that_dies_after_a_reload_has_the_new_configuration() {
     run(async {

@@ -46,7 +46,11 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     // gRPC and the light actors share one thread; the ledger and discovery get their own in `App::start`.
     let system = actix::System::new();
     // In a box: moved into the system and polled there it would leave three copies of itself on this thread's stack, 50 KB each.
-    system.block_on(Box::pin(serve(settings, options.take_over)))
+    let ended = system.block_on(Box::pin(serve(settings, options.take_over)));
+    // Its drop would wait for whatever a thread still reads, be it a device that answers no more, and the next instance for it:
+    // the kubelet is without devices from here on.
+    std::mem::forget(system);
+    ended
 }
 
 async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {

@@ -8,6 +8,7 @@ use crate::wait_for;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{self, File};
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -77,7 +78,16 @@ impl Process {
     }
 
     pub(crate) fn log_text(&self) -> String {
-        String::from_utf8_lossy(&fs::read(&self.log).unwrap()).into_owned()
+        self.log_since(0)
+    }
+
+    /// What it has logged behind so many bytes: a long log is not read anew for its last lines.
+    fn log_since(&self, position: u64) -> String {
+        let mut file = File::open(&self.log).unwrap();
+        file.seek(SeekFrom::Start(position)).unwrap();
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).unwrap();
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     /// Fails when it has ended.
@@ -193,5 +203,15 @@ impl Node {
     /// What the present kubelet has logged.
     pub(crate) fn kubelet_log(&self) -> String {
         self.kubelet.as_ref().unwrap().log_text()
+    }
+
+    /// How many bytes that are.
+    pub(crate) fn kubelet_log_length(&self) -> u64 {
+        fs::metadata(&self.kubelet.as_ref().unwrap().log).unwrap().len()
+    }
+
+    /// What the present kubelet has logged behind so many bytes.
+    pub(crate) fn kubelet_log_since(&self, position: u64) -> String {
+        self.kubelet.as_ref().unwrap().log_since(position)
     }
 }

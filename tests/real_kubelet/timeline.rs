@@ -8,6 +8,15 @@ const PODS: &str = "\"SyncLoop ADD\"";
 /// Logged when the kubelet drops the connection of a resource: it has no device until the next list.
 const DROPPED: &str = "Mark all resources Unhealthy for resource";
 
+/// Logged when the devices of a list count: what is asked for from then on is answered.
+const COUNTED: &str = "Processed device updates for resource";
+
+/// How many lists of `resource` counted.
+pub(crate) fn lists(log: &str, resource: &str) -> usize {
+    let named = format!("\"{resource}\"");
+    log.lines().filter(|line| line.contains(COUNTED) && line.contains(&named)).count()
+}
+
 /// Milliseconds from the begin of registration to the first list of `resource`; `None` when it has not come yet.
 pub(crate) fn first_list_ms(log: &str, resource: &str) -> Option<f64> {
     let named = format!("\"{resource}\"");

@@ -3,6 +3,9 @@
 //! Two processes of this executable, as an upgrade has them, on a simulated kubelet of this process that admits one pod after the
 //! other without a pause, each with a device. Every round: a while in peace; then `run --take-over`, until the successor has
 //! taken over and its predecessor has ended; a while in peace.
+//!
+//! With `--in-place` the daemon is ended and started again, as `systemctl restart` does it, and no pod is asked for meanwhile:
+//! without a daemon every one would be rejected.
 
 use super::super::exit::Failed;
 use super::super::progress::Progress;
@@ -13,7 +16,7 @@ use super::followed::Followed;
 use super::instance::{Common, Instance, Interrupts, Offer};
 use super::report::{Durations, Report, span};
 use crate::domain::ResourceName;
-use crate::sim::kubelet::{Event, EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec};
+use crate::sim::kubelet::{Event, EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, View};
 use clap::Args;
 use serde_json::json;
 use std::cell::{Cell, RefCell};
@@ -33,6 +36,9 @@ pub struct Options {
     /// Devices
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=512))]
     devices: u64,
+    /// End the daemon and start it again, as `systemctl restart` does, half of the devices held
+    #[arg(long)]
+    in_place: bool,
     /// What a grant survives when it is answered [default: the configuration's]
     #[arg(long, value_name = "PROMISE")]
     durability: Option<Promise>,
@@ -44,7 +50,12 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let durability = Promise::durability(options.durability, global)?;
     let offer = Offer { resources: 1, files: options.devices, replicas: 1 };
     let instance = Instance::create(options.common.place(&global.state_dir)?, durability, offer)?;
-    let measured = async { Ok(report(options, durability.as_str(), measure(&instance, options).await?)) };
+    let measured = async {
+        Ok(match options.in_place {
+            true => restarts(options, durability.as_str(), restart_in_place(&instance, options).await?),
+            false => report(options, durability.as_str(), measure(&instance, options).await?),
+        })
+    };
     block_on(async { Interrupts::new()?.or(measured).await })??.show(global, options.common.plot.as_deref())
 }
 
@@ -132,13 +143,65 @@ struct Round {
     ended: Duration,
 }
 
+/// A kubelet and a daemon that offers it all devices.
+struct Node {
+    kubelet: Kubelet,
+    resource: ResourceName,
+    devices: usize,
+    daemon: Followed,
+}
+
+impl Node {
+    async fn start(instance: &Instance, options: &Options) -> Result<Node, Failed> {
+        let resource: ResourceName = Instance::resource(0).parse().map_err(failed)?;
+        let devices = usize::try_from(options.devices).unwrap_or(usize::MAX);
+        let kubelet = Kubelet::start(KubeletConfig::new(instance.kubelet_dir(), instance.roots().host)).await?;
+        let daemon = Followed::start(instance, &["run"])?;
+        let offered = kubelet.wait_for(|view| view.capacity(&resource).allocatable == devices, READY_DEADLINE).await;
+        offered.map_err(|_| failed("the private daemon did not register in time"))?;
+        Ok(Node { kubelet, resource, devices, daemon })
+    }
+
+    /// Waits until the kubelet has lost all devices since then, and has them again.
+    async fn is_back(&self, since: Duration) -> Result<(), Failed> {
+        let is_back = |view: &View<'_>| {
+            let lost = view.last(|kind| matches!(kind, EventKind::Disconnected { .. })).filter(|lost| lost.at >= since);
+            let listed = view.last(|kind| matches!(kind, EventKind::Listed { .. }));
+            lost.zip(listed).is_some_and(|(lost, listed)| listed.at > lost.at)
+        };
+        let back = self.kubelet.wait_for(is_back, READY_DEADLINE).await;
+        back.map_err(|_| failed("the private daemon did not register again in time"))
+    }
+}
+
+/// The moments without devices, one for each restart.
+async fn restart_in_place(instance: &Instance, options: &Options) -> Result<Durations, Failed> {
+    let mut node = Node::start(instance, options).await?;
+    for number in 0..node.devices / 2 {
+        node.kubelet.add_pod(PodSpec::new("bench", format!("pod-{number}")).app("main", &node.resource, 1)).await;
+    }
+    let mut found = Found::new()?;
+    let mut progress = Progress::new("restarts measured");
+    for number in 0..options.rounds {
+        progress.at(usize::try_from(number).unwrap_or(usize::MAX), usize::try_from(options.rounds).ok());
+        let began = node.kubelet.now();
+        tokio::time::sleep(PEACE).await;
+        let handover = node.kubelet.now();
+        node.daemon.end().await?;
+        node.daemon = Followed::start(instance, &["run"])?;
+        node.is_back(handover).await?;
+        let handed = node.kubelet.now();
+        tokio::time::sleep(PEACE).await;
+        let round = Round { began, handover, handed, ended: node.kubelet.now() };
+        node.kubelet.view(|view| found.read(view.events().iter(), &round, node.devices));
+    }
+    node.daemon.end().await?;
+    Ok(found.dips)
+}
+
 async fn measure(instance: &Instance, options: &Options) -> Result<Found, Failed> {
-    let resource: ResourceName = Instance::resource(0).parse().map_err(failed)?;
-    let devices = usize::try_from(options.devices).unwrap_or(usize::MAX);
-    let kubelet = Kubelet::start(KubeletConfig::new(instance.kubelet_dir(), instance.roots().host)).await?;
-    let daemon = RefCell::new(Some(Followed::start(instance, &["run"])?));
-    let offered = kubelet.wait_for(|view| view.capacity(&resource).allocatable == devices, READY_DEADLINE).await;
-    offered.map_err(|_| failed("the private daemon did not register in time"))?;
+    let Node { kubelet, resource, devices, daemon } = Node::start(instance, options).await?;
+    let daemon = RefCell::new(Some(daemon));
 
     let stop = Cell::new(false);
     let rounds = async {
@@ -190,6 +253,23 @@ async fn pods_come_and_go(kubelet: &Kubelet, resource: &ResourceName, stop: &Cel
         kubelet.delete_pod(&outcome.uid)?;
     }
     Ok(())
+}
+
+fn restarts(options: &Options, durability: &str, dips: Durations) -> Report {
+    let Options { rounds, devices, .. } = options;
+    let title = format!("Restart in place: {rounds} of a daemon with {devices} devices, {durability}");
+    Report {
+        heading: "what",
+        title: title.clone(),
+        document: json!({
+            "rounds": rounds,
+            "devices": devices,
+            "durability": durability,
+            "moments_without_devices": dips.document(),
+        }),
+        rows: vec![("without devices", dips)],
+        remarks: vec![title],
+    }
 }
 
 fn report(options: &Options, durability: &str, found: Found) -> Report {
