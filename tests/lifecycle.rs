@@ -7,7 +7,9 @@ use holdfast::domain::ResourceName;
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, View};
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::net::UnixDatagram;
@@ -60,6 +62,37 @@ fn systemd_hears_the_daemons_heart_and_a_hangup_does_not_stop_it() {
         notified(&systemd, "WATCHDOG=1").await;
         daemon.signal(Signal::SIGTERM);
         assert_eq!(daemon.ended().await.code(), Some(0));
+    });
+}
+
+/// As when a journal or a container runtime hangs: the daemon's log is a pipe that is full from the beginning.
+#[test]
+fn a_log_that_nobody_reads_holds_up_nothing() {
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        let kubelet = node.start_kubelet().await;
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        let room = nix::fcntl::fcntl(&writer, nix::fcntl::FcntlArg::F_GETPIPE_SZ).unwrap();
+        writer.write_all(&vec![b'x'; usize::try_from(room).unwrap()]).unwrap();
+        let mut command = node.command(&["run"]);
+        command.env("HOLDFAST_LOG", "debug").stderr(writer);
+        let mut daemon = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
+        let gpu = name("example.com/gpu");
+        offered(&kubelet, &gpu, 2).await;
+        for device in ["dev:gpu0", "dev:gpu1"] {
+            soon("an answer", async { allocate(&mut dial(&kubelet, &node, &gpu).await, &[device]).await.unwrap() }).await;
+        }
+        assert_eq!(node.grants().len(), 2);
+        // Somebody reads again.
+        let read = std::thread::spawn(move || {
+            let mut text = String::new();
+            reader.read_to_string(&mut text).map(|_| text)
+        });
+        nix::sys::signal::kill(Pid::from_raw(daemon.id().unwrap().cast_signed()), Signal::SIGTERM).unwrap();
+        assert_eq!(soon("the end of the daemon", daemon.wait()).await.unwrap().code(), Some(0));
+        let log = read.join().unwrap().unwrap();
+        assert!(log.contains("the log was not read in time, and lines are lost lines="), "{log}");
+        assert!(log.trim_end().ends_with("INFO ended"), "{log}");
     });
 }
 

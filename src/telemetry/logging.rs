@@ -3,6 +3,7 @@
 //! ERROR: the daemon cannot keep a promise. WARN: somebody should look, not tonight. INFO: one line for each change
 //! of state. DEBUG: every step. `HOLDFAST_LOG` takes filters such as `debug` or `holdfast::registration=debug`.
 
+use super::log_writer::LogWriter;
 use clap::ValueEnum;
 use std::io::IsTerminal;
 use tracing_subscriber::filter::Targets;
@@ -27,7 +28,7 @@ pub fn init(format: LogFormat, default_level: &str) {
     let filter = wanted.or_else(|| default_level.parse().ok()).unwrap_or_default();
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let layer = fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(LogWriter::new(std::io::stderr(), format))
         .with_ansi(colour)
         // A reader of the log that has gone must not end the daemon: the layer would report it there, and panic.
         .log_internal_errors(false);

@@ -4,6 +4,7 @@
 pub mod exposition;
 pub mod http;
 pub mod labels;
+mod log_writer;
 pub mod logging;
 pub mod metrics;
 pub mod table;

@@ -6,8 +6,9 @@ use super::instance::Instance;
 use crate::host;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
-use tokio::process::{Child, ChildStderr, Command};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// How long a process may take to do what is waited for.
 const WITHIN: Duration = Duration::from_secs(60);
@@ -19,7 +20,8 @@ const GONE_WITHIN: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Followed {
     child: Child,
-    log: Lines<BufReader<ChildStderr>>,
+    /// Read as it comes: a daemon does not wait for its log's reader.
+    log: UnboundedReceiver<String>,
     /// Its last line, for whoever has to know why it ended.
     last: String,
 }
@@ -40,26 +42,34 @@ impl Followed {
             command.arg(option).arg(path);
         }
         let mut child = command.spawn()?;
-        let log = child.stderr.take().ok_or_else(|| failed("a daemon has no standard error"))?;
-        Ok(Followed { child, log: BufReader::new(log).lines(), last: String::new() })
+        let stderr = child.stderr.take().ok_or_else(|| failed("a daemon has no standard error"))?;
+        let (tell, log) = unbounded_channel();
+        tokio::spawn(async move {
+            let mut lines = BufReader::new(stderr).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                if tell.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Followed { child, log, last: String::new() })
     }
 
     /// Waits until it has logged this.
     pub(super) async fn logs(&mut self, wanted: &str) -> Result<(), Failed> {
         let said = async {
-            while let Some(line) = self.log.next_line().await? {
+            while let Some(line) = self.log.recv().await {
                 let found = line.contains(wanted);
                 self.last = line;
                 if found {
-                    return Ok(true);
+                    return true;
                 }
             }
-            Ok::<bool, std::io::Error>(false)
+            false
         };
         match tokio::time::timeout(WITHIN, said).await {
-            Ok(Ok(true)) => Ok(()),
-            Ok(Ok(false)) => Err(failed(format_args!("a private daemon ended: {}", self.last))),
-            Ok(Err(error)) => Err(error.into()),
+            Ok(true) => Ok(()),
+            Ok(false) => Err(failed(format_args!("a private daemon ended: {}", self.last))),
             Err(_) => Err(failed(format_args!("a private daemon did not come to `{wanted}`; its last words: {}", self.last))),
         }
     }
@@ -69,8 +79,7 @@ impl Followed {
         if let Some(id) = self.child.id() {
             host::terminate(id)?;
         }
-        // What it still says would fill the pipe.
-        let ended = async { while let Ok(Some(_)) = self.log.next_line().await {} };
+        let ended = async { while self.log.recv().await.is_some() {} };
         if tokio::time::timeout(WITHIN, ended).await.is_err() {
             return Err(failed("a private daemon does not end"));
         }

@@ -1,0 +1,181 @@
+//! Where the log goes, which perhaps nobody reads: a journal or a container runtime that hangs leaves a pipe full, and whoever
+//! writes into that waits. No Allocate waits for the log: what finds no room is lost, counted, and told of when there is room.
+
+use super::logging::LogFormat;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// How long, in milliseconds, a line waits for a reader that is behind. Once one was lost, none waits until there is room again.
+const PATIENCE_MS: u8 = 20;
+
+/// As much as fits wherever there is room at all: a page, the unit in which a pipe is filled (pipe(7)).
+const PIECE: usize = 4096;
+
+/// A writer for [`tracing_subscriber::fmt`] that does not wait.
+#[derive(Debug)]
+pub(super) struct LogWriter<W> {
+    to: W,
+    format: LogFormat,
+    missed: Mutex<Missed>,
+}
+
+/// What found no room since the last line that did.
+#[derive(Debug, Default)]
+struct Missed {
+    lines: u64,
+    /// The last one was begun.
+    is_torn: bool,
+}
+
+impl<W> LogWriter<W> {
+    /// Writes to a pipe, a socket, a terminal or a file. Files have room always.
+    pub(super) fn new(to: W, format: LogFormat) -> LogWriter<W> {
+        LogWriter { to, format, missed: Mutex::default() }
+    }
+}
+
+impl<'a, W> MakeWriter<'a> for LogWriter<W>
+where
+    W: AsFd + 'a,
+    &'a W: Write,
+{
+    type Writer = Line<'a, W>;
+
+    fn make_writer(&'a self) -> Line<'a, W> {
+        Line(self)
+    }
+}
+
+/// Takes one line at a time.
+#[derive(Debug)]
+pub(super) struct Line<'a, W>(&'a LogWriter<W>);
+
+impl<'a, W> Write for Line<'a, W>
+where
+    W: AsFd,
+    &'a W: Write,
+{
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let LogWriter { to, format, missed } = self.0;
+        // Held for all of it: what one thread has seen room for no other one takes.
+        let mut missed = missed.lock().unwrap_or_else(PoisonError::into_inner);
+        let patience = if missed.lines == 0 { PATIENCE_MS } else { 0 };
+        if missed.lines > 0 && has_room(to, patience)? {
+            let told = notice(*format, missed.lines);
+            let mut to = to;
+            if missed.is_torn {
+                to.write_all(b"\n")?;
+            }
+            to.write_all(told.as_bytes())?;
+            *missed = Missed::default();
+        }
+        for (number, piece) in line.chunks(PIECE).enumerate() {
+            if !has_room(to, patience)? {
+                missed.lines += 1;
+                missed.is_torn |= number > 0;
+                break;
+            }
+            let mut to = to;
+            to.write_all(piece)?;
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether a piece can be written without waiting for longer. A reader that is gone is no reason to wait either.
+fn has_room(to: &impl AsFd, patience_ms: u8) -> io::Result<bool> {
+    loop {
+        match poll(&mut [PollFd::new(to.as_fd(), PollFlags::POLLOUT)], PollTimeout::from(patience_ms)) {
+            Err(Errno::EINTR) => {}
+            ready => return Ok(ready? > 0),
+        }
+    }
+}
+
+fn notice(format: LogFormat, lines: u64) -> String {
+    let (now, said) = (humantime::format_rfc3339_micros(SystemTime::now()), "the log was not read in time, and lines are lost");
+    match format {
+        LogFormat::Text => format!("{now}  WARN {said} lines={lines}\n"),
+        LogFormat::Json => format!("{{\"timestamp\":\"{now}\",\"level\":\"WARN\",\"message\":\"{said}\",\"lines\":{lines}}}\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{PipeReader, Read};
+
+    fn read(reader: &mut PipeReader, bytes: usize) -> String {
+        let mut text = vec![0; bytes];
+        reader.read_exact(&mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    /// Lines until there is no room: how many bytes went in, and how many lines did not.
+    fn fill(log: &LogWriter<io::PipeWriter>, line: &str) -> (usize, u64) {
+        let mut bytes = 0;
+        while log.missed.lock().unwrap().lines == 0 {
+            log.make_writer().write_all(line.as_bytes()).unwrap();
+            bytes += line.len();
+        }
+        log.make_writer().write_all(line.as_bytes()).unwrap();
+        (bytes - line.len(), log.missed.lock().unwrap().lines)
+    }
+
+    #[test]
+    fn what_nobody_reads_is_lost_and_told_of_when_somebody_reads_again() {
+        for (format, wanted) in
+            [(LogFormat::Text, "  WARN the log was not read in time, and lines are lost lines=2\n"), (LogFormat::Json, ",\"lines\":2}\n")]
+        {
+            let (mut reader, writer) = io::pipe().unwrap();
+            let log = LogWriter::new(writer, format);
+            let (bytes, lost) = fill(&log, "one line of many\n");
+            assert!(bytes >= 4096 && lost == 2, "{bytes} {lost}");
+            assert_eq!(read(&mut reader, bytes), "one line of many\n".repeat(bytes / 17));
+            log.make_writer().write_all(b"and on\n").unwrap();
+            drop(log);
+            let mut rest = String::new();
+            reader.read_to_string(&mut rest).unwrap();
+            let (told, line) = rest.split_at(rest.len() - "and on\n".len());
+            assert!(told.ends_with(wanted) && told.lines().count() == 1 && line == "and on\n", "{rest}");
+        }
+    }
+
+    #[test]
+    fn a_long_line_is_whole_or_ends_where_the_room_did() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let log = LogWriter::new(writer, LogFormat::Text);
+        let long = format!("{}\n", "x".repeat(10_000));
+        log.make_writer().write_all(long.as_bytes()).unwrap();
+        assert_eq!(read(&mut reader, long.len()), long);
+        let (_, lost) = fill(&log, &long);
+        assert_eq!(lost, 2);
+        // Room for two pages, which the notice and a line need.
+        read(&mut reader, 3 * PIECE);
+        log.make_writer().write_all(b"and on\n").unwrap();
+        drop(log);
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).unwrap();
+        let mut lines = rest.lines().rev();
+        assert_eq!(lines.next(), Some("and on"));
+        assert!(lines.next().is_some_and(|told| told.ends_with(" lines=2") && !told.contains('x')), "{rest}");
+        assert!(lines.all(|line| line.bytes().all(|byte| byte == b'x')));
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_is_an_error_and_no_wait() {
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let log = LogWriter::new(writer, LogFormat::Text);
+        assert_eq!(log.make_writer().write_all(b"a line\n").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+}
