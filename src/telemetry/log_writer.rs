@@ -16,7 +16,7 @@ const PATIENCE_MS: u8 = 20;
 /// As much as fits wherever there is room at all: a page, the unit in which a pipe is filled (pipe(7)).
 const PIECE: usize = 4096;
 
-/// A writer for [`tracing_subscriber::fmt`] that does not wait.
+/// A writer for [`mod@tracing_subscriber::fmt`] that does not wait.
 #[derive(Debug)]
 pub(super) struct LogWriter<W> {
     to: W,
