@@ -123,6 +123,9 @@ fn a_port_that_stays_down_is_told_and_one_that_is_up_again_too() {
         let kubelet = node.start_kubelet().await;
         let mut daemon = node.start_daemon();
         listed(&kubelet, &rdma, (7, 1)).await;
+        // Before the first look at them the second is the one that is ill.
+        until("the first look", || shown(&node, of(1).as_str())["health"].clone(), |health| health == "Unhealthy");
+        until("the first look", || shown(&node, of(2).as_str())["health"].clone(), |health| health == "Healthy");
         let down = shown(&node, of(1).as_str());
         assert_eq!((&down["health"], &down["reason"], &down["state"]), (&"Unhealthy".into(), &"port_down".into(), &"unhealthy".into()));
         assert_eq!(down["detail"], "port 1 is 1: DOWN, 5: LinkUp");
