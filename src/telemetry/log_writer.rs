@@ -2,8 +2,7 @@
 //! writes into that waits. No Allocate waits for the log: what finds no room is lost, counted, and told of when there is room.
 
 use super::logging::LogFormat;
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use crate::host::has_room;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
@@ -88,16 +87,6 @@ where
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// Whether a piece can be written without waiting for longer. A reader that is gone is no reason to wait either.
-fn has_room(to: &impl AsFd, patience_ms: u8) -> io::Result<bool> {
-    loop {
-        match poll(&mut [PollFd::new(to.as_fd(), PollFlags::POLLOUT)], PollTimeout::from(patience_ms)) {
-            Err(Errno::EINTR) => {}
-            ready => return Ok(ready? > 0),
-        }
     }
 }
 
