@@ -10,7 +10,7 @@
 //!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
 //!   app ─ Plan (watch) ────────────▶ discovery ─ with Discovered ─▶ health; ledger, host watch
 //!   app ─ Detach, Reattach ────────▶ registration
-//!   registration ─ Bind, Retire ───▶ serving ◀─ Allocate ─ the kubelet's connections
+//!   registration ─ Bind, Retire ───▶ serving ◀─ Prepare ── the kubelet's connections
 //! ```
 //!
 //! An actor may die and be rebuilt between a message and its answer; then the message is sent again (see
@@ -290,10 +290,10 @@ pub struct Retire {
     pub newest: RegistrationNumber,
 }
 
-/// kubelet → serving: one container asks for these ids of one resource.
+/// kubelet → serving: one container asks for these ids of one resource. Nothing is given yet: the ledger has to record it first.
 #[derive(Debug, Clone, Message)]
-#[rtype(result = "Result<ContainerEdits, AllocateError>")]
-pub struct Allocate {
+#[rtype(result = "Result<Prepared, Refusal>")]
+pub struct Prepare {
     /// Chosen when the request came in, so that a repeated message is one grant.
     pub alloc_id: crate::domain::AllocId,
     /// The resource.
@@ -304,20 +304,13 @@ pub struct Allocate {
     pub wire: Wire,
 }
 
-/// Why an Allocate is answered with an error.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum AllocateError {
-    /// The request cannot be granted.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// The grant could not be made durable, so it was not given.
-    #[error("the grant of {resource} could not be recorded, so it was not given: {why}")]
-    NotRecorded {
-        /// The resource asked for.
-        resource: ResourceName,
-        /// The store's or the call's own words.
-        why: String,
-    },
+/// What an Allocate comes to.
+#[derive(Debug)]
+pub struct Prepared {
+    /// What the container gets.
+    pub edits: ContainerEdits,
+    /// What the ledger has to know before.
+    pub record: Record,
 }
 
 /// Tests and the demo → any actor: panic, so that the supervisor's promise can be seen (I10).

@@ -245,7 +245,7 @@ impl App {
             record: actors.ledger.mailbox(),
             pass: actors.ledger.mailbox(),
             broken: actors.health.mailbox(),
-            allocate: actors.serving.mailbox(),
+            prepare: actors.serving.mailbox(),
             opened: actors.registration.mailbox(),
             ended: actors.registration.mailbox(),
             gate: Arc::clone(&gate),

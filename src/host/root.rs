@@ -156,6 +156,12 @@ impl HostRoot {
         self.canonical_node(host_path).is_some()
     }
 
+    /// The same, where many are asked for that lie in the same directory.
+    #[must_use]
+    pub fn node_exists_among(&self, listings: &mut Listings, host_path: &str) -> bool {
+        if self.root == Path::new("/") { self.node_exists(host_path) } else { self.node_among(listings, host_path).is_some() }
+    }
+
     /// The real path of the node that `host_path` leads to, without the root: `/dev/serial/by-id/x` is `/dev/ttyUSB0`.
     #[must_use]
     pub fn canonical_node(&self, host_path: &str) -> Option<String> {

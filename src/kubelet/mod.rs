@@ -6,4 +6,5 @@ pub mod codec;
 pub mod pod_resources;
 pub mod proto;
 pub mod register;
+pub mod services;
 pub mod uds;

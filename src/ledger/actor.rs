@@ -27,7 +27,7 @@ use tokio_stream::wrappers::WatchStream;
 /// Others learn of an Allocate right after its answer, and of many that come together at most this often.
 const PUBLISH_EVERY: Duration = Duration::from_millis(10);
 /// The same for each live grant: all of them are told, and counted, every time.
-const PUBLISH_EVERY_PER_GRANT: Duration = Duration::from_micros(10);
+const PUBLISH_EVERY_PER_GRANT: Duration = Duration::from_micros(40);
 
 /// The actor.
 pub struct LedgerActor {

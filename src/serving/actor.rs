@@ -1,4 +1,4 @@
-//! The shell: makes sockets, and answers Allocate in one order — decide, look, record, answer.
+//! The shell: makes sockets, and says what an Allocate comes to. The connection it came on has that recorded, and answers.
 
 use super::core;
 use super::files::SpecFiles;
@@ -9,21 +9,18 @@ use crate::domain::{
     AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal, Stage,
 };
 use crate::hook::Performer;
-use crate::host::{self, Awake, HostRoot};
+use crate::host::{self, Awake, HostRoot, Listings};
 use crate::kubelet::api;
-use crate::messages::{
-    Allocate, AllocateError, Bind, Broken, Crash, Mailbox, Pass, Record, RecordError, Retire, StreamEnded, StreamOpened,
-};
-use actix::{Actor, Context, Handler, ResponseFuture};
+use crate::messages::{Bind, Broken, Crash, Mailbox, Pass, Prepare, Prepared, Record, Retire, StreamEnded, StreamOpened};
+use actix::{Actor, Context, Handler, MessageResult};
 use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{RwLock, watch};
 
-/// How long an Allocate waits for the ledger, and for health to publish a broken device.
-const RECORD_DEADLINE: Duration = Duration::from_millis(1800);
-const BROKEN_DEADLINE: Duration = Duration::from_millis(200);
+/// How long it is known where a directory of nodes really is: Allocates come many at a time.
+const DIRECTORIES_KNOWN_FOR: Duration = Duration::from_millis(100);
 
 /// What the actor needs; the same for every life.
 #[derive(Debug, Clone)]
@@ -55,7 +52,7 @@ pub struct ServingConfig {
     /// Health.
     pub broken: Mailbox<Broken>,
     /// This actor itself, across its deaths: where the kubelet's calls go.
-    pub allocate: Mailbox<Allocate>,
+    pub prepare: Mailbox<Prepare>,
     /// Registration.
     pub opened: Mailbox<StreamOpened>,
     /// Registration.
@@ -70,22 +67,24 @@ pub struct ServingConfig {
 #[derive(Debug)]
 pub struct Serving {
     config: ServingConfig,
+    /// Where the nodes of the last Allocates lie, and since when that is known.
+    directories: RefCell<(Instant, Listings)>,
     _life: Box<dyn Any + Send>,
 }
 
 impl Serving {
     /// Builds one life of the actor.
     pub fn new(config: ServingConfig, life: impl Any + Send) -> Self {
-        Serving { config, _life: Box::new(life) }
+        Serving { config, directories: RefCell::new((Instant::now(), Listings::default())), _life: Box::new(life) }
     }
 
     /// Decides, and says what the container gets and what the ledger has to know; changes nothing.
-    fn prepare(&self, request: &Allocate) -> Result<(ContainerEdits, Record), Refusal> {
-        let Allocate { alloc_id, resource, ids, wire } = request;
+    fn prepare(&self, request: &Prepare) -> Result<Prepared, Refusal> {
+        let Prepare { alloc_id, resource, ids, wire } = request;
         let inventory = self.config.inventory.borrow().clone();
         let offering = inventory.resources.get(resource).ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
         let offered = core::decide(offering, ids)?;
-        let nodes = Nodes::new(&self.config.host_root);
+        let nodes = Nodes::new(&self.config.host_root, &self.directories);
         let node_exists = |path: &str| nodes.exist(path);
         // The list may be older than the loss of a node.
         for (id, offered) in ids.iter().zip(&offered) {
@@ -121,19 +120,24 @@ impl Serving {
             version: env!("CARGO_PKG_VERSION").into(),
             state: GrantState::Granted,
         });
-        Ok((edits, Record { grant, exclusive: offering.spec.is_exclusive() }))
+        Ok(Prepared { edits, record: Record { grant, exclusive: offering.spec.is_exclusive() } })
     }
 }
 
 /// Which nodes exist, looked at once each for one Allocate.
 struct Nodes<'a> {
     root: &'a HostRoot,
+    directories: &'a RefCell<(Instant, Listings)>,
     seen: RefCell<Vec<(String, bool)>>,
 }
 
 impl<'a> Nodes<'a> {
-    fn new(root: &'a HostRoot) -> Self {
-        Nodes { root, seen: RefCell::default() }
+    fn new(root: &'a HostRoot, directories: &'a RefCell<(Instant, Listings)>) -> Self {
+        let mut known = directories.borrow_mut();
+        if known.0.elapsed() > DIRECTORIES_KNOWN_FOR {
+            *known = (Instant::now(), Listings::default());
+        }
+        Nodes { root, directories, seen: RefCell::default() }
     }
 
     fn exist(&self, path: &str) -> bool {
@@ -141,7 +145,7 @@ impl<'a> Nodes<'a> {
         if let Some((_, exists)) = seen.iter().find(|(known, _)| known == path) {
             return *exists;
         }
-        let exists = self.root.node_exists(path);
+        let exists = self.root.node_exists_among(&mut self.directories.borrow_mut().1, path);
         seen.push((path.to_owned(), exists));
         exists
     }
@@ -157,36 +161,11 @@ impl Actor for Serving {
     type Context = Context<Self>;
 }
 
-impl Handler<Allocate> for Serving {
-    type Result = ResponseFuture<Result<ContainerEdits, AllocateError>>;
+impl Handler<Prepare> for Serving {
+    type Result = MessageResult<Prepare>;
 
-    fn handle(&mut self, request: Allocate, _: &mut Self::Context) -> Self::Result {
-        let prepared = self.prepare(&request);
-        let (record, broken) = (self.config.record.clone(), self.config.broken.clone());
-        Box::pin(async move {
-            let (edits, grant) = match prepared {
-                Ok(prepared) => prepared,
-                Err(error) => {
-                    // A hook that is due is no news, and no scan would find its end.
-                    if let Refusal::Unhealthy { resource, id, reason } = &error
-                        && !reason.is_of_hook()
-                    {
-                        let news = Broken { resource: resource.clone(), id: id.clone(), reason: *reason };
-                        // The kubelet should learn of it before it tries again; the error does not wait for long.
-                        drop(broken.call(news, BROKEN_DEADLINE).await);
-                    }
-                    return Err(error.into());
-                }
-            };
-            let resource = grant.grant.resource.clone();
-            let not_recorded = |why: String| AllocateError::NotRecorded { resource, why };
-            match record.call(grant, RECORD_DEADLINE).await {
-                Ok(Ok(())) => Ok(edits),
-                Ok(Err(RecordError::Refused(refusal))) => Err(refusal.into()),
-                Ok(Err(RecordError::Store(error))) => Err(not_recorded(error.to_string())),
-                Err(error) => Err(not_recorded(error.to_string())),
-            }
-        })
+    fn handle(&mut self, request: Prepare, _: &mut Self::Context) -> Self::Result {
+        MessageResult(self.prepare(&request))
     }
 }
 
@@ -194,15 +173,32 @@ impl Handler<Bind> for Serving {
     type Result = Result<String, String>;
 
     fn handle(&mut self, Bind { resource, registration }: Bind, _: &mut Self::Context) -> Self::Result {
-        let ServingConfig { inventory, grants, performer, sockets, affinity, awake, allocate, pass, opened, ended, gate, stage, .. } =
-            self.config.clone();
+        let ServingConfig {
+            inventory,
+            grants,
+            performer,
+            sockets,
+            affinity,
+            awake,
+            prepare,
+            record,
+            broken,
+            pass,
+            opened,
+            ended,
+            gate,
+            stage,
+            ..
+        } = self.config.clone();
         let problem = |error| format!("no socket can be made in `{}`: {error}", sockets.directory().display());
         let bound = sockets.bind(&resource, registration).map_err(problem)?;
         let shared = Shared {
             inventory,
             grants,
             performer,
-            allocate,
+            prepare,
+            record,
+            broken,
             pass,
             opened,
             ended,
@@ -218,9 +214,8 @@ impl Handler<Bind> for Serving {
             // An error means that the table itself is gone, and the daemon with it.
             drop(close.wait_for(|close| *close).await);
         });
-        let server = tonic::transport::Server::builder()
-            .add_routes(api::serve(&plugin))
-            .serve_with_incoming_shutdown(bound.listener.incoming(), closed);
+        let incoming = bound.listener.incoming();
+        let server = tonic::transport::Server::builder().serve_with_incoming_shutdown(api::serve(&plugin), incoming, closed);
         tokio::spawn(async move {
             if let Err(error) = server.await {
                 tracing::error!(%resource, %error, "the server of a socket failed");

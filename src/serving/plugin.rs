@@ -10,7 +10,9 @@ use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory,
 use crate::hook::Performer;
 use crate::host::{self, Awake};
 use crate::kubelet::api;
-use crate::messages::{Allocate, AllocateError, Mailbox, Pass, RegistrationNumber, StreamEnded, StreamOpened};
+use crate::messages::{
+    Broken, CallError, Mailbox, Pass, Prepare, Prepared, Record, RecordError, RegistrationNumber, StreamEnded, StreamOpened,
+};
 use crate::telemetry::metrics;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
@@ -20,8 +22,11 @@ use tokio::sync::{RwLock, watch};
 use tokio::time::Instant;
 use tonic::Status;
 
-/// Bounds an Allocate from inside. The kubelet has no deadline of its own and its whole sync loop waits.
-const ALLOCATE_DEADLINE: Duration = Duration::from_secs(2);
+/// Bound an Allocate from inside. The kubelet has no deadline of its own and its whole sync loop waits.
+const PREPARE_DEADLINE: Duration = Duration::from_secs(2);
+const RECORD_DEADLINE: Duration = Duration::from_millis(1800);
+/// How long a refused one waits for health to publish a broken device.
+const BROKEN_DEADLINE: Duration = Duration::from_millis(200);
 
 /// Lists closer than this are merged: the kubelet writes and syncs its checkpoint for every one. Where it reads several
 /// streams of a resource, it gets as many lists in all, and fewer on each.
@@ -51,7 +56,9 @@ pub(super) struct Shared {
     pub(super) inventory: watch::Receiver<Arc<Inventory>>,
     pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     pub(super) performer: Performer,
-    pub(super) allocate: Mailbox<Allocate>,
+    pub(super) prepare: Mailbox<Prepare>,
+    pub(super) record: Mailbox<Record>,
+    pub(super) broken: Mailbox<Broken>,
     pub(super) pass: Mailbox<Pass>,
     pub(super) opened: Mailbox<StreamOpened>,
     pub(super) ended: Mailbox<StreamEnded>,
@@ -130,7 +137,8 @@ impl Plugin {
         loop {
             match turns.next().await? {
                 Turn::Ours(_gate) => return self.allocate_all(containers, wire).await,
-                Turn::Theirs(socket) => match pass_on::allocate(&socket, &containers).await {
+                // In a box, since it has room for a whole client, which would else lie in every Allocate.
+                Turn::Theirs(socket) => match Box::pin(pass_on::allocate(&socket, &containers)).await {
                     Passed::Answered(answer) => return self.fitting(answer?, wire),
                     Passed::Lost(error) => turns.lost(&error),
                 },
@@ -154,13 +162,14 @@ impl Plugin {
         for ids in containers {
             let alloc_id = AllocId::new(uuid::Uuid::now_v7().to_string());
             let devices = self.devices(&ids);
-            let message = Allocate { alloc_id, resource: self.resource.clone(), ids, wire };
-            let answer = self.shared.awake.until(self.shared.allocate.call(message, ALLOCATE_DEADLINE)).await;
-            let answer = answer.map_err(|error| Status::unavailable(error.to_string()))?;
+            let request = Prepare { alloc_id, resource: self.resource.clone(), ids, wire };
+            let answer = self.shared.awake.until(self.allocate_one(request)).await;
             let edits = answer.map_err(|error| {
                 match &error {
-                    // The ledger says once that it cannot be written.
-                    AllocateError::NotRecorded { .. } => tracing::debug!(resource = %self.resource, %error, "an Allocate was refused"),
+                    // The supervisor, or the ledger, says that once.
+                    AllocateError::Unanswered(_) | AllocateError::NotRecorded { .. } => {
+                        tracing::debug!(resource = %self.resource, %error, "an Allocate was refused");
+                    }
                     AllocateError::Refused(_) => tracing::warn!(resource = %self.resource, %error, "an Allocate was refused"),
                 }
                 status(&error)
@@ -171,12 +180,56 @@ impl Plugin {
         Ok(answers)
     }
 
+    /// In one order: decided, looked at, recorded, answered.
+    async fn allocate_one(&self, request: Prepare) -> Result<ContainerEdits, AllocateError> {
+        let prepared = self.shared.prepare.call(request, PREPARE_DEADLINE).await?;
+        let Prepared { edits, record } = match prepared {
+            Ok(prepared) => prepared,
+            Err(refusal) => {
+                self.tell_of_broken(&refusal).await;
+                return Err(refusal.into());
+            }
+        };
+        let not_recorded = |why: String| AllocateError::NotRecorded { resource: self.resource.clone(), why };
+        match self.shared.record.call(record, RECORD_DEADLINE).await {
+            Ok(Ok(())) => Ok(edits),
+            Ok(Err(RecordError::Refused(refusal))) => Err(refusal.into()),
+            Ok(Err(RecordError::Store(error))) => Err(not_recorded(error.to_string())),
+            Err(error) => Err(not_recorded(error.to_string())),
+        }
+    }
+
+    /// The kubelet should learn of a broken device before it tries again; the error does not wait for long.
+    async fn tell_of_broken(&self, refusal: &Refusal) {
+        // A hook that is due is no news, and no scan would find its end.
+        if let Refusal::Unhealthy { resource, id, reason } = refusal
+            && !reason.is_of_hook()
+        {
+            let news = Broken { resource: resource.clone(), id: id.clone(), reason: *reason };
+            drop(self.shared.broken.call(news, BROKEN_DEADLINE).await);
+        }
+    }
+
     /// What is behind these ids.
     fn devices(&self, ids: &[DeviceId]) -> Vec<Arc<Device>> {
         let inventory = self.shared.inventory.borrow();
         let offering = inventory.resources.get(&self.resource);
         ids.iter().filter_map(|id| Some(Arc::clone(&offering?.devices.get(id)?.device))).collect()
     }
+}
+
+/// Why an Allocate is answered with an error.
+#[derive(Debug, thiserror::Error)]
+enum AllocateError {
+    /// The request cannot be granted.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Nobody has decided on it.
+    #[error(transparent)]
+    Unanswered(#[from] CallError),
+    /// The grant could not be made durable, so it was not given.
+    #[error("the grant of {resource} could not be recorded, so it was not given: {why}")]
+    NotRecorded { resource: ResourceName, why: String },
 }
 
 fn status(error: &AllocateError) -> Status {
@@ -192,7 +245,9 @@ fn status(error: &AllocateError) -> Status {
             | Refusal::NoRoomForCdi { .. }
             | Refusal::NoRoomForHook { .. },
         ) => Status::failed_precondition(text),
-        AllocateError::Refused(Refusal::FileNotWritten { .. }) | AllocateError::NotRecorded { .. } => Status::unavailable(text),
+        AllocateError::Refused(Refusal::FileNotWritten { .. }) | AllocateError::Unanswered(_) | AllocateError::NotRecorded { .. } => {
+            Status::unavailable(text)
+        }
     }
 }
 

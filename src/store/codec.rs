@@ -83,8 +83,9 @@ pub(super) fn encode(entry: &Entry) -> Result<Vec<u8>, serde_json::Error> {
         Entry::Listed { .. } => 2,
         Entry::Hook(_) | Entry::Judged { .. } => 3,
     };
-    // A grant of one device fits without growing; what is kept has the length that it needs.
-    let mut payload = Vec::with_capacity(1024);
+    // A grant of one device fits without growing, and it is no more than glibc gives without tidying its heap before (1 KiB). What
+    // is kept has the length that it needs.
+    let mut payload = Vec::with_capacity(960);
     serde_json::to_writer(&mut payload, &Written { v, record: entry })?;
     payload.shrink_to_fit();
     Ok(payload)

@@ -223,7 +223,7 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
             record: ledger.handle().mailbox(),
             pass: Mailbox::new(Nobody),
             broken: Mailbox::new(Nobody),
-            allocate: serving.handle().mailbox(),
+            prepare: serving.handle().mailbox(),
             opened: Mailbox::new(Nobody),
             ended: Mailbox::new(Nobody),
             gate: Arc::default(),

@@ -42,8 +42,8 @@ impl Lister {
         node.write_config(&format!("{text}[kubelet]\npod_resources_socket = \"{}\"\n", socket.display()));
         let ((answer, answers), (count, asked)) = (watch::channel(answer), watch::channel(0));
         let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
-        let router = Server::builder().add_service(PodResourcesListerServer::new(Service { answers, count }));
-        let server = tokio::spawn(async move { router.serve_with_incoming(incoming).await.unwrap() });
+        let service = PodResourcesListerServer::new(Service { answers, count });
+        let server = tokio::spawn(async move { Server::builder().serve_with_incoming(service, incoming).await.unwrap() });
         Lister { answer, asked, server }
     }
 

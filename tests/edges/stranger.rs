@@ -52,8 +52,9 @@ impl Stranger {
         let path = |number: &u32| stage.node.path(&format!("kubelet/device-plugins/stranger-{number}.sock"));
         let number = (1..).find(|number| !path(number).exists()).unwrap();
         let listener = UnixListener::bind(path(&number)).unwrap();
-        let router = Server::builder().add_service(DevicePluginServer::new(Service { streaming: streaming.clone(), habit }));
-        let server = tokio::spawn(async move { router.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap() });
+        let service = DevicePluginServer::new(Service { streaming: streaming.clone(), habit });
+        let incoming = UnixListenerStream::new(listener);
+        let server = tokio::spawn(async move { Server::builder().serve_with_incoming(service, incoming).await.unwrap() });
         register(stage, &format!("stranger-{number}.sock")).await.unwrap();
         let client = stage.kubelet.view(|view| view.standing(&gpu()).serving).unwrap();
         let listed = |view: &View<'_>| view.last(|kind| matches!(kind, EventKind::Listed { client: of, .. } if *of == client)).is_some();

@@ -68,7 +68,7 @@ async fn run(dir: &Path, lists: BTreeMap<String, Vec<api::Device>>) -> io::Resul
         let endpoint = format!("{SOCKETS}/{number}.sock");
         let listener = UnixListener::bind(dir.join(&endpoint))?;
         let service = DevicePluginServer::new(Listed(api::ListAndWatchResponse { devices }));
-        tokio::spawn(Server::builder().add_service(service).serve_with_incoming(UnixListenerStream::new(listener)));
+        tokio::spawn(Server::builder().serve_with_incoming(service, UnixListenerStream::new(listener)));
         let options = Some(api::DevicePluginOptions::default());
         requests.push(api::RegisterRequest { version: "v1beta1".into(), endpoint, resource_name, options });
     }

@@ -65,7 +65,7 @@ pub(super) fn serve(device_plugins: &Path) -> Result<mpsc::UnboundedReceiver<Hea
     let listener = UnixListener::bind(device_plugins.join("kubelet.sock"))?;
     let (heard, receiver) = mpsc::unbounded_channel();
     let service = RegistrationServer::new(Registrations { device_plugins: device_plugins.to_owned(), heard });
-    tokio::spawn(Server::builder().add_service(service).serve_with_incoming(UnixListenerStream::new(listener)));
+    tokio::spawn(Server::builder().serve_with_incoming(service, UnixListenerStream::new(listener)));
     Ok(receiver)
 }
 

@@ -13,6 +13,7 @@ pub mod v1beta1;
 
 use crate::domain::{ContainerEdits, DeviceId, Offering, ResourceName, Wire};
 use crate::host::peer::TrustedListener;
+use crate::kubelet::services::Services;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use prost::Message;
@@ -22,8 +23,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
-use tonic::service::Routes;
-use tonic::service::RoutesBuilder;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Status};
 
@@ -53,7 +52,7 @@ pub trait Dialect: fmt::Debug + Send + Sync {
     async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status>;
 
     /// Adds the service that answers this dialect's calls out of `plugin`.
-    fn serve(&self, plugin: Arc<dyn Plugin>, routes: &mut RoutesBuilder);
+    fn serve(&self, plugin: Arc<dyn Plugin>, services: Services) -> Services;
 }
 
 /// What Register says.
@@ -135,10 +134,8 @@ pub trait Plugin: fmt::Debug + Send + Sync {
 }
 
 /// Every dialect's service over one plugin, for one socket.
-pub fn serve(plugin: &Arc<dyn Plugin>) -> Routes {
-    let mut routes = Routes::builder();
-    DIALECTS.iter().for_each(|dialect| dialect.serve(Arc::clone(plugin), &mut routes));
-    routes.routes()
+pub fn serve(plugin: &Arc<dyn Plugin>) -> Services {
+    DIALECTS.iter().fold(Services::default(), |services, dialect| dialect.serve(Arc::clone(plugin), services))
 }
 
 /// A socket on which no service is served, until this is dropped; its connections are closed then.
@@ -153,7 +150,7 @@ pub fn serve_nothing(path: &Path) -> io::Result<Mute> {
     let listener = TrustedListener::bind(path, || {})?;
     let (close, closed) = oneshot::channel();
     let closed = async { drop(closed.await) };
-    let server = Server::builder().add_routes(Routes::default()).serve_with_incoming_shutdown(listener.incoming(), closed);
+    let server = Server::builder().serve_with_incoming_shutdown(Services::default(), listener.incoming(), closed);
     tokio::spawn(async move {
         if let Err(error) = server.await {
             tracing::warn!(%error, "a socket that serves nothing failed");

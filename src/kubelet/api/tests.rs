@@ -79,7 +79,7 @@ async fn served(plugin: &Arc<Told>) -> (tempfile::TempDir, Channel) {
     let socket = dir.path().join("plugin.sock");
     let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
     let plugin: Arc<dyn Plugin> = plugin.clone();
-    tokio::spawn(Server::builder().add_routes(serve(&plugin)).serve_with_incoming(incoming));
+    tokio::spawn(Server::builder().serve_with_incoming(serve(&plugin), incoming));
     (dir, uds::connect(socket).await.unwrap())
 }
 

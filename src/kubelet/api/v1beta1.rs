@@ -5,9 +5,9 @@ use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Of
 use crate::kubelet::proto::v1beta1 as api;
 use crate::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::kubelet::proto::v1beta1::registration_client::RegistrationClient;
+use crate::kubelet::services::Services;
 use std::sync::Arc;
 use std::time::Duration;
-use tonic::service::RoutesBuilder;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
@@ -40,8 +40,8 @@ impl Dialect for V1Beta1 {
         RegistrationClient::new(channel).register(within(time, request)).await.map(drop)
     }
 
-    fn serve(&self, plugin: Arc<dyn Plugin>, routes: &mut RoutesBuilder) {
-        routes.add_service(DevicePluginServer::new(Service(plugin)).max_decoding_message_size(REQUEST_BYTES_MAX));
+    fn serve(&self, plugin: Arc<dyn Plugin>, services: Services) -> Services {
+        services.and(DevicePluginServer::new(Service(plugin)).max_decoding_message_size(REQUEST_BYTES_MAX))
     }
 }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::kubelet::api::versions;
 use crate::kubelet::proto::{v1alpha as alpha, v1beta1 as beta};
+use crate::kubelet::services::Services;
 use std::sync::{Arc, Mutex};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -57,13 +58,12 @@ async fn register(serves: Serves, answers: Answers, worked: Option<&str>) -> (Re
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("kubelet.sock");
     let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
-    let mut routes = tonic::service::Routes::builder();
-    match serves {
-        Serves::Beta => drop(routes.add_service(beta::registration_server::RegistrationServer::new(kubelet.clone()))),
-        Serves::Alpha => drop(routes.add_service(alpha::registration_server::RegistrationServer::new(kubelet.clone()))),
-        Serves::Neither => {}
-    }
-    tokio::spawn(Server::builder().add_routes(routes.routes()).serve_with_incoming(incoming));
+    let services = match serves {
+        Serves::Beta => Services::default().and(beta::registration_server::RegistrationServer::new(kubelet.clone())),
+        Serves::Alpha => Services::default().and(alpha::registration_server::RegistrationServer::new(kubelet.clone())),
+        Serves::Neither => Services::default(),
+    };
+    tokio::spawn(Server::builder().serve_with_incoming(services, incoming));
     let worked = versions().find(|version| Some(version.name()) == worked);
     let registrar = Registrar::connect(&socket).await.unwrap();
     let result = registrar.register(&"example.com/gpu".parse().unwrap(), ".holdfast/x.sock", false, worked).await;

@@ -161,7 +161,7 @@ impl TestPlugin {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let incoming = UnixListenerStream::new(UnixListener::bind(path).unwrap());
         let server = tokio::spawn(async move {
-            Server::builder().add_service(DevicePluginServer::new(service)).serve_with_incoming(incoming).await.unwrap();
+            Server::builder().serve_with_incoming(DevicePluginServer::new(service), incoming).await.unwrap();
         });
         TestPlugin { endpoint: endpoint.to_owned(), lists, allocated, server }
     }

@@ -105,8 +105,7 @@ impl Plugin {
             Ok::<_, std::io::Error>(Tapped::new(stream?, Lane(format!("{name}#{connections}")), taps.clone(), Arc::clone(&dead)))
         });
         tasks.spawn(async move {
-            let router = Server::builder().add_service(DevicePluginServer::new(service));
-            router.serve_with_incoming(incoming).await.unwrap();
+            Server::builder().serve_with_incoming(DevicePluginServer::new(service), incoming).await.unwrap();
         });
         let registration = device_plugins.join("kubelet.sock");
         Plugin { name, recorder: recorder.clone(), registration, lists, streams, dies, tasks }

@@ -21,6 +21,7 @@ use crate::kubelet::proto::podresources_v1::pod_resources_lister_server::PodReso
 use crate::kubelet::proto::podresources_v1alpha1::pod_resources_lister_server::PodResourcesListerServer as AlphaPodResourcesServer;
 use crate::kubelet::proto::v1alpha::registration_server::RegistrationServer as AlphaRegistrationServer;
 use crate::kubelet::proto::v1beta1::registration_server::RegistrationServer;
+use crate::kubelet::services::Services;
 use futures_util::future::BoxFuture;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +33,6 @@ use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
-use tonic::transport::server::Router;
 
 /// The shortest step of a wait.
 const STEP: Duration = Duration::from_millis(5);
@@ -59,12 +59,12 @@ impl Sockets {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn spawn_server(&self, shared: &Shared, life: u64, listener: UnixListener, router: Router) {
+    fn spawn_server(&self, shared: &Shared, life: u64, listener: UnixListener, services: Services) {
         let links = self.links();
         let incoming = UnixListenerStream::new(listener).map(move |stream| links.admit(stream?));
         shared.spawn(life, async move {
             // It ends with the life; a connection that fails ends alone.
-            let _ = router.serve_with_incoming(incoming).await;
+            let _ = Server::builder().serve_with_incoming(services, incoming).await;
         });
     }
 }
@@ -133,9 +133,9 @@ impl Ground for Sockets {
 
     fn serve_pod_resources(&self, shared: &Arc<Shared>, life: u64) -> io::Result<()> {
         let alpha = alpha::PodResourcesService { shared: Arc::clone(shared), life };
-        let mut router = Server::builder().add_service(AlphaPodResourcesServer::new(alpha));
+        let mut services = Services::default().and(AlphaPodResourcesServer::new(alpha));
         if !shared.profile().is_alpha() {
-            router = router.add_service(PodResourcesListerServer::new(PodResourcesService { shared: Arc::clone(shared), life }));
+            services = services.and(PodResourcesListerServer::new(PodResourcesService { shared: Arc::clone(shared), life }));
         }
         // As the real one does: the old socket goes, and the new one is bound beside its place and moved there. In between
         // nobody answers.
@@ -145,7 +145,7 @@ impl Ground for Sockets {
         files::remove(&temporary)?;
         let listener = UnixListener::bind(&temporary)?;
         std::fs::rename(&temporary, &socket)?;
-        self.spawn_server(shared, life, listener, router);
+        self.spawn_server(shared, life, listener, services);
         Ok(())
     }
 
@@ -161,12 +161,12 @@ impl Ground for Sockets {
         let listener = UnixListener::bind(self.files.registration_socket())?;
         let is_alpha = shared.profile().is_alpha();
         self.is_alpha.store(is_alpha, Ordering::Release);
-        let mut server = Server::builder();
-        let router = match is_alpha {
-            true => server.add_service(AlphaRegistrationServer::new(alpha::RegistrationService { shared: Arc::clone(shared), life })),
-            false => server.add_service(RegistrationServer::new(RegistrationService { shared: Arc::clone(shared), life })),
+        let services = Services::default();
+        let services = match is_alpha {
+            true => services.and(AlphaRegistrationServer::new(alpha::RegistrationService { shared: Arc::clone(shared), life })),
+            false => services.and(RegistrationServer::new(RegistrationService { shared: Arc::clone(shared), life })),
         };
-        self.spawn_server(shared, life, listener, router);
+        self.spawn_server(shared, life, listener, services);
         Ok(())
     }
 
