@@ -37,18 +37,32 @@ pub(crate) fn binary() -> PathBuf {
     std::env::var_os("HOLDFAST_BIN").map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_holdfast")), PathBuf::from)
 }
 
+/// One of its verbs.
 fn holdfast(dir: &Path) -> Command {
-    let mut command = Command::new(binary());
-    command.arg("--config").arg(dir.join("holdfast.toml"));
-    command.arg("--state-dir").arg(dir.join("state")).arg("--run-dir").arg(dir.join("run"));
-    command.envs(unit_environment());
+    with_options(Command::new(binary()), dir)
+}
+
+/// The daemon, with what its systemd unit gives it: the environment, on which it depends how much memory it keeps, and the
+/// priority, without which it waits for the kubelet's and the runtime's threads when it starts.
+fn run(dir: &Path) -> Command {
+    let nice = unit("Nice=").next().expect("the unit has a priority");
+    let mut command = Command::new("nice");
+    command.args(["-n", nice]).arg(binary());
+    command.envs(unit("Environment=").flat_map(str::split_whitespace).filter_map(|pair| pair.split_once('=')));
+    command = with_options(command, dir);
+    command.arg("run");
     command
 }
 
-/// What its systemd unit sets: how much memory it keeps depends on that.
-fn unit_environment() -> impl Iterator<Item = (&'static str, &'static str)> {
-    let lines = include_str!("../../systemd/holdfast.service").lines();
-    lines.filter_map(|line| line.strip_prefix("Environment=")).flat_map(str::split_whitespace).filter_map(|pair| pair.split_once('='))
+fn with_options(mut command: Command, dir: &Path) -> Command {
+    command.arg("--config").arg(dir.join("holdfast.toml"));
+    command.arg("--state-dir").arg(dir.join("state")).arg("--run-dir").arg(dir.join("run"));
+    command
+}
+
+/// What the unit has behind this, in each of its lines.
+fn unit(key: &str) -> impl Iterator<Item = &'static str> {
+    include_str!("../../systemd/holdfast.service").lines().filter_map(move |line| line.strip_prefix(key))
 }
 
 /// The grants of a document of `who -o json`.
@@ -74,7 +88,7 @@ pub(crate) fn grants(document: &Value) -> Vec<Held> {
 impl Daemon {
     pub(crate) fn start(dir: &Path, config: &str) -> Self {
         fs::write(dir.join("holdfast.toml"), config).unwrap();
-        let process = Process::start(holdfast(dir).arg("run"), dir.join("holdfast-1.log"));
+        let process = Process::start(&mut run(dir), dir.join("holdfast-1.log"));
         Daemon { dir: dir.to_owned(), process, starts: 1 }
     }
 
@@ -83,7 +97,7 @@ impl Daemon {
         self.starts += 1;
         let log = self.dir.join(format!("holdfast-{}.log", self.starts));
         self.process.stop(signal);
-        self.process = Process::start(holdfast(&self.dir).arg("run"), log);
+        self.process = Process::start(&mut run(&self.dir), log);
     }
 
     /// Changes what the next instance finds.
@@ -96,7 +110,7 @@ impl Daemon {
     pub(crate) fn hand_over(&mut self, leaves: impl FnOnce(&Path) -> Signal) {
         self.starts += 1;
         let log = self.dir.join(format!("holdfast-{}.log", self.starts));
-        let mut next = Process::start(holdfast(&self.dir).args(["run", "--take-over"]), log.clone());
+        let mut next = Process::start(run(&self.dir).arg("--take-over"), log.clone());
         let signal = leaves(&log);
         std::mem::swap(&mut self.process, &mut next);
         next.stop(signal);

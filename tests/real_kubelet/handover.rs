@@ -3,7 +3,7 @@
 use crate::checks::running;
 use crate::daemon::Daemon;
 use crate::node::Node;
-use crate::timeline::{dips_ms, first_list_ms, lists};
+use crate::timeline::{counts_again, dips_ms, first_list_ms};
 use crate::view;
 use crate::{EXCLUSIVE, SHARED, SOON, say, wait_for};
 use nix::sys::signal::Signal;
@@ -100,15 +100,16 @@ fn rounds_of(
         };
         let position = node.kubelet_log_length();
         match leaves {
-            Leaves::First => {
-                daemon.restart(Signal::SIGTERM);
-                // Read, and not asked of the daemon: a verb would take from it the processor that it starts on.
-                wait_for("every list counts", SOON, || {
-                    let log = node.kubelet_log_since(position);
-                    [SHARED, EXCLUSIVE].iter().all(|resource| lists(&log, resource) > 0).then_some(())
-                });
-            }
+            Leaves::First => daemon.restart(Signal::SIGTERM),
             Leaves::Politely | Leaves::Alone | Leaves::Killed(_) => hand_over(daemon),
+        }
+        if !matches!(leaves, Leaves::Politely) {
+            // Read, and not asked of the daemon: a verb would take from it the processor that it starts on, and the kubelet takes
+            // a moment to count what it was sent.
+            wait_for("every list counts", SOON, || {
+                let log = node.kubelet_log_since(position);
+                [SHARED, EXCLUSIVE].iter().all(|resource| counts_again(&log, resource)).then_some(())
+            });
         }
         wait_for("every resource is registered", SOON, || daemon.is_registered().then_some(()));
         if !matches!(leaves, Leaves::Politely) {

@@ -11,10 +11,18 @@ const DROPPED: &str = "Mark all resources Unhealthy for resource";
 /// Logged when the devices of a list count: what is asked for from then on is answered.
 const COUNTED: &str = "Processed device updates for resource";
 
-/// How many lists of `resource` counted.
-pub(crate) fn lists(log: &str, resource: &str) -> usize {
+/// Logged when the kubelet has done what the end of a stream asks for.
+const LEFT: &str = "Device plugin disconnected";
+
+/// Whether a stream of `resource` has ended, and devices count all the same: those of another stream.
+pub(crate) fn counts_again(log: &str, resource: &str) -> bool {
     let named = format!("\"{resource}\"");
-    log.lines().filter(|line| line.contains(COUNTED) && line.contains(&named)).count()
+    let (mut has_left, mut counts) = (false, false);
+    for line in log.lines().filter(|line| line.contains(&named)) {
+        has_left |= line.contains(LEFT);
+        counts = line.contains(COUNTED) || counts && !line.contains(DROPPED);
+    }
+    has_left && counts
 }
 
 /// Milliseconds from the begin of registration to the first list of `resource`; `None` when it has not come yet.
@@ -31,8 +39,15 @@ pub(crate) fn first_pods_ms(log: &str) -> Option<f64> {
 fn since_begin_ms(log: &str, fits: impl Fn(&str) -> bool) -> Option<f64> {
     let begin = log.lines().find(|line| line.contains(BEGIN)).and_then(stamp)?;
     let found = log.lines().find(|line| fits(line)).and_then(stamp)?;
-    // A day may end in between.
-    Some((found - begin).rem_euclid(86_400_000.0))
+    Some(ms_between(begin, found))
+}
+
+/// From one moment of the day to a later one; the day may end in between. What is told by two threads at once may be told in
+/// the other order, a fraction of a millisecond apart.
+fn ms_between(begin: f64, end: f64) -> f64 {
+    const DAY: f64 = 86_400_000.0;
+    let passed = (end - begin).rem_euclid(DAY);
+    if passed > DAY / 2.0 { 0.0 } else { passed }
 }
 
 /// The moments without devices of `resource`, each from its begin to the next list, in milliseconds. One that goes on is infinite.
@@ -45,7 +60,7 @@ pub(crate) fn dips_ms(log: &str, resource: &str) -> Vec<f64> {
         } else if line.contains(LISTED)
             && let Some((begin, end)) = begin.take().zip(stamp(line))
         {
-            dips.push((end - begin).rem_euclid(86_400_000.0));
+            dips.push(ms_between(begin, end));
         }
     }
     dips.extend(begin.map(|_| f64::INFINITY));
@@ -70,6 +85,23 @@ I1121 00:00:01.000000   77 manager.go:420] \"Mark all resources Unhealthy for re
     let dips = dips_ms(log, "example.com/x");
     assert!((dips[0] - 12.75).abs() < 1e-3 && dips[1].is_infinite() && dips.len() == 2, "{dips:?}");
     assert!(dips_ms(log, "example.com/other").is_empty());
+    assert_eq!(ms_between(5.54, 5.0), 0.0);
+}
+
+#[test]
+fn devices_count_again_once_a_list_has_come_behind_the_end_of_a_stream() {
+    let line = |text: &str| format!("I1120 11:34:56.123456   77 x.go:1] \"{text}\" resource=\"example.com/x\"\n");
+    let log = |texts: &[&str]| texts.iter().map(|text| line(text)).collect::<String>();
+    for (texts, counts) in [
+        (&[COUNTED][..], false),
+        (&[COUNTED, LEFT], true),
+        (&[COUNTED, DROPPED, LEFT], false),
+        (&[DROPPED, LEFT, LISTED], false),
+        (&[DROPPED, LEFT, LISTED, COUNTED], true),
+    ] {
+        assert_eq!(counts_again(&log(texts), "example.com/x"), counts, "{texts:?}");
+        assert!(!counts_again(&log(texts), "example.com/other"));
+    }
 }
 
 /// The middle one.
