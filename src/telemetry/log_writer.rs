@@ -1,7 +1,8 @@
 //! Where the log goes, which perhaps nobody reads: a journal or a container runtime that hangs leaves a pipe full, and whoever
-//! writes into that waits. No Allocate waits for the log: what finds no room is lost, counted, and told of when there is room.
+//! writes into that waits. No Allocate waits for the log: what finds no room is lost, counted (also as a metric), and told of when there is room.
 
 use super::logging::LogFormat;
+use super::metrics;
 use crate::host::has_room;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -34,6 +35,7 @@ struct Missed {
 impl<W> LogWriter<W> {
     /// Writes to a pipe, a socket, a terminal or a file. Files have room always.
     pub(super) fn new(to: W, format: LogFormat) -> LogWriter<W> {
+        metrics::log_lines_lost(0);
         LogWriter { to, format, missed: Mutex::default() }
     }
 }
@@ -76,6 +78,7 @@ where
         for (number, piece) in line.chunks(PIECE).enumerate() {
             if !has_room(to, patience)? {
                 missed.lines += 1;
+                metrics::log_lines_lost(1);
                 missed.is_torn |= number > 0;
                 break;
             }
@@ -101,6 +104,7 @@ fn notice(format: LogFormat, lines: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::table::Metric;
     use std::io::{PipeReader, Read};
 
     fn read(reader: &mut PipeReader, bytes: usize) -> String {
@@ -127,8 +131,10 @@ mod tests {
         {
             let (mut reader, writer) = io::pipe().unwrap();
             let log = LogWriter::new(writer, format);
+            let before = metrics::counted(Metric::LogLinesLost, &[]);
             let (bytes, lost) = fill(&log, "one line of many\n");
             assert!(bytes >= 4096 && lost == 2, "{bytes} {lost}");
+            assert!(metrics::counted(Metric::LogLinesLost, &[]) >= before + lost, "it is counted when it happens");
             assert_eq!(read(&mut reader, bytes), "one line of many\n".repeat(bytes / 17));
             log.make_writer().write_all(b"and on\n").unwrap();
             drop(log);

@@ -315,6 +315,11 @@ pub fn journal_failed() {
     count(Metric::JournalFailures, &[]);
 }
 
+/// So many lines of the log found no room; with 0 there is a log.
+pub fn log_lines_lost(lines: u64) {
+    add(Metric::LogLinesLost, &[], lines);
+}
+
 /// A scan took this long.
 pub fn scanned(time: Duration) {
     took(Metric::Scan, &[], time);

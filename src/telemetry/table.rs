@@ -123,6 +123,8 @@ table! {
         "1 while this copy of the ledger (journal or database) can be written; without the journal grants are refused, or answered and not durable.";
     LedgerSize = Gauge "holdfast_ledger_size_bytes" []
         "Size of the files in the state directory.";
+    LogLinesLost = Counter "holdfast_log_lines_lost_total" []
+        "Log lines that were lost since nobody read the log in time.";
     Ready = Gauge "holdfast_ready" []
         "1 once the ledger is recovered, the first scan done and each resource registered, refused or without a kubelet; never taken back.";
     Reconciliations = Counter "holdfast_reconciliations_total" ["result"]

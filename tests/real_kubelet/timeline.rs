@@ -11,18 +11,18 @@ const DROPPED: &str = "Mark all resources Unhealthy for resource";
 /// Logged when the devices of a list count: what is asked for from then on is answered.
 const COUNTED: &str = "Processed device updates for resource";
 
-/// Logged when the kubelet has done what the end of a stream asks for.
-const LEFT: &str = "Device plugin disconnected";
+/// Logged when a stream has ended, right before the kubelet does what that asks for.
+const ENDED: &str = "ListAndWatch ended unexpectedly";
 
 /// Whether a stream of `resource` has ended, and devices count all the same: those of another stream.
 pub(crate) fn counts_again(log: &str, resource: &str) -> bool {
     let named = format!("\"{resource}\"");
-    let (mut has_left, mut counts) = (false, false);
+    let (mut has_ended, mut counts) = (false, false);
     for line in log.lines().filter(|line| line.contains(&named)) {
-        has_left |= line.contains(LEFT);
+        has_ended |= line.contains(ENDED);
         counts = line.contains(COUNTED) || counts && !line.contains(DROPPED);
     }
-    has_left && counts
+    has_ended && counts
 }
 
 /// Milliseconds from the begin of registration to the first list of `resource`; `None` when it has not come yet.
@@ -94,10 +94,10 @@ fn devices_count_again_once_a_list_has_come_behind_the_end_of_a_stream() {
     let log = |texts: &[&str]| texts.iter().map(|text| line(text)).collect::<String>();
     for (texts, counts) in [
         (&[COUNTED][..], false),
-        (&[COUNTED, LEFT], true),
-        (&[COUNTED, DROPPED, LEFT], false),
-        (&[DROPPED, LEFT, LISTED], false),
-        (&[DROPPED, LEFT, LISTED, COUNTED], true),
+        (&[COUNTED, ENDED], true),
+        (&[COUNTED, DROPPED, ENDED], false),
+        (&[DROPPED, ENDED, LISTED], false),
+        (&[DROPPED, ENDED, LISTED, COUNTED], true),
     ] {
         assert_eq!(counts_again(&log(texts), "example.com/x"), counts, "{texts:?}");
         assert!(!counts_again(&log(texts), "example.com/other"));
