@@ -7,7 +7,7 @@
 //!   serving ─ Record, Pass ────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
 //!   hook runner ─ HookEnded ───────▶ ledger ─ due hooks (watch) ─▶ hook runner, health, cli
 //!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish ─ app
-//!   serving ─ StreamOpened/Ended ──▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
+//!   serving ─ StreamOpened/Ended, HungUp ─▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
 //!   app ─ Plan (watch) ────────────▶ discovery ─ with Discovered ─▶ health; ledger, host watch
 //!   app ─ Detach, Reattach ────────▶ registration
 //!   registration ─ Bind, Retire ───▶ serving ◀─ Prepare ── the kubelet's connections
@@ -257,6 +257,16 @@ pub struct StreamEnded {
     /// The resource.
     pub resource: ResourceName,
     /// The registration whose socket it was on.
+    pub registration: RegistrationNumber,
+}
+
+/// serving → registration: the kubelet came to the socket of this registration, and hung up before it asked for the lists.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct HungUp {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The registration whose socket it came to.
     pub registration: RegistrationNumber,
 }
 

@@ -248,6 +248,7 @@ impl App {
             prepare: actors.serving.mailbox(),
             opened: actors.registration.mailbox(),
             ended: actors.registration.mailbox(),
+            hung_up: actors.registration.mailbox(),
             gate: Arc::clone(&gate),
             stage: stage_view.clone(),
         };

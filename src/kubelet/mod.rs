@@ -3,6 +3,7 @@
 pub mod api;
 pub mod checkpoint;
 pub mod codec;
+pub mod conversation;
 pub mod pod_resources;
 pub mod proto;
 pub mod register;

@@ -8,10 +8,7 @@ use crate::domain::{Gather, Inventory, KubeletGeneration, ResourceName, Stage};
 use crate::host;
 use crate::kubelet::api::negotiation::Spoken;
 use crate::kubelet::pod_resources::PodResources;
-use crate::messages::{
-    Bind, CheckpointWritten, Crash, Detach, KubeletSeen, Mailbox, Reattach, RegistrationNumber, Retire, SocketLost, StreamEnded,
-    StreamOpened,
-};
+use crate::messages::{Bind, CheckpointWritten, Crash, Detach, KubeletSeen, Mailbox, Reattach, RegistrationNumber, Retire};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, ResponseFuture, SpawnHandle};
 use std::any::Any;
@@ -86,7 +83,7 @@ impl Resource {
     }
 
     /// Whether the end of this registration's stream is the kubelet's way of making place for a newer one.
-    fn has_superseded(&self, number: RegistrationNumber) -> bool {
+    pub(super) fn has_superseded(&self, number: RegistrationNumber) -> bool {
         number < self.machine.latest() && self.spoken.is_some_and(|spoken| spoken.version.dialect().closes_the_former())
     }
 }
@@ -346,47 +343,6 @@ impl Handler<Reattach> for Registration {
 
     fn handle(&mut self, _: Reattach, context: &mut Self::Context) {
         self.on_all(Event::Reattach, context);
-    }
-}
-
-impl Handler<StreamOpened> for Registration {
-    type Result = ();
-
-    fn handle(&mut self, message: StreamOpened, context: &mut Self::Context) {
-        self.on(&message.resource, Event::StreamOpened(message.registration), context);
-        // What it was registered with may have changed meanwhile.
-        self.follow(context);
-    }
-}
-
-impl Handler<StreamEnded> for Registration {
-    type Result = ();
-
-    fn handle(&mut self, message: StreamEnded, context: &mut Self::Context) {
-        // That of a resource that is gone from the inventory is none that was lost.
-        self.follow(context);
-        let resource = self.resources.get(&message.resource);
-        let reason = match resource {
-            None => "withdrawn",
-            Some(resource) if message.registration < resource.machine.latest() => "superseded",
-            Some(_) => "lost",
-        };
-        metrics::stream_ended(message.resource.as_str(), reason);
-        if resource.is_some_and(|resource| resource.has_superseded(message.registration)) {
-            tracing::debug!(resource = %message.resource, "the kubelet ended the stream of an older registration, as it does");
-            return;
-        }
-        tracing::info!(resource = %message.resource, "the kubelet's stream ended");
-        self.on(&message.resource, Event::StreamEnded(message.registration), context);
-    }
-}
-
-impl Handler<SocketLost> for Registration {
-    type Result = ();
-
-    fn handle(&mut self, message: SocketLost, context: &mut Self::Context) {
-        tracing::warn!(resource = %message.resource, "the socket file was removed by somebody else; registering on a new one");
-        self.on(&message.resource, Event::SocketLost(message.registration), context);
     }
 }
 

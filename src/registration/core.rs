@@ -68,6 +68,8 @@ pub(crate) enum Event {
     StreamOpened(u64),
     /// A stream on the socket of this registration ended.
     StreamEnded(u64),
+    /// The kubelet has hung up on the socket of this registration before it asked for the lists.
+    HungUp(u64),
     /// The file of this registration's socket is gone.
     SocketLost(u64),
     /// The kubelet has the resource from somebody else, or not at all, although a stream is open (`audit.rs`).
@@ -119,6 +121,8 @@ pub(crate) struct Machine {
     tries: usize,
     /// Since when the latest registration's stream has been open.
     opened_at: Option<Duration>,
+    /// Whether the kubelet has hung up on the latest registration: there will be no stream.
+    hung_up: bool,
     /// Whether the next open stream has to be settled.
     unsettled: bool,
     /// Until when what was lost, or failed, may have consequences.
@@ -140,6 +144,7 @@ impl Machine {
             streams: BTreeMap::new(),
             tries: 0,
             opened_at: None,
+            hung_up: false,
             // An earlier life, or an earlier process, may have lost a stream that the kubelet is just clearing up.
             unsettled: true,
             doubt_until: Some(now + DOUBT_FOR),
@@ -231,6 +236,10 @@ impl Machine {
                 }
                 if Safeguard::ReRegister.is_on() { self.lost(now) } else { None }
             }
+            Event::HungUp(number) if number == self.latest => {
+                self.hung_up = true;
+                self.due(now)
+            }
             Event::SocketLost(number) if number == self.latest => self.lost(now),
             Event::Disowned if matches!(self.state, State::Settling { .. } | State::Steady) => {
                 self.unsettled = true;
@@ -251,7 +260,7 @@ impl Machine {
                 if self.is_open(number) {
                     self.arrive(now);
                 }
-                None
+                self.due(now)
             }
             Event::Refused(number) if self.is_under_way(number) => {
                 self.absent = false;
@@ -272,7 +281,7 @@ impl Machine {
             }
             Event::Tick => self.due(now),
             // News of a registration that has been superseded.
-            Event::SocketLost(_) | Event::Registered(_) | Event::Refused(_) | Event::Absent(_) => None,
+            Event::HungUp(_) | Event::SocketLost(_) | Event::Registered(_) | Event::Refused(_) | Event::Absent(_) => None,
             // Nothing is registered that could be lost, or what is registered is new.
             Event::Disowned | Event::Changed | Event::Detach | Event::Reattach => None,
         }
@@ -338,7 +347,7 @@ impl Machine {
             {
                 Some(self.register())
             }
-            State::AwaitingStream { until } if until <= now && Safeguard::StreamDeadline.is_on() => {
+            State::AwaitingStream { until } if (until <= now || self.hung_up) && Safeguard::StreamDeadline.is_on() => {
                 // A kubelet of 1.24 or older dials after its answer: this registration may still come, and overtake those
                 // that follow, on a socket that nobody serves any more.
                 self.doubt_until = Some(now + DOUBT_FOR);
@@ -353,7 +362,7 @@ impl Machine {
     fn register(&mut self) -> u64 {
         self.latest += 1;
         self.tries = self.tries.saturating_add(1);
-        self.opened_at = None;
+        (self.opened_at, self.hung_up) = (None, false);
         self.state = State::Registering;
         self.latest
     }

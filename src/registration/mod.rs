@@ -16,5 +16,6 @@ pub(crate) mod audit;
 pub(crate) mod core;
 mod following;
 mod sighting;
+mod streams;
 
 pub use actor::{Registration, RegistrationConfig, ResourceStatus};

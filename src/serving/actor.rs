@@ -11,8 +11,10 @@ use crate::domain::{
 use crate::hook::Performer;
 use crate::host::{self, Awake, HostRoot, Listings};
 use crate::kubelet::api;
-use crate::messages::{Bind, Broken, Crash, Mailbox, Pass, Prepare, Prepared, Record, Retire, StreamEnded, StreamOpened};
+use crate::kubelet::conversation::Followed;
+use crate::messages::{Bind, Broken, Crash, HungUp, Mailbox, Pass, Prepare, Prepared, Record, Retire, StreamEnded, StreamOpened};
 use actix::{Actor, Context, Handler, MessageResult};
+use futures_util::TryStreamExt as _;
 use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -57,6 +59,8 @@ pub struct ServingConfig {
     pub opened: Mailbox<StreamOpened>,
     /// Registration.
     pub ended: Mailbox<StreamEnded>,
+    /// Registration.
+    pub hung_up: Mailbox<HungUp>,
     /// Keeps pod listings and Allocates apart.
     pub gate: Arc<RwLock<()>>,
     /// What this instance is to the kubelet.
@@ -186,6 +190,7 @@ impl Handler<Bind> for Serving {
             pass,
             opened,
             ended,
+            hung_up,
             gate,
             stage,
             ..
@@ -208,13 +213,23 @@ impl Handler<Bind> for Serving {
             gate,
             stage,
         };
+        let stage_now = shared.stage.clone();
         let plugin: Arc<dyn api::Plugin> = Arc::new(Plugin { resource: resource.clone(), registration, shared });
         let (mut close, serving) = (bound.close.clone(), bound.close);
         let closed = Box::pin(async move {
             // An error means that the table itself is gone, and the daemon with it.
             drop(close.wait_for(|close| *close).await);
         });
-        let incoming = bound.listener.incoming();
+        let broke_off: Arc<dyn Fn() + Send + Sync> = {
+            let resource = resource.clone();
+            Arc::new(move || {
+                // Nobody is left to be told once the ledger is given away.
+                if *stage_now.borrow() == Stage::Serving {
+                    hung_up.tell(HungUp { resource: resource.clone(), registration });
+                }
+            })
+        };
+        let incoming = bound.listener.incoming().map_ok(move |stream| Followed::new(stream, Arc::clone(&broke_off)));
         let server = tonic::transport::Server::builder().serve_with_incoming_shutdown(api::serve(&plugin), incoming, closed);
         tokio::spawn(async move {
             if let Err(error) = server.await {

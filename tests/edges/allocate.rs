@@ -226,6 +226,7 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
             prepare: serving.handle().mailbox(),
             opened: Mailbox::new(Nobody),
             ended: Mailbox::new(Nobody),
+            hung_up: Mailbox::new(Nobody),
             gate: Arc::default(),
             stage: watch::channel(holdfast::domain::Stage::default()).1,
         };

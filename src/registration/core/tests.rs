@@ -102,6 +102,31 @@ fn a_register_whose_stream_never_came_is_doubted_as_long_as_a_kubelet_may_dial_f
 }
 
 #[test]
+fn a_kubelet_that_hangs_up_before_it_asks_for_lists_is_registered_with_at_once() {
+    let after = |events: &[Event]| {
+        let mut machine = steady();
+        assert_eq!(machine.on(Event::StreamEnded(1), ms(10_000)), Some(2));
+        let begun: Vec<u64> = events.iter().filter_map(|event| machine.on(*event, ms(10_001))).collect();
+        (begun, machine)
+    };
+    let (begun, mut machine) = after(&[Event::Registered(2), Event::HungUp(2)]);
+    let next = machine.next_deadline().unwrap();
+    assert!(begun.is_empty() && next == ms(10_002), "the second try comes a millisecond later: {next:?}");
+    assert_eq!(machine.on(Event::Tick, next), Some(3));
+    machine.on(Event::Registered(3), ms(10_003));
+    assert_eq!(machine.next_deadline(), Some(ms(10_003) + STREAM_DEADLINE), "that was another registration's");
+    // It may be heard of before the answer.
+    let (_, machine) = after(&[Event::HungUp(2), Event::Registered(2)]);
+    assert_eq!(machine.next_deadline(), Some(ms(10_002)));
+    // Nothing is lost by others that come and go.
+    for events in [[Event::HungUp(1), Event::Registered(2)], [Event::Registered(2), Event::HungUp(1)]] {
+        assert_eq!(after(&events).1.next_deadline(), Some(ms(10_001) + STREAM_DEADLINE));
+    }
+    let (begun, machine) = after(&[Event::Registered(2), Event::StreamOpened(2), Event::HungUp(2)]);
+    assert!(begun.is_empty() && matches!(machine.state(), State::Settling { .. }));
+}
+
+#[test]
 fn the_late_end_of_a_superseded_stream_leads_to_register_too() {
     let mut machine = steady();
     machine.on(Event::StreamEnded(1), ms(10_000));
@@ -312,6 +337,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         number.clone().prop_map(Event::Absent),
         number.clone().prop_map(Event::StreamOpened),
         number.clone().prop_map(Event::StreamEnded),
+        number.clone().prop_map(Event::HungUp),
         number.prop_map(Event::SocketLost),
         Just(Event::Disowned),
         Just(Event::Detach),

@@ -29,11 +29,14 @@ pub(super) struct Wire {
     path: String,
     transport: Mutex<Arc<Transport>>,
     closed: AtomicBool,
+    has_options: AtomicBool,
+    has_lists: Arc<AtomicBool>,
 }
 
 impl Wire {
     pub(super) fn new(memory: Arc<Memory>, path: String, transport: Arc<Transport>) -> Self {
-        Wire { memory, path, transport: Mutex::new(transport), closed: AtomicBool::new(false) }
+        let (closed, has_options, has_lists) = (AtomicBool::new(false), AtomicBool::new(false), Arc::default());
+        Wire { memory, path, transport: Mutex::new(transport), closed, has_options, has_lists }
     }
 
     fn present(&self) -> Arc<Transport> {
@@ -118,15 +121,19 @@ impl Drop for Reset {
 #[tonic::async_trait]
 impl Connection for Wire {
     async fn options(&self) -> Result<Options, String> {
-        self.call(|plugin| Box::pin(async move { plugin.options().await })).await
+        let options = self.call(|plugin| Box::pin(async move { plugin.options().await })).await;
+        self.has_options.fetch_or(options.is_ok(), Ordering::AcqRel);
+        options
     }
 
     async fn list_and_watch(&self) -> Result<Box<dyn Lists>, String> {
         let transport = self.transport()?;
         let (lists, received) = mpsc::unbounded_channel();
         let (handle, plugin, id) = (self.memory.handle.clone(), Arc::clone(&transport.plugin), transport.id);
+        let has_lists = Arc::clone(&self.has_lists);
         let task = handle.clone().spawn(async move {
             handle.sleep(latency(&handle)).await;
+            has_lists.store(true, Ordering::Release);
             let Ok(mut stream) = plugin.list_and_watch(id).await else { return };
             while let Some(list) = stream.next().await {
                 handle.sleep(latency(&handle)).await;
@@ -160,8 +167,18 @@ impl Connection for Wire {
     }
 
     fn close(&self) {
-        self.closed.store(true, Ordering::Release);
-        self.memory.cut_soon(self.present());
+        let was_closed = self.closed.swap(true, Ordering::AcqRel);
+        let transport = self.present();
+        self.memory.cut_soon(Arc::clone(&transport));
+        if self.has_options.load(Ordering::Acquire) && !was_closed {
+            let (handle, has_lists) = (self.memory.handle.clone(), Arc::clone(&self.has_lists));
+            self.memory.handle.spawn(async move {
+                handle.sleep(latency(&handle)).await;
+                if !has_lists.load(Ordering::Acquire) {
+                    transport.plugin.hung_up();
+                }
+            });
+        }
     }
 
     fn is_open(&self) -> bool {

@@ -42,6 +42,9 @@ pub trait Plugin: Send + Sync {
 
     /// `PreStartContainer`. The ids come in any order.
     async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status>;
+
+    /// A connection on which the options were asked for ended, before the lists were.
+    fn hung_up(&self) {}
 }
 
 /// `v1beta1.Registration/Register`.

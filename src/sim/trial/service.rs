@@ -3,6 +3,7 @@
 use super::daemon::{Inner, Now, grant};
 use crate::domain::{AllocId, ContainerEdits, DeviceId, Entry, Inventory, ResourceName, Safeguard};
 use crate::ledger::core::doubt;
+use crate::registration::core::Event;
 use crate::serving::core::decide;
 use crate::sim::kubelet::core::{ListedDevice, Options};
 use crate::sim::memory::{ConnectionId, ListStream, Plugin};
@@ -94,6 +95,10 @@ pub(super) fn list(inventory: &Inventory, resource: &ResourceName) -> Vec<Listed
 impl Plugin for Service {
     async fn options(&self) -> Result<Options, Status> {
         Ok(Options { preferred_allocation: true, pre_start: false })
+    }
+
+    fn hung_up(&self) {
+        self.inner.registration(&self.resource).tell(Event::HungUp(self.number));
     }
 
     async fn list_and_watch(&self, _: ConnectionId) -> Result<ListStream, Status> {

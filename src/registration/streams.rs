@@ -1,0 +1,57 @@
+//! What becomes of our sockets: the kubelet's streams on them begin and end, it hangs up before there is one, a file is removed.
+
+use super::actor::Registration;
+use super::core::Event;
+use crate::messages::{HungUp, SocketLost, StreamEnded, StreamOpened};
+use crate::telemetry::metrics;
+use actix::Handler;
+
+impl Handler<StreamOpened> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, message: StreamOpened, context: &mut Self::Context) {
+        self.on(&message.resource, Event::StreamOpened(message.registration), context);
+        // What it was registered with may have changed meanwhile.
+        self.follow(context);
+    }
+}
+
+impl Handler<StreamEnded> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, message: StreamEnded, context: &mut Self::Context) {
+        // That of a resource that is gone from the inventory is none that was lost.
+        self.follow(context);
+        let resource = self.resources.get(&message.resource);
+        let reason = match resource {
+            None => "withdrawn",
+            Some(resource) if message.registration < resource.machine.latest() => "superseded",
+            Some(_) => "lost",
+        };
+        metrics::stream_ended(message.resource.as_str(), reason);
+        if resource.is_some_and(|resource| resource.has_superseded(message.registration)) {
+            tracing::debug!(resource = %message.resource, "the kubelet ended the stream of an older registration, as it does");
+            return;
+        }
+        tracing::info!(resource = %message.resource, "the kubelet's stream ended");
+        self.on(&message.resource, Event::StreamEnded(message.registration), context);
+    }
+}
+
+impl Handler<HungUp> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, message: HungUp, context: &mut Self::Context) {
+        tracing::debug!(resource = %message.resource, "the kubelet hung up before it asked for the lists");
+        self.on(&message.resource, Event::HungUp(message.registration), context);
+    }
+}
+
+impl Handler<SocketLost> for Registration {
+    type Result = ();
+
+    fn handle(&mut self, message: SocketLost, context: &mut Self::Context) {
+        tracing::warn!(resource = %message.resource, "the socket file was removed by somebody else; registering on a new one");
+        self.on(&message.resource, Event::SocketLost(message.registration), context);
+    }
+}
