@@ -59,6 +59,13 @@ impl Followed {
     }
 }
 
+/// One that nobody follows: every server takes the same kind of connection, so that its code is there once.
+impl From<UnixStream> for Followed {
+    fn from(stream: UnixStream) -> Self {
+        Followed::new(stream, Arc::new(|| {}))
+    }
+}
+
 impl std::fmt::Debug for Followed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Followed").field("stream", &self.stream).field("conversation", &self.conversation).finish_non_exhaustive()

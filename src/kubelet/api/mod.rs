@@ -13,9 +13,10 @@ pub mod v1beta1;
 
 use crate::domain::{ContainerEdits, DeviceId, Offering, ResourceName, Wire};
 use crate::host::peer::TrustedListener;
+use crate::kubelet::conversation::Followed;
 use crate::kubelet::services::Services;
-use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use prost::Message;
 use std::fmt;
 use std::io;
@@ -150,7 +151,8 @@ pub fn serve_nothing(path: &Path) -> io::Result<Mute> {
     let listener = TrustedListener::bind(path, || {})?;
     let (close, closed) = oneshot::channel();
     let closed = async { drop(closed.await) };
-    let server = Server::builder().serve_with_incoming_shutdown(Services::default(), listener.incoming(), closed);
+    let incoming = listener.incoming().map_ok(Followed::from);
+    let server = Server::builder().serve_with_incoming_shutdown(Services::default(), incoming, closed);
     tokio::spawn(async move {
         if let Err(error) = server.await {
             tracing::warn!(%error, "a socket that serves nothing failed");
