@@ -83,6 +83,34 @@ async fn served(plugin: &Arc<Told>) -> (tempfile::TempDir, Channel) {
     (dir, uds::connect(socket).await.unwrap())
 }
 
+#[tokio::test]
+async fn a_kubelet_that_asks_for_the_options_and_hangs_up_before_the_lists_is_told_of() {
+    for (asks_for_options, asks_for_lists, is_told) in
+        [(true, false, true), (true, true, false), (false, true, false), (false, false, false)]
+    {
+        let plugin: Arc<dyn Plugin> = Arc::new(Told { lists: vec![Arc::new(offering(&["a"], &[]))], ..Told::default() });
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("plugin.sock");
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let broke_off: Arc<dyn Fn() + Send + Sync> = Arc::new(move || tell.send(()).unwrap_or_default());
+        // One connection: behind its end nobody is left who could tell.
+        let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap()).take(1);
+        let incoming = incoming.map_ok(move |stream| Followed::new(stream, Arc::clone(&broke_off)));
+        tokio::spawn(Server::builder().serve_with_incoming(serve(&plugin), incoming));
+
+        let mut kubelet = beta::device_plugin_client::DevicePluginClient::new(uds::connect(socket).await.unwrap());
+        if asks_for_options {
+            kubelet.get_device_plugin_options(beta::Empty {}).await.unwrap();
+        }
+        if asks_for_lists {
+            kubelet.list_and_watch(beta::Empty {}).await.unwrap().into_inner().message().await.unwrap();
+        }
+        drop(kubelet);
+        assert_eq!(told.recv().await.is_some(), is_told, "options {asks_for_options}, lists {asks_for_lists}");
+        assert_eq!(told.recv().await, None, "once");
+    }
+}
+
 #[test]
 fn every_version_has_a_name_of_its_own_and_v1beta1_comes_first() {
     let names: Vec<_> = versions().map(Version::name).collect();
