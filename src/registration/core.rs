@@ -9,6 +9,7 @@
 //!                                                                      │ due: Register once more
 //!                                        stream ended, socket lost ─── Steady
 //!   stream ended, once too often ─▶ Truce(30 s) ── due ─▶ Registering
+//!   hung up, in AwaitingStream ─▶ BackingOff, without the rest of the 250 ms
 //!   disowned, or changed, in Settling or Steady ─▶ Registering
 //!   detach, in Settling or Steady ─▶ Detached(2 s) ── reattach, due ─▶ Registering
 //!   kubelet seen with another generation, from any state ─▶ Registering

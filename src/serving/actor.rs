@@ -207,28 +207,22 @@ impl Handler<Bind> for Serving {
             pass,
             opened,
             ended,
+            hung_up,
             sockets: Arc::clone(&sockets),
             affinity,
             awake,
             gate,
             stage,
         };
-        let stage_now = shared.stage.clone();
-        let plugin: Arc<dyn api::Plugin> = Arc::new(Plugin { resource: resource.clone(), registration, shared });
+        let plugin = Arc::new(Plugin { resource: resource.clone(), registration, shared });
         let (mut close, serving) = (bound.close.clone(), bound.close);
         let closed = Box::pin(async move {
             // An error means that the table itself is gone, and the daemon with it.
             drop(close.wait_for(|close| *close).await);
         });
-        let broke_off: Arc<dyn Fn() + Send + Sync> = {
-            let resource = resource.clone();
-            Arc::new(move || {
-                // Nobody is left to be told once the ledger is given away.
-                if *stage_now.borrow() == Stage::Serving {
-                    hung_up.tell(HungUp { resource: resource.clone(), registration });
-                }
-            })
-        };
+        let follower = Arc::clone(&plugin);
+        let broke_off: Arc<dyn Fn() + Send + Sync> = Arc::new(move || follower.tell_of_hang_up());
+        let plugin: Arc<dyn api::Plugin> = plugin;
         let incoming = bound.listener.incoming().map_ok(move |stream| Followed::new(stream, Arc::clone(&broke_off)));
         let server = tonic::transport::Server::builder().serve_with_incoming_shutdown(api::serve(&plugin), incoming, closed);
         tokio::spawn(async move {

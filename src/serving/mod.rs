@@ -1,8 +1,8 @@
 //! The serving actor: the device-plugin API on unix sockets.
 //!
 //! Owns the sockets, one for each registration; every version of the API is answered on each (`kubelet::api` translates).
-//! Answers Allocate: the core decides whether the ids may be given, the contract says what the container gets, the ledger
-//! makes it durable, and only then is the kubelet answered (I1).
+//! Answers Allocate: the core decides whether the ids may be given and the contract says what the container gets, both in the
+//! actor; the connection has the ledger make it durable, and only then is the kubelet answered (I1).
 //! What must not wait for an actor does not: the options, the list and the preferred allocation are answered from the
 //! published inventory alone, and an open ListAndWatch stream is a task of its own that outlives every actor (I10).
 //!
@@ -12,8 +12,8 @@
 //! What comes while this instance hands over to another one waits, and is passed on to it (`pass_on.rs`): an Allocate that
 //! fails is final for its pod.
 //!
-//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration. Emits: `Record` and `Pass` to the ledger, `Broken` to
-//! health, `StreamOpened` and `StreamEnded` to registration.
+//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration, `Prepare` from the connections. Emits: `Record` and
+//! `Pass` to the ledger, `Broken` to health, `StreamOpened`, `StreamEnded` and `HungUp` to registration.
 
 mod actor;
 mod affinity;

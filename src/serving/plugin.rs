@@ -11,7 +11,7 @@ use crate::hook::Performer;
 use crate::host::{self, Awake};
 use crate::kubelet::api;
 use crate::messages::{
-    Broken, CallError, Mailbox, Pass, Prepare, Prepared, Record, RecordError, RegistrationNumber, StreamEnded, StreamOpened,
+    Broken, CallError, HungUp, Mailbox, Pass, Prepare, Prepared, Record, RecordError, RegistrationNumber, StreamEnded, StreamOpened,
 };
 use crate::telemetry::metrics;
 use futures_util::StreamExt as _;
@@ -62,6 +62,7 @@ pub(super) struct Shared {
     pub(super) pass: Mailbox<Pass>,
     pub(super) opened: Mailbox<StreamOpened>,
     pub(super) ended: Mailbox<StreamEnded>,
+    pub(super) hung_up: Mailbox<HungUp>,
     pub(super) sockets: Arc<Sockets>,
     pub(super) affinity: Affinity,
     /// Over all resources and registrations, so that the only Allocate of all is known as that.
@@ -71,6 +72,13 @@ pub(super) struct Shared {
     pub(super) gate: Arc<RwLock<()>>,
     /// What this instance is to the kubelet.
     pub(super) stage: watch::Receiver<Stage>,
+}
+
+impl Shared {
+    /// Whether somebody is left to be told what becomes of a connection: nobody is once the ledger is given away.
+    fn is_serving(&self) -> bool {
+        *self.stage.borrow() == Stage::Serving
+    }
 }
 
 /// The service behind one socket.
@@ -132,6 +140,13 @@ impl api::Plugin for Plugin {
 }
 
 impl Plugin {
+    /// Tells registration of a connection that ended before the lists were asked for.
+    pub(super) fn tell_of_hang_up(&self) {
+        if self.shared.is_serving() {
+            self.shared.hung_up.tell(HungUp { resource: self.resource.clone(), registration: self.registration });
+        }
+    }
+
     async fn allocate_here_or_there(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
         let mut turns = Turns::new(&self.shared, &self.resource);
         loop {
@@ -267,11 +282,9 @@ impl Drop for StreamGuard {
     fn drop(&mut self) {
         let Plugin { resource, registration, shared } = &self.0;
         shared.sockets.stream_ended(resource, *registration);
-        // Nobody is left to be told once the ledger is given away.
-        if *shared.stage.borrow() != Stage::Serving {
-            return;
+        if shared.is_serving() {
+            shared.ended.tell(StreamEnded { resource: resource.clone(), registration: *registration });
         }
-        shared.ended.tell(StreamEnded { resource: resource.clone(), registration: *registration });
     }
 }
 
