@@ -237,7 +237,7 @@ impl App {
             performer: performer.clone(),
             sockets: Arc::clone(&sockets),
             affinity: Affinity::default(),
-            awake: Awake::new(settings.config.durability == Durability::PowerLoss),
+            awake: Awake::default(),
             host_root: host_root.clone(),
             files: files.clone(),
             boot_id: boot_of_grants.clone(),

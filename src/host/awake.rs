@@ -1,8 +1,9 @@
 //! Staying awake for an answer that is a moment away.
 //!
 //! A thread that sleeps until another one has an answer is woken by that one's processor, and its own has gone to sleep too
-//! meanwhile: on an idle machine that takes up to a quarter of a disk's sync. An Allocate comes alone, now and then, and
-//! a whole kubelet waits for it; so whoever is to answer it stays awake, for as long as such a sync takes and no longer.
+//! meanwhile: on an idle machine that takes up to a quarter of a disk's sync, and an eighth of an Allocate that waits for no
+//! disk. An Allocate comes alone, now and then, and a whole kubelet waits for it; so whoever is to answer it stays awake, for as
+//! long as such a sync takes and no longer.
 
 use std::num::NonZero;
 use std::pin::pin;
@@ -17,19 +18,18 @@ const AWAKE_MAX: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone)]
 pub struct Awake {
     waiting: Arc<AtomicUsize>,
-    /// Whether it is of use.
-    worth_it: bool,
+    /// Whether the process has a processor for this besides that of the thread that is waited for.
+    has_room: bool,
+}
+
+impl Default for Awake {
+    fn default() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        Awake { waiting: Arc::default(), has_room: processors > 1 }
+    }
 }
 
 impl Awake {
-    /// For answers that come from a disk, or from memory: those are there before anybody sleeps deeply. Nor does it stay awake where
-    /// the process has one processor to run on.
-    #[must_use]
-    pub fn new(from_disk: bool) -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-        Awake { waiting: Arc::default(), worth_it: from_disk && processors > 1 }
-    }
-
     /// Waits for an answer that another thread gives. Tasks of this thread go on meanwhile. Where several wait there is enough to do,
     /// and nobody stays awake.
     pub async fn until<T>(&self, answer: impl Future<Output = T>) -> T {
@@ -40,7 +40,7 @@ impl Awake {
             tokio::select! {
                 biased;
                 answer = &mut answer => return answer,
-                () = tokio::task::yield_now(), if self.worth_it && waiting.is_only_one() && began.elapsed() < AWAKE_MAX => {
+                () = tokio::task::yield_now(), if self.has_room && waiting.is_only_one() && began.elapsed() < AWAKE_MAX => {
                     // The kernel may have put the thread that is waited for behind this one.
                     std::thread::yield_now();
                 }
@@ -79,7 +79,7 @@ mod tests {
     #[test]
     fn whoever_stays_awake_lets_the_other_tasks_of_the_thread_go_on_and_gets_the_answer() {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-            let awake = Awake { waiting: Arc::default(), worth_it: true };
+            let awake = Awake { waiting: Arc::default(), has_room: true };
             let (answer, answered) = oneshot::channel();
             tokio::spawn(async move {
                 tokio::task::yield_now().await;
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_wait_that_is_alone_stays_awake_for_as_long_as_a_sync_takes() {
-        let awake = Awake { waiting: Arc::default(), worth_it: true };
+        let awake = Awake { waiting: Arc::default(), has_room: true };
         let began = Instant::now();
         let mut wait = Box::pin(awake.until(pending()));
         let slept = sleeps(&mut wait);
@@ -123,7 +123,7 @@ mod tests {
         drop(wait);
         assert_eq!(awake.waiting.load(Ordering::Relaxed), 0, "nobody wants it any more");
 
-        let never = Awake { waiting: Arc::default(), worth_it: false };
-        assert!(sleeps(&mut Box::pin(never.until(pending()))));
+        let crowded = Awake { waiting: Arc::default(), has_room: false };
+        assert!(sleeps(&mut Box::pin(crowded.until(pending()))));
     }
 }

@@ -216,7 +216,7 @@ fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
             performer: Performer::new(HostRoot::new(node.path("host"))),
             sockets: Arc::new(Sockets::new(&node.path("plugins"))),
             affinity: Affinity::default(),
-            awake: holdfast::host::Awake::new(true),
+            awake: holdfast::host::Awake::default(),
             host_root: HostRoot::new(node.path("host")),
             boot_id: "boot".to_owned(),
             kubelet: watch::channel(None).1,
