@@ -52,7 +52,7 @@ use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::{HeldBack, Ledger};
 use crate::ledger::{LedgerActor, LedgerConfig, release_hooks};
 use crate::registration::{Registration, RegistrationConfig};
-use crate::serving::{Affinity, Serving, ServingConfig, Sockets, SpecFiles};
+use crate::serving::{Affinity, Serving, ServingConfig, Shared, Sockets, SpecFiles};
 use crate::store::Store;
 use crate::telemetry;
 use actix::Arbiter;
@@ -231,26 +231,29 @@ impl App {
 
         let files = SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
         let performer = Performer::new(host_root.clone());
-        let config = ServingConfig {
+        let shared = Shared {
             inventory: inventory_view.clone(),
             grants: grants_view.clone(),
             performer: performer.clone(),
+            prepare: actors.serving.mailbox(),
+            record: actors.ledger.mailbox(),
+            broken: actors.health.mailbox(),
+            pass: actors.ledger.mailbox(),
+            opened: actors.registration.mailbox(),
+            ended: actors.registration.mailbox(),
+            hung_up: actors.registration.mailbox(),
             sockets: Arc::clone(&sockets),
             affinity: Affinity::default(),
             awake: Awake::default(),
+            gate: Arc::clone(&gate),
+            stage: stage_view.clone(),
+        };
+        let config = ServingConfig {
+            shared,
             host_root: host_root.clone(),
             files: files.clone(),
             boot_id: boot_of_grants.clone(),
             kubelet: kubelet_view.clone(),
-            record: actors.ledger.mailbox(),
-            pass: actors.ledger.mailbox(),
-            broken: actors.health.mailbox(),
-            prepare: actors.serving.mailbox(),
-            opened: actors.registration.mailbox(),
-            ended: actors.registration.mailbox(),
-            hung_up: actors.registration.mailbox(),
-            gate: Arc::clone(&gate),
-            stage: stage_view.clone(),
         };
         serving.start(here.clone(), supervision.clone(), move |life| Serving::new(config.clone(), life));
 

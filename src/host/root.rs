@@ -380,6 +380,7 @@ mod tests {
             for _ in 0..2 {
                 let among = root.node_among(&mut listings, &path);
                 assert!(among.as_ref().is_none_or(|node| node.numbers.is_none()), "{path}: a plain file has none");
+                assert_eq!(root.node_exists_among(&mut listings, &path), among.is_some(), "{path}");
                 assert_eq!(among.map(|node| node.path), root.canonical_node(&path), "{path}");
             }
         }
@@ -395,6 +396,9 @@ mod tests {
         let null = HostNode { path: "/dev/null".into(), numbers: Some((1, 3)) };
         assert_eq!(root.node_among(&mut Listings::default(), "/dev/null"), Some(null));
         assert!(!root.node_exists("/proc/version"));
+        for path in ["/dev/null", "/proc/self/root/dev/null", "/dev", "/dev/absent", "/proc/version", "dev/null", "/dev/../dev/null", ""] {
+            assert_eq!(root.node_exists_among(&mut Listings::default(), path), root.node_exists(path), "{path}");
+        }
     }
 
     #[test]

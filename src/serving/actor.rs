@@ -2,24 +2,20 @@
 
 use super::core;
 use super::files::SpecFiles;
-use super::plugin::{Affinity, Plugin, Shared};
-use super::sockets::Sockets;
+use super::plugin::{Plugin, Shared};
 use crate::contract;
-use crate::domain::{
-    AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal, Stage,
-};
-use crate::hook::Performer;
-use crate::host::{self, Awake, HostRoot, Listings};
+use crate::domain::{AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, KubeletGeneration, Reason, Refusal};
+use crate::host::{self, HostRoot, Listings};
 use crate::kubelet::api;
 use crate::kubelet::conversation::Followed;
-use crate::messages::{Bind, Broken, Crash, HungUp, Mailbox, Pass, Prepare, Prepared, Record, Retire, StreamEnded, StreamOpened};
+use crate::messages::{Bind, Crash, Prepare, Prepared, Record, Retire};
 use actix::{Actor, Context, Handler, MessageResult};
 use futures_util::TryStreamExt as _;
 use std::any::Any;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{RwLock, watch};
+use tokio::sync::watch;
 
 /// How long it is known where a directory of nodes really is: Allocates come many at a time.
 const DIRECTORIES_KNOWN_FOR: Duration = Duration::from_millis(100);
@@ -27,18 +23,8 @@ const DIRECTORIES_KNOWN_FOR: Duration = Duration::from_millis(100);
 /// What the actor needs; the same for every life.
 #[derive(Debug, Clone)]
 pub struct ServingConfig {
-    /// What is offered.
-    pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// Who holds what.
-    pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    /// Runs the hooks before a start.
-    pub performer: Performer,
-    /// The table of sockets, which outlives the actor.
-    pub sockets: Arc<Sockets>,
-    /// What was granted last, which outlives it too.
-    pub affinity: Affinity,
-    /// Who waits for an answer to an Allocate; it outlives the actor too.
-    pub awake: Awake,
+    /// What the services behind the sockets need, which outlive the actor.
+    pub shared: Shared,
     /// Where device nodes are looked for.
     pub host_root: HostRoot,
     /// The files that others read to know what a container has.
@@ -47,24 +33,6 @@ pub struct ServingConfig {
     pub boot_id: String,
     /// The kubelet's socket as last seen by the host watch.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
-    /// The ledger.
-    pub record: Mailbox<Record>,
-    /// The ledger.
-    pub pass: Mailbox<Pass>,
-    /// Health.
-    pub broken: Mailbox<Broken>,
-    /// This actor itself, across its deaths: where the kubelet's calls go.
-    pub prepare: Mailbox<Prepare>,
-    /// Registration.
-    pub opened: Mailbox<StreamOpened>,
-    /// Registration.
-    pub ended: Mailbox<StreamEnded>,
-    /// Registration.
-    pub hung_up: Mailbox<HungUp>,
-    /// Keeps pod listings and Allocates apart.
-    pub gate: Arc<RwLock<()>>,
-    /// What this instance is to the kubelet.
-    pub stage: watch::Receiver<Stage>,
 }
 
 /// The actor.
@@ -85,7 +53,7 @@ impl Serving {
     /// Decides, and says what the container gets and what the ledger has to know; changes nothing.
     fn prepare(&self, request: &Prepare) -> Result<Prepared, Refusal> {
         let Prepare { alloc_id, resource, ids, wire } = request;
-        let inventory = self.config.inventory.borrow().clone();
+        let inventory = self.config.shared.inventory.borrow().clone();
         let offering = inventory.resources.get(resource).ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
         let offered = core::decide(offering, ids)?;
         let nodes = Nodes::new(&self.config.host_root, &self.directories);
@@ -177,43 +145,9 @@ impl Handler<Bind> for Serving {
     type Result = Result<String, String>;
 
     fn handle(&mut self, Bind { resource, registration }: Bind, _: &mut Self::Context) -> Self::Result {
-        let ServingConfig {
-            inventory,
-            grants,
-            performer,
-            sockets,
-            affinity,
-            awake,
-            prepare,
-            record,
-            broken,
-            pass,
-            opened,
-            ended,
-            hung_up,
-            gate,
-            stage,
-            ..
-        } = self.config.clone();
-        let problem = |error| format!("no socket can be made in `{}`: {error}", sockets.directory().display());
-        let bound = sockets.bind(&resource, registration).map_err(problem)?;
-        let shared = Shared {
-            inventory,
-            grants,
-            performer,
-            prepare,
-            record,
-            broken,
-            pass,
-            opened,
-            ended,
-            hung_up,
-            sockets: Arc::clone(&sockets),
-            affinity,
-            awake,
-            gate,
-            stage,
-        };
+        let shared = self.config.shared.clone();
+        let problem = |error| format!("no socket can be made in `{}`: {error}", shared.sockets.directory().display());
+        let bound = shared.sockets.bind(&resource, registration).map_err(problem)?;
         let plugin = Arc::new(Plugin { resource: resource.clone(), registration, shared });
         let (mut close, serving) = (bound.close.clone(), bound.close);
         let closed = Box::pin(async move {
@@ -239,7 +173,7 @@ impl Handler<Retire> for Serving {
     type Result = ();
 
     fn handle(&mut self, Retire { resource, newest }: Retire, _: &mut Self::Context) {
-        self.config.sockets.supersede(&resource, newest);
+        self.config.shared.sockets.supersede(&resource, newest);
     }
 }
 

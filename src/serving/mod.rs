@@ -27,5 +27,5 @@ mod sockets;
 
 pub use actor::{Serving, ServingConfig};
 pub use files::SpecFiles;
-pub use plugin::Affinity;
+pub use plugin::{Affinity, Shared};
 pub use sockets::Sockets;

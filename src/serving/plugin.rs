@@ -50,28 +50,40 @@ impl Affinity {
     }
 }
 
-/// What every service needs; shared.
+/// What every service behind a socket needs, whatever life of the actor made it.
 #[derive(Debug, Clone)]
-pub(super) struct Shared {
-    pub(super) inventory: watch::Receiver<Arc<Inventory>>,
-    pub(super) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    pub(super) performer: Performer,
-    pub(super) prepare: Mailbox<Prepare>,
-    pub(super) record: Mailbox<Record>,
-    pub(super) broken: Mailbox<Broken>,
-    pub(super) pass: Mailbox<Pass>,
-    pub(super) opened: Mailbox<StreamOpened>,
-    pub(super) ended: Mailbox<StreamEnded>,
-    pub(super) hung_up: Mailbox<HungUp>,
-    pub(super) sockets: Arc<Sockets>,
-    pub(super) affinity: Affinity,
+pub struct Shared {
+    /// What is offered.
+    pub inventory: watch::Receiver<Arc<Inventory>>,
+    /// Who holds what.
+    pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
+    /// Runs the hooks before a start.
+    pub performer: Performer,
+    /// The serving actor, across its deaths: where the kubelet's calls go.
+    pub prepare: Mailbox<Prepare>,
+    /// The ledger.
+    pub record: Mailbox<Record>,
+    /// Health.
+    pub broken: Mailbox<Broken>,
+    /// The ledger.
+    pub pass: Mailbox<Pass>,
+    /// Registration.
+    pub opened: Mailbox<StreamOpened>,
+    /// Registration.
+    pub ended: Mailbox<StreamEnded>,
+    /// Registration.
+    pub hung_up: Mailbox<HungUp>,
+    /// The table of sockets.
+    pub sockets: Arc<Sockets>,
+    /// What was granted last.
+    pub affinity: Affinity,
     /// Over all resources and registrations, so that the only Allocate of all is known as that.
-    pub(super) awake: Awake,
-    /// Read while an Allocate is under way; written while the kubelet is asked to list pods, which would make it
-    /// forget what it has just reserved.
-    pub(super) gate: Arc<RwLock<()>>,
+    pub awake: Awake,
+    /// Keeps Allocates and pod listings apart: read while an Allocate is under way; written while the kubelet is asked to list
+    /// pods, which would make it forget what it has just reserved.
+    pub gate: Arc<RwLock<()>>,
     /// What this instance is to the kubelet.
-    pub(super) stage: watch::Receiver<Stage>,
+    pub stage: watch::Receiver<Stage>,
 }
 
 impl Shared {

@@ -1,27 +1,23 @@
 //! Allocate: what the kubelet asks twice, at once, without waiting for the answer, or for a device that is not free.
 
+use crate::alone::Alone;
 use crate::common::{Node, allocate, dial, ids, run, soon};
 use crate::lister::{Answer, Lister};
 use crate::stage::{GPUS, Stage, alloc_id, gpu, granted, is_bound_to, on_every_profile};
-use actix::{Actor, Arbiter, Context, Handler, Message, ResponseFuture};
-use futures_util::future::{BoxFuture, join, join_all};
-use holdfast::app::supervisor::{Policy, Slot, Supervision};
+use actix::{Actor, Arbiter, Context, Handler, ResponseFuture};
+use futures_util::future::{join, join_all};
+use holdfast::app::supervisor::Slot;
 use holdfast::domain::{DeviceId, Durability, Grant};
-use holdfast::hook::Performer;
-use holdfast::host::HostRoot;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
-use holdfast::kubelet::uds;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
-use holdfast::messages::{Bind, CallError, Door, Mailbox, Reconcile, Record, RecordError};
-use holdfast::serving::{Affinity, Serving, ServingConfig, Sockets, SpecFiles};
+use holdfast::messages::{Reconcile, Record, RecordError};
 use holdfast::sim::kubelet::{Hook, PodPhase, PodSpec, Profile, Verdict};
 use holdfast::store::Store;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
-use tokio::sync::{RwLock, mpsc, watch};
+use tokio::sync::{RwLock, watch};
 
 /// Whoever lists the pods during an Allocate makes the kubelet forget what it has reserved, and the next pod gets the same
 /// id. The daemon cannot hinder others; the ledger has both holders.
@@ -185,56 +181,16 @@ impl Handler<Record> for Stuck {
     }
 }
 
-/// Nobody behind a door.
-#[derive(Debug)]
-struct Nobody;
-
-impl<M: Message + Send + 'static> Door<M> for Nobody
-where
-    M::Result: Send,
-{
-    fn call(&self, _: M, _: Duration) -> BoxFuture<'static, Result<M::Result, CallError>> {
-        Box::pin(std::future::pending())
-    }
-
-    fn tell(&self, _: M) {}
-}
-
 /// The kubelet has no deadline of its own, and its whole sync loop waits. An Allocate ends by itself.
 #[test]
 fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
     run(async {
         let node = Node::with(&[("gpu", GPUS)]);
         let app = node.start_app().await;
-        let (escalate, _escalated) = mpsc::channel(1);
-        let supervision = Supervision { policy: Policy::default(), escalate, ending: watch::channel(false).1 };
-        let (ledger, serving) = (Slot::<Stuck>::new("ledger"), Slot::<Serving>::new("serving"));
-        let config = ServingConfig {
-            files: SpecFiles::new(&node.path("cdi"), &node.path("devinfo")),
-            inventory: app.views.inventory.clone(),
-            grants: app.views.grants.clone(),
-            performer: Performer::new(HostRoot::new(node.path("host"))),
-            sockets: Arc::new(Sockets::new(&node.path("plugins"))),
-            affinity: Affinity::default(),
-            awake: holdfast::host::Awake::default(),
-            host_root: HostRoot::new(node.path("host")),
-            boot_id: "boot".to_owned(),
-            kubelet: watch::channel(None).1,
-            record: ledger.handle().mailbox(),
-            pass: Mailbox::new(Nobody),
-            broken: Mailbox::new(Nobody),
-            prepare: serving.handle().mailbox(),
-            opened: Mailbox::new(Nobody),
-            ended: Mailbox::new(Nobody),
-            hung_up: Mailbox::new(Nobody),
-            gate: Arc::default(),
-            stage: watch::channel(holdfast::domain::Stage::default()).1,
-        };
-        let bind = serving.handle().mailbox::<Bind>();
-        ledger.start(Arbiter::current(), supervision.clone(), |_| Stuck);
-        serving.start(Arbiter::current(), supervision, move |life| Serving::new(config.clone(), life));
-        let endpoint = bind.call(Bind { resource: gpu(), registration: 1 }, Duration::from_secs(2)).await.unwrap().unwrap();
-        let channel = uds::connect(node.path("plugins").join(endpoint)).await.unwrap();
+        let ledger = Slot::<Stuck>::new("ledger");
+        let alone = Alone::serve(&node, &app, |shared| shared.record = ledger.handle().mailbox());
+        ledger.start(Arbiter::current(), alone.supervision.clone(), |_| Stuck);
+        let channel = alone.connect(&node, 1).await;
         let answer = soon("an Allocate", allocate(&mut DevicePluginClient::new(channel), &["dev:gpu0"])).await;
         let error = answer.unwrap_err();
         assert!(error.code() == tonic::Code::Unavailable && error.message().contains("ledger"), "{error}");

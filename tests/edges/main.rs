@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a helper of a test fails the test, and says which profile did")]
 
 mod allocate;
+mod alone;
 #[path = "../common/mod.rs"]
 mod common;
 mod evidence;

@@ -1,10 +1,15 @@
 //! Registration: what becomes of it when clients, streams and Registers of one resource meet.
 
+use crate::alone::{Alone, Heard};
 use crate::common::{Node, count, soon};
 use crate::stage::{GPUS, PROFILES, Stage, alloc_id, ended, gpu, has_listed, on_every_profile, registrations};
 use crate::stranger::{self, Stranger};
+use holdfast::kubelet::proto::v1beta1 as api;
+use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
+use holdfast::messages::{HungUp, Mailbox, StreamEnded};
 use holdfast::sim::kubelet::{EventKind, Hook, Interleaving, Kubelet, KubeletConfig, Profile, Verdict, View};
 use std::collections::BTreeSet;
+use tokio::sync::mpsc;
 
 /// Up to 1.36 clients are known by name alone, so the end of the old instance's stream cuts the new instance. The new
 /// one is back by itself; from 1.37 on it is not touched at all.
@@ -234,6 +239,36 @@ fn edge_43_no_socket_is_registered_twice() {
         }
         assert_eq!(used.len(), registered);
         assert_eq!(count(&stage.kubelet, |kind| matches!(kind, EventKind::RegisterFailed { .. })), 0);
+    });
+}
+
+/// A kubelet that hangs up between the options and the lists says nothing of it, and would never come again: registration is told,
+/// of that connection and of no other.
+#[test]
+fn a_connection_that_ends_before_the_lists_were_asked_for_is_told_of() {
+    crate::common::run(async {
+        let node = Node::with(&[("gpu", GPUS)]);
+        let app = node.start_app().await;
+        let ((hung_up, mut hang_ups), (ended, mut ends)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let alone = Alone::serve(&node, &app, |shared| {
+            shared.hung_up = Mailbox::new(Heard(hung_up));
+            shared.ended = Mailbox::new(Heard(ended));
+        });
+        let mut lasting = DevicePluginClient::new(alone.connect(&node, 7).await);
+        lasting.get_device_plugin_options(api::Empty {}).await.unwrap();
+        let mut lists = lasting.list_and_watch(api::Empty {}).await.unwrap().into_inner();
+        assert_eq!(lists.message().await.unwrap().unwrap().devices.len(), GPUS);
+        drop((lists, lasting));
+        let StreamEnded { resource, registration } = soon("the end of the stream", ends.recv()).await.unwrap();
+        assert_eq!((resource, registration), (gpu(), 7));
+
+        let mut brief = DevicePluginClient::new(alone.connect(&node, 8).await);
+        brief.get_device_plugin_options(api::Empty {}).await.unwrap();
+        drop(brief);
+        let HungUp { resource, registration } = soon("the end of the connection", hang_ups.recv()).await.unwrap();
+        assert_eq!((resource, registration), (gpu(), 8));
+        assert!(hang_ups.try_recv().is_err() && ends.try_recv().is_err(), "each is told of once");
+        app.shut_down().await;
     });
 }
 
