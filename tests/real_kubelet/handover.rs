@@ -53,6 +53,8 @@ pub(crate) fn all(node: &Node, daemon: &mut Daemon) {
     let killed = |round: usize| Leaves::Killed(Duration::from_millis(1300).mul_f64(round as f64 / rounds as f64));
     let killed = rounds_of(node, daemon, rounds, &mut there, &mut numbers, killed);
     say(format_args!("{rounds} upgrades, the older instance killed: {}", told(&killed)));
+    // No instance was there for long enough to see that a pod is gone: the next ones would start with the grants of all of them.
+    wait_for("the ledger and the kubelet agree", SOON, || view::agreement(node, &daemon.who()).ok());
     let restarted = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::First);
     say(format_args!("{rounds} restarts in place, as systemctl restart: {}", told(&restarted)));
 
