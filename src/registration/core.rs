@@ -9,7 +9,7 @@
 //!                                                                      │ due: Register once more
 //!                                        stream ended, socket lost ─── Steady
 //!   stream ended, once too often ─▶ Truce(30 s) ── due ─▶ Registering
-//!   hung up, in AwaitingStream ─▶ BackingOff, without the rest of the 250 ms
+//!   hung up, or come and gone before the answer, in AwaitingStream ─▶ BackingOff, without the rest of the 250 ms
 //!   disowned, or changed, in Settling or Steady ─▶ Registering
 //!   detach, in Settling or Steady ─▶ Detached(2 s) ── reattach, due ─▶ Registering
 //!   kubelet seen with another generation, from any state ─▶ Registering
@@ -255,14 +255,7 @@ impl Machine {
                 None
             }
             Event::Reattach if matches!(self.state, State::Detached { .. }) => Some(self.register()),
-            Event::Registered(number) if self.is_under_way(number) => {
-                self.absent = false;
-                self.state = State::AwaitingStream { until: now + STREAM_DEADLINE };
-                if self.is_open(number) {
-                    self.arrive(now);
-                }
-                self.due(now)
-            }
+            Event::Registered(number) if self.is_under_way(number) => self.answered(now),
             Event::Refused(number) if self.is_under_way(number) => {
                 self.absent = false;
                 self.doubt_until = Some(now + DOUBT_FOR);
@@ -296,6 +289,19 @@ impl Machine {
         self.streams.contains_key(&number)
     }
 
+    /// The kubelet has taken the Register under way.
+    fn answered(&mut self, now: Duration) -> Option<u64> {
+        self.absent = false;
+        self.state = State::AwaitingStream { until: now + STREAM_DEADLINE };
+        if self.is_open(self.latest) {
+            self.arrive(now);
+        } else if self.opened_at.is_some() && Safeguard::ReRegister.is_on() {
+            // Its stream came and went before the answer: no other one will come.
+            return self.lost(now);
+        }
+        self.due(now)
+    }
+
     /// The stream of the latest registration is there.
     fn arrive(&mut self, now: Duration) {
         let settle_at = if std::mem::take(&mut self.unsettled) {
@@ -316,7 +322,7 @@ impl Machine {
         self.doubt_until = Some(now + DOUBT_FOR);
         match self.state {
             // The Register under way may be the one that was cut off (it can still succeed, with its stream gone):
-            // its own end or its missing stream leads on.
+            // its own end leads on, or its missing stream.
             State::Registering | State::AwaitingKubelet { .. } | State::BackingOff { .. } | State::Truce { .. } => None,
             State::AwaitingStream { .. } | State::Settling { .. } | State::Detached { .. } | State::Steady => {
                 let lived = self.opened_at.map(|opened| now.saturating_sub(opened)).unwrap_or_default();

@@ -127,6 +127,28 @@ fn a_kubelet_that_hangs_up_before_it_asks_for_lists_is_registered_with_at_once()
 }
 
 #[test]
+fn a_stream_that_comes_and_goes_before_the_answer_leads_to_register_at_once() {
+    let after = |events: &[Event]| {
+        let mut machine = steady();
+        assert_eq!(machine.on(Event::StreamEnded(1), ms(10_000)), Some(2));
+        for event in events {
+            assert_eq!(machine.on(*event, ms(10_001)), None, "one Register at a time");
+        }
+        machine
+    };
+    let mut machine = after(&[Event::StreamOpened(2), Event::StreamEnded(2), Event::Registered(2)]);
+    let next = machine.next_deadline().unwrap();
+    assert_eq!((next, machine.on(Event::Tick, next)), (ms(10_002), Some(3)), "the second try comes a millisecond later");
+    machine.on(Event::Registered(3), ms(10_003));
+    assert_eq!(machine.next_deadline(), Some(ms(10_003) + STREAM_DEADLINE), "that was another registration's");
+    // The stream of this one may still come where another one's ended, and is there where one of two is.
+    let machine = after(&[Event::StreamOpened(1), Event::StreamEnded(1), Event::Registered(2)]);
+    assert_eq!(machine.next_deadline(), Some(ms(10_001) + STREAM_DEADLINE));
+    let machine = after(&[Event::StreamOpened(2), Event::StreamOpened(2), Event::StreamEnded(2), Event::Registered(2)]);
+    assert!(matches!(machine.state(), State::Settling { .. }));
+}
+
+#[test]
 fn the_late_end_of_a_superseded_stream_leads_to_register_too() {
     let mut machine = steady();
     machine.on(Event::StreamEnded(1), ms(10_000));
