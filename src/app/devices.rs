@@ -28,6 +28,9 @@ pub struct DeviceReport {
     pub healthy_in_seconds: Option<u64>,
     /// In an operator's words, why it is not to be given out.
     pub cordoned: Option<String>,
+    /// When the operator said so.
+    #[serde(default)]
+    pub cordoned_at: Option<Timestamp>,
     /// How many times it has failed, each soon after the other.
     pub flaps: u32,
     /// Its last failures, oldest first.
@@ -82,15 +85,17 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
         state: verdict.state.as_str().to_owned(),
         healthy_in_seconds,
         cordoned: verdict.cordon.as_ref().map(|cordon| cordon.reason.clone()),
+        cordoned_at: verdict.cordon.as_ref().map(|cordon| cordon.at),
         flaps: verdict.flaps,
         incidents: verdict.incidents.clone(),
     }
 }
 
 impl DeviceReport {
-    /// Since when its last failure lasts; `None` when it is over, or there was none.
+    /// Since when it is not given out: an operator's word, which counts before everything else, or the last failure, unless that is over.
     #[must_use]
-    pub fn failed_at(&self) -> Option<Timestamp> {
-        self.incidents.last().filter(|incident| incident.until.is_none()).map(|incident| incident.at)
+    pub fn since(&self) -> Option<Timestamp> {
+        let failed = self.incidents.last().filter(|incident| incident.until.is_none()).map(|incident| incident.at);
+        self.cordoned_at.or(failed)
     }
 }

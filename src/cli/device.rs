@@ -126,7 +126,7 @@ pub fn table(devices: &[&DeviceReport]) -> String {
             resources,
             health(device),
             why(device),
-            device.failed_at().map(|at| at.to_seconds()).unwrap_or_default(),
+            device.since().map(|at| at.to_seconds()).unwrap_or_default(),
             device.id.clone(),
         ]);
     }
@@ -173,7 +173,10 @@ fn in_full(device: &DeviceReport) -> String {
     if let Some(seconds) = device.healthy_in_seconds {
         line("healthy in", &format!("{seconds} s, if nothing speaks against it until then"));
     }
-    line("cordoned", device.cordoned.as_deref().unwrap_or_default());
+    if let Some(why) = &device.cordoned {
+        // A daemon of an earlier version does not tell when.
+        line("cordoned", &device.cordoned_at.map_or_else(|| why.clone(), |at| format!("{} ({why})", at.to_seconds())));
+    }
     if device.flaps > 1 {
         line("failed", &format!("{} times, each soon after the other", device.flaps));
     }
@@ -192,6 +195,7 @@ fn in_full(device: &DeviceReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::Timestamp;
 
     fn report(id: &str, key: &str) -> DeviceReport {
         DeviceReport {
@@ -204,6 +208,7 @@ mod tests {
             state: "recovering".into(),
             healthy_in_seconds: Some(12),
             cordoned: None,
+            cordoned_at: None,
             flaps: 2,
             incidents: Vec::new(),
         }
@@ -228,5 +233,10 @@ mod tests {
             "GPU-aa\n  resource    nvidia.com/gpu\n  health      Unhealthy, recovering\n  reason      xid (Xid 79)\n  healthy in  12 s, if nothing speaks against it until then\n  failed      2 times, each soon after the other\n"
         );
         assert!(table(&[&device]).contains("nvidia.com/gpu  Unhealthy, recovering  xid (Xid 79)"));
+
+        // An operator's word has its time, whatever else has failed.
+        let cordoned = DeviceReport { cordoned: Some("fan".into()), cordoned_at: Some(Timestamp(1_700_000_000_000)), ..device };
+        assert!(in_full(&cordoned).contains("  cordoned    2023-11-14T22:13:20Z (fan)\n"), "{}", in_full(&cordoned));
+        assert!(table(&[&cordoned]).contains("  2023-11-14T22:13:20Z  GPU-aa"), "{}", table(&[&cordoned]));
     }
 }

@@ -166,6 +166,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             state: "unhealthy".into(),
             healthy_in_seconds: None,
             cordoned: None,
+            cordoned_at: None,
             flaps: 1,
             incidents: Vec::new(),
         };

@@ -198,7 +198,7 @@ fn device_row(device: &DeviceReport) -> Vec<String> {
         format!("<span class=\"{class}\">{sign} {}{state}</span>", escape(health)),
         format!("<code>{}</code>", escape(&device.id)),
         escape(&why),
-        device.failed_at().map(Timestamp::to_seconds).unwrap_or_default(),
+        device.since().map(Timestamp::to_seconds).unwrap_or_default(),
         escape(&device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(", ")),
     ]
 }

@@ -22,6 +22,7 @@ fn device(id: &str, health: &str) -> DeviceReport {
         state: if is_sick { "unhealthy" } else { "healthy" }.into(),
         healthy_in_seconds: None,
         cordoned: None,
+        cordoned_at: None,
         flaps: 0,
         incidents: if is_sick { vec![failed] } else { Vec::new() },
     }
