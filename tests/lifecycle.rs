@@ -9,6 +9,7 @@ use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpe
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -237,6 +238,10 @@ fn a_daemon_that_is_told_to_end_answers_what_was_asked_and_ends_its_streams_last
                 () = &mut ended => panic!("round {round}: the stream ended before the answer"),
             }
             soon("the end of the stream", ended).await;
+            // Whoever starts now does not wait for what is left of this one.
+            let lock = File::open(node.state().join("lock")).unwrap();
+            assert!(lock.try_lock().is_ok(), "round {round}: the kubelet is without devices, and the ledger is still held");
+            drop(lock);
             assert_eq!(daemon.ended().await.code(), Some(0));
             assert_eq!(socket_files(&node), BTreeSet::new());
             assert!(!node.path("run/control.sock").exists());
