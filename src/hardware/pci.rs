@@ -39,7 +39,8 @@ pub fn scan(root: &HostRoot) -> Scan {
     let mut claims = Vec::new();
     let Some(bus) = root.folder(DEVICES) else { return Scan::default() };
     for (name, address) in bus.names().filter_map(|name| Some((name, name.parse().ok()?))) {
-        if let Some((mut function, numbered)) = read_whole(&bus, name, address, &children) {
+        let read = |folder: Option<&Folder>, said: &Said<'_>| read(folder, said, address, &children);
+        if let Some((mut function, numbered)) = read_whole(&bus, name, read) {
             function.virtfns = numbered.iter().map(|(_, vf)| *vf).collect();
             claims.extend(numbered.into_iter().map(|(index, vf)| (address, index, vf)));
             functions.insert(address, function);
@@ -65,7 +66,7 @@ fn number_vfs(functions: &mut BTreeMap<PciAddress, PciFunction>, claims: Vec<(Pc
 type Numbered = Vec<(u32, PciAddress)>;
 
 /// Reads a function, and once more if its folder went away under the reader; never half of it.
-fn read_whole(bus: &Folder, name: &str, address: PciAddress, children: &ClassChildren) -> Option<(PciFunction, Numbered)> {
+fn read_whole<T>(bus: &Folder, name: &str, mut read: impl FnMut(Option<&Folder>, &Said<'_>) -> T) -> Option<T> {
     for _ in 0..2 {
         // A link that dangles is still a function, bare of facts; a removed one is none.
         let target = bus.link_target(name);
@@ -77,7 +78,7 @@ fn read_whole(bus: &Folder, name: &str, address: PciAddress, children: &ClassChi
         let group = folder.as_ref().and_then(|folder| folder.link_name("iommu_group"));
         let uevent = folder.as_ref().and_then(|folder| folder.read("uevent"));
         let said = Said { target: target.as_deref(), uevent: uevent.as_deref(), group: group.as_deref() };
-        let function = read(folder.as_ref(), &said, address, children);
+        let function = read(folder.as_ref(), &said);
         // What cannot be found may have been a link that dangles.
         let may_be_half = |folder: Folder| folder.has_lost() || uevent.is_none() && folder.lacks("uevent");
         if !folder.is_some_and(may_be_half) || bus.has_folder_now(name) {
@@ -282,6 +283,49 @@ mod tests {
         assert_eq!(function.bridges, ["0000:6f:00.5".parse().unwrap(), "10001:80:07.0".parse().unwrap()]);
         assert_eq!((function.vendor, function.class), (Some(0x8086), Some(0x01_0802)));
         assert_eq!(function.nvme, ["nvme3"]);
+    }
+
+    #[test]
+    fn a_function_that_goes_away_while_it_is_read_is_never_half_of_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, path, name) = (dir.path(), "pci0000:00/0000:18:00.0", "0000:18:00.0");
+        let whole = [("uevent", "DRIVER=vfio-pci\n"), ("numa_node", "1\n")];
+        let (folder, link) = (root.join("sys/devices").join(path), root.join(DEVICES).join(name));
+        let gone = || {
+            fs::remove_dir_all(&folder).unwrap();
+            fs::remove_file(&link).unwrap();
+        };
+        // What has been read when the listed file is looked for, and how many times that was.
+        let read_while = |mut meanwhile: Box<dyn FnMut() + '_>| {
+            let mut times = 0;
+            let bus = HostRoot::new(root).folder(DEVICES).unwrap();
+            let read = read_whole(&bus, name, |opened, said| {
+                times += 1;
+                let opened = opened?;
+                assert!(opened.has("numa_node") && said.uevent.is_some());
+                meanwhile();
+                opened.read("numa_node")
+            });
+            (read, times)
+        };
+        place(root, path, &whole);
+        assert_eq!(read_while(Box::new(|| ())), (Some(Some("1".into())), 1));
+        assert_eq!(read_while(Box::new(gone)), (None, 1), "half of a function was believed");
+
+        // The kernel takes the uevent first: a folder without one is on its way.
+        place(root, path, &whole[1..]);
+        let bus = HostRoot::new(root).folder(DEVICES).unwrap();
+        assert_eq!(read_whole(&bus, name, |_, said| (gone(), said.uevent.is_some()).1), None);
+
+        // A file alone that goes, as a driver's do, is no function that goes.
+        place(root, path, &whole);
+        let unbound = || fs::remove_file(folder.join("numa_node")).unwrap();
+        assert_eq!(read_while(Box::new(unbound)), (Some(None), 1));
+        gone();
+
+        // A link that stays behind is a function still, of which nothing is known any more.
+        place(root, path, &whole);
+        assert_eq!(read_while(Box::new(|| fs::remove_dir_all(&folder).unwrap())), (Some(None), 2));
     }
 
     #[test]
