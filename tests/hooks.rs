@@ -311,6 +311,48 @@ fn what_the_configuration_has_no_more_is_dropped_and_said() {
     });
 }
 
+/// A mount makes no event: whoever is about to wipe a disk, or to give it away, looks.
+#[test]
+fn a_disk_that_the_host_has_mounted_since_the_last_scan_is_neither_wiped_nor_given_away() {
+    run(async {
+        let node = node("");
+        let write = |file: &str, text: &str| {
+            std::fs::create_dir_all(node.path(file).parent().unwrap()).unwrap();
+            std::fs::write(node.path(file), text).unwrap();
+        };
+        write("host/sys/class/block/gpu0/dev", "259:7\n");
+        let mount = || write("host/proc/1/mountinfo", "36 35 259:7 / /data rw - xfs /dev/disk/by-id/nvme-x rw\n");
+        let unmount = || std::fs::remove_file(node.path("host/proc/1/mountinfo")).unwrap();
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 1).await;
+        mount();
+        let mut plugin = dial(&kubelet, &node, &gpu()).await;
+        let refused = allocate(&mut plugin, &["block:gpu0"]).await.unwrap_err();
+        assert!(refused.message().contains("because the host uses it: mounted at /data"), "{refused}");
+        unmount();
+        allocate(&mut plugin, &["block:gpu0"]).await.unwrap();
+        drop((daemon, plugin));
+
+        // A hook that fails is tried again, and by then somebody has mounted the disk to see what is on it.
+        let text =
+            format!("[ -e {} ] && echo >\"$1/wiped\"; echo run >>\"$1/runs\"; exit 3\n", node.path("host/proc/1/mountinfo").display());
+        let wipe = script(&node, &text);
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}after_release = {{ {wipe} }}\n", resource("gpu")));
+        std::fs::remove_dir_all(node.state()).unwrap();
+        owe(&node, &gpu(), "block:gpu0");
+        let _daemon = node.start_daemon();
+        until("the run", || lines(&node, "runs").len(), |runs| *runs == 1);
+        mount();
+        until(
+            "the refusal",
+            || shown(&node),
+            |shown| shown.as_ref().is_some_and(|(_, why)| why.contains("the host uses it: mounted at /data")),
+        );
+        assert!(!left(&node, "wiped").exists(), "what the host has mounted was wiped");
+    });
+}
+
 /// As the real kubelet, this one calls before every start, gives the container's error to its status, and tries again.
 #[test]
 fn a_container_starts_when_its_hook_has_ended_well_and_every_start_has_its_own() {

@@ -159,7 +159,9 @@ pub struct Device {
     /// | `node_guid`, `sys_image_guid`, `link_layer` | RDMA | GUIDs; `InfiniBand` or `Ethernet` |
     /// | `link_type` | network, RDMA | `ether` or `infiniband` |
     /// | `serial`, `model`, `firmware`, `state` | NVMe, and what of it others know | as the device tells |
-    /// | `subsystem_nqn`, `nsid`, `wwid`, `in_use` | NVMe | of the controller; of its only namespace, or of this one; by what the host uses the disk |
+    /// | `subsystem_nqn`, `nsid`, `wwid`, `in_use` | NVMe, and the last of any disk | of the controller; of its only namespace, or of this one; by what the host uses the disk |
+    /// | `member_of` | disk | the pool that it is a member of, whether or not that is in use |
+    /// | `default_route` | network, RDMA | the interface that the host's default route leads through |
     /// | `vdpa`, `vdpa_driver` | network function | `vdpa0`; `vhost_vdpa` or `virtio_vdpa` |
     /// | `iommu_group`, `group_members`, `group_blocked_by` | for guests | group; all functions in it; who keeps it from guests |
     /// | `kernel_name` | node of `/dev` | `subsystem:name` |

@@ -3,6 +3,7 @@
 //! A node is found by what it is now (`/dev/ttyUSB0`) and named by what stays the same: udev's link to it, else the
 //! kernel's subsystem and name. No node is ever opened: that alone can reset a modem or arm a watchdog.
 
+use super::disks::Disks;
 use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, Gather, ResourceName, ResourceSpec};
 use crate::host::{HostNode, HostRoot, Listings};
 use std::cell::OnceCell;
@@ -30,7 +31,7 @@ pub(super) struct CharDevices {
     pub(super) warnings: Vec<String>,
 }
 
-pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> CharDevices {
+pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], disks: &Disks<'_>) -> CharDevices {
     let mut found = CharDevices::default();
     let specs: Vec<_> = specs.iter().filter(|spec| spec.class == DeviceClass::Char).collect();
     if specs.is_empty() {
@@ -51,7 +52,9 @@ pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> CharDevi
             }
             for node in nodes {
                 if taken.insert(node.path.clone()) {
-                    devices.push(describe(&node, path, &links, &kernel));
+                    let mut device = describe(&node, path, &links, &kernel);
+                    note_use(&mut device, base_name(&node.path), disks);
+                    devices.push(device);
                 }
             }
         }
@@ -82,6 +85,14 @@ fn describe(found: &HostNode, path: &CharPath, links: &BTreeMap<String, String>,
         numa_nodes: Vec::new(),
         nodes: vec![DeviceNode { host: node.to_owned(), container, permissions: path.permissions.clone(), required: true }],
         attributes,
+    }
+}
+
+/// Notes what the host does with a node that is a disk.
+fn note_use(device: &mut Device, name: &str, disks: &Disks<'_>) {
+    if disks.has(name) {
+        device.attributes.extend(disks.used_for(name).map(|by| ("in_use".to_owned(), by)));
+        device.attributes.extend(disks.member_of(name).map(|pool| ("member_of".to_owned(), pool.to_owned())));
     }
 }
 
@@ -157,6 +168,11 @@ mod tests {
         devices.iter().map(|device| device.id.as_str()).collect()
     }
 
+    fn found(dir: &tempfile::TempDir, specs: &[Arc<ResourceSpec>]) -> CharDevices {
+        let root = HostRoot::new(dir.path());
+        discover(&root, specs, &Disks::of(&root))
+    }
+
     #[test]
     fn a_node_is_named_by_id_then_by_path_then_by_the_kernel_then_by_its_path() {
         let dir = tempfile::tempdir().unwrap();
@@ -177,7 +193,7 @@ mod tests {
             symlink("../../devices/none", dir.path().join("sys/class/media").join(name)).unwrap();
         }
         let specs = [char_spec("example.com/all", &["/dev/ttyUSB*", "/dev/fuse", "/dev/bus/usb/*", "/dev/both"])];
-        let found = discover(&HostRoot::new(dir.path()), &specs);
+        let found = found(&dir, &specs);
         let devices = &found.by_resource[&specs[0].name];
         assert_eq!(ids(devices), ["usb-FTDI_A1", "pci-0:2", "misc:fuse", "dev:bus-usb-001", "dev:both"], "two classes have a `both`");
         assert_eq!(devices[0].key, "dev:/dev/serial/by-id/usb-FTDI_A1");
@@ -198,7 +214,7 @@ mod tests {
             char_spec("example.com/first", &["/dev/serial/by-id/*", "/dev/tty*"]),
             char_spec("example.com/second", &["/dev/ttyACM0", "/dev/none*"]),
         ];
-        let found = discover(&HostRoot::new(dir.path()), &specs);
+        let found = found(&dir, &specs);
         assert_eq!(found.by_resource[&specs[0].name][0].nodes[0].host, "/dev/ttyACM0");
         assert_eq!(found.by_resource[&specs[0].name].len(), 1);
         assert!(found.by_resource[&specs[1].name].is_empty(), "the first resource has it");
@@ -212,7 +228,7 @@ mod tests {
         let mut spec = (*char_spec("example.com/camera", &["/dev/video3"])).clone();
         for (container, expected) in [(None, "/dev/video3"), (Some("/dev/cam/"), "/dev/cam/video3"), (Some("/dev/cam"), "/dev/cam")] {
             spec.paths[0].container = container.map(str::to_owned);
-            let found = discover(&HostRoot::new(dir.path()), &[Arc::new(spec.clone())]);
+            let found = found(&dir, &[Arc::new(spec.clone())]);
             assert_eq!(found.by_resource[&spec.name][0].nodes[0].container, expected);
         }
     }

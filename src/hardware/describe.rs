@@ -1,9 +1,11 @@
 //! From the record of a PCI function to its devices: its class decides which file knows the rest.
 
+use super::disks::Disks;
 use super::facts::{Facts, Part, required};
 use super::kfd::Kfd;
 use super::numa::NumaNodes;
 use super::rdma::RdmaNodes;
+use super::routes::DefaultRoutes;
 use super::{Scan, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
 use crate::domain::{Device, DeviceClass, DeviceId, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
@@ -19,12 +21,13 @@ pub(super) struct Describer<'a> {
     rdma: RdmaNodes,
     numa: NumaNodes,
     kfd: Kfd,
-    uses: nvme::Uses,
+    disks: &'a Disks<'a>,
+    routes: DefaultRoutes,
     groups: vfio::Groups,
 }
 
 impl<'a> Describer<'a> {
-    pub(super) fn new(root: &'a HostRoot, scan: &'a Scan, nvml: &'a NvmlSnapshot) -> Self {
+    pub(super) fn new(root: &'a HostRoot, scan: &'a Scan, nvml: &'a NvmlSnapshot, disks: &'a Disks<'a>) -> Self {
         Describer {
             root,
             scan,
@@ -34,7 +37,8 @@ impl<'a> Describer<'a> {
             rdma: RdmaNodes::read(root),
             numa: NumaNodes::read(root),
             kfd: Kfd::read(root),
-            uses: nvme::Uses::read(root),
+            disks,
+            routes: DefaultRoutes::read(root),
             groups: vfio::Groups::of(scan),
         }
     }
@@ -79,7 +83,7 @@ impl<'a> Describer<'a> {
             DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => nvidia::facts(self.root, function, &self.nvidia, self.nvml),
             DeviceClass::Gpu => drm::facts(self.root, function, &self.kfd),
             DeviceClass::Rdma => rdma::facts(self.root, function, &self.rdma),
-            DeviceClass::Nvme => nvme::facts(self.root, function, &self.uses),
+            DeviceClass::Nvme => nvme::facts(self.root, function, self.disks),
             DeviceClass::Fpga => {
                 let mut facts = fpga::facts(self.root, function);
                 facts.note("mgmt", fpga::management_of(self.scan, function));
@@ -88,6 +92,7 @@ impl<'a> Describer<'a> {
             DeviceClass::Nic => net::facts(self.root, function),
             DeviceClass::Accelerator | DeviceClass::Char | DeviceClass::Other => Facts::default(),
         };
+        facts.note("default_route", self.routes.among(&function.net));
         net::add_vdpa(self.root, function, &mut facts);
         facts.nodes.extend(function.uio.iter().map(|name| required(format!("/dev/{name}"))));
         facts
@@ -108,7 +113,8 @@ mod tests {
 
     fn describe(dir: &tempfile::TempDir, function: &PciFunction) -> Vec<Device> {
         let scan = Scan { functions: [(function.address, function.clone())].into() };
-        Describer::new(&HostRoot::new(dir.path()), &scan, &NvmlSnapshot::default()).devices(function)
+        let root = HostRoot::new(dir.path());
+        Describer::new(&root, &scan, &NvmlSnapshot::default(), &Disks::of(&root)).devices(function)
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Hardware: sysfs records become devices, one file for each subject.
 //!
 //! ```text
-//!  sys/bus/pci ─ pci ─▶ Scan ─ describe (classify; nvidia, drm, kfd, rdma, net, nvme, fpga, mdev, vfio, numa) ─┐
+//!  sys/bus/pci ─ pci ─▶ Scan ─ describe (classify; nvidia, drm, kfd, rdma, net, routes, nvme, disks, fpga, mdev, vfio, numa) ─┐
 //!  dev ─ chardev ──────────────────────────────────────────────────────────────────────────────────────────────┴▶ devices
 //!  devices ─ identity (unique, remembered ids) ─ select (resources) ─▶ Discovery
 //!  a device ─ signals ─▶ what speaks against it now;  a uevent ─ event, a line of the kernel's log ─ xid ─▶ what happened to it
@@ -14,6 +14,7 @@ mod chardev;
 mod classify;
 pub mod defaults;
 mod describe;
+mod disks;
 mod drm;
 mod event;
 mod facts;
@@ -27,6 +28,7 @@ mod nvidia;
 mod nvme;
 mod pci;
 mod rdma;
+mod routes;
 mod select;
 mod signals;
 #[cfg(test)]
@@ -34,6 +36,7 @@ pub(crate) mod testing;
 mod vfio;
 mod xid;
 
+pub use disks::used_for;
 pub use event::event;
 pub use identity::remember;
 pub use pci::{Scan, scan};
@@ -99,9 +102,10 @@ pub fn discover_told(
     remembered: &BTreeMap<String, DeviceId>,
     nvml: &NvmlSnapshot,
 ) -> Discovery {
-    let describer = describe::Describer::new(root, &scan, nvml);
+    let disks = disks::Disks::of(root);
+    let describer = describe::Describer::new(root, &scan, nvml, &disks);
     let mut devices: Vec<Device> = scan.functions.values().flat_map(|function| describer.devices(function)).collect();
-    let found = chardev::discover(root, specs);
+    let found = chardev::discover(root, specs, &disks);
     let mut chars: BTreeMap<String, ResourceName> = BTreeMap::new();
     for (resource, nodes) in found.by_resource {
         for node in nodes {

@@ -1,44 +1,15 @@
 //! NVMe controllers and their namespaces (Linux `drivers/nvme/host/sysfs.c`, `multipath.c`).
 //!
-//! A controller with one namespace is one device; each of several namespaces is one. A disk that the host itself uses is
-//! told, so that no resource offers it.
+//! A controller with one namespace is one device; each of several namespaces is one.
 
+use super::disks::Disks;
 use super::facts::{Facts, Part, required};
 use super::pci::{folder, is_numbered};
 use crate::domain::{Gather, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 
-/// What the host has mounted or swaps to: one look for a whole scan.
-#[derive(Debug, Default)]
-pub(super) struct Uses(Vec<(String, String)>);
-
-impl Uses {
-    pub(super) fn read(root: &HostRoot) -> Self {
-        // The mounts of the host's first process: those of the reader may be a container's.
-        let mounts = root.read("proc/1/mounts").unwrap_or_default();
-        let mounted = mounts.lines().filter_map(|line| {
-            let (disk, rest) = line.strip_prefix("/dev/")?.split_once(' ')?;
-            Some((disk.to_owned(), format!("mounted at {}", rest.split(' ').next()?)))
-        });
-        let swaps = root.read("proc/swaps").unwrap_or_default();
-        let swapped =
-            swaps.lines().filter_map(|line| Some((line.strip_prefix("/dev/")?.split_whitespace().next()?.to_owned(), "swap".to_owned())));
-        Uses(mounted.chain(swapped).collect())
-    }
-
-    /// By what a disk or one of its partitions is in use.
-    fn of(&self, root: &HostRoot, disk: &str) -> Option<String> {
-        let is_part = |name: &str| name.strip_prefix(disk).is_some_and(|rest| rest.is_empty() || is_numbered(rest, "p"));
-        let held = |name: &str| root.entries(&format!("sys/class/block/{name}/holders")).into_iter().next();
-        let partitions = root.entries(&format!("sys/class/block/{disk}")).into_iter().filter(|entry| is_part(entry));
-        let holder = std::iter::once(disk.to_owned()).chain(partitions).find_map(|name| held(&name));
-        let used = self.0.iter().find(|(name, _)| is_part(name)).map(|(_, by)| by.clone());
-        used.or_else(|| holder.map(|holder| format!("part of {holder}")))
-    }
-}
-
-pub(super) fn facts(root: &HostRoot, function: &PciFunction, uses: &Uses) -> Facts {
+pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) -> Facts {
     let mut facts = Facts::default();
     let Some(controller) = function.nvme.first() else {
         return facts;
@@ -47,7 +18,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, uses: &Uses) -> Fac
     let dir = if root.is_dir(&below) { below } else { format!("sys/class/nvme/{controller}") };
     let text = |file: &str| root.read(&format!("{dir}/{file}"));
     // The administration node `/dev/nvmeN` is not among them: it can format the disk and replace its firmware.
-    let disks: BTreeMap<String, String> = root.entries(&dir).into_iter().filter_map(|entry| Some((disk_of(&entry)?, entry))).gather();
+    let namespaces: BTreeMap<String, String> = root.entries(&dir).into_iter().filter_map(|entry| Some((disk_of(&entry)?, entry))).gather();
     let (serial, model) = (text("serial"), text("model"));
     // Both or none: a name that grows when the model can be read would be another name.
     facts.identity = model.as_ref().zip(serial.as_ref()).filter(|_| !function.is_vf()).map(|(model, serial)| name_of(model, serial));
@@ -63,12 +34,13 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, uses: &Uses) -> Fac
         facts.nodes.push(required(format!("/dev/{disk}")));
         facts.note("nsid", of_disk("nsid"));
         facts.note("wwid", of_disk("wwid"));
-        facts.note("in_use", uses.of(root, disk));
+        facts.note("in_use", disks.used_for(disk));
+        facts.note("member_of", disks.member_of(disk));
     };
-    if let (1, Some((disk, entry))) = (disks.len(), disks.first_key_value()) {
+    if let (1, Some((disk, entry))) = (namespaces.len(), namespaces.first_key_value()) {
         describe(disk, entry, &mut facts);
-    } else if !disks.is_empty() {
-        let parts = disks.iter().map(|(disk, entry)| {
+    } else if !namespaces.is_empty() {
+        let parts = namespaces.iter().map(|(disk, entry)| {
             let mut part = Facts { attributes: facts.attributes.clone(), ..Facts::default() };
             describe(disk, entry, &mut part);
             // Not the number in its name, which counts as they are found.
@@ -124,7 +96,8 @@ mod tests {
         write(dir.path(), &format!("{controller}/model"), "Samsung SSD 970 EVO          \n");
         write(dir.path(), &format!("{controller}/nvme1c4n1/hidden"), "1\n");
         let disk = PciFunction { nvme: vec!["nvme4".into()], ..function("0000:05:00.0") };
-        let facts = facts(&HostRoot::new(dir.path()), &disk, &Uses::default());
+        let root = HostRoot::new(dir.path());
+        let facts = facts(&root, &disk, &Disks::of(&root));
         assert_eq!(facts.identity.as_deref(), Some("nvme-Samsung_SSD_970_EVO_S6S2NS0TA17548X"));
         assert_eq!(facts.nodes, [required("/dev/nvme1n1")]);
         assert_eq!(facts.parts_are, None);
@@ -139,25 +112,12 @@ mod tests {
         write(dir.path(), &format!("{controller}/nvme4n1/nsid"), "7\n");
         write(dir.path(), &format!("{controller}/nvme4n2/hidden"), "0\n");
         let disk = PciFunction { nvme: vec!["nvme4".into()], ..function("0000:05:00.0") };
-        let facts = facts(&HostRoot::new(dir.path()), &disk, &Uses::default());
+        let root = HostRoot::new(dir.path());
+        let facts = facts(&root, &disk, &Disks::of(&root));
         assert_eq!((facts.parts_are, facts.nodes.len()), (Some("namespace"), 0));
         let parts: Vec<_> = facts.parts.iter().map(|part| (part.name.as_str(), part.facts.nodes[0].host.as_str())).collect();
         assert_eq!(parts, [("ns7", "/dev/nvme4n1"), ("nvme4n2", "/dev/nvme4n2")]);
         assert_eq!(facts.parts[0].facts.identity.as_deref(), Some("nvme-eui.0025385591b03a1f"));
         assert_eq!(facts.parts[0].facts.attributes["serial"], "S1");
-    }
-
-    #[test]
-    fn what_the_host_uses_is_told() {
-        let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), "proc/1/mounts", "proc /proc proc rw 0 0\n/dev/nvme1n1p2 / ext4 rw 0 0\n/dev/nvme10n1 /var ext4 rw 0 0\n");
-        write(dir.path(), "proc/swaps", "Filename Type\n/dev/nvme2n1 partition 1 0 -2\n");
-        write(dir.path(), "sys/class/block/nvme3n1/nvme3n1p1/dev", "259:1\n");
-        write(dir.path(), "sys/class/block/nvme3n1p1/holders/dm-0/dev", "253:0\n");
-        let root = HostRoot::new(dir.path());
-        let uses = Uses::read(&root);
-        let used = ["nvme1n1", "nvme10n1", "nvme2n1", "nvme3n1", "nvme4n1", "nvme1n10"].map(|disk| uses.of(&root, disk));
-        let expected = [Some("mounted at /"), Some("mounted at /var"), Some("swap"), Some("part of dm-0"), None, None];
-        assert_eq!(used, expected.map(|by| by.map(str::to_owned)));
     }
 }

@@ -5,7 +5,9 @@ mod near;
 pub use near::{NearMiss, near_misses};
 
 use crate::contract;
-use crate::domain::{Arrange, Device, DeviceClass, Gather, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select};
+use crate::domain::{
+    Arrange, ContractKind, Device, DeviceClass, Gather, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select, Sharing,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -45,6 +47,7 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
     withhold_unanswerable(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
     withhold_second_ways(devices, &mut chosen, &mut selection.warnings);
+    withhold_nodes_of_functions(devices, &mut chosen, &mut selection.warnings);
     for (device, spec) in devices.iter().filter_map(|device| Some((device, chosen.get(device.key.as_str())?))) {
         let blocked = device.attribute("group_blocked_by").zip(device.iommu_group());
         selection.warnings.extend(
@@ -78,14 +81,57 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
 /// The resource of each device that is selected, by the device's key.
 type Chosen<'a> = BTreeMap<&'a str, &'a ResourceSpec>;
 
-/// A disk that the host itself uses is nobody's: to offer it would be to give away the host's files. Nor is a GPU that the driver
-/// lets nobody open.
+/// Why a device that a resource selects is nobody's all the same.
+struct Kept {
+    /// The end of a sentence.
+    why: String,
+    /// What was wanted of it, as a [`NearMiss`] has it.
+    criterion: &'static str,
+    wanted: &'static str,
+    found: String,
+}
+
+/// A disk that the host itself uses is kept: to offer it would be to give away the host's files. So is a GPU that the driver lets
+/// nobody open, and, unless the resource names it by address or id, what may be the host's own: a member of a pool; the way to
+/// everybody else, where a CNI plugin would move the interface into the pod.
+fn kept(spec: &ResourceSpec, device: &Device) -> Option<Kept> {
+    let host = |why: String, found: &str| Kept { why, criterion: "host", wanted: "not in use by the host", found: found.to_owned() };
+    if let Some(by) = device.attribute("in_use") {
+        return Some(host(format!("the host uses it: {by}"), by));
+    }
+    if device.attribute("excluded").is_some() {
+        let why = "its driver was told to exclude it".to_owned();
+        return Some(Kept { why, criterion: "driver", wanted: "not told to exclude it", found: "excluded".into() });
+    }
+    if names(spec, device) {
+        return None;
+    }
+    if let Some(pool) = device.attribute("member_of") {
+        let why = format!("it is part of {pool}, which the host may use: name its address or id to offer it all the same");
+        return Some(host(why, &format!("part of {pool}")));
+    }
+    let way = device.attribute("default_route").filter(|_| moves_interfaces(spec))?;
+    let why = format!("the host's default route leads through {way}: name its address or id to offer it all the same");
+    Some(host(why, &format!("default route through {way}")))
+}
+
+/// Whether a CNI plugin moves what containers are given of it into the pod.
+fn moves_interfaces(spec: &ResourceSpec) -> bool {
+    spec.class == DeviceClass::Nic || spec.contract.kind() == ContractKind::Sriov
+}
+
+/// Whether a resource asks for this very device.
+fn names(spec: &ResourceSpec, device: &Device) -> bool {
+    let address = device.pci.as_ref().map(|function| &function.address);
+    spec.select.id.contains(&device.id) || address.is_some_and(|address| spec.select.address.contains(address))
+}
+
 fn withhold_kept(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     for device in devices {
-        let used = device.attribute("in_use").map(|by| format!("the host uses it: {by}"));
-        let why = used.or_else(|| device.attribute("excluded").map(|_| "its driver was told to exclude it".into()));
-        if let Some((why, spec)) = why.and_then(|why| Some((why, chosen.remove(device.key.as_str())?))) {
-            warnings.push(format!("{}: {} is not offered, because {why}", spec.name, device.id));
+        let kept = chosen.get(device.key.as_str()).and_then(|spec| Some((&spec.name, kept(spec, device)?.why)));
+        if let Some((name, why)) = kept {
+            warnings.push(format!("{name}: {} is not offered, because {why}", device.id));
+            chosen.remove(device.key.as_str());
         }
     }
 }
@@ -117,6 +163,26 @@ fn withhold_second_ways(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnin
     }
 }
 
+/// A node that is named by its path, and is given away with a PCI function too, would have two containers, each of which has it
+/// alone. What several functions need belongs to their driver.
+fn withhold_nodes_of_functions(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
+    let mut of_functions: BTreeMap<&str, Option<&Device>> = BTreeMap::new();
+    let exclusive = |device: &&Arc<Device>| chosen.get(device.key.as_str()).is_some_and(|spec| spec.is_exclusive());
+    let (functions, nodes): (Vec<_>, Vec<_>) = devices.iter().filter(exclusive).partition(|device| device.pci.is_some());
+    if nodes.is_empty() {
+        return;
+    }
+    for (node, device) in functions.iter().flat_map(|device| device.nodes.iter().map(move |node| (node.host.as_str(), device))) {
+        of_functions.entry(node).and_modify(|only| *only = None).or_insert(Some(device));
+    }
+    for device in nodes {
+        let way = device.own_nodes().find_map(|node| Some((node, (*of_functions.get(node)?)?)));
+        if let Some(((node, function), spec)) = way.and_then(|way| Some((way, chosen.remove(device.key.as_str())?))) {
+            warnings.push(format!("{}: {} is not offered on its own, because {node} comes with {}", spec.name, device.id, function.id));
+        }
+    }
+}
+
 /// The one thing that is given away with a device, and may be with others.
 fn leads_to(device: &Device) -> Option<String> {
     if device.nodes.iter().any(|node| node.host.starts_with("/dev/vfio/")) {
@@ -127,19 +193,25 @@ fn leads_to(device: &Device) -> Option<String> {
 }
 
 /// A physical function is shared by its virtual functions: offered beside them, it would hand out the same hardware
-/// twice. It is left out, unless its resource names it by address or id.
+/// twice. It is left out, unless its resource names it by address or id, or takes nobody's turn: a pool. Where a CNI plugin would move
+/// its interface into a pod, it is left out as soon as it has virtual ones, whoever they are offered to.
 fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     let vfs = devices.iter().filter(|device| chosen.contains_key(device.key.as_str()));
     let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).gather();
     for device in devices {
-        let Some(address) = device.pci.as_ref().map(|function| function.address).filter(|address| parents.contains(address)) else {
+        let (Some(function), Some(spec)) = (&device.pci, chosen.get(device.key.as_str())) else { continue };
+        if names(spec, device) || matches!(spec.sharing, Sharing::Pool(_)) {
+            continue;
+        }
+        let why = if parents.contains(&function.address) {
+            "its virtual functions are"
+        } else if moves_interfaces(spec) && !function.virtfns.is_empty() {
+            "it has virtual functions: name its address or id to offer it all the same"
+        } else {
             continue;
         };
-        let named = |spec: &ResourceSpec| spec.select.address.contains(&address) || spec.select.id.contains(&device.id);
-        if let Some(spec) = chosen.get(device.key.as_str()).filter(|spec| !named(spec)) {
-            warnings.push(format!("{}: {address} is not offered, because its virtual functions are", spec.name));
-            chosen.remove(device.key.as_str());
-        }
+        warnings.push(format!("{}: {} is not offered, because {why}", spec.name, function.address));
+        chosen.remove(device.key.as_str());
     }
 }
 
@@ -226,7 +298,7 @@ impl<'a> Host<'a> {
 mod tests {
     use super::super::testing::{char_spec, device, spec};
     use super::*;
-    use crate::domain::DeviceNode;
+    use crate::domain::{Contract, DeviceNode, SriovOptions};
 
     fn gpu(address: &str, vendor: u16, physfn: Option<&str>) -> Arc<Device> {
         let mut gpu = device(address, address);
@@ -378,7 +450,7 @@ mod tests {
         instance.attributes.insert("part".into(), "mig".into());
         let devices = [Arc::new(instance), gpu("0000:02:00.0", 0x10de, None)];
         let mut named = (*spec("nvidia.com/gpu", DeviceClass::Gpu, Select::default())).clone();
-        named.contract = crate::domain::ContractKind::Nvidia.into();
+        named.contract = ContractKind::Nvidia.into();
         let selection = select(&devices, &BTreeMap::new(), &[Arc::new(named)]);
         assert_eq!(chosen(&selection), [("nvidia.com/gpu".into(), vec!["0000:02:00.0".into()])]);
         assert!(
@@ -428,6 +500,89 @@ mod tests {
             "a.com/disk: 0000:03:00.0 is not offered on its own, because /dev/nvme1n1 comes with 0000:02:00.0",
         ];
         assert_eq!(selection.warnings, warnings);
+    }
+
+    #[test]
+    fn what_may_be_the_hosts_own_is_offered_only_where_it_is_named() {
+        let with = |address: &str, class: DeviceClass, attribute: (&str, &str)| {
+            let mut device = device(address, address);
+            device.class = class;
+            device.nodes = vec![DeviceNode::at(format!("/dev/nvme{address}n1"))];
+            device.attributes.insert(attribute.0.into(), attribute.1.into());
+            Arc::new(device)
+        };
+        let devices = [
+            with("0000:01:00.0", DeviceClass::Nvme, ("member_of", "a ZFS pool")),
+            with("0000:02:00.0", DeviceClass::Rdma, ("default_route", "ens1f0")),
+        ];
+        let offered = |class: DeviceClass, contract: Contract, address: Option<&str>| {
+            let address = address.map(|address| address.parse().unwrap()).into_iter().collect();
+            let mut spec = (*spec("a.com/x", class, Select { address, ..Select::default() })).clone();
+            spec.contract = contract;
+            let selection = select(&devices, &BTreeMap::new(), &[Arc::new(spec)]);
+            (chosen(&selection).remove(0).1, selection.warnings.into_iter().next().unwrap_or_default())
+        };
+        let sriov = || Contract::Sriov(SriovOptions::default());
+        let (none, why) = offered(DeviceClass::Nvme, Contract::Generic, None);
+        assert!(none.is_empty() && why.contains("0000:01:00.0 is not offered, because it is part of a ZFS pool"), "{why}");
+        let (none, why) = offered(DeviceClass::Rdma, sriov(), None);
+        assert!(none.is_empty() && why.contains("because the host's default route leads through ens1f0"), "{why}");
+        // Named it is meant; and where nobody moves the interface the host keeps its way.
+        let disk = "0000:01:00.0";
+        assert_eq!(offered(DeviceClass::Nvme, Contract::Generic, Some(disk)).0, [disk]);
+        let adapter = "0000:02:00.0";
+        assert_eq!(offered(DeviceClass::Rdma, sriov(), Some(adapter)).0, [adapter]);
+        assert_eq!(offered(DeviceClass::Rdma, Contract::Generic, None).0, [adapter]);
+    }
+
+    #[test]
+    fn a_physical_function_with_virtual_ones_is_no_interface_for_a_pod_and_may_be_in_a_pool() {
+        let mut devices = adapters();
+        let pf = Arc::make_mut(&mut devices[0]);
+        pf.pci.as_mut().unwrap().virtfns = vec!["0000:3b:00.1".parse().unwrap()];
+        let whole = || Select { vf: Some(false), ..Select::default() };
+        assert_eq!(ids_of(&devices, DeviceClass::Nic, whole()), ["0000:af:00.0"]);
+        let address = vec!["0000:3b:00.0".parse().unwrap()];
+        assert_eq!(ids_of(&devices, DeviceClass::Nic, Select { address, ..Select::default() }), ["0000:3b:00.0"]);
+
+        // A shared adapter beside its virtual functions: nobody has it alone.
+        for device in &mut devices {
+            Arc::make_mut(device).class = DeviceClass::Rdma;
+        }
+        let mut pool = (*spec("a.com/pool", DeviceClass::Rdma, whole())).clone();
+        (pool.sharing, pool.contract) = (Sharing::Pool(100), Contract::RdmaShared);
+        let vfs = spec("a.com/vf", DeviceClass::Rdma, Select { vf: Some(true), ..Select::default() });
+        let selection = select(&devices, &BTreeMap::new(), &[Arc::new(pool), vfs]);
+        assert_eq!(chosen(&selection)[0].1, ["0000:3b:00.0", "0000:af:00.0"]);
+    }
+
+    #[test]
+    fn a_node_that_comes_with_a_function_is_not_offered_by_its_path_too_unless_it_is_shared() {
+        let node = |path: &str| {
+            let mut node = device("0000:00:00.0", path);
+            (node.class, node.pci, node.key) = (DeviceClass::Char, None, format!("dev:{path}"));
+            node.nodes = vec![DeviceNode::at(path)];
+            Arc::new(node)
+        };
+        let mut two = [gpu("0000:01:00.0", 0x10de, None), gpu("0000:02:00.0", 0x10de, None)];
+        Arc::make_mut(&mut two[1]).nodes = vec![DeviceNode::at("/dev/dri/renderD129"), DeviceNode::at("/dev/kfd")];
+        Arc::make_mut(&mut two[0]).nodes.push(DeviceNode::at("/dev/kfd"));
+        let nodes = ["/dev/dri/renderD129", "/dev/kfd", "/dev/fuse"].map(node);
+        let devices: Vec<_> = two.into_iter().chain(nodes).collect();
+        let mut path = (*char_spec("a.com/path", &[])).clone();
+        let chars = devices[2..].iter().map(|device| (device.key.clone(), path.name.clone())).collect();
+        let offered = |path: &ResourceSpec| {
+            let selection = select(&devices, &chars, &[spec("a.com/gpu", DeviceClass::Gpu, Select::default()), Arc::new(path.clone())]);
+            (chosen(&selection)[1].1.clone(), selection.warnings)
+        };
+        let (ids, warnings) = offered(&path);
+        assert_eq!(ids, ["/dev/fuse", "/dev/kfd"]);
+        assert_eq!(
+            warnings,
+            ["a.com/path: /dev/dri/renderD129 is not offered on its own, because /dev/dri/renderD129 comes with 0000:02:00.0"]
+        );
+        path.sharing = Sharing::Replicas(4);
+        assert_eq!(offered(&path).0.len(), 3);
     }
 
     #[test]

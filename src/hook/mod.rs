@@ -65,6 +65,12 @@ impl Performer {
         Performer { host_root, before_start, after_release, checks }
     }
 
+    /// The host that the hooks are of.
+    #[must_use]
+    pub fn host_root(&self) -> &HostRoot {
+        &self.host_root
+    }
+
     /// Runs a hook and waits for its end; what is dropped while it waits is ended.
     ///
     /// # Errors

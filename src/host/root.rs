@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 /// Longest text that is read of one file. A sysfs attribute is at most a page; `/proc` files are a little longer.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
+/// Longest list that is read whole: ten thousand mounts have a fifth of it.
+const LIST_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Links followed before a path counts as a loop, as in Linux (`MAXSYMLINKS`).
 const LINKS_MAX: u32 = 40;
 
@@ -81,6 +83,20 @@ impl HostRoot {
         let (file, length) = self.open(rel)?;
         let bytes = read_bounded(file, length)?;
         Ok(text_of(&bytes))
+    }
+
+    /// The whole text of a list that may be long: `/proc/1/mountinfo` of a node with a hundred pods.
+    ///
+    /// # Errors
+    /// What the system said; `InvalidInput` for whatever is no regular file, `FileTooLarge` for more than 16 MiB: half a list is no
+    /// answer.
+    pub fn read_all(&self, rel: &str) -> io::Result<String> {
+        let mut bytes = Vec::new();
+        self.open(rel)?.0.take(LIST_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > LIST_BYTES_MAX {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// The first bytes of a regular file, at most `length`; fewer where it has fewer.

@@ -5,6 +5,7 @@ use super::files::SpecFiles;
 use super::plugin::{Plugin, Shared};
 use crate::contract;
 use crate::domain::{AllocId, ContainerEdits, Device, Grant, GrantState, GrantedDevice, KubeletGeneration, Reason, Refusal};
+use crate::hardware;
 use crate::host::{self, HostRoot, Listings};
 use crate::kubelet::api;
 use crate::kubelet::conversation::Followed;
@@ -65,7 +66,10 @@ impl Serving {
                 return Err(Refusal::Unhealthy { resource: resource.clone(), id: id.clone(), reason: Reason::NodeMissing });
             }
             // A held device stays in the list while NVML does not tell its name.
-            if let Some(why) = contract::unanswerable(&offering.spec, &offered.device) {
+            let unanswerable = contract::unanswerable(&offering.spec, &offered.device);
+            // Nor is a disk given away that has been mounted since the list was made.
+            let used = || hardware::used_for(&self.config.host_root, &offered.device).map(|by| format!("the host uses it: {by}"));
+            if let Some(why) = unanswerable.or_else(used) {
                 return Err(Refusal::Unanswerable { resource: resource.clone(), id: id.clone(), why });
             }
         }

@@ -15,6 +15,7 @@ mod schedule;
 
 use self::schedule::{Run, Schedule};
 use crate::domain::{Device, Due, Grant, GrantedDevice, Hook, Inventory, OwedHook, Phase};
+use crate::hardware;
 use crate::hook::{Occasion, Performer};
 use crate::host;
 use crate::messages::{CallError, HookEnded, Mailbox};
@@ -73,8 +74,11 @@ impl Runner {
 async fn one(performer: Performer, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>, ended: Mailbox<HookEnded>, run: Run) {
     let Run { key, owed, hook, device } = run;
     let sharer = sharer(&grants.borrow(), &hook, &device);
-    let result = match sharer {
-        Some(alloc_id) => Err(format!("grant {alloc_id} has another part of its PCI function, which a reset would hit")),
+    let sharer = sharer.map(|alloc_id| format!("grant {alloc_id} has another part of its PCI function, which a reset would hit"));
+    // What was wiped for the next pod would be the host's.
+    let used = || hardware::used_for(performer.host_root(), &device).map(|by| format!("the host uses it: {by}"));
+    let result = match sharer.or_else(used) {
+        Some(why) => Err(why),
         None => perform(&performer, &hook, &owed, device).await,
     };
     let message = HookEnded { hook: owed, result };

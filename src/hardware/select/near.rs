@@ -1,6 +1,6 @@
 //! Which devices a resource would offer but for one thing, and which thing that is: for whoever wonders why it has none.
 
-use super::{Host, is_usable, means_it};
+use super::{Host, is_usable, kept, means_it};
 use crate::domain::{Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select};
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -144,11 +144,9 @@ fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spe
     let is_selected = host.matches(&spec.select, device);
     let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
     match (is_selected, is_excluded, is_usable(device) && means_it(&spec.select, device)) {
-        (true, false, true) => match (taken, device.attribute("in_use")) {
-            (Some(other), _) if *other != spec.name => miss("name", "not offered by a resource before this one", Some(other.to_string())),
-            (_, Some(by)) => miss("host", "not in use by the host", Some(by.to_owned())),
-            _ if device.attribute("excluded").is_some() => miss("driver", "not told to exclude it", Some("excluded".into())),
-            _ => None,
+        (true, false, true) => match taken.filter(|other| **other != spec.name) {
+            Some(other) => miss("name", "not offered by a resource before this one", Some(other.to_string())),
+            None => kept(spec, device).and_then(|kept| miss(kept.criterion, kept.wanted, Some(kept.found))),
         },
         (true, true, true) => miss("exclude", "not excluded", Some("excluded".into())),
         (true, false, false) if !has_driver => miss("driver", "any", None),
