@@ -11,7 +11,7 @@ use std::sync::Arc;
 ///
 /// Its text is in memory once however many lists have it: a node of ten thousand devices has each in a dozen.
 ///
-/// Chosen once and remembered (I6): from a UUID, GUID, serial number or address, never from an enumeration order.
+/// Chosen once and remembered (I6): from a UUID, serial number or address, never from an enumeration order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DeviceId(Arc<str>);

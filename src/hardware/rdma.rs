@@ -1,5 +1,8 @@
-//! RDMA adapters (Linux `Documentation/ABI/stable/sysfs-class-infiniband`): identity from `node_guid`, nodes from
-//! `class/infiniband_verbs` and `class/infiniband_mad`, whose numbers do not follow those of the RDMA devices.
+//! RDMA adapters (Linux `Documentation/ABI/stable/sysfs-class-infiniband`): nodes from `class/infiniband_verbs` and
+//! `class/infiniband_mad`, whose numbers do not follow those of the RDMA devices.
+//!
+//! Their ids are their addresses, as those of all that has a network interface: Multus hands the kubelet's id to the CNI plugin as the
+//! address of the function (`pciBusID`, `deviceID`), and the plugin looks for that in sysfs. The GUID is told beside.
 
 use super::facts::{Facts, optional, required};
 use super::pci::folder;
@@ -43,14 +46,15 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) ->
     facts.nodes.extend(verbs.into_iter().map(|name| required(node(name))));
     // Management datagrams: absent for an adapter that speaks RoCE only.
     facts.nodes.extend(mads.into_iter().map(|name| optional(node(name))));
-    facts.nodes.push(required("/dev/infiniband/rdma_cm"));
+    // One for all adapters: verbs work without the module that makes it (`rdma_ucm`).
+    facts.nodes.push(optional("/dev/infiniband/rdma_cm"));
 
     // A function has one RDMA device; should it have more, the smallest GUID is the same whatever their names are.
     let below = |device: &String, file: &str| {
         root.read(&format!("{dir}/infiniband/{device}/{file}")).or_else(|| root.read(&format!("sys/class/infiniband/{device}/{file}")))
     };
     let guid = function.rdma.iter().filter_map(|device| below(device, "node_guid")).filter(|guid| is_guid(guid)).min();
-    facts.note("node_guid", guid.clone());
+    facts.note("node_guid", guid);
     facts.note(
         "sys_image_guid",
         function.rdma.iter().filter_map(|device| below(device, "sys_image_guid")).filter(|guid| is_guid(guid)).min(),
@@ -60,8 +64,6 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) ->
     facts.note("link_type", layer.as_deref().and_then(link_type));
     facts.note("link_layer", layer);
     facts.note("firmware", function.rdma.iter().find_map(|device| below(device, "fw_ver")));
-    // The GUID of a virtual function is zero until the operator sets it, and may be set anew for every pod.
-    facts.identity = guid.filter(|_| !function.is_vf());
     facts
 }
 
@@ -107,19 +109,20 @@ mod tests {
         let facts = facts(&root, &adapter(), &RdmaNodes::read(&root));
         let nodes: Vec<_> = facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
         let management = [("/dev/infiniband/issm3", false), ("/dev/infiniband/umad3", false)];
-        assert_eq!(nodes, [&[("/dev/infiniband/uverbs7", true)], &management[..], &[("/dev/infiniband/rdma_cm", true)]].concat());
+        assert_eq!(nodes, [&[("/dev/infiniband/uverbs7", true)], &management[..], &[("/dev/infiniband/rdma_cm", false)]].concat());
         assert_eq!((facts.attributes["link_layer"].as_str(), facts.attributes["link_type"].as_str()), ("InfiniBand", "infiniband"));
-        assert_eq!(facts.identity.as_deref(), Some("506b:4b03:003c:eee8"));
+        assert_eq!(
+            (facts.attributes["node_guid"].as_str(), facts.identity),
+            ("506b:4b03:003c:eee8", None),
+            "a CNI plugin takes the address"
+        );
     }
 
     #[test]
-    fn a_guid_of_zeros_and_the_guid_of_a_vf_name_nothing() {
+    fn a_guid_of_zeros_is_none() {
         let dir = tempfile::tempdir().unwrap();
-        let root = HostRoot::new(dir.path());
         write(dir.path(), "sys/class/infiniband/mlx5_0/node_guid", "0000:0000:0000:0000\n");
-        assert_eq!(facts(&root, &adapter(), &RdmaNodes::default()).identity, None);
-        write(dir.path(), "sys/class/infiniband/mlx5_0/node_guid", "506b:4b03:003c:eee8\n");
-        let vf = PciFunction { physfn: "0000:1b:00.0".parse().ok(), ..adapter() };
-        assert_eq!(facts(&root, &vf, &RdmaNodes::default()).identity, None);
+        let facts = facts(&HostRoot::new(dir.path()), &adapter(), &RdmaNodes::default());
+        assert_eq!(facts.attributes.get("node_guid"), None);
     }
 }

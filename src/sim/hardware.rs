@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(bridges, 2 * (2 + GPUS_PER_SWITCH + 1) + 1);
         assert_eq!(found.devices.len(), bridges + GPUS + ADAPTERS * (1 + VFS_PER_ADAPTER) + 1);
         assert_eq!(found.named.len(), GPUS + ADAPTERS * VFS_PER_ADAPTER + 1);
-        let pf = found.devices.iter().find(|device| device.id.as_str() == "a088:c203:0050:1000").unwrap();
+        let pf = found.devices.iter().find(|device| device.attribute("node_guid") == Some("a088:c203:0050:1000")).unwrap();
         assert_eq!(pf.pci.as_ref().unwrap().net, ["ens1np0"]);
     }
 

@@ -32,10 +32,6 @@ pub(super) fn read(root: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<
             }
         }
     }
-    draft.warn(
-        "ids of virtual functions are their addresses, as before; of physical functions with RDMA they are GUIDs here: drain nodes that \
-         offer those",
-    );
     Ok(())
 }
 
