@@ -78,6 +78,28 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
 }
 
 #[test]
+fn an_entry_that_no_record_can_hold_is_refused_alone() {
+    run(async {
+        let (arbiter, dir) = (Arbiter::new(), tempfile::tempdir().unwrap());
+        let ledger = ledger(dir.path(), Policy { refuse: Refuse::Never, ..Policy::default() }, &arbiter).await;
+        let failures = metrics::counted(Metric::JournalFailures, &[]);
+        let record = |grant: Grant| Record { grant: Arc::new(grant), exclusive: false };
+        for round in 0..20 {
+            let oversized = Grant { version: "1".repeat(3 << 20), ..grant(&format!("long-{round}"), GrantState::Granted) };
+            let beside = |name: &str| ledger.send(record(grant(&format!("{name}-{round}"), GrantState::Granted)));
+            let sent = futures_util::future::join3(beside("before"), ledger.send(record(oversized)), beside("after"));
+            let (before, oversized, after) = soon("the answers", sent).await;
+            let (before, oversized, after) = (before.unwrap(), oversized.unwrap(), after.unwrap());
+            assert!(before.is_ok() && after.is_ok(), "round {round}: {before:?} {after:?}");
+            assert!(oversized.is_err_and(|error| error.to_string().contains("does not fit into a journal record")));
+        }
+        assert_eq!(metrics::counted(Metric::JournalFailures, &[]), failures, "the journal is in order");
+        assert_eq!(store::peek(&dir.path().join("state")).unwrap().grants.len(), 1 + 2 * 20);
+        arbiter.stop();
+    });
+}
+
+#[test]
 fn a_device_that_another_pod_provably_has_is_refused_unless_the_operator_wants_it_granted() {
     run(async {
         let arbiter = Arbiter::new();

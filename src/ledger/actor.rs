@@ -14,7 +14,7 @@ use super::upkeep::Upkeep;
 use crate::domain::{AllocId, Entry, Inventory, WhenNotDurable};
 use crate::host;
 use crate::messages::{Crash, Publish, Record, RecordError};
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Message, StreamHandler};
 use std::any::Any;
@@ -53,6 +53,11 @@ impl std::fmt::Debug for LedgerActor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LedgerActor").field("ledger", &self.ledger).finish_non_exhaustive()
     }
+}
+
+/// Whether an entry is refused for its size alone.
+fn is_too_large(error: &StoreError) -> bool {
+    matches!(error, StoreError::TooLarge { .. })
 }
 
 /// Behind every `Record` that waits: make them all durable.
@@ -118,6 +123,7 @@ impl LedgerActor {
     /// Durable, then known, then answered (I1).
     fn commit(&mut self, context: &mut Context<Self>) {
         let (entries, waiting): (Vec<_>, Vec<_>) = self.pending.drain(..).unzip();
+        let counts: Vec<usize> = entries.iter().map(Vec::len).collect();
         let entries: Vec<Entry> = entries.into_iter().flatten().collect();
         if entries.is_empty() {
             return;
@@ -130,10 +136,19 @@ impl LedgerActor {
             let owed = appended.is_err() && serves && store.owe(&entries).is_ok();
             (appended.clone(), if owed { Ok(()) } else { appended }, store.kept())
         };
-        if appended.is_ok() {
-            metrics::journal_synced(clock.elapsed());
-        } else {
-            metrics::journal_failed();
+        match &appended {
+            Ok(()) => metrics::journal_synced(clock.elapsed()),
+            // Nothing was written. What does not fit is refused to whoever asked for it, and to nobody beside.
+            Err(error) if is_too_large(error) && waiting.len() > 1 => {
+                let mut entries = entries.into_iter();
+                for (count, waiting) in counts.into_iter().zip(waiting) {
+                    self.pending.push((entries.by_ref().take(count).collect(), waiting));
+                    self.commit(context);
+                }
+                return;
+            }
+            Err(error) if is_too_large(error) => {}
+            Err(_) => metrics::journal_failed(),
         }
         self.note_kept(kept, appended.as_ref().err(), context);
         let mut changes = Vec::new();

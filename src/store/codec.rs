@@ -22,8 +22,9 @@ pub const VERSION: u32 = 3;
 const FRONTS: [&[u8]; VERSION as usize] = [br#"{"v":1,"record":"#, br#"{"v":2,"record":"#, br#"{"v":3,"record":"#];
 /// Bytes in front of the payload.
 pub(super) const PREFIX_BYTES: usize = 16;
-/// A larger payload is refused by the writer and taken for damage by the reader. A grant of 64 devices has some 20 KiB.
-pub(super) const PAYLOAD_BYTES_MAX: usize = 1 << 20;
+/// A larger payload is refused by the writer and taken for damage by the reader. A grant of 64 devices has some 20 KiB, a list of
+/// 40,000 shares what fits.
+pub(super) const PAYLOAD_BYTES_MAX: usize = 2_000_000;
 /// Bits of the length in front of the place.
 const LENGTH_BITS: u32 = 21;
 /// The place of every record behind that many others of its write.

@@ -48,7 +48,7 @@ pub enum StoreError {
         entries: usize,
     },
     /// One entry is larger than a record can be.
-    #[error("an entry of {bytes} bytes does not fit into a journal record: a grant must stay below 1 MiB")]
+    #[error("an entry of {bytes} bytes does not fit into a journal record of at most 2 MB")]
     TooLarge {
         /// The size of its payload.
         bytes: usize,
