@@ -242,6 +242,8 @@ fn a_daemon_that_is_told_to_end_answers_what_was_asked_and_ends_its_streams_last
             let lock = File::open(node.state().join("lock")).unwrap();
             assert!(lock.try_lock().is_ok(), "round {round}: the kubelet is without devices, and the ledger is still held");
             drop(lock);
+            let noted = std::fs::read_to_string(node.state().join("lock")).unwrap();
+            assert!(noted.contains("closed "), "round {round}: the first start after a reboot would need the database: {noted}");
             assert_eq!(daemon.ended().await.code(), Some(0));
             assert_eq!(socket_files(&node), BTreeSet::new());
             assert!(!node.path("run/control.sock").exists());

@@ -41,7 +41,15 @@ impl App {
     /// last. An empty list is never sent: the kubelet would take every device for gone.
     pub async fn shut_down(self) {
         let (frozen, ledger) = self.quiesce().await;
-        let closing = tokio::time::timeout(CLOSE_DEADLINE, ledger.close());
+        let closing = async {
+            let Some(store) = ledger.close().await else { return };
+            // Where that is noted, the first start after a reboot needs the journal alone.
+            let sealed = tokio::task::spawn_blocking(move || store.into_inner().unwrap_or_else(PoisonError::into_inner).close());
+            if let Ok(Err(error)) = sealed.await {
+                tracing::warn!(%error, "the ledger is not closed in order; the journal has everything");
+            }
+        };
+        let closing = tokio::time::timeout(CLOSE_DEADLINE, closing);
         // The kubelet is not kept waiting by a disk.
         if closing.await.is_err() {
             tracing::warn!("the ledger is not closed in time; the journal has everything");
@@ -54,7 +62,8 @@ impl App {
     /// waits until there is one.
     pub(super) async fn freeze(self) -> Frozen {
         let (frozen, ledger) = self.quiesce().await;
-        ledger.close().await;
+        // The other one starts in this boot, and believes what was written in it.
+        drop(ledger.close().await);
         frozen
     }
 
@@ -124,11 +133,9 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// Ends the actors. Its lock is free afterwards.
-    async fn close(self) {
+    /// Ends the actors. What is left is the store, unless somebody has not let go of it: its lock is free when it is dropped.
+    async fn close(self) -> Option<Mutex<Store>> {
         let Ledger { ending, arbiters, store } = self;
-        let let_go = Arc::downgrade(&store);
-        drop(store);
         ending.send_replace(true);
         for arbiter in arbiters {
             arbiter.stop();
@@ -137,9 +144,10 @@ impl Ledger {
         }
         // Its guardian and those who ask for it let go of it when they see their end: whoever starts again finds it free.
         for _ in 0..TURNS {
-            if let_go.strong_count() > 0 {
+            if Arc::strong_count(&store) > 1 {
                 tokio::task::yield_now().await;
             }
         }
+        Arc::into_inner(store)
     }
 }
