@@ -4,7 +4,7 @@ use super::facts::{Facts, Part, required};
 use super::kfd::Kfd;
 use super::numa::NumaNodes;
 use super::rdma::RdmaNodes;
-use super::{Scan, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
+use super::{Scan, accel, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
 use crate::domain::{Device, DeviceClass, DeviceId, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
@@ -86,7 +86,8 @@ impl<'a> Describer<'a> {
                 facts
             }
             DeviceClass::Nic => net::facts(self.root, function),
-            DeviceClass::Accelerator | DeviceClass::Char | DeviceClass::Other => Facts::default(),
+            DeviceClass::Accelerator => accel::facts(self.root, function),
+            DeviceClass::Char | DeviceClass::Other => Facts::default(),
         };
         net::add_vdpa(self.root, function, &mut facts);
         facts.nodes.extend(function.uio.iter().map(|name| required(format!("/dev/{name}"))));

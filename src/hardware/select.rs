@@ -79,11 +79,13 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
 type Chosen<'a> = BTreeMap<&'a str, &'a ResourceSpec>;
 
 /// A disk that the host itself uses is nobody's: to offer it would be to give away the host's files. Nor is a GPU that the driver
-/// lets nobody open.
+/// lets nobody open, nor an accelerator without a node, of which a container would get nothing.
 fn withhold_kept(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     for device in devices {
         let used = device.attribute("in_use").map(|by| format!("the host uses it: {by}"));
         let why = used.or_else(|| device.attribute("excluded").map(|_| "its driver was told to exclude it".into()));
+        let lacks_node = || lacks_node(device).then(|| "no node of `/dev` is known for it; the class `char` offers one by its path".into());
+        let why = why.or_else(lacks_node);
         if let Some((why, spec)) = why.and_then(|why| Some((why, chosen.remove(device.key.as_str())?))) {
             warnings.push(format!("{}: {} is not offered, because {why}", spec.name, device.id));
         }
@@ -150,6 +152,11 @@ fn is_usable(device: &Device) -> bool {
     let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
     let by_nodes = matches!(device.class, DeviceClass::Fpga | DeviceClass::Nvme) || !has_driver;
     device.attribute("parts").is_none() && !(by_nodes && device.nodes.is_empty())
+}
+
+/// Whether it is an accelerator that nobody could reach. Its class says little, and its driver may be one that gives nothing away.
+fn lacks_node(device: &Device) -> bool {
+    device.class == DeviceClass::Accelerator && device.nodes.is_empty()
 }
 
 /// A mediated device is a guest's: a resource that does not name its kind did not mean it.
@@ -443,6 +450,31 @@ mod tests {
         let misses = near_misses(&devices, &selection.resource_of(), &spec);
         let misses: Vec<_> = misses.iter().map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref())).collect();
         assert_eq!(misses, [("0000:01:00.0", "driver", Some("excluded"))]);
+    }
+
+    #[test]
+    fn an_accelerator_without_a_node_is_not_offered() {
+        let accelerator = |address: &str, driver: &str, node: Option<&str>| {
+            let mut accelerator = device(address, address);
+            accelerator.class = DeviceClass::Accelerator;
+            accelerator.pci.as_mut().unwrap().driver = Some(driver.into());
+            accelerator.nodes.extend(node.map(DeviceNode::at));
+            Arc::new(accelerator)
+        };
+        let devices = [
+            accelerator("0000:01:00.0", "qat_4xxx", None),
+            accelerator("0000:02:00.0", "intel_vpu", Some("/dev/accel/accel0")),
+            accelerator("0000:03:00.0", "uio_pci_generic", Some("/dev/uio0")),
+            accelerator("0000:04:00.0", "vfio-pci", Some("/dev/vfio/33")),
+        ];
+        let spec = spec("a.com/x", DeviceClass::Accelerator, Select::default());
+        let selection = select(&devices, &BTreeMap::new(), std::slice::from_ref(&spec));
+        assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]);
+        let why = "no node of `/dev` is known for it; the class `char` offers one by its path";
+        assert_eq!(selection.warnings, [format!("a.com/x: 0000:01:00.0 is not offered, because {why}")]);
+        let misses = near_misses(&devices, &selection.resource_of(), &spec);
+        let misses: Vec<_> = misses.iter().map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref())).collect();
+        assert_eq!(misses, [("0000:01:00.0", "driver", Some("qat_4xxx"))]);
     }
 
     #[test]

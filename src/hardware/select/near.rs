@@ -1,6 +1,6 @@
 //! Which devices a resource would offer but for one thing, and which thing that is: for whoever wonders why it has none.
 
-use super::{Host, is_usable, means_it};
+use super::{Host, is_usable, lacks_node, means_it};
 use crate::domain::{Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select};
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -148,6 +148,7 @@ fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spe
             (Some(other), _) if *other != spec.name => miss("name", "not offered by a resource before this one", Some(other.to_string())),
             (_, Some(by)) => miss("host", "not in use by the host", Some(by.to_owned())),
             _ if device.attribute("excluded").is_some() => miss("driver", "not told to exclude it", Some("excluded".into())),
+            _ if lacks_node(device) => miss("driver", "one that makes a node in /dev", device.pci.as_ref()?.driver.clone()),
             _ => None,
         },
         (true, true, true) => miss("exclude", "not excluded", Some("excluded".into())),
