@@ -48,20 +48,23 @@ impl Examined {
     #[must_use]
     pub fn with_main(file: Option<&Path>, instead: Option<&Path>, node: &Node) -> Self {
         let main = file.unwrap_or(Path::new(DEFAULT_PATH));
+        Self::read(instead.unwrap_or(main), main, file.or(instead).is_none(), node)
+    }
+
+    /// Reads `main` and the drop-ins that lie beside `place`.
+    fn read(main: &Path, place: &Path, may_be_missing: bool, node: &Node) -> Self {
         let mut examined = Examined::default();
-        let drop_ins = drop_ins(main).unwrap_or_else(|problem| {
+        let drop_ins = drop_ins(place).unwrap_or_else(|problem| {
             examined.problems.push(problem);
             Vec::new()
         });
-        let may_be_missing = file.or(instead).is_none();
-        for path in std::iter::once(instead.unwrap_or(main).to_owned()).chain(drop_ins) {
+        // A drop-in was there when they were listed: one that is gone was taken away since.
+        let drop_ins = drop_ins.into_iter().map(|path| (path, true));
+        for (path, may_be_missing) in std::iter::once((main.to_owned(), may_be_missing)).chain(drop_ins) {
             match std::fs::read(&path) {
                 Ok(bytes) => examined.take(&bytes, &path, node),
-                Err(error) if error.kind() == io::ErrorKind::NotFound && may_be_missing => {}
-                Err(error) => {
-                    let problem = ConfigError::new(format!("cannot be read: {error}; `--config` names the file"));
-                    examined.problems.push(problem.in_file(&path));
-                }
+                Err(error) if may_be_missing && is_absent(&path, &error) => {}
+                Err(error) => examined.problems.push(unreadable(&path, &error, "; `--config` names the file")),
             }
         }
         examined.merge()
@@ -217,15 +220,34 @@ fn not_utf8(bytes: &[u8], valid: usize, path: &Path) -> ConfigError {
     ConfigError::new("a byte that is not UTF-8, as all of TOML is").at(Some(&place))
 }
 
+/// Whether nothing has this name: a link that leads nowhere is there, and what it leads to was meant to be.
+fn is_absent(path: &Path, error: &io::Error) -> bool {
+    let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    is_missing(error) && path.symlink_metadata().is_err_and(|error| is_missing(&error))
+}
+
+fn unreadable(path: &Path, error: &io::Error, advice: &str) -> ConfigError {
+    let target = path.read_link().ok().filter(|_| error.kind() == io::ErrorKind::NotFound);
+    let problem = match target {
+        Some(target) => format!("is a link to `{}`, where nothing is; mount or write that, or remove the link", target.display()),
+        None => format!("cannot be read: {error}{advice}"),
+    };
+    ConfigError::new(problem).in_file(path)
+}
+
 fn drop_ins(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let dir = main.with_file_name("config.d");
     let entries = match std::fs::read_dir(&dir) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(ConfigError::new(format!("cannot be read: {error}")).in_file(&dir)),
+        Err(error) if is_absent(&dir, &error) => return Ok(Vec::new()),
+        Err(error) => return Err(unreadable(&dir, &error, "")),
     };
-    let paths = entries.flatten().map(|entry| entry.path());
-    let mut paths: Vec<PathBuf> = paths.filter(|path| path.extension().is_some_and(|extension| extension == "toml")).collect();
+    // As a shell's `*.toml`: what begins with a dot is an editor's. Emacs' `.#site.toml` is a link that leads nowhere.
+    let is_drop_in = |path: &PathBuf| {
+        let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        !is_hidden && path.extension().is_some_and(|extension| extension == "toml")
+    };
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_drop_in).collect();
     paths.sort();
     Ok(paths)
 }
@@ -375,5 +397,31 @@ mod tests {
                 .to_string()
                 .contains("/nonexistent/config.toml")
         );
+    }
+
+    #[test]
+    fn a_link_that_leads_nowhere_is_no_missing_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (main, drop_ins) = (dir.path().join("config.toml"), dir.path().join("config.d"));
+        let read = || {
+            let examined = Examined::read(&main, &main, true, &Node::default());
+            examined.problems.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let link = |link: &Path| std::os::unix::fs::symlink("/nonexistent/site.toml", link).unwrap();
+        assert_eq!(read(), Vec::<String>::new(), "neither is there");
+        std::fs::create_dir(&drop_ins).unwrap();
+        link(&drop_ins.join(".#10-site.toml"));
+        assert_eq!(read(), Vec::<String>::new(), "an editor's lock");
+        link(&main);
+        link(&drop_ins.join("50-site.toml"));
+        let sentence = |link: &Path| {
+            let problem = "is a link to `/nonexistent/site.toml`, where nothing is; mount or write that, or remove the link";
+            format!("configuration `{}`: {problem}", link.display())
+        };
+        assert_eq!(read(), [sentence(&main), sentence(&drop_ins.join("50-site.toml"))]);
+        std::fs::remove_file(&main).unwrap();
+        std::fs::remove_dir_all(&drop_ins).unwrap();
+        link(&drop_ins);
+        assert_eq!(read(), [sentence(&drop_ins)]);
     }
 }

@@ -8,10 +8,13 @@ use crate::host::HostRoot;
 /// Vendors whose display controllers are the console of a management chip or of a hypervisor: ASPEED, Matrox, Cirrus,
 /// virtio, Bochs/QXL, QEMU, VMware.
 const CONSOLE_VENDORS: [u16; 7] = [0x1a03, 0x102b, 0x1013, 0x1af4, 0x1b36, 0x1234, 0x15ad];
+/// Displays like those, of vendors that make other things too: Huawei's management chip, and Hyper-V's video.
+const CONSOLES: [(u16, u16); 2] = [(0x19e5, 0x1711), (0x1414, 0x5353)];
 
 /// The class of a function, from its record and, where that does not decide, from what lies below it.
 pub(super) fn classify(root: &HostRoot, function: &PciFunction) -> DeviceClass {
     let console = function.vendor.is_some_and(|vendor| CONSOLE_VENDORS.contains(&vendor));
+    let display = !console && !function.vendor.zip(function.device).is_some_and(|ids| CONSOLES.contains(&ids));
     // Whatever the class code says: an RDMA device below it makes it one.
     if !function.rdma.is_empty() {
         return DeviceClass::Rdma;
@@ -20,7 +23,7 @@ pub(super) fn classify(root: &HostRoot, function: &PciFunction) -> DeviceClass {
         return DeviceClass::Fpga;
     }
     match function.class16() {
-        Some(0x0300..=0x03ff) if !console => DeviceClass::Gpu,
+        Some(0x0300..=0x03ff) if display => DeviceClass::Gpu,
         // AMD's Instinct MI300 series: a processing accelerator by its class, a GPU by its driver.
         Some(0x1200) if function.vendor == Some(0x1002) => DeviceClass::Gpu,
         Some(0x1200..=0x12ff | 0x0b40) if !console => DeviceClass::Accelerator,
@@ -48,6 +51,19 @@ mod tests {
         assert_eq!(class_of(0x10de, 0x04_0300), DeviceClass::Other, "HDMI audio");
         assert_eq!(class_of(0x1002, 0x12_0000), DeviceClass::Gpu, "MI300");
         assert_eq!(class_of(0x1a03, 0x03_0000), DeviceClass::Other, "management chip");
+    }
+
+    #[test]
+    fn the_display_of_a_management_chip_or_a_hypervisor_is_no_gpu_but_what_else_its_vendor_makes_may_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let class_of = |vendor, device, class| {
+            let function = PciFunction { vendor: Some(vendor), device: Some(device), class: Some(class), ..function("0000:18:00.0") };
+            classify(&HostRoot::new(dir.path()), &function)
+        };
+        assert_eq!(class_of(0x19e5, 0x1711, 0x03_0000), DeviceClass::Other, "HiBMC");
+        assert_eq!(class_of(0x19e5, 0xd802, 0x12_0000), DeviceClass::Accelerator, "an NPU");
+        assert_eq!(class_of(0x1414, 0x5353, 0x03_0000), DeviceClass::Other, "Hyper-V's video");
+        assert_eq!(class_of(0x1414, 0x008e, 0x03_0200), DeviceClass::Gpu, "a partition of a GPU");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::kfd::Kfd;
 use super::numa::NumaNodes;
 use super::rdma::RdmaNodes;
 use super::routes::DefaultRoutes;
-use super::{Scan, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
+use super::{Scan, accel, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
 use crate::domain::{Device, DeviceClass, DeviceId, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
@@ -90,7 +90,8 @@ impl<'a> Describer<'a> {
                 facts
             }
             DeviceClass::Nic => net::facts(self.root, function),
-            DeviceClass::Accelerator | DeviceClass::Char | DeviceClass::Other => Facts::default(),
+            DeviceClass::Accelerator => accel::facts(self.root, function),
+            DeviceClass::Char | DeviceClass::Other => Facts::default(),
         };
         facts.note("default_route", self.routes.among(&function.net));
         net::add_vdpa(self.root, function, &mut facts);

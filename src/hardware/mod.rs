@@ -1,8 +1,8 @@
 //! Hardware: sysfs records become devices, one file for each subject.
 //!
 //! ```text
-//!  sys/bus/pci ─ pci ─▶ Scan ─ describe (classify; nvidia, drm, kfd, rdma, net, routes, nvme, disks, fpga, mdev, vfio, numa) ─┐
-//!  dev ─ chardev ──────────────────────────────────────────────────────────────────────────────────────────────┴▶ devices
+//!  sys/bus/pci ─ pci ─▶ Scan ─ describe (classify; nvidia, drm, kfd, rdma, net, routes, nvme, disks, fpga, accel, mdev, vfio, numa) ─┐
+//!  dev ─ chardev ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────┴▶ devices
 //!  devices ─ identity (unique, remembered ids) ─ select (resources) ─▶ Discovery
 //!  a device ─ signals ─▶ what speaks against it now;  a uevent ─ event, a line of the kernel's log ─ xid ─▶ what happened to it
 //! ```
@@ -10,6 +10,7 @@
 //! Everything here is a function of the host's files, the configuration, the remembered ids and what NVML has told (a value:
 //! nobody is asked here); nothing is kept between two passes, and nothing is written.
 
+mod accel;
 mod chardev;
 mod classify;
 pub mod defaults;

@@ -92,7 +92,7 @@ struct Kept {
 }
 
 /// A disk that the host itself uses is kept: to offer it would be to give away the host's files. So is a GPU that the driver lets
-/// nobody open, and, unless the resource names it by address or id, what may be the host's own: a member of a pool; the way to
+/// nobody open, an accelerator without a node, of which a container would get nothing, and, unless the resource names it by address or id, what may be the host's own: a member of a pool; the way to
 /// everybody else, where a CNI plugin would move the interface into the pod.
 fn kept(spec: &ResourceSpec, device: &Device) -> Option<Kept> {
     let host = |why: String, found: &str| Kept { why, criterion: "host", wanted: "not in use by the host", found: found.to_owned() };
@@ -102,6 +102,11 @@ fn kept(spec: &ResourceSpec, device: &Device) -> Option<Kept> {
     if device.attribute("excluded").is_some() {
         let why = "its driver was told to exclude it".to_owned();
         return Some(Kept { why, criterion: "driver", wanted: "not told to exclude it", found: "excluded".into() });
+    }
+    if lacks_node(device) {
+        let why = "no node of `/dev` is known for it; the class `char` offers one by its path".to_owned();
+        let found = device.pci.as_ref().and_then(|function| function.driver.clone()).unwrap_or_default();
+        return Some(Kept { why, criterion: "driver", wanted: "one that makes a node in /dev", found });
     }
     if names(spec, device) {
         return None;
@@ -222,6 +227,11 @@ fn is_usable(device: &Device) -> bool {
     let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
     let by_nodes = matches!(device.class, DeviceClass::Fpga | DeviceClass::Nvme) || !has_driver;
     device.attribute("parts").is_none() && !(by_nodes && device.nodes.is_empty())
+}
+
+/// Whether it is an accelerator that nobody could reach. Its class says little, and its driver may be one that gives nothing away.
+fn lacks_node(device: &Device) -> bool {
+    device.class == DeviceClass::Accelerator && device.nodes.is_empty()
 }
 
 /// A mediated device is a guest's: a resource that does not name its kind did not mean it.
@@ -598,6 +608,31 @@ mod tests {
         let misses = near_misses(&devices, &selection.resource_of(), &spec);
         let misses: Vec<_> = misses.iter().map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref())).collect();
         assert_eq!(misses, [("0000:01:00.0", "driver", Some("excluded"))]);
+    }
+
+    #[test]
+    fn an_accelerator_without_a_node_is_not_offered() {
+        let accelerator = |address: &str, driver: &str, node: Option<&str>| {
+            let mut accelerator = device(address, address);
+            accelerator.class = DeviceClass::Accelerator;
+            accelerator.pci.as_mut().unwrap().driver = Some(driver.into());
+            accelerator.nodes.extend(node.map(DeviceNode::at));
+            Arc::new(accelerator)
+        };
+        let devices = [
+            accelerator("0000:01:00.0", "qat_4xxx", None),
+            accelerator("0000:02:00.0", "intel_vpu", Some("/dev/accel/accel0")),
+            accelerator("0000:03:00.0", "uio_pci_generic", Some("/dev/uio0")),
+            accelerator("0000:04:00.0", "vfio-pci", Some("/dev/vfio/33")),
+        ];
+        let spec = spec("a.com/x", DeviceClass::Accelerator, Select::default());
+        let selection = select(&devices, &BTreeMap::new(), std::slice::from_ref(&spec));
+        assert_eq!(chosen(&selection)[0].1, ["0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]);
+        let why = "no node of `/dev` is known for it; the class `char` offers one by its path";
+        assert_eq!(selection.warnings, [format!("a.com/x: 0000:01:00.0 is not offered, because {why}")]);
+        let misses = near_misses(&devices, &selection.resource_of(), &spec);
+        let misses: Vec<_> = misses.iter().map(|miss| (miss.device.as_str(), miss.criterion, miss.found.as_deref())).collect();
+        assert_eq!(misses, [("0000:01:00.0", "driver", Some("qat_4xxx"))]);
     }
 
     #[test]

@@ -84,6 +84,22 @@ fn ports_of_fpga_cards_have_their_function_and_their_interface() {
     }
 }
 
+/// The kernel tells what the node of an engine is called: `DEVNAME` of its uevent.
+#[test]
+fn vector_engines_have_the_node_that_the_kernel_names() {
+    let Some(captures) = captures() else { return };
+    let capture = captures.iter().find(|capture| capture.name == "nec-ve8-plx").unwrap();
+    let found = found(&capture.root);
+    let engines: Vec<_> = found.devices.iter().filter(|device| device.class == DeviceClass::Accelerator).collect();
+    assert_eq!(engines.len(), 8);
+    for engine in engines {
+        let [node] = engine.nodes.as_slice() else { panic!("{}: {:?}", engine.id, engine.nodes) };
+        let name = node.host.trim_start_matches("/dev/");
+        let uevent = fs::read_to_string(capture.root.join(format!("sys/bus/pci/devices/{}/ve/{name}/uevent", engine.id))).unwrap();
+        assert!(uevent.contains(&format!("\nDEVNAME={name}\n")), "{uevent}");
+    }
+}
+
 #[test]
 fn mediated_devices_are_offered_to_guests_by_their_type_and_not_as_gpus() {
     let Some(captures) = captures() else { return };

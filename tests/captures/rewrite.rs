@@ -13,7 +13,7 @@ const FILE_BYTES_MAX: u64 = 4096;
 /// Folders below a function that are copied.
 const DEPTH: u32 = 7;
 /// Which of them are read: most of a tree is not.
-const FOLDERS: [&str; 10] = ["net", "infiniband", "nvme", "drm", "fpga", "virtio", "nvidia", "mdev", "vdpa", "iommu_group"];
+const FOLDERS: [&str; 12] = ["net", "infiniband", "nvme", "drm", "fpga", "accel", "ve", "virtio", "nvidia", "mdev", "vdpa", "iommu_group"];
 /// What tells a thing from others of its kind, by the file that has it.
 const IDENTITIES: [&str; 6] = ["unique_id", "serial", "model", "node_guid", "wwid", "GPU UUID"];
 

@@ -17,6 +17,8 @@ const LISTS: [(&str, &str); 7] = [
 ];
 /// What selects there and has no equal: without it a pool would offer more than was meant.
 const UNSAYABLE: [&str; 4] = ["acpiIndexes", "ddpProfiles", "pKeys", "auxTypes"];
+/// What hands a function to a guest or a program, which leaves it without an RDMA device. Under any other driver it may have one.
+const HANDS_OVER: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
 pub(super) fn read(root: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<(), ImportError> {
     let list = root.get("resourceList").ok_or_else(|| root.wrong("a configuration with `resourceList`"))?;
@@ -60,8 +62,9 @@ fn offer(name: &str, pool: &Field<'_>, draft: &mut Draft) -> Result<Result<Table
     let has = |key: &str, is: &dyn Fn(&str) -> bool| selector.lists.get(key).is_some_and(|list| list.iter().all(|text| is(text)));
     let is_mellanox =
         has("vendor", &|vendor| vendor.trim_start_matches("0x") == "15b3") || has("driver", &|driver| driver.starts_with("mlx"));
-    let is_bound = selector.lists.contains_key("driver") && !has("driver", &|driver| driver.starts_with("mlx"));
-    let class = match (is_accelerator, selector.rdma || (is_mellanox && !is_bound)) {
+    let drivers = selector.lists.get("driver").map(Vec::as_slice).unwrap_or_default();
+    let handed_over = drivers.iter().filter(|driver| HANDS_OVER.contains(&driver.as_str())).count();
+    let class = match (is_accelerator, selector.rdma || (is_mellanox && handed_over == 0)) {
         (true, _) => "accelerator",
         (false, true) => "rdma",
         (false, false) => "nic",
@@ -74,8 +77,11 @@ fn offer(name: &str, pool: &Field<'_>, draft: &mut Draft) -> Result<Result<Table
         draft.warn(format!(
             "{name}: functions of these adapters have RDMA devices and are of the class `rdma`; without RDMA on the node it is `nic`"
         ));
-    } else if class == "nic" && !is_bound {
-        draft.warn(format!("{name}: functions that have an RDMA device are of the class `rdma` here, and then class = \"rdma\" with sriov = {{ rdma = false }} is right"));
+    } else if class == "nic" && (drivers.is_empty() || handed_over < drivers.len()) {
+        draft.warn(format!(
+            "{name}: functions that have an RDMA device are of the class `rdma` here, and not offered by this resource; where all of them \
+             have one, class = \"rdma\" with sriov = {{ rdma = false }} is right"
+        ));
     } else if selector.rdma {
         options.set("rdma", plain(true));
     }

@@ -46,6 +46,30 @@ fn the_sriov_plugins() {
 }
 
 #[test]
+fn a_pool_without_the_functions_that_have_rdma_is_never_made_without_a_word() {
+    const SOME: &str = "functions that have an RDMA device are of the class `rdma` here, and not offered by this resource";
+    const ALL: &str = "functions of these adapters have RDMA devices and are of the class `rdma`";
+    for (selectors, class, warning) in [
+        ("'drivers': ['iavf']", "nic", SOME),
+        ("'vendors': ['8086'], 'drivers': ['ice', 'i40e']", "nic", SOME),
+        ("'vendors': ['14e4']", "nic", SOME),
+        ("'drivers': ['iavf', 'mlx5_core']", "nic", SOME),
+        ("'vendors': ['15b3'], 'drivers': ['mlx5_core', 'vfio-pci']", "nic", SOME),
+        ("'vendors': ['15b3'], 'drivers': ['iavf', 'mlx5_core']", "rdma", ALL),
+        ("'drivers': ['mlx5_core']", "rdma", ALL),
+        ("'vendors': ['15b3'], 'drivers': ['vfio-pci']", "nic", ""),
+        ("'drivers': ['vfio-pci', 'uio_pci_generic', 'igb_uio']", "nic", ""),
+    ] {
+        let source = format!("{{'resourceList': [{{'resourceName': 'a', 'selectors': {{{selectors}}}}}]}}").replace('\'', "\"");
+        let imported = import(Peer::Sriov, &source, None, None).unwrap();
+        assert!(imported.toml.contains(&format!("class = \"{class}\"")), "{selectors}: {}", imported.toml);
+        let said =
+            imported.warnings.iter().find(|said| said.starts_with("intel.com/a: ")).map_or("", |said| &said["intel.com/a: ".len()..]);
+        assert!(said.starts_with(warning) && said.is_empty() == warning.is_empty(), "{selectors}: {said}");
+    }
+}
+
+#[test]
 fn mellanox() {
     let pools = config(&of(Peer::RdmaShared, "rdma-shared-hcas", None).toml);
     assert_eq!(pools.resources[0].sharing, Sharing::Pool(100));
