@@ -21,8 +21,8 @@ use std::sync::mpsc;
 use tonic::transport::Channel;
 
 /// The library. `SCRIPT` has a line for each thing that it knows: `<what it is asked by> <its UUID>`, for each link
-/// `link <UUID>/<number> <1: it is active>/<where it leads>`, for two GPUs that reach each other by NVLink `p2p <UUID>/<UUID>`, and
-/// `lost <UUID>`. While `<SCRIPT>.hang`
+/// `link <UUID>/<number> <1: it is active>/<where it leads>`, for two GPUs that reach each other by NVLink `p2p <UUID>/<UUID>`,
+/// `mig <UUID> <1: it is in MIG mode>`, and `lost <UUID>`. While `<SCRIPT>.hang`
 /// is there no call ends; each start of it adds a byte to `<SCRIPT>.starts`.
 const LIBRARY: &str = r#"
 #include <stdio.h>
@@ -80,6 +80,14 @@ int nvmlDeviceGetNvLinkState(void *device, unsigned number, unsigned *active) {
     int failed = link_of(device, number, rest);
     *active = !failed && rest[0] == '1';
     return failed;
+}
+int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
+    char rest[128];
+    if (says("lost", device, rest)) return 15;
+    if (!says("mig", device, rest)) return 3;
+    *current = rest[0] == '1';
+    *pending = rest[0] != '1';
+    return 0;
 }
 struct pci { char legacy[16]; unsigned domain, bus, device, ids, subsystem; char bus_id[32]; };
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned number, struct pci *pci) {
@@ -331,9 +339,9 @@ fn links_of(script: &str, gpus: u8) -> Option<(Vec<Option<NvLinks>>, Option<Stri
     fs::write(&path, format!("{known}{script}")).unwrap();
     let asked = |address: &PciAddress| NvmlAsked { links: *address != named.last().unwrap().0, ..NvmlAsked::default() };
     let question = named.iter().map(|(address, _)| (*address, asked(address))).collect();
-    let NvmlAnswer { mut told, failed, unlinked } = answer(dir.path(), &NvmlLibrary::At(library), question);
+    let NvmlAnswer { mut told, failed, untold } = answer(dir.path(), &NvmlLibrary::At(library), question);
     assert_eq!(failed, None, "no name was asked for");
-    Some((named.iter().map(|(address, _)| told.gpus.remove(address)?.links).collect(), unlinked))
+    Some((named.iter().map(|(address, _)| told.gpus.remove(address)?.links).collect(), untold))
 }
 
 fn to(peers: &[(u8, u32)], down: u32) -> Option<NvLinks> {
@@ -364,6 +372,52 @@ fn through_a_switch_all_are_reached_alike_and_a_lost_gpu_takes_nobody_along() {
     let Some((told, failed)) = links_of(&format!("lost GPU-2\n{links}{pairs}"), 4) else { return };
     assert_eq!(told, [to(&[(3, 1)], 1), None, to(&[(1, 1)], 1), None], "and is looked for again");
     assert!(failed.as_ref().is_some_and(|why| why.starts_with("the links of the GPU 0000:02:00.0")), "{failed:?}");
+}
+
+#[test]
+fn a_mig_mode_is_told_as_it_is_and_not_as_it_is_set_for_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let (library, script) = (dir.path().join("libnvidia-ml.so.1"), dir.path().join("script"));
+    if !compile("modes", LIBRARY, &library, &script, &[]) {
+        return;
+    }
+    let gpus: Vec<PciAddress> = (1..=4).map(|gpu| format!("0000:0{gpu}:00.0").parse().unwrap()).collect();
+    let known: String = gpus.iter().map(|gpu| format!("{gpu} GPU-{gpu}\n")).collect();
+    fs::write(&script, format!("{known}mig GPU-{} 1\nmig GPU-{} 0\nlost GPU-{} -\n", gpus[0], gpus[1], gpus[3])).unwrap();
+    let question = gpus.iter().map(|gpu| (*gpu, NvmlAsked { mig_mode: true, ..NvmlAsked::default() })).collect();
+    let NvmlAnswer { told, failed, untold } = answer(dir.path(), &NvmlLibrary::At(library), question);
+    let modes: Vec<Option<bool>> = gpus.iter().map(|gpu| told.gpus.get(gpu)?.mig_mode).collect();
+    assert_eq!(modes, [Some(true), Some(false), Some(false), None], "the third knows of no such mode, the fourth is lost");
+    assert!(failed.is_none() && untold.is_some_and(|why| why.starts_with("the MIG mode of the GPU 0000:04:00.0")));
+}
+
+#[test]
+fn a_gpu_in_mig_mode_is_offered_by_its_instances_only_also_while_it_has_none() {
+    run(async {
+        let node = Node::new();
+        let hardware = SimNode::create(node.path("host")).unwrap();
+        node.write_config("[telemetry]\nlisten = \"off\"\n");
+        let (script, gpu) = (node.path("script"), name("nvidia.com/gpu"));
+        if !compile("mode", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
+            return;
+        }
+        let (address, uuid) = (hardware.gpu_address(CUT), hardware.gpu_uuid(CUT));
+        fs::write(&script, format!("{address} {uuid}\nmig {uuid} 1\nMIG-{uuid}/1/0 {FIRST}\n")).unwrap();
+        fs::create_dir_all(node.path(&format!("host/proc/driver/nvidia/capabilities/gpu{CUT}/mig"))).unwrap();
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &gpu, GPUS - 1).await;
+        let line = daemon.logged("because it is in MIG mode without an instance").await;
+        assert!(line.contains(&uuid) && line.contains("nvidia-smi mig -cgi"), "{line}");
+
+        cut(&node, 1);
+        write(&node, "dev/nvidia-caps-made", "");
+        offered(&kubelet, &gpu, GPUS).await;
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        assert!(allocate(&mut api, &[&uuid]).await.is_err());
+        allocate(&mut api, &[&format!("{uuid}-gi1-ci0")]).await.unwrap();
+        assert_eq!(visible(&node.grants()[0].edits), FIRST);
+    });
 }
 
 #[test]

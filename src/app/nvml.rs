@@ -10,7 +10,8 @@
 //!
 //! Links between GPUs are asked for once, and again for some minutes where some are not active: what makes a switch of them may
 //! start later than this daemon. They are a preference and no more, so that they stay unknown is no signal that is off; and after
-//! these minutes nobody wakes up idle GPUs for them.
+//! these minutes nobody wakes up idle GPUs for them. So it is with MIG mode, until a GPU is in it and has no instance: when it leaves the
+//! mode, it is to be offered as a whole, and only NVML tells.
 
 use super::{Actors, Settings};
 use crate::domain::{NvmlLibrary, NvmlQuestion, NvmlSnapshot, Source, asks_for_names};
@@ -67,7 +68,7 @@ pub(super) struct Asker {
     rescan: Mailbox<Rescan>,
     judgement: Arc<watch::Sender<Judgement>>,
     pace: Pace,
-    /// Why links are not known, as the log has it.
+    /// Why links or MIG modes are not known, as the log has it.
     said: Option<String>,
 }
 
@@ -158,8 +159,8 @@ impl Asker {
             Some(why) => self.off(&format!("NVML does not tell everything: {why}")),
             None => self.on(),
         }
-        if let Some(why) = &answer.unlinked {
-            self.without_links(why);
+        if let Some(why) = &answer.untold {
+            self.without_the_rest(why);
         }
         answer.failed.is_none()
     }
@@ -176,7 +177,10 @@ impl Asker {
             *pause = self.pace.retry;
             return Some(self.at_tick(self.pace.renew));
         }
-        let is_open = self.snapshot.borrow().leaves_links_open(question);
+        if self.snapshot.borrow().keeps_whole_back(question) {
+            return Some(self.after_pause(pause));
+        }
+        let is_open = self.snapshot.borrow().leaves_open(question);
         if is_open { self.for_some_minutes(pause) } else { None }
     }
 
@@ -196,7 +200,7 @@ impl Asker {
     fn off(&mut self, why: &str) {
         if !asks_for_names(&self.question.borrow()) {
             self.judgement.send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some());
-            return self.without_links(why);
+            return self.without_the_rest(why);
         }
         let known = |judgement: &Judgement| judgement.off.get(&Source::Nvml).is_some_and(|known| known == why);
         let is_news = self.judgement.send_if_modified(|judgement| {
@@ -210,9 +214,10 @@ impl Asker {
         }
     }
 
-    fn without_links(&mut self, why: &str) {
+    fn without_the_rest(&mut self, why: &str) {
         if self.said.as_deref() != Some(why) {
-            tracing::info!(why, "which GPUs are joined by NVLink is not known; those that are near on PCI Express are preferred");
+            let what = "which GPUs are joined by NVLink, and which are in MIG mode, is not known";
+            tracing::info!(why, "{what}; those that are near on PCI Express are preferred");
             self.said = Some(why.to_owned());
         }
     }
@@ -433,7 +438,7 @@ mod tests {
         }
         stage.made(3).await;
         stage.end(2, links(0)).await;
-        assert!(!stage.snapshot.borrow().leaves_links_open(&[(gpu(), asked())].into()));
+        assert!(!stage.snapshot.borrow().leaves_open(&[(gpu(), asked())].into()));
         assert_eq!((*stage.made.borrow(), stage.off()), (3, None));
 
         let mut stage = Stage::asking(asked(), FOR_LINKS);
@@ -447,6 +452,26 @@ mod tests {
         stage.made(5).await;
         stage.end(4, NvmlAnswer { failed: Some("no driver".into()), ..NvmlAnswer::default() }).await;
         assert!(stage.off().unwrap().contains("no driver"), "a name that is not known is");
+    }
+
+    #[tokio::test]
+    async fn a_gpu_in_mig_mode_without_an_instance_is_asked_for_until_it_has_left_the_mode() {
+        let told = |mig_mode| {
+            let gpus = [(gpu(), NvmlGpu { mig_mode: Some(mig_mode), ..NvmlGpu::default() })].into();
+            NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
+        };
+        let mut stage = Stage::asking(NvmlAsked { mig_mode: true, ..NvmlAsked::default() }, FOR_LINKS);
+        // More often than links.
+        for call in 0..8 {
+            stage.made(call + 1).await;
+            stage.end(call, told(true)).await;
+            assert!(stage.snapshot.borrow().is_in_mig_mode(gpu()));
+        }
+        stage.made(9).await;
+        stage.end(8, told(false)).await;
+        assert!(!stage.snapshot.borrow().is_in_mig_mode(gpu()));
+        tokio::time::sleep(FOR_LINKS.retry_max * 4).await;
+        assert_eq!((*stage.made.borrow(), stage.off()), (9, None), "an idle GPU is not woken up for it");
     }
 
     #[test]

@@ -21,17 +21,20 @@ pub struct NvmlAsked {
     pub instances: BTreeSet<MigPlace>,
     /// Which of the other GPUs that are asked for this it reaches by NVLink.
     pub links: bool,
+    /// Whether it is in MIG mode, in which nobody can use it as a whole.
+    pub mig_mode: bool,
 }
 
 impl NvmlAsked {
     /// Its UUID, and the names of these instances.
     #[must_use]
     pub fn names(instances: impl Into<BTreeSet<MigPlace>>) -> Self {
-        NvmlAsked { uuid: true, instances: instances.into(), links: false }
+        NvmlAsked { uuid: true, instances: instances.into(), ..NvmlAsked::default() }
     }
 }
 
-/// Whether names are asked for, without which something is not offered or by a lesser name. Links are only a preference.
+/// Whether names are asked for, without which something is not offered or by a lesser name. Links are only a preference, and MIG mode
+/// is told by the driver's files too as soon as there are instances.
 #[must_use]
 pub fn asks_for_names(question: &NvmlQuestion) -> bool {
     question.values().any(|asked| asked.uuid)
@@ -58,6 +61,8 @@ pub struct NvmlGpu {
     pub instances: BTreeMap<MigPlace, String>,
     /// Its links; `None` where nothing was told of them.
     pub links: Option<NvLinks>,
+    /// Whether it is in MIG mode; `None` where nothing was told of that.
+    pub mig_mode: Option<bool>,
 }
 
 /// What NVML has told, by the GPUs' addresses. A value like the text of a file: it may be older than what it speaks of.
@@ -80,17 +85,33 @@ impl NvmlSnapshot {
         self.gpus.get(&gpu)?.instances.get(&place).map(String::as_str)
     }
 
+    /// Whether a GPU is known to be in MIG mode.
+    #[must_use]
+    pub fn is_in_mig_mode(&self, gpu: PciAddress) -> bool {
+        self.gpus.get(&gpu).is_some_and(|told| told.mig_mode == Some(true))
+    }
+
+    /// Whether a GPU is in MIG mode and none of its instances is asked for: it is offered when it has left the mode.
+    #[must_use]
+    pub fn keeps_whole_back(&self, question: &NvmlQuestion) -> bool {
+        question.iter().any(|(gpu, asked)| asked.instances.is_empty() && self.is_in_mig_mode(*gpu))
+    }
+
     /// The hive of each GPU that is in one, as [`topology::hives`](super::topology::hives) reads it.
     #[must_use]
     pub fn hives(&self) -> BTreeMap<PciAddress, String> {
         nvlink::hives(&self.gpus.iter().filter_map(|(gpu, told)| Some((*gpu, told.links.as_ref()?))).gather())
     }
 
-    /// Whether links that are asked for are not known, or not active.
+    /// Whether links that are asked for are not known, or not active, or a MIG mode is not known.
     #[must_use]
-    pub fn leaves_links_open(&self, question: &NvmlQuestion) -> bool {
-        let links = |gpu| self.gpus.get(gpu).and_then(|told| told.links.as_ref());
-        question.iter().any(|(gpu, asked)| asked.links && links(gpu).is_none_or(|links| links.down > 0))
+    pub fn leaves_open(&self, question: &NvmlQuestion) -> bool {
+        let nothing = NvmlGpu::default();
+        question.iter().any(|(gpu, asked)| {
+            let told = self.gpus.get(gpu).unwrap_or(&nothing);
+            let has_links = || told.links.as_ref().is_some_and(|links| links.down == 0);
+            asked.links && !has_links() || asked.mig_mode && told.mig_mode.is_none()
+        })
     }
 
     /// What is known after an answer to `question`: the answer, and where it says nothing what was known before. What is not
@@ -98,12 +119,14 @@ impl NvmlSnapshot {
     #[must_use]
     pub fn renewed(&self, answer: NvmlSnapshot, question: &NvmlQuestion) -> NvmlSnapshot {
         let links = |of: &NvmlSnapshot, gpu: &PciAddress| of.gpus.get(gpu).and_then(|gpu| gpu.links.clone());
+        let mig_mode = |of: &NvmlSnapshot, gpu: &PciAddress| of.gpus.get(gpu).and_then(|gpu| gpu.mig_mode);
         let of = |(gpu, asked): (&PciAddress, &NvmlAsked)| {
             let name = |place: &MigPlace| answer.instance(*gpu, *place).or_else(|| self.instance(*gpu, *place)).map(str::to_owned);
             let uuid = answer.uuid(*gpu).or_else(|| self.uuid(*gpu)).map(str::to_owned);
             let instances = asked.instances.iter().filter_map(|place| Some((*place, name(place)?))).gather();
             let links = asked.links.then(|| links(&answer, gpu).or_else(|| links(self, gpu))).flatten();
-            let known = NvmlGpu { uuid, instances, links };
+            let mig_mode = asked.mig_mode.then(|| mig_mode(&answer, gpu).or_else(|| mig_mode(self, gpu))).flatten();
+            let known = NvmlGpu { uuid, instances, links, mig_mode };
             (known != NvmlGpu::default()).then_some((*gpu, known))
         };
         NvmlSnapshot { gpus: question.iter().filter_map(of).gather() }
@@ -138,10 +161,29 @@ mod tests {
         let (known, question) = (NvmlSnapshot { gpus: told.into() }, NvmlQuestion::from(gpus.map(|gpu| (gpu, asked(true)))));
         assert_eq!(known.hives().into_values().collect::<Vec<_>>(), ["nvlink:0000:08:00.0"; 2]);
         assert_eq!(known.renewed(NvmlSnapshot::default(), &question), known, "an answer that says nothing of them");
-        assert!(!asks_for_names(&question) && !known.leaves_links_open(&question) && NvmlSnapshot::default().leaves_links_open(&question));
+        assert!(!asks_for_names(&question) && !known.leaves_open(&question) && NvmlSnapshot::default().leaves_open(&question));
         let cut = NvmlQuestion::from([(gpus[0], asked(true)), (gpus[1], NvmlAsked::names([(1, 0)]))]);
         let nothing = NvmlSnapshot::default();
         assert_eq!(nothing.renewed(nothing.clone(), &question), nothing, "and is no news");
         assert!(known.renewed(NvmlSnapshot::default(), &cut).hives().is_empty() && asks_for_names(&cut));
+    }
+
+    #[test]
+    fn a_mig_mode_stays_known_while_it_is_asked_for_and_keeps_back_a_whole_without_instances() {
+        let gpu: PciAddress = "0000:08:00.0".parse().unwrap();
+        let asked = |instances: &[MigPlace]| {
+            let instances = instances.iter().copied().collect();
+            NvmlQuestion::from([(gpu, NvmlAsked { mig_mode: true, instances, ..NvmlAsked::default() })])
+        };
+        let told = |mig_mode| NvmlSnapshot { gpus: [(gpu, NvmlGpu { mig_mode: Some(mig_mode), ..NvmlGpu::default() })].into() };
+        let nothing = NvmlSnapshot::default();
+        assert!(nothing.leaves_open(&asked(&[])) && !asks_for_names(&asked(&[])));
+        let cut = nothing.renewed(told(true), &asked(&[(1, 0)]));
+        assert!(!cut.leaves_open(&asked(&[(1, 0)])) && !cut.keeps_whole_back(&asked(&[(1, 0)])));
+        // Its instances are gone, and nobody has been asked since.
+        let uncut = cut.renewed(nothing.clone(), &asked(&[]));
+        assert!(uncut.is_in_mig_mode(gpu) && uncut.keeps_whole_back(&asked(&[])));
+        assert!(!uncut.renewed(told(false), &asked(&[])).is_in_mig_mode(gpu));
+        assert_eq!(uncut.renewed(nothing.clone(), &NvmlQuestion::new()), nothing);
     }
 }

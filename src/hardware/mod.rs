@@ -45,7 +45,7 @@ pub use select::{NearMiss, Selection, near_misses, select};
 pub use signals::signals;
 pub use xid::xid;
 
-use crate::domain::{Device, DeviceId, Health, NvmlQuestion, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec};
+use crate::domain::{Device, DeviceClass, DeviceId, Health, NvmlQuestion, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -119,6 +119,9 @@ pub fn discover_told(
     let devices: Vec<Arc<Device>> = devices.into_iter().map(Arc::new).collect();
     let mut selection = select(&devices, &chars, specs);
     selection.warnings.splice(0..0, found.warnings);
+    if specs.iter().any(|spec| spec.class == DeviceClass::Gpu) {
+        selection.warnings.extend(nvidia::without_instances(&devices));
+    }
     // What is not published needs no memory: a node has hundreds of bridges.
     let selected = selection.resource_of();
     named.retain(|(key, _)| selected.contains_key(key.as_str()));

@@ -6,6 +6,9 @@
 //! and capabilities"). Until driver 470 an instance was `MIG-<UUID of the GPU>/<GPU instance>/<compute instance>`; since then
 //! it has a UUID of its own (the same guide, "CUDA visible devices"), which only NVML tells; likewise which GPUs are joined by
 //! NVLink. What is to be asked there is [`question`]; the ids of instances do not depend on the answer, which may come late or never.
+//!
+//! In MIG mode a GPU is of no use as a whole, also while it has no instance: between two layouts, and on some GPUs after each boot.
+//! The folder is there in either mode, so that too only NVML tells.
 
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
@@ -13,6 +16,7 @@ use super::select::Selection;
 use crate::domain::{Device, DeviceClass, Gather, MigPlace, NvmlAsked, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// PCI vendor id of NVIDIA.
 pub(super) const VENDOR: u16 = 0x10de;
@@ -37,6 +41,9 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, gpus: &Gpus, nvml: 
     if let Some(minor) = &minor {
         cut_into_instances(root, &mut facts, minor, uuid.as_deref(), |place| nvml.instance(function.address, place));
     }
+    if facts.parts_are.is_none() && nvml.is_in_mig_mode(function.address) {
+        facts.cut("mig", Vec::new());
+    }
     facts.note("minor", minor);
     facts.note("index", gpus.index(function.address));
     facts.note("uuid", uuid.clone());
@@ -50,8 +57,19 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, gpus: &Gpus, nvml: 
     facts
 }
 
-/// What the driver's files leave open: GPUs that show no UUID, the MIG instances of a driver that gives them UUIDs, and the links
-/// between GPUs that a resource offers as wholes: between instances there is none.
+/// What an operator should know of GPUs that are cut and of which nothing can be offered, one sentence each.
+pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
+    let of_gpu = |device: &&Arc<Device>, name: &str| device.class == DeviceClass::Gpu && device.attribute(name) == Some("mig");
+    let address = |device: &Arc<Device>| device.pci.as_ref().map(|pci| pci.address);
+    let cut: BTreeSet<PciAddress> = devices.iter().filter(|device| of_gpu(device, "part")).filter_map(address).gather();
+    let empty = devices.iter().filter(|device| of_gpu(device, "parts") && address(device).is_some_and(|gpu| !cut.contains(&gpu)));
+    let why =
+        "it is in MIG mode without an instance: `nvidia-smi mig -cgi` with profiles and `-C` makes some, `nvidia-smi -mig 0` ends the mode";
+    empty.map(|gpu| format!("{} is not offered, because {why}", gpu.id)).collect()
+}
+
+/// What the driver's files leave open: GPUs that show no UUID, the MIG instances of a driver that gives them UUIDs, whether a GPU is in
+/// MIG mode, and the links between GPUs that a resource offers as wholes: between instances there is none.
 pub(super) fn question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
     let gpus = Gpus::read(root);
     if gpus.0.is_empty() {
@@ -61,8 +79,12 @@ pub(super) fn question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
     // NVML does not know those that are excluded.
     let known: BTreeMap<PciAddress, Information> = gpus.0.into_iter().filter(|(_, gpu)| !gpu.is_excluded).gather();
     let ask = |(gpu, information): (&PciAddress, &Information)| {
-        let places = information.minor.as_ref().filter(|_| !by_place).map(|minor| places(root, minor)).unwrap_or_default();
-        (information.uuid.is_none() || !places.is_empty()).then(|| (*gpu, NvmlAsked::names(places)))
+        let minor = information.minor.as_ref();
+        let instances = minor.filter(|_| !by_place).map(|minor| places(root, minor)).unwrap_or_default();
+        let uuid = information.uuid.is_none() || !instances.is_empty();
+        // Of one that is cut too: what is known then counts in the moment in which its instances are gone.
+        let mig_mode = minor.is_some_and(|minor| root.is_dir(&mig_folder(minor)));
+        (uuid || mig_mode).then_some((*gpu, NvmlAsked { uuid, instances, mig_mode, links: false }))
     };
     let linked = offered.resources.values().flat_map(|devices| {
         let wholes: Vec<PciAddress> = devices.iter().filter_map(|device| whole(device)).collect();
@@ -82,8 +104,13 @@ fn whole(device: &Device) -> Option<PciAddress> {
     (function.driver.as_deref() == Some(DRIVER) && !function.is_vf()).then_some(function.address)
 }
 
+/// Where the driver shows the MIG instances of a GPU; a driver that knows of no MIG has no such folder.
+fn mig_folder(minor: &str) -> String {
+    format!("proc/driver/nvidia/capabilities/gpu{minor}/mig")
+}
+
 fn places(root: &HostRoot, minor: &str) -> BTreeSet<MigPlace> {
-    let dir = format!("proc/driver/nvidia/capabilities/gpu{minor}/mig");
+    let dir = mig_folder(minor);
     let of = |gi: String| {
         let instances = numbered(root, &format!("{dir}/gi{gi}"), "ci");
         instances.into_iter().filter_map(move |ci| Some((gi.parse().ok()?, ci.parse().ok()?)))
@@ -138,7 +165,7 @@ fn numbered(root: &HostRoot, dir: &str, prefix: &str) -> Vec<String> {
 
 /// A GPU that has GPU instances is used by its compute instances only. `told` is what NVML calls them.
 fn cut_into_instances<'a>(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Option<&str>, told: impl Fn(MigPlace) -> Option<&'a str>) {
-    let dir = format!("proc/driver/nvidia/capabilities/gpu{minor}/mig");
+    let dir = mig_folder(minor);
     let instances = numbered(root, &dir, "gi");
     if instances.is_empty() {
         return;
@@ -191,9 +218,12 @@ fn field(information: &str, name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Scan;
+    use super::super::describe::Describer;
+    use super::super::disks::Disks;
     use super::super::testing::{device, function, write};
     use super::*;
-    use std::sync::Arc;
+    use std::fs;
 
     fn gpu() -> PciFunction {
         PciFunction { vendor: Some(VENDOR), driver: Some(DRIVER.into()), ..function("0004:04:00.0") }
@@ -319,7 +349,8 @@ mod tests {
         }
         let [cut, unused]: [PciAddress; 2] = ["0004:04:00.0", "0004:05:00.0"].map(|address| address.parse().unwrap());
         let asked = question(&root);
-        assert_eq!(asked, [(cut, NvmlAsked::names([(1, 0), (1, 1), (13, 0)])), (unused, NvmlAsked::names([]))].into());
+        let of_cut = NvmlAsked { mig_mode: true, ..NvmlAsked::names([(1, 0), (1, 1), (13, 0)]) };
+        assert_eq!(asked, [(cut, of_cut), (unused, NvmlAsked::names([]))].into());
 
         let mut told = NvmlSnapshot::default();
         told.gpus.entry(cut).or_default().instances.insert((13, 0), "MIG-a".into());
@@ -333,7 +364,41 @@ mod tests {
 
         // A driver that calls instances by their places needs nobody.
         write(dir.path(), "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu\n");
-        assert_eq!(question(&root).into_values().collect::<Vec<_>>(), [NvmlAsked::names([])]);
+        let of_cut = NvmlAsked { mig_mode: true, ..NvmlAsked::default() };
+        assert_eq!(question(&root).into_values().collect::<Vec<_>>(), [of_cut, NvmlAsked::names([])]);
+    }
+
+    #[test]
+    fn a_gpu_in_mig_mode_is_no_whole_although_it_has_no_instance_and_that_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, address) = (HostRoot::new(dir.path()), gpu().address);
+        write(dir.path(), "proc/driver/nvidia/gpus/0004:04:00.0/information", "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n");
+        assert!(question(&root, &Selection::default()).is_empty(), "a driver that knows of no MIG");
+        fs::create_dir_all(dir.path().join("proc/driver/nvidia/capabilities/gpu2/mig")).unwrap();
+        let asked = NvmlAsked { mig_mode: true, ..NvmlAsked::default() };
+        assert_eq!(question(&root, &Selection::default()), [(address, asked)].into());
+
+        let gpu = PciFunction { class: Some(0x03_0200), ..gpu() };
+        let scan = Scan { functions: [(address, gpu.clone())].into() };
+        let described = |mig_mode| {
+            let mut told = NvmlSnapshot::default();
+            told.gpus.entry(address).or_default().mig_mode = mig_mode;
+            let devices: Vec<_> = Describer::new(&root, &scan, &told, &Disks::of(&root)).devices(&gpu).into_iter().map(Arc::new).collect();
+            (devices[0].attribute("parts").map(str::to_owned), devices.len() - 1, without_instances(&devices))
+        };
+        for whole in [None, Some(false)] {
+            assert_eq!(described(whole), (None, 0, vec![]), "{whole:?}");
+        }
+        let (parts_are, parts, told) = described(Some(true));
+        assert_eq!((parts_are.as_deref(), parts), (Some("mig"), 0));
+        assert!(told[0].starts_with("GPU-1 is not offered, because it is in MIG mode without an instance"), "{told:?}");
+        let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
+        for instance in ["gi1", "gi1/ci0"] {
+            write(dir.path(), &format!("{mig}/{instance}/access"), "DeviceFileMinor: 300\n");
+        }
+        for mode in [None, Some(false), Some(true)] {
+            assert_eq!(described(mode), (Some("mig".into()), 1, vec![]), "the driver's files show that it is cut");
+        }
     }
 
     #[test]

@@ -162,20 +162,22 @@ impl Judge {
 
     /// Something has happened to a function, and so to all that is below it. Whether it is one that matters.
     pub(crate) fn happened(&mut self, event: &DeviceEvent, at: Moment, held: &Held) -> bool {
-        if self.evidence.is_none() {
+        let Some(evidence) = self.evidence.clone() else {
             if self.early.len() < EARLY_MAX {
                 self.early.push((event.clone(), at));
             }
             return false;
-        }
+        };
         // A bridge's driver comes and goes without a reset of what is below.
         let spreads = !matches!(event.kind, EventKind::Bound | EventKind::Unbound);
         let mut matters = false;
-        for device in self.probed_devices(held) {
+        let probed: BTreeSet<DeviceId> = self.probed_devices(held).iter().map(|device| device.id.clone()).gather();
+        for device in evidence.devices.values() {
             let Some(pci) = &device.pci else { continue };
             let is_it =
                 pci.address == event.at || (event.whole_slot && PciAddress { function: event.at.function, ..pci.address } == event.at);
-            if (is_it && device.attribute("part").is_none()) || (spreads && pci.bridges.contains(&event.at)) {
+            let is_meant = (is_it && device.attribute("part").is_none()) || (spreads && pci.bridges.contains(&event.at));
+            if is_meant && (probed.contains(&device.id) || self.cases.notes(device, &event.kind)) {
                 self.cases.happened(&device.id, event, at);
                 matters = true;
             }

@@ -10,6 +10,8 @@
 //!
 //! Which GPUs are joined by NVLink is asked pair by pair (`nvmlDeviceGetP2PStatus`), which says the same of a bridge between two
 //! cards, of a mesh and of a switch, whether the switch can be seen or not; links are counted by where they lead.
+//!
+//! A GPU that has no MIG mode, or a library that knows of none, says so by an error: that is a GPU that is not in it.
 
 use super::HostRoot;
 #[cfg(feature = "nvml")]
@@ -42,8 +44,8 @@ pub struct NvmlAnswer {
     pub told: NvmlSnapshot,
     /// Why names that were asked for were not told, or nothing at all.
     pub failed: Option<String>,
-    /// Why links were not told.
-    pub unlinked: Option<String>,
+    /// Why links or MIG modes were not told, which no name waits for.
+    pub untold: Option<String>,
 }
 
 impl NvmlAnswer {
@@ -113,12 +115,12 @@ fn library_says(library: &std::path::Path, question: &NvmlQuestion) -> Result<Nv
     let nvml = nvml_wrapper::Nvml::builder().lib_path(library.as_os_str()).init()?;
     let mut answer = NvmlAnswer::default();
     let mut linked = Vec::new();
-    for (address, NvmlAsked { uuid, instances, links }) in question {
+    for (address, NvmlAsked { uuid, instances, links, mig_mode }) in question {
         let device = nvml.device_by_pci_bus_id(address.to_string());
         let (device, uuid) = match device.and_then(|device| Ok((uuid.then(|| device.uuid()).transpose()?, device))) {
             Ok((uuid, device)) => (device, uuid),
             Err(error) => {
-                let failed = if *uuid { &mut answer.failed } else { &mut answer.unlinked };
+                let failed = if *uuid { &mut answer.failed } else { &mut answer.untold };
                 failed.get_or_insert_with(|| format!("the GPU {address}: {error}"));
                 continue;
             }
@@ -131,6 +133,13 @@ fn library_says(library: &std::path::Path, question: &NvmlQuestion) -> Result<Nv
                 Err(error) => drop(answer.failed.get_or_insert_with(|| format!("the MIG instance {gi}/{ci} of {address}: {error}"))),
             }
         }
+        if *mig_mode {
+            // What is set for later does not count yet.
+            match known(device.mig_mode()) {
+                Ok(mode) => gpu.mig_mode = Some(mode.is_some_and(|mode| mode.current != 0)),
+                Err(error) => drop(answer.untold.get_or_insert_with(|| format!("the MIG mode of the GPU {address}: {error}"))),
+            }
+        }
         gpu.uuid = uuid;
         answer.told.gpus.insert(*address, gpu);
         linked.extend(links.then_some((*address, device)));
@@ -138,7 +147,7 @@ fn library_says(library: &std::path::Path, question: &NvmlQuestion) -> Result<Nv
     for (address, device) in &linked {
         match links(device, *address, &linked) {
             Ok(links) => answer.told.gpus.entry(*address).or_default().links = Some(links),
-            Err(error) => drop(answer.unlinked.get_or_insert_with(|| format!("the links of the GPU {address}: {error}"))),
+            Err(error) => drop(answer.untold.get_or_insert_with(|| format!("the links of the GPU {address}: {error}"))),
         }
     }
     Ok(answer)

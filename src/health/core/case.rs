@@ -67,7 +67,11 @@ impl Case for Verdict {
         self.baselines.clear();
         (self.reset_at, self.healthy_since, self.is_away) = (Duration::ZERO, Duration::ZERO, false);
         self.state = match self.state {
-            State::Healthy | State::Suspect { .. } => State::Healthy,
+            State::Healthy | State::Suspect { .. } => {
+                // It was in order when the machine went down: what it fails of in this boot is no sequel.
+                self.flaps = if self.is_latched { self.flaps } else { 0 };
+                State::Healthy
+            }
             // The first look that finds nothing is newer than the failure by a whole boot.
             State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => {
                 State::Recovering { reason, since: Duration::ZERO, hold: Duration::ZERO }

@@ -3,7 +3,8 @@
 use super::LEAVE_AFTER;
 use super::case::{Case, FatalXids, Look, Sighting};
 use crate::domain::{
-    AllocId, Complaint, Device, DeviceEvent, DeviceId, Health, Instruction, Moment, PciAddress, Reason, Signals, State, Verdict,
+    AllocId, Complaint, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Instruction, Moment, PciAddress, Reason, Signals,
+    State, Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -181,6 +182,14 @@ impl Cases {
         let complaint = complaint.filter(|complaint| !self.rules.ignored.contains(&complaint.reason));
         self.checks
             .insert(id.clone(), Probe { at, sightings: complaint.into_iter().map(|complaint| Sighting { at, complaint }).collect() });
+    }
+
+    /// Whether what happens to a device counts although no list has it. One that may be offered later is not offered then as if nothing
+    /// had been; a recovery that begins ends well as a rule, and a part follows its whole.
+    pub(super) fn notes(&self, device: &Device, kind: &EventKind) -> bool {
+        let may_be_offered = device.class != DeviceClass::Other && device.attribute("part").is_none();
+        let stays = matches!(kind, EventKind::RecoveryFailed | EventKind::Wedged(_) | EventKind::Xid(_));
+        may_be_offered && (stays || self.verdicts.contains_key(&device.id))
     }
 
     /// Something has happened to a device.

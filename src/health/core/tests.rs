@@ -527,6 +527,45 @@ fn what_happened_before_the_first_scan_of_a_life_is_not_forgotten() {
 }
 
 #[test]
+fn a_fault_of_what_no_resource_selects_is_known_when_one_does_and_neither_bridges_nor_parts_have_any() {
+    use EventKind::{Bound, RecoveryBegan, RecoveryFailed, Xid};
+    let (gpu, root_port) = ("0000:03:00.0", "0000:00:01.0");
+    let scan = |judge: &mut Judge, secs, selected: &[&str]| {
+        let mut evidence = (*evidence(secs, &[], selected, &[])).clone();
+        let mut switch = (*function("switch", "0000:04:00.0", None)).clone();
+        switch.class = DeviceClass::Other;
+        let mut mig = (*function("mig", gpu, None)).clone();
+        mig.attributes = [("part", "mig"), ("parent", "gpu")].map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let devices = [function("gpu", gpu, None), Arc::new(switch), Arc::new(mig)];
+        evidence.devices.extend(devices.map(|device| (device.id.clone(), device)));
+        judge.discovered(Arc::new(evidence));
+        for device in judge.probed_devices(&Held::new()) {
+            judge.probed(&device, moment(secs), &Signals::default());
+        }
+        list(judge.judge(&Held::new(), &Owed::new(), at(secs)))
+    };
+    let noted = |judge: &mut Judge| judge.take_changed(|_| Vec::new()).into_iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>();
+    let mut judge = judge(1);
+    scan(&mut judge, 1, &[]);
+    happens(&mut judge, 2, gpu, RecoveryBegan, false);
+    happens(&mut judge, 2, gpu, Xid(13), true);
+    happens(&mut judge, 2, gpu, Bound, false);
+    assert!(noted(&mut judge).is_empty(), "what ends well as a rule, an application's error, and a driver that comes");
+
+    happens(&mut judge, 3, gpu, Xid(79), true);
+    assert_eq!(scan(&mut judge, 10, &["gpu"]), ["gpu=xid"]);
+    for secs in [11, 100] {
+        assert_eq!(scan(&mut judge, secs, &[]).is_empty(), secs == 100, "it leaves the list");
+    }
+    happens(&mut judge, 101, root_port, RecoveryFailed, false);
+    assert_eq!(noted(&mut judge), ["gpu"]);
+    // It is reset while nobody is offered it.
+    happens(&mut judge, 102, gpu, Bound, false);
+    assert_eq!(scan(&mut judge, 110, &["gpu"]), ["gpu=recovery_failed"], "the first look");
+    assert_eq!(scan(&mut judge, 140, &["gpu"]), ["gpu=ok"]);
+}
+
+#[test]
 fn a_bridge_whose_driver_comes_and_goes_has_reset_nothing_below_it() {
     use EventKind::{Bound, Xid};
     let mut judge = judge(1);

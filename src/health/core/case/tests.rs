@@ -274,6 +274,34 @@ fn a_new_boot_forgives_what_was_not_an_operators_and_asks_for_one_good_look() {
     assert!(story.0.health().is_healthy());
 }
 
+#[test]
+fn a_device_that_fails_once_after_each_boot_and_is_in_order_until_the_next_waits_for_no_operator() {
+    let mut story = Story::new();
+    for boot in 0..2 * FLAPS_MAX {
+        story.0.continue_in(&format!("boot {boot}"));
+        // The port waits for its subnet manager.
+        assert!(story.look(5, &[Reason::PortDown]).is_healthy());
+        assert_eq!(story.look(35, &[Reason::PortDown]), bad(Reason::PortDown));
+        assert_eq!(story.heals(36), 36 + 30, "boot {boot}");
+        assert!(story.look(30 * 86_400, &[]).is_healthy());
+    }
+}
+
+#[test]
+fn a_device_with_which_the_machine_goes_down_each_time_waits_for_an_operator_over_all_boots() {
+    let mut story = Story::new();
+    for boot in 1..=FLAPS_MAX {
+        story.0.continue_in(&format!("boot {boot}"));
+        assert!(story.look(5, &[]).is_healthy(), "boot {boot}");
+        story.look(300, &[Reason::OffTheBus]);
+    }
+    for boot in ["one more", "and another"] {
+        story.0.continue_in(boot);
+        assert_eq!(story.look(5, &[]), bad(Reason::Flapping));
+        assert_eq!(story.look(90_000, &[]), bad(Reason::Flapping));
+    }
+}
+
 /// One thing of a history, and how much later than the one before.
 type Step = (u64, u8, u8);
 
