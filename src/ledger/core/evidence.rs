@@ -94,6 +94,8 @@ impl<'a> Evidence<'a> {
                 let name = (namespace.as_str(), name.as_str());
                 self.listed.get(&name).into_iter().flatten().any(|listed| self.is_ours(grant, &pod.uid, name, listed))
             }
+            // The kubelet has forgotten it and nothing of it runs: whoever is listed with its ids got them after it.
+            _ if self.checkpoint_lacks(&pod.uid) && self.cgroup(&pod.uid).is_dead() => false,
             // Without a name: a pod that has one of our ids, or one that no UID is known of, may be it.
             _ => self
                 .listed()
