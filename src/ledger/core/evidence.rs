@@ -53,6 +53,11 @@ impl<'a> Evidence<'a> {
         self.by_alloc_id.get(&grant.alloc_id).copied()
     }
 
+    /// Whether the kubelet has given the grant's container another one since.
+    pub(super) fn is_superseded(&self, grant: &Grant) -> bool {
+        self.ledger.is_superseded(grant, self.observation.checkpoint.as_ref())
+    }
+
     /// Whether there is a checkpoint, and it has nothing at all of this pod.
     pub(super) fn checkpoint_lacks(&self, uid: &str) -> bool {
         self.observation.checkpoint.is_some() && !self.uids.contains(uid)

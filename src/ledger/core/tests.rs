@@ -437,6 +437,51 @@ fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that
     }
 }
 
+/// The static pod `u1` is gone and comes back with its UID; the kubelet gives its container another device.
+fn come_back(world: &mut World, cgroup: CgroupState) {
+    world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu1", BOOT))));
+    world.seen.pods = Some(vec![listed("web", &["gpu1"])]);
+    world.seen.cgroups.insert("u1".into(), cgroup);
+    world.checkpoint().entries = vec![entry("u1", "main", "gpu1", Some(alloc(2)))];
+}
+
+#[test]
+fn what_a_static_pod_had_before_it_came_back_is_released_when_all_of_it_had_ended() {
+    // It was gone at the last look, or nothing of it has started again yet.
+    for (looks, cgroup) in [(true, CgroupState::Populated), (false, CgroupState::Empty), (false, CgroupState::Gone)] {
+        let mut world = World::gone();
+        if looks {
+            world.look(10);
+        }
+        come_back(&mut world, cgroup);
+        let entries = world.look(13);
+        assert!(matches!(&entries[..], [former, _] if released_by(std::slice::from_ref(former)) == Some(SUPERSEDED)), "{entries:?}");
+        assert_eq!((world.state(1), world.state(2)), ("released", "bound"));
+        assert_eq!(world.look(14), []);
+    }
+}
+
+/// A kubelet that has lost its checkpoint asks again for a container that runs on with what it has.
+#[test]
+fn what_a_container_may_run_with_is_kept_though_the_kubelet_has_given_it_another_device() {
+    for another_kubelet in [false, true] {
+        let mut world = World::bound();
+        if another_kubelet {
+            world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+            world.look(10);
+            world.seen.kubelet_settled = false;
+        }
+        come_back(&mut world, CgroupState::Populated);
+        for seconds in 11..100 {
+            world.look(seconds);
+        }
+        assert_eq!((world.state(1), world.state(2)), ("bound", "bound"), "{another_kubelet}");
+        world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
+        world.look(100);
+        assert_eq!((world.state(1), world.state(2)), ("released", "bound"), "{another_kubelet}");
+    }
+}
+
 #[test]
 fn after_a_reboot_a_pod_in_the_checkpoint_is_kept_for_it_will_be_started_again() {
     let mut world = World::gone();
@@ -613,6 +658,8 @@ proptest! {
         let mut missed: BTreeMap<AllocId, (u64, u32)> = BTreeMap::new();
         let mut made = BTreeMap::new();
         let mut alive = BTreeSet::new();
+        // Pods that were seen to have ended, by this kubelet's life.
+        let mut dead = BTreeSet::new();
         for (n, (seen, wait, act)) in looks.into_iter().enumerate() {
             clock += wait;
             if act == 0 {
@@ -625,7 +672,8 @@ proptest! {
             let before = ledger.clone();
             alive.extend(seen.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated).map(|(uid, _)| uid.clone()));
             let entries = reconcile(&mut watchlist, &ledger, &seen, at(clock));
-            if !seen.kubelet_settled { missed.clear(); }
+            if !seen.kubelet_settled { missed.clear(); dead.clear(); }
+            dead.extend(seen.cgroups.iter().filter(|(_, state)| state.is_dead()).map(|(uid, _)| uid.clone()));
             if seen.pods.is_some() && seen.kubelet_settled {
                 for grant in before.grants().filter(|grant| grant.state != GrantState::Granted) {
                     let missed = missed.entry(grant.alloc_id.clone()).or_insert((clock, 0));
@@ -639,6 +687,14 @@ proptest! {
                 let was = before.grant(alloc_id).expect("it moves what is live");
                 prop_assert!(was.state != *state, "an entry says something new");
                 let GrantState::Released { pod, released_by, .. } = state else { continue };
+                if released_by == SUPERSEDED {
+                    let uid = &pod.as_ref().expect("it was bound").uid;
+                    prop_assert!(dead.contains(uid), "nobody has seen that it ended");
+                    let checkpoint = seen.checkpoint.as_ref().expect("the proof that its container has another one");
+                    let kept: BTreeSet<_> = checkpoint.entries.iter().filter(|entry| entry.pod_uid == *uid).map(|entry| &entry.alloc_id).collect();
+                    prop_assert!(!kept.contains(&Some(alloc_id.clone())) && kept.iter().any(|kept| kept.is_some()));
+                    continue;
+                }
                 prop_assert!(seen.kubelet_settled);
                 match pod {
                     Some(pod) => {
