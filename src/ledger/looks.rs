@@ -85,7 +85,7 @@ impl LedgerActor {
 
     /// The look of the timer: while every grant is bound to a pod whose processes run there is nothing to be found out.
     fn glance(&mut self, context: &mut Context<Self>) {
-        if is_calm(&self.ledger, &self.watchlist, |uid| self.looker.cgroup(uid)) {
+        if is_calm(&self.ledger, &self.watchlist, |uid| self.looker.lives(uid)) {
             self.schedule(false, context);
         } else {
             self.look(context);

@@ -55,12 +55,12 @@ impl Agenda {
 }
 
 /// Whether there is nothing to be found out: every grant is bound to a named pod whose processes run, and the kubelet knows.
-pub fn is_calm(ledger: &Ledger, watchlist: &Watchlist, cgroup: impl Fn(&str) -> CgroupState) -> bool {
-    let lives = |grant: &Grant| match &grant.state {
-        GrantState::Bound { pod, .. } => pod.name.is_some() && cgroup(&pod.uid) == CgroupState::Populated,
+pub fn is_calm(ledger: &Ledger, watchlist: &Watchlist, lives: impl Fn(&str) -> bool) -> bool {
+    let is_in_order = |grant: &Grant| match &grant.state {
+        GrantState::Bound { pod, .. } => pod.name.is_some() && lives(&pod.uid),
         _ => false,
     };
-    !watchlist.has_forgotten() && ledger.grants().all(|grant| lives(grant))
+    !watchlist.has_forgotten() && ledger.grants().all(|grant| is_in_order(grant))
 }
 
 /// Whether the processes of a holder are gone. That asks for listings; until they agree it is only a suspicion.
