@@ -71,7 +71,7 @@ impl LedgerActor {
             return;
         }
         let now = host::now();
-        let agenda = Agenda::of(&self.ledger, now.wall);
+        let agenda = Agenda::of(&self.ledger, &self.watchlist, now.boot);
         let kubelet = *self.config.kubelet.borrow();
         let kubelet_settled = self.kubelet_age.is_settled(kubelet, now);
         let wants = Wants { agenda, kubelet, kubelet_settled };

@@ -1,6 +1,6 @@
 //! What is looked at next, and when.
 
-use super::{Ledger, NEVER_STARTED_MIN, Watchlist};
+use super::{Ledger, Watchlist};
 use crate::domain::{AllocId, CgroupState, Gather, Grant, GrantState, Observation, Timestamp};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -28,14 +28,14 @@ pub struct Agenda {
 }
 
 impl Agenda {
-    /// The agenda for the grants as they are.
+    /// The agenda for the grants as they are, at a time since the boot.
     #[must_use]
-    pub fn of(ledger: &Ledger, now: Timestamp) -> Self {
+    pub fn of(ledger: &Ledger, watchlist: &Watchlist, now: Duration) -> Self {
         let pods = ledger.pods().into_iter().map(str::to_owned).gather();
         let unnamed = |grant: &Grant| grant.pod().is_some_and(|pod| pod.name.is_none());
         let list = ledger.grants().any(|grant| match grant.state {
             // Only a listing tells that nobody has it, and it is asked for when that can be decided.
-            GrantState::Granted => u128::from(now.0.saturating_sub(grant.granted_at.0)) >= NEVER_STARTED_MIN.as_millis(),
+            GrantState::Granted => watchlist.has_waited(&grant.alloc_id, now),
             GrantState::Suspect { .. } => true,
             GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
         });

@@ -81,6 +81,11 @@ impl Watchlist {
         !self.absent.is_empty() || !self.unbound.is_empty()
     }
 
+    /// Whether a grant has been without a container for so long that it may be one that never started.
+    pub(super) fn has_waited(&self, alloc_id: &AllocId, now: Duration) -> bool {
+        self.unbound.get(alloc_id).is_some_and(|watch| now.saturating_sub(watch.since) >= NEVER_STARTED_MIN)
+    }
+
     /// Whether this very kubelet has had a grant in its memory.
     #[must_use]
     pub fn was_known_to(&self, kubelet: KubeletGeneration, alloc_id: &AllocId) -> bool {
@@ -168,7 +173,7 @@ fn unbound(
     let written_at = observation.checkpoint.as_ref().map(|checkpoint| checkpoint.written_at);
     let watch = *watchlist.unbound.entry(grant.alloc_id.clone()).or_insert(Unbound { since: now.boot, checkpoint: written_at });
     let written_after = written_at.is_some_and(|at| at > grant.granted_at || watch.checkpoint.is_some_and(|first| first != at));
-    let waited = now.boot.saturating_sub(watch.since) >= NEVER_STARTED_MIN;
+    let waited = watchlist.has_waited(&grant.alloc_id, now.boot);
     // Without a listing it is not known whether a container is listed with these ids.
     let asked = observation.kubelet_settled && observation.pods.is_some();
     if !(waited && written_after && asked) || evidence.may_be_in_use(grant) {

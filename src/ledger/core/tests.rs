@@ -508,6 +508,17 @@ fn a_grant_that_reached_no_checkpoint_was_never_started() {
     assert_eq!(released_by(&world.look(60)), Some(NEVER_STARTED));
 }
 
+#[test]
+fn the_listing_that_a_release_needs_is_asked_for_whatever_the_wall_clock_says() {
+    let mut world = World::new();
+    world.checkpoint().entries.clear();
+    let asked = |world: &World, seconds| Agenda::of(&world.ledger, &world.watchlist, at(seconds).boot).needs_listing(&world.seen);
+    assert!(!asked(&world, 0));
+    let day_back = Moment { wall: Timestamp(WALL - 86_400_000), ..at(0) };
+    reconcile(&mut world.watchlist, &world.ledger, &world.seen, day_back);
+    assert_eq!([asked(&world, 59), asked(&world, 60)], [false, true], "when it can be decided, and not before");
+}
+
 /// A deletion by force takes the entry from the checkpoint, perhaps before anybody has read it there.
 #[test]
 fn while_a_pod_runs_that_the_kubelet_has_forgotten_it_may_have_any_grant() {
