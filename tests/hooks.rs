@@ -426,3 +426,32 @@ fn a_reset_before_the_start_is_done_for_every_container_of_a_pod() {
         assert_eq!(written, held.into_iter().collect::<Vec<_>>());
     });
 }
+
+/// A pod that a later handler rejects never gets as far as a sandbox, so nobody learns its name; the kubelet gives its devices to the
+/// next pod all the same.
+#[test]
+fn a_pod_that_was_rejected_behind_its_allocate_does_not_keep_the_next_one_from_its_reset() {
+    run(async {
+        let node = Node::new();
+        let host = SimNode::create(node.path("host")).unwrap();
+        let resource = "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nbefore_start = \"reset\"\n";
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{resource}"));
+        let gpus = name("nvidia.com/gpu");
+        let reset = |index: usize| node.path(&format!("host/sys/bus/pci/devices/{}/reset", host.gpu_address(index)));
+        (0..8).for_each(|index| std::fs::write(reset(index), "").unwrap());
+        let restart_after = Duration::from_millis(100);
+        let kubelet = node.start_old_kubelet(KubeletConfig { restart_after, ..node.kubelet_config() }).await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &gpus, 8).await;
+        let rejected = PodSpec::new("default", "large").app("main", &gpus, 8).without_room();
+        let rejected = soon("a rejection", kubelet.add_pod(rejected)).await;
+        assert!(matches!(rejected.phase, PodPhase::Failed { .. }), "{:?}", rejected.phase);
+        daemon.logged("bound").await;
+
+        let next = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpus, 8))).await;
+        let runs = |view: &holdfast::sim::kubelet::View<'_>| view.pod(&next.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
+        kubelet.wait_for(runs, HANG).await.unwrap();
+        let grants = node.grants();
+        assert!(matches!(&grants[..], [grant] if grant.pod().is_some_and(|pod| pod.uid == next.uid)), "{grants:?}");
+    });
+}

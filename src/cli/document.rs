@@ -4,7 +4,7 @@ use super::screen::Tint;
 use super::table::{Table, UNKNOWN};
 use crate::app::Processors;
 use crate::domain::{DeviceId, Gather, Grant, GrantState, PodRef, Timestamp};
-use crate::ledger::core::{NEVER_STARTED, POD_GONE};
+use crate::ledger::core::{NEVER_STARTED, POD_GONE, SUPERSEDED};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -210,6 +210,7 @@ pub fn holder_in_words(grant: &Grant) -> String {
 pub fn proof_in_words(released_by: &str) -> String {
     match released_by {
         POD_GONE => format!("{released_by}: the kubelet listed its pod no more, and the pod's cgroup was gone"),
+        SUPERSEDED => format!("{released_by}: the kubelet gave its container devices anew, after everything of the pod had ended"),
         NEVER_STARTED => format!("{released_by}: the kubelet's checkpoint, written later, was without it"),
         other => other.to_owned(),
     }

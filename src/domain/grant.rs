@@ -150,7 +150,7 @@ pub enum GrantState {
         bound_at: Option<Timestamp>,
         /// When the proof was complete.
         released_at: Timestamp,
-        /// The proof, in words of the documentation: `pod_gone`, `handed_on`, `never_started`.
+        /// The proof, in words of the documentation: `pod_gone`, `handed_on`, `superseded`, `never_started`.
         released_by: String,
     },
 }

@@ -4,7 +4,7 @@
 
 use super::device::DeviceId;
 use super::edits::ContainerEdits;
-use super::grant::{AllocId, KubeletGeneration};
+use super::grant::{AllocId, Grant, KubeletGeneration};
 use super::resource::ResourceName;
 use super::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +35,20 @@ pub struct Checkpoint {
     pub entries: Vec<CheckpointEntry>,
     /// When the file was written.
     pub written_at: Timestamp,
+}
+
+impl Checkpoint {
+    /// What the kubelet has in place of a grant for its container: of each resource it keeps one answer, and starts the container
+    /// with that.
+    #[must_use]
+    pub fn in_place_of(&self, grant: &Grant) -> Option<&AllocId> {
+        let (pod, container) = grant.pod().zip(grant.container())?;
+        let of_container =
+            |entry: &&CheckpointEntry| (&*entry.pod_uid, &*entry.container, &entry.resource) == (&*pod.uid, container, &grant.resource);
+        let mut kept = self.entries.iter().filter(of_container).filter_map(|entry| entry.alloc_id.as_ref());
+        let present = kept.next()?;
+        (*present != grant.alloc_id && kept.all(|other| *other != grant.alloc_id)).then_some(present)
+    }
 }
 
 /// One container's share of one resource.

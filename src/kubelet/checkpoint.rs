@@ -52,8 +52,8 @@ struct Document {
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Data {
-    /// Null on a node without device pods.
-    #[serde(default)]
+    /// Null on a node without device pods; every kubelet writes the key. Whoever writes another one has not said that there are none.
+    #[serde(deserialize_with = "Option::deserialize")]
     pod_device_entries: Option<Vec<PodDeviceEntry>>,
 }
 
@@ -260,7 +260,8 @@ mod tests {
 
     #[test]
     fn what_is_not_a_checkpoint_is_an_error() {
-        for text in ["", "{}", "null", "[]", r#"{"Data":7}"#, &REAL[..200]] {
+        let another = r#"{"Data":{"Entries":[{"PodUID":"u"}],"RegisteredDevices":{}},"Checksum":1}"#;
+        for text in ["", "{}", "null", "[]", r#"{"Data":7}"#, r#"{"Data":{}}"#, another, &REAL[..200]] {
             assert!(parse(text.as_bytes(), Timestamp(0)).is_err(), "{text}");
         }
     }

@@ -14,6 +14,8 @@
 //!                                                           Released(pod_gone)
 //!                                                                  or given on by the kubelet, cgroup dead, at the gate
 //!                                                           Released(handed_on)
+//!                                                                  or its container back with another grant
+//!                                                           Released(superseded)
 //! ```
 //!
 //! A release removes the grant from here; the store keeps it as history. [`reconcile()`] decides the moves after the first,
@@ -35,12 +37,12 @@ pub use self::agenda::{Agenda, has_dead_holder, is_calm, next_look};
 pub use self::hooks::{HeldBack, ReleaseHooks, ended, owing, undue};
 pub use self::passage::{Passage, View, passage};
 pub use self::rebuild::rebuild;
-pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, Watchlist, reconcile};
+pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist, reconcile};
 pub use self::refusal::{Doubt, Sight, doubt};
 
 use crate::domain::{
-    AllocId, DeviceId, Entry, Gather, Grant, GrantedDevice, HookState, Inventory, Listed, Owed, ResourceName, Verdicts, note_hook,
-    note_list, note_verdict,
+    AllocId, Checkpoint, DeviceId, Entry, Gather, Grant, GrantedDevice, HookState, Inventory, Listed, Owed, ResourceName, Verdicts,
+    note_hook, note_list, note_verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -176,6 +178,12 @@ impl Ledger {
     pub fn holders(&self, resource: &ResourceName, id: &DeviceId) -> impl Iterator<Item = &Arc<Grant>> {
         let ids = self.holders.get(resource).and_then(|devices| devices.get(id));
         ids.into_iter().flatten().filter_map(|alloc_id| self.grants.get(alloc_id))
+    }
+
+    /// Whether the kubelet's checkpoint holds another live grant in place of this one, for the same container.
+    fn is_superseded(&self, grant: &Grant, checkpoint: Option<&Checkpoint>) -> bool {
+        let present = checkpoint.and_then(|checkpoint| checkpoint.in_place_of(grant));
+        present.is_some_and(|present| self.grants.contains_key(present))
     }
 
     /// Every held id by resource, with what is needed to offer it on when its device has gone (I3). Where several grants

@@ -71,7 +71,7 @@ impl LedgerActor {
             return;
         }
         let now = host::now();
-        let agenda = Agenda::of(&self.ledger, now.wall);
+        let agenda = Agenda::of(&self.ledger, &self.watchlist, now.boot);
         let kubelet = *self.config.kubelet.borrow();
         let kubelet_settled = self.kubelet_age.is_settled(kubelet, now);
         let wants = Wants { agenda, kubelet, kubelet_settled };
@@ -85,7 +85,7 @@ impl LedgerActor {
 
     /// The look of the timer: while every grant is bound to a pod whose processes run there is nothing to be found out.
     fn glance(&mut self, context: &mut Context<Self>) {
-        if is_calm(&self.ledger, &self.watchlist, |uid| self.looker.cgroup(uid)) {
+        if is_calm(&self.ledger, &self.watchlist, |uid| self.looker.lives(uid)) {
             self.schedule(false, context);
         } else {
             self.look(context);

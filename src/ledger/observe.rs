@@ -62,7 +62,7 @@ pub(super) struct Looker {
     device_plugins: PathBuf,
     host_root: PathBuf,
     boot_id: String,
-    /// Found once; found again when a pod is in none of them.
+    /// Found once; found again when nothing of a holder is seen to run in them.
     cgroups: Arc<Mutex<Arc<PodCgroups>>>,
     pod_resources: PodResources,
     gate: Arc<RwLock<()>>,
@@ -81,9 +81,15 @@ impl Looker {
         }
     }
 
+    /// Whether something of the pod is seen to run. Whether it is gone [`Looker::cgroup`] tells.
+    pub(super) fn lives(&self, uid: &str) -> bool {
+        self.hierarchies().state(uid) == CgroupState::Populated
+    }
+
     /// What the pod's cgroup tells now.
     pub(super) fn cgroup(&self, uid: &str) -> CgroupState {
-        self.hierarchies().state(uid)
+        let seen = self.hierarchies().state(uid);
+        if seen.is_dead() { self.find_hierarchies().state(uid) } else { seen }
     }
 
     /// The pod's names, by its log folder.
@@ -130,6 +136,14 @@ impl Looker {
         Arc::clone(&self.cgroups.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// The kubelet makes its hierarchy with its first pod, and another one when it is given another cgroup driver. The former stays
+    /// behind, and says of every pod that came since that it is gone.
+    fn find_hierarchies(&self) -> Arc<PodCgroups> {
+        let found = Arc::new(PodCgroups::find(&self.host_root, None));
+        *self.cgroups.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&found);
+        found
+    }
+
     pub(super) async fn look(self, wants: Wants) -> Observation {
         let files = {
             let (this, wants) = (self.clone(), wants.clone());
@@ -150,12 +164,8 @@ impl Looker {
 
     /// The files, on a thread that may wait.
     fn read(&self, wants: &Wants) -> Observation {
-        // The kubelet makes its hierarchy with its first pod.
-        let mut hierarchies = self.hierarchies();
-        if wants.agenda.pods.iter().any(|uid| hierarchies.state(uid) == CgroupState::Unknown) {
-            hierarchies = Arc::new(PodCgroups::find(&self.host_root, None));
-            *self.cgroups.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&hierarchies);
-        }
+        let all_live = wants.agenda.pods.iter().all(|uid| self.lives(uid));
+        let hierarchies = if all_live { self.hierarchies() } else { self.find_hierarchies() };
         let checkpoint = self.checkpoint();
         let names = pods::names(&self.host_root).unwrap_or_default();
         let uids = wants.agenda.pods.iter().chain(names.keys());
@@ -169,6 +179,7 @@ impl Looker {
 mod tests {
     use super::*;
     use crate::domain::Timestamp;
+    use std::fs;
 
     fn at(boot_secs: u64, wall_secs: u64) -> Moment {
         Moment { boot: Duration::from_secs(boot_secs), wall: Timestamp(wall_secs * 1000) }
@@ -187,5 +198,33 @@ mod tests {
         let mut age = KubeletAge::default();
         assert!(age.is_settled(kubelet(1_000), at(100, 1_060)), "it was there before us");
         assert!(!age.is_settled(kubelet(2_000), at(101, 3_000)), "a new one has to be watched");
+    }
+
+    /// `/kubepods` stays when the kubelet goes over to systemd's slices, with nothing in it.
+    #[tokio::test]
+    async fn a_pod_that_came_with_another_cgroup_driver_is_seen_to_live_by_a_look_and_at_the_gate() {
+        let agenda = Agenda { pods: BTreeSet::from(["u1".to_owned()]), ..Agenda::default() };
+        let wants = Wants { agenda, kubelet: None, kubelet_settled: true };
+        let look = |looker: &Looker| looker.read(&wants).cgroups["u1"];
+        let gate = |looker: &Looker| looker.cgroup("u1");
+        for see in [&look as &dyn Fn(&Looker) -> CgroupState, &gate] {
+            let dir = tempfile::tempdir().unwrap();
+            let looker = Looker {
+                device_plugins: dir.path().join("device-plugins"),
+                host_root: dir.path().to_owned(),
+                boot_id: String::new(),
+                cgroups: Arc::default(),
+                pod_resources: PodResources::new(dir.path().join("pod-resources.sock")),
+                gate: Arc::default(),
+            };
+            let cgroups = dir.path().join("sys/fs/cgroup");
+            fs::create_dir_all(cgroups.join("kubepods")).unwrap();
+            looker.find_hierarchies();
+            assert_eq!(see(&looker), CgroupState::Gone);
+            let pod = cgroups.join("kubepods.slice/kubepods-podu1.slice");
+            fs::create_dir_all(&pod).unwrap();
+            fs::write(pod.join("cgroup.events"), "populated 1\n").unwrap();
+            assert_eq!(see(&looker), CgroupState::Populated);
+        }
     }
 }

@@ -153,7 +153,7 @@ fn took(metric: Metric, values: &[&str], took: Duration) {
 const FORESEEN: [(Metric, &[&str]); 3] = [
     (Metric::Reconciliations, &["blind", "changed", "unchanged"]),
     (Metric::Refused, &["control", "handover", "plugin"]),
-    (Metric::Releases, &["handed_on", "never_started", "pod_gone"]),
+    (Metric::Releases, &["handed_on", "never_started", "pod_gone", "superseded"]),
 ];
 
 /// Writes everything that has been counted, behind what `now` writes of the moment.

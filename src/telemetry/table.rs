@@ -136,7 +136,7 @@ table! {
     Registrations = Counter "holdfast_registrations_total" ["resource", "result"]
         "Register calls by result (ok or error).";
     Releases = Counter "holdfast_releases_total" ["released_by"]
-        "Grants that were given back, by proof (pod_gone, handed_on or never_started).";
+        "Grants that were given back, by proof (pod_gone, handed_on, superseded or never_started).";
     Registered = Gauge "holdfast_resource_registered" ["resource"]
         "1 while the kubelet has a stream of the resource open.";
     Scan = Histogram "holdfast_scan_duration_seconds" []

@@ -1,6 +1,6 @@
 //! What is looked at next, and when.
 
-use super::{Ledger, NEVER_STARTED_MIN, Watchlist};
+use super::{Ledger, Watchlist};
 use crate::domain::{AllocId, CgroupState, Gather, Grant, GrantState, Observation, Timestamp};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -28,14 +28,14 @@ pub struct Agenda {
 }
 
 impl Agenda {
-    /// The agenda for the grants as they are.
+    /// The agenda for the grants as they are, at a time since the boot.
     #[must_use]
-    pub fn of(ledger: &Ledger, now: Timestamp) -> Self {
+    pub fn of(ledger: &Ledger, watchlist: &Watchlist, now: Duration) -> Self {
         let pods = ledger.pods().into_iter().map(str::to_owned).gather();
         let unnamed = |grant: &Grant| grant.pod().is_some_and(|pod| pod.name.is_none());
         let list = ledger.grants().any(|grant| match grant.state {
             // Only a listing tells that nobody has it, and it is asked for when that can be decided.
-            GrantState::Granted => u128::from(now.0.saturating_sub(grant.granted_at.0)) >= NEVER_STARTED_MIN.as_millis(),
+            GrantState::Granted => watchlist.has_waited(&grant.alloc_id, now),
             GrantState::Suspect { .. } => true,
             GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
         });
@@ -55,12 +55,12 @@ impl Agenda {
 }
 
 /// Whether there is nothing to be found out: every grant is bound to a named pod whose processes run, and the kubelet knows.
-pub fn is_calm(ledger: &Ledger, watchlist: &Watchlist, cgroup: impl Fn(&str) -> CgroupState) -> bool {
-    let lives = |grant: &Grant| match &grant.state {
-        GrantState::Bound { pod, .. } => pod.name.is_some() && cgroup(&pod.uid) == CgroupState::Populated,
+pub fn is_calm(ledger: &Ledger, watchlist: &Watchlist, lives: impl Fn(&str) -> bool) -> bool {
+    let is_in_order = |grant: &Grant| match &grant.state {
+        GrantState::Bound { pod, .. } => pod.name.is_some() && lives(&pod.uid),
         _ => false,
     };
-    !watchlist.has_forgotten() && ledger.grants().all(|grant| lives(grant))
+    !watchlist.has_forgotten() && ledger.grants().all(|grant| is_in_order(grant))
 }
 
 /// Whether the processes of a holder are gone. That asks for listings; until they agree it is only a suspicion.

@@ -53,6 +53,11 @@ impl<'a> Evidence<'a> {
         self.by_alloc_id.get(&grant.alloc_id).copied()
     }
 
+    /// Whether the kubelet has given the grant's container another one since.
+    pub(super) fn is_superseded(&self, grant: &Grant) -> bool {
+        self.ledger.is_superseded(grant, self.observation.checkpoint.as_ref())
+    }
+
     /// Whether there is a checkpoint, and it has nothing at all of this pod.
     pub(super) fn checkpoint_lacks(&self, uid: &str) -> bool {
         self.observation.checkpoint.is_some() && !self.uids.contains(uid)
@@ -94,6 +99,8 @@ impl<'a> Evidence<'a> {
                 let name = (namespace.as_str(), name.as_str());
                 self.listed.get(&name).into_iter().flatten().any(|listed| self.is_ours(grant, &pod.uid, name, listed))
             }
+            // The kubelet has forgotten it and nothing of it runs: whoever is listed with its ids got them after it.
+            _ if self.checkpoint_lacks(&pod.uid) && self.cgroup(&pod.uid).is_dead() => false,
             // Without a name: a pod that has one of our ids, or one that no UID is known of, may be it.
             _ => self
                 .listed()

@@ -7,8 +7,9 @@
 //! | another pod's grant of the device | then |
 //! | --- | --- |
 //! | the kubelet's checkpoint has the device for one pod and nothing of the other, whose cgroup is gone or empty | the other's grant is released (`handed_on`) and owes its hook, in one commit; the hook is due at once, since everybody who holds the device waits here |
+//! | likewise, but the checkpoint has another grant for the other's container: a static pod has come back with its UID | likewise |
 //! | a process of that pod runs, or that cannot be seen | the container waits |
-//! | the checkpoint knows both pods, or neither | the container waits: nobody can say who calls |
+//! | the checkpoint knows both pods otherwise, or neither | the container waits: nobody can say who calls |
 //! | of no pod yet, and not in the checkpoint | the container waits: it is released as `never_started`, or becomes some pod's |
 //!
 //! The kubelet does not say which container it starts, only with which ids. It does not have to: the kubelet has a device for
@@ -66,7 +67,7 @@ pub fn passage(
     let (mut moves, mut first) = (BTreeMap::new(), None);
     for id in ids {
         let holders: Vec<&Arc<Grant>> = ledger.holders(resource, id).collect();
-        match former(id, &holders, view) {
+        match former(ledger, id, &holders, view) {
             Err(barred) => return Passage::Barred(id.clone(), barred),
             Ok(gone) => {
                 for (grant, former) in gone {
@@ -88,7 +89,7 @@ pub fn passage(
 }
 
 /// The grants of pods that had the device before and are gone. An error where there is another pod of which that is not so.
-fn former<'a>(id: &DeviceId, holders: &[&'a Arc<Grant>], view: &impl View) -> Result<Vec<(&'a Grant, Former)>, Barred> {
+fn former<'a>(ledger: &Ledger, id: &DeviceId, holders: &[&'a Arc<Grant>], view: &impl View) -> Result<Vec<(&'a Grant, Former)>, Barred> {
     let known: BTreeSet<Option<&str>> = holders.iter().map(|grant| grant.pod().map(|pod| pod.uid.as_str())).gather();
     if known.len() <= 1 && (holders.len() <= 1 || !known.contains(&None)) {
         return Ok(Vec::new());
@@ -117,7 +118,7 @@ fn former<'a>(id: &DeviceId, holders: &[&'a Arc<Grant>], view: &impl View) -> Re
         for (grant, former) in grants {
             // A pod that only the checkpoint knows is in it.
             let Some(former) = former.clone() else { return Err(Barred::Unknown { alloc_id: grant.alloc_id.clone() }) };
-            if present.len() != 1 || entries().any(|entry| entry.pod_uid == *uid) {
+            if present.len() != 1 || entries().any(|entry| entry.pod_uid == *uid) && !ledger.is_superseded(grant, view.checkpoint()) {
                 return Err(Barred::Remembered { former });
             }
             match view.cgroup(uid) {

@@ -16,6 +16,11 @@
 //! the device for that pod and nothing at all of the former one, so it has forgotten it for good and starts nothing of it
 //! without another Allocate; and nothing of it runs. No listing says more, and nobody has to have settled.
 //!
+//! `superseded` is the end of a grant whose pod has come back with its UID, as static pods do: the checkpoint holds another
+//! grant for the same container, so the kubelet starts it with that one for good; and nothing of the pod ran when it was seen
+//! last, or at the look before. Without that look it is not proven: a kubelet that lost its checkpoint asks again for a container
+//! that runs on with what it has. Then the pod's end releases both.
+//!
 //! `never_started` needs a checkpoint that was written after the grant and does not have it: the kubelet writes it right
 //! after Allocate, before the pod is admitted, so no container can have started without.
 
@@ -33,6 +38,8 @@ pub const NEVER_STARTED_MIN: Duration = Duration::from_secs(60);
 pub const POD_GONE: &str = "pod_gone";
 /// `released_by` of a grant whose device the kubelet has given to another pod.
 pub const HANDED_ON: &str = "handed_on";
+/// `released_by` of a grant whose container came back and was given another one.
+pub const SUPERSEDED: &str = "superseded";
 /// `released_by` of a grant that no container ever got.
 pub const NEVER_STARTED: &str = "never_started";
 
@@ -46,6 +53,8 @@ pub struct Watchlist {
     known: BTreeMap<AllocId, KubeletGeneration>,
     /// Bound grants that the kubelet's checkpoint lacks.
     forgotten: BTreeSet<AllocId>,
+    /// Grants of whose pods nothing ran at the last look, while the kubelet goes on.
+    ended: BTreeSet<AllocId>,
     absent: BTreeMap<AllocId, Absence>,
     unbound: BTreeMap<AllocId, Unbound>,
 }
@@ -70,6 +79,11 @@ impl Watchlist {
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         !self.absent.is_empty() || !self.unbound.is_empty()
+    }
+
+    /// Whether a grant has been without a container for so long that it may be one that never started.
+    pub(super) fn has_waited(&self, alloc_id: &AllocId, now: Duration) -> bool {
+        self.unbound.get(alloc_id).is_some_and(|watch| now.saturating_sub(watch.since) >= NEVER_STARTED_MIN)
     }
 
     /// Whether this very kubelet has had a grant in its memory.
@@ -99,6 +113,7 @@ impl Watchlist {
         self.known.retain(|id, _| ledger.grant(id).is_some());
         let holders = ledger.pods();
         self.alive.retain(|uid| holders.contains(uid.as_str()));
+        self.ended.retain(|id| ledger.grant(id).is_some());
         self.absent.retain(|id, _| ledger.grant(id).is_some());
         self.unbound.retain(|id, _| ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted));
     }
@@ -119,6 +134,8 @@ pub fn reconcile(watchlist: &mut Watchlist, ledger: &Ledger, observation: &Obser
     if !observation.kubelet_settled {
         // Another kubelet, or a new start of this one: what its predecessor did not list says nothing about it.
         watchlist.absent.clear();
+        // It may have started again meanwhile what its predecessor let end.
+        watchlist.ended.clear();
     }
     let mut entries = Vec::new();
     for grant in ledger.grants() {
@@ -156,7 +173,7 @@ fn unbound(
     let written_at = observation.checkpoint.as_ref().map(|checkpoint| checkpoint.written_at);
     let watch = *watchlist.unbound.entry(grant.alloc_id.clone()).or_insert(Unbound { since: now.boot, checkpoint: written_at });
     let written_after = written_at.is_some_and(|at| at > grant.granted_at || watch.checkpoint.is_some_and(|first| first != at));
-    let waited = now.boot.saturating_sub(watch.since) >= NEVER_STARTED_MIN;
+    let waited = watchlist.has_waited(&grant.alloc_id, now.boot);
     // Without a listing it is not known whether a container is listed with these ids.
     let asked = observation.kubelet_settled && observation.pods.is_some();
     if !(waited && written_after && asked) || evidence.may_be_in_use(grant) {
@@ -191,6 +208,13 @@ fn placed(
         (pod.namespace, pod.name) = (Some(name.namespace), Some(name.name));
     }
     let (container, bound_at) = (held.container.to_owned(), held.bound_at);
+    let released = |pod, container, released_by: &str| {
+        let (pod, container, bound_at, released_at) = (Some(pod), Some(container), Some(bound_at), now.wall);
+        Some(GrantState::Released { pod, container, bound_at, released_at, released_by: released_by.to_owned() })
+    };
+    if is_over(watchlist, grant, &pod.uid, evidence) {
+        return released(pod, container, SUPERSEDED);
+    }
     let listing = evidence.listing(grant, &pod);
     match listing {
         Listing::Present => {
@@ -203,9 +227,7 @@ fn placed(
             let absent_twice = absence.listings >= 2 && now.boot.saturating_sub(absence.since) >= ABSENCE_MIN;
             if absent_twice && is_dead(watchlist, grant, &pod.uid, evidence, observation) {
                 watchlist.absent.remove(&grant.alloc_id);
-                let (pod, container, bound_at) = (Some(pod), Some(container), Some(bound_at));
-                let released_by = POD_GONE.to_owned();
-                return Some(GrantState::Released { pod, container, bound_at, released_at: now.wall, released_by });
+                return released(pod, container, POD_GONE);
             }
         }
         Listing::Silent => {}
@@ -216,6 +238,16 @@ fn placed(
         Some(suspect_at) => GrantState::Suspect { pod, container, bound_at, suspect_at },
         None => GrantState::Bound { pod, container, bound_at },
     })
+}
+
+/// Whether the kubelet has given the container another grant, after everything had ended that ran with this one.
+fn is_over(watchlist: &mut Watchlist, grant: &Grant, uid: &str, evidence: &Evidence<'_>) -> bool {
+    if evidence.cgroup(uid).is_dead() {
+        watchlist.ended.insert(grant.alloc_id.clone());
+    } else if !evidence.is_superseded(grant) {
+        watchlist.ended.remove(&grant.alloc_id);
+    }
+    evidence.is_superseded(grant) && watchlist.ended.contains(&grant.alloc_id)
 }
 
 /// Whether nothing of the pod runs, and nothing of it will run again.

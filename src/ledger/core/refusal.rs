@@ -17,7 +17,7 @@
 //! Anything less is granted, and told: [`Doubt`].
 
 use super::{Ledger, Watchlist};
-use crate::domain::{AllocId, Checkpoint, CheckpointEntry, DeviceId, Grant, GrantState, PodRef, Safeguard};
+use crate::domain::{AllocId, Checkpoint, DeviceId, Grant, GrantState, PodRef, Safeguard};
 
 /// What can be seen at the moment of an Allocate.
 pub trait Sight {
@@ -66,7 +66,7 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
             let is_unlisted = matches!(holder.state, GrantState::Suspect { .. });
             let remembers = is_listed || gave_it || knew_it || is_unlisted || is_checkpointed(sight, &holder.alloc_id);
             let may_be_proven = Safeguard::RefusalOnProof.is_on() && sight.kubelet_settled() && remembers;
-            let proven = may_be_proven && !is_superseded(sight, holder, &pod.uid, container);
+            let proven = may_be_proven && sight.checkpoint().and_then(|checkpoint| checkpoint.in_place_of(holder)).is_none();
             let doubt = Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proven };
             if proven {
                 return Some(doubt);
@@ -77,18 +77,7 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
         .or(first)
 }
 
-fn entries(sight: &impl Sight) -> impl Iterator<Item = &CheckpointEntry> {
-    sight.checkpoint().into_iter().flat_map(|checkpoint| &checkpoint.entries)
-}
-
 fn is_checkpointed(sight: &impl Sight, alloc_id: &AllocId) -> bool {
-    entries(sight).any(|entry| entry.alloc_id.as_ref() == Some(alloc_id))
-}
-
-/// Whether the kubelet has another grant of the resource for the container: it keeps one, and starts the container with it.
-fn is_superseded(sight: &impl Sight, holder: &Grant, uid: &str, container: &str) -> bool {
-    let of_container =
-        |entry: &&CheckpointEntry| (&*entry.pod_uid, &*entry.container, &entry.resource) == (uid, container, &holder.resource);
-    let present = entries(sight).find(of_container).and_then(|entry| entry.alloc_id.as_ref());
-    present.is_some_and(|present| *present != holder.alloc_id)
+    let mut entries = sight.checkpoint().into_iter().flat_map(|checkpoint| &checkpoint.entries);
+    entries.any(|entry| entry.alloc_id.as_ref() == Some(alloc_id))
 }

@@ -412,6 +412,76 @@ fn a_pod_without_a_known_name_may_be_any_listed_pod_without_a_known_uid() {
     assert_eq!(released_by(&world.look(205)), Some(POD_GONE), "every listed pod is another");
 }
 
+/// A pod that was rejected behind our Allocate has neither a sandbox nor a log folder, so nobody ever learns its name.
+#[test]
+fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that_has_its_device_next() {
+    // The next pod has the device; a kubelet before 1.34 lists the rejected one too, and here is one whose log folder was removed.
+    for others in [vec![], vec![listed("web", &[])], vec![listed("evicted", &[])]] {
+        let mut world = World::new();
+        world.seen.names.clear();
+        world.seen.pods = None;
+        world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+        world.look(0);
+        world.seen.names.insert("u7".into(), name("next"));
+        world.seen.pods = Some([vec![listed("next", &["gpu0"])], others].concat());
+        world.look(10);
+        assert_eq!((world.look(20), world.state(1)), (vec![], "bound"), "its entry may be of now");
+        world.checkpoint().entries = vec![entry("u7", "main", "gpu0", Some(alloc(7)))];
+        world.seen.cgroups.insert("u1".into(), CgroupState::Populated);
+        world.look(30);
+        assert_eq!((world.look(40), world.state(1)), (vec![], "bound"), "something of it runs, whoever has forgotten it");
+        world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+        world.look(50);
+        assert_eq!(world.state(1), "suspect", "once is not twice");
+        assert_eq!(released_by(&world.look(55)), Some(POD_GONE));
+    }
+}
+
+/// The static pod `u1` is gone and comes back with its UID; the kubelet gives its container another device.
+fn come_back(world: &mut World, cgroup: CgroupState) {
+    world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu1", BOOT))));
+    world.seen.pods = Some(vec![listed("web", &["gpu1"])]);
+    world.seen.cgroups.insert("u1".into(), cgroup);
+    world.checkpoint().entries = vec![entry("u1", "main", "gpu1", Some(alloc(2)))];
+}
+
+#[test]
+fn what_a_static_pod_had_before_it_came_back_is_released_when_all_of_it_had_ended() {
+    // It was gone at the last look, or nothing of it has started again yet.
+    for (looks, cgroup) in [(true, CgroupState::Populated), (false, CgroupState::Empty), (false, CgroupState::Gone)] {
+        let mut world = World::gone();
+        if looks {
+            world.look(10);
+        }
+        come_back(&mut world, cgroup);
+        let entries = world.look(13);
+        assert!(matches!(&entries[..], [former, _] if released_by(std::slice::from_ref(former)) == Some(SUPERSEDED)), "{entries:?}");
+        assert_eq!((world.state(1), world.state(2)), ("released", "bound"));
+        assert_eq!(world.look(14), []);
+    }
+}
+
+/// A kubelet that has lost its checkpoint asks again for a container that runs on with what it has.
+#[test]
+fn what_a_container_may_run_with_is_kept_though_the_kubelet_has_given_it_another_device() {
+    for another_kubelet in [false, true] {
+        let mut world = World::bound();
+        if another_kubelet {
+            world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+            world.look(10);
+            world.seen.kubelet_settled = false;
+        }
+        come_back(&mut world, CgroupState::Populated);
+        for seconds in 11..100 {
+            world.look(seconds);
+        }
+        assert_eq!((world.state(1), world.state(2)), ("bound", "bound"), "{another_kubelet}");
+        world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
+        world.look(100);
+        assert_eq!((world.state(1), world.state(2)), ("released", "bound"), "{another_kubelet}");
+    }
+}
+
 #[test]
 fn after_a_reboot_a_pod_in_the_checkpoint_is_kept_for_it_will_be_started_again() {
     let mut world = World::gone();
@@ -436,6 +506,17 @@ fn a_grant_that_reached_no_checkpoint_was_never_started() {
     world.look(0);
     assert_eq!(world.look(59), []);
     assert_eq!(released_by(&world.look(60)), Some(NEVER_STARTED));
+}
+
+#[test]
+fn the_listing_that_a_release_needs_is_asked_for_whatever_the_wall_clock_says() {
+    let mut world = World::new();
+    world.checkpoint().entries.clear();
+    let asked = |world: &World, seconds| Agenda::of(&world.ledger, &world.watchlist, at(seconds).boot).needs_listing(&world.seen);
+    assert!(!asked(&world, 0));
+    let day_back = Moment { wall: Timestamp(WALL - 86_400_000), ..at(0) };
+    reconcile(&mut world.watchlist, &world.ledger, &world.seen, day_back);
+    assert_eq!([asked(&world, 59), asked(&world, 60)], [false, true], "when it can be decided, and not before");
 }
 
 /// A deletion by force takes the entry from the checkpoint, perhaps before anybody has read it there.
@@ -588,6 +669,8 @@ proptest! {
         let mut missed: BTreeMap<AllocId, (u64, u32)> = BTreeMap::new();
         let mut made = BTreeMap::new();
         let mut alive = BTreeSet::new();
+        // Pods that were seen to have ended, by this kubelet's life.
+        let mut dead = BTreeSet::new();
         for (n, (seen, wait, act)) in looks.into_iter().enumerate() {
             clock += wait;
             if act == 0 {
@@ -600,7 +683,8 @@ proptest! {
             let before = ledger.clone();
             alive.extend(seen.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated).map(|(uid, _)| uid.clone()));
             let entries = reconcile(&mut watchlist, &ledger, &seen, at(clock));
-            if !seen.kubelet_settled { missed.clear(); }
+            if !seen.kubelet_settled { missed.clear(); dead.clear(); }
+            dead.extend(seen.cgroups.iter().filter(|(_, state)| state.is_dead()).map(|(uid, _)| uid.clone()));
             if seen.pods.is_some() && seen.kubelet_settled {
                 for grant in before.grants().filter(|grant| grant.state != GrantState::Granted) {
                     let missed = missed.entry(grant.alloc_id.clone()).or_insert((clock, 0));
@@ -614,6 +698,14 @@ proptest! {
                 let was = before.grant(alloc_id).expect("it moves what is live");
                 prop_assert!(was.state != *state, "an entry says something new");
                 let GrantState::Released { pod, released_by, .. } = state else { continue };
+                if released_by == SUPERSEDED {
+                    let uid = &pod.as_ref().expect("it was bound").uid;
+                    prop_assert!(dead.contains(uid), "nobody has seen that it ended");
+                    let checkpoint = seen.checkpoint.as_ref().expect("the proof that its container has another one");
+                    let kept: BTreeSet<_> = checkpoint.entries.iter().filter(|entry| entry.pod_uid == *uid).map(|entry| &entry.alloc_id).collect();
+                    prop_assert!(!kept.contains(&Some(alloc_id.clone())) && kept.iter().any(|kept| kept.is_some()));
+                    continue;
+                }
                 prop_assert!(seen.kubelet_settled);
                 match pod {
                     Some(pod) => {
@@ -622,7 +714,13 @@ proptest! {
                         prop_assert_eq!(cgroup, CgroupState::Gone);
                         let (since, times) = missed.get(alloc_id).copied().unwrap_or((clock, 0));
                         prop_assert!(times >= 2 && clock - since >= 5, "{times} listings in {} s", clock - since);
-                        prop_assert!(seen.pods.is_some(), "a listing lacks it");
+                        let pods = seen.pods.as_ref().expect("a listing lacks it");
+                        let ours = &was.devices[0].id;
+                        let has_it = |listed: &ListedPod| listed.containers.iter().any(|main| main.devices.values().any(|ids| ids.contains(ours)));
+                        if pod.name.is_none() && pods.iter().any(has_it) {
+                            let checkpoint = seen.checkpoint.as_ref().expect("the proof that it is another pod that has the device");
+                            prop_assert!(checkpoint.entries.iter().all(|entry| entry.pod_uid != pod.uid));
+                        }
                         if seen.boot_id != BOOT && !alive.contains(&pod.uid) {
                             let checkpoint = seen.checkpoint.as_ref().expect("the proof after a reboot");
                             prop_assert!(checkpoint.entries.iter().all(|entry| entry.pod_uid != pod.uid));

@@ -184,7 +184,7 @@ impl Inner {
         let (agenda, settled) = {
             let mut cores = self.lock();
             let settled = cores.age.is_settled(*self.node.kubelet_socket().borrow(), now);
-            (Agenda::of(&cores.ledger, now.wall), settled)
+            (Agenda::of(&cores.ledger, &cores.watchlist, now.boot), settled)
         };
         let mut observation = self.node.observe(&agenda.pods, settled);
         if agenda.needs_listing(&observation) {

@@ -153,6 +153,21 @@ fn a_grant_of_nobody_and_a_pod_that_the_kubelet_knows_by_another_device_are_wait
     assert!(why(&ask(&ledger(&[&former, &next]), &["a"], &seen)).contains("checkpoint does not tell"));
 }
 
+/// A static pod's UID is a hash of its manifest.
+#[test]
+fn a_static_pod_that_has_come_back_with_another_device_has_handed_its_former_one_on() {
+    let (former, other, next) = (grant(1, &["a"], bound(1)), grant(2, &["b"], bound(1)), grant(3, &["a"], bound(3)));
+    let ledger = ledger(&[&former, &other, &next]);
+    let back = |cgroup| Seen::checkpoint([entry(1, &other), entry(3, &next)]).with(1, cgroup);
+    let Passage::HandedOn(_, _, moves) = ask(&ledger, &["a"], &back(CgroupState::Empty)) else { panic!("nothing of it runs") };
+    assert!(matches!(&moves[..], [Entry::Moved { alloc_id, .. }] if *alloc_id == former.alloc_id), "{moves:?}");
+    let said = why(&ask(&ledger, &["a"], &back(CgroupState::Populated)));
+    assert!(said.contains("processes of it still run"), "it may be those of before: {said}");
+    let side = CheckpointEntry { container: "side".into(), ..entry(1, &other) };
+    let said = why(&ask(&ledger, &["a"], &Seen::checkpoint([side, entry(3, &next)])));
+    assert!(said.contains("checkpoint does not tell"), "another container says nothing of it: {said}");
+}
+
 #[test]
 fn a_hook_that_is_owed_shuts_the_gate_but_not_one_that_a_cut_off_write_has_left() {
     let (former, next) = (grant(1, &["a"], bound(1)), grant(2, &["a"], bound(2)));
