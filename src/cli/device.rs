@@ -211,6 +211,9 @@ mod tests {
             cordoned_at: None,
             flaps: 2,
             incidents: Vec::new(),
+            class: None,
+            numa_nodes: Vec::new(),
+            bridges: Vec::new(),
         }
     }
 

@@ -169,6 +169,9 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             cordoned_at: None,
             flaps: 1,
             incidents: Vec::new(),
+            class: None,
+            numa_nodes: Vec::new(),
+            bridges: Vec::new(),
         };
         let mut status =
             Status { ready: false, resources: vec![refused], ailing: vec![sick.clone()], recovery: Some("1 missing".into()), ..status() };

@@ -25,6 +25,9 @@ fn device(id: &str, health: &str) -> DeviceReport {
         cordoned_at: None,
         flaps: 0,
         incidents: if is_sick { vec![failed] } else { Vec::new() },
+        class: None,
+        numa_nodes: Vec::new(),
+        bridges: Vec::new(),
     }
 }
 
