@@ -29,7 +29,7 @@ mod views;
 mod watcher;
 
 pub use control::{
-    ControlError, Order, ask_to_hand_over, get as control_get, order as control_order, read_ledger, verify as verify_ledger,
+    ControlError, LedgerEnd, Order, ask_to_hand_over, get as control_get, order as control_order, read_ledger, verify as verify_ledger,
 };
 pub use devices::DeviceReport;
 pub use error::StartError;

@@ -77,7 +77,7 @@ struct Answer<'a> {
 
 fn asked_for(global: &Global, options: &Options) -> Result<Look, Failed> {
     let mut search = Search::new(options);
-    let problem = source::read(global, |told| search.take(told))?;
+    let problem = source::read(global, |told| search.take(told))?.problem;
     let ids = search.wanted.as_ref().map(Wanted::decide).transpose().map_err(|sentence| Failed::new(FAILURE, sentence))?;
     let (held, last) = search.found();
     let (processors, ailing) = if held.is_empty() { Default::default() } else { (processors(global), ailing(global)) };
