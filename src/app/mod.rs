@@ -38,7 +38,7 @@ pub use problems::{Problem, verdict};
 pub use processors::Processors;
 pub use reload::ConfigReport;
 pub use settings::Settings;
-pub use status::{ResourceReport, Status};
+pub use status::{HookReport, ResourceReport, Status};
 pub use views::{Actors, Views};
 
 use self::supervisor::{Policy, Slot, Supervision};
