@@ -3,6 +3,7 @@
 use super::{DeviceReport, HookReport, ResourceReport, Status};
 use crate::domain::{HookState, Kept, OwedHook, Reason, times};
 use crate::picture::Holder;
+use crate::serving::Unrecorded;
 
 /// What is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,8 +30,14 @@ impl Status {
         }
         let Kept { journal, database, not_durable } = self.ledger;
         if !journal {
-            let what = format!("the ledger cannot be written; {not_durable} answers of meanwhile are in memory only");
-            add(what, "make room on its disk, or make that writable; it goes on by itself");
+            let what = match &self.not_recorded {
+                _ if !self.ledger_refuses => format!("the ledger cannot be written; {not_durable} answers of meanwhile are in memory only"),
+                None => "the ledger cannot be written, so new pods that ask for a device are refused".into(),
+                Some(Unrecorded { refused, why }) => {
+                    format!("the ledger cannot be written, so new pods that ask for a device are refused, {refused} so far: {why}")
+                }
+            };
+            add(what, "make room on its disk, or make that writable; it goes on by itself, and the log has the disk's error");
         } else if !database {
             add(
                 "the ledger's second copy is not kept at present".into(),

@@ -3,9 +3,10 @@
 use super::Views;
 use super::devices::{self, DeviceReport};
 use super::reload::ConfigReport;
-use crate::domain::{Arrange, DeviceId, Gather, Grant, Kept, KubeletGeneration, OwedHook, Source};
+use crate::domain::{Arrange, DeviceId, Gather, Grant, Kept, KubeletGeneration, OwedHook, Source, WhenNotDurable};
 use crate::picture::Holder;
 use crate::registration::ResourceStatus;
+use crate::serving::Unrecorded;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,6 +33,12 @@ pub struct Status {
     pub config: ConfigReport,
     /// How the ledger is kept.
     pub ledger: Kept,
+    /// Whether new grants are refused while it cannot be written; otherwise they are answered and in memory only.
+    #[serde(default)]
+    pub ledger_refuses: bool,
+    /// What was refused since a grant was recorded, because none can be; `null` where nothing was.
+    #[serde(default)]
+    pub not_recorded: Option<Unrecorded>,
     /// What was wrong with the ledger at the start, and what came of it; `null` where everything was sound.
     #[serde(default)]
     pub recovery: Option<String>,
@@ -118,6 +125,8 @@ impl Status {
             socket_left_behind: views.socket_left_behind(),
             config: views.config.borrow().clone(),
             ledger: *views.kept.borrow(),
+            ledger_refuses: views.plan.borrow().ledger.when_not_durable == WhenNotDurable::Refuse,
+            not_recorded: views.refusals.unrecorded(),
             hooks: hooks(views, &grants),
             recovery: views.recovery.as_deref().map(str::to_owned),
             resources: views.inventory.borrow().resources.iter().map(report).collect(),

@@ -116,6 +116,8 @@ mod tests {
             socket_left_behind: false,
             config: ConfigReport::default(),
             ledger: Kept { journal: true, database: true, not_durable: 0 },
+            ledger_refuses: true,
+            not_recorded: None,
             recovery: None,
             hooks: Vec::new(),
             resources: vec![resource("nvidia.com/gpu", true)],
@@ -151,6 +153,23 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
         let status = Status { socket_left_behind: true, resources: vec![resource("nvidia.com/gpu", false)], ..status() };
         let told = text(&status, Screen::default());
         assert!(told.contains("; kubelet absent (socket left behind)\n") && told.contains("one thing is wrong"), "{told}");
+    }
+
+    #[test]
+    fn a_ledger_that_cannot_be_written_refuses_pods_or_remembers_them_in_memory() {
+        use crate::serving::Unrecorded;
+        let told = |refuses, not_recorded| {
+            let ledger = Kept { journal: false, database: true, not_durable: if refuses { 0 } else { 2 } };
+            text(&Status { ledger, ledger_refuses: refuses, not_recorded, ..status() }, Screen::default())
+        };
+        let refused = Some(Unrecorded { refused: 3, why: "no space left: make room on its file system".into() });
+        for (text, wanted) in [
+            (told(true, None), "✗ the ledger cannot be written, so new pods that ask for a device are refused\n"),
+            (told(true, refused), "are refused, 3 so far: no space left: make room on its file system\n"),
+            (told(false, None), "✗ the ledger cannot be written; 2 answers of meanwhile are in memory only\n"),
+        ] {
+            assert!(text.contains(wanted), "{text}");
+        }
     }
 
     #[test]

@@ -69,6 +69,8 @@ fn status(devices: &[DeviceReport]) -> Status {
         socket_left_behind: false,
         config: ConfigReport { files: vec!["/etc/x.toml".into()], generation: 1, loaded_at: Timestamp(START), ..ConfigReport::default() },
         ledger: Kept { journal: true, database: true, not_durable: 0 },
+        ledger_refuses: true,
+        not_recorded: None,
         recovery: None,
         hooks: Vec::new(),
         resources: vec![report],
