@@ -221,6 +221,22 @@ fn what_is_no_device_or_several_is_an_error() {
         let (code, stdout, stderr) = ask(node, &["who", "GPU-ffff"]);
         assert_eq!((code, stdout.as_str()), (1, ""));
         assert!(stderr.contains("the ledger knows no device by `GPU-ffff`"), "{stderr}");
+        for verb in ["who", "history"] {
+            let (code, stdout, stderr) = ask(node, &[verb, "--resource", "nvidia.com/gpus"]);
+            assert_eq!((code, stdout.as_str()), (1, ""));
+            assert!(stderr.contains("knows a resource `nvidia.com/gpus`, but `nvidia.com/gpu`; "), "{stderr}");
+            assert_eq!(ask(node, &[verb, "--pod", " "]).0, 2);
+        }
+        let (code, _, stderr) = ask(node, &["who", "train"]);
+        assert_eq!(code, 1);
+        assert!(stderr.contains("a pod is called so: `holdfast who --pod ml/train`"), "{stderr}");
+        assert_eq!(ask(node, &["device", "cordon", "GPU-5a7c1f00", "--reason", " "]).0, 2, "an operator's word is one");
+        let (code, stdout, stderr) = ask(node, &[]);
+        assert_eq!(
+            (code, stdout.as_str(), stderr.contains("Usage: holdfast") && stderr.contains("  topology ")),
+            (2, "", true),
+            "{stderr}"
+        );
         let (code, _, stderr) = ask(node, &["history", "--device", "GPU-5a"]);
         assert_eq!(code, 1);
         assert!(stderr.contains("`GPU-5a` could be `GPU-5a7c1f00`, `GPU-5a990000`"), "{stderr}");

@@ -26,7 +26,7 @@ pub enum Verb {
         /// Its id or the beginning of it, or a PCI address
         device: String,
         /// Why, for whoever wonders
-        #[arg(long, value_name = "TEXT")]
+        #[arg(long, value_name = "TEXT", value_parser = super::said)]
         reason: String,
     },
     /// Give a device back; where it waits for a person after a fault or too many failures, it need not wait any more

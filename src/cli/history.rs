@@ -2,7 +2,7 @@
 
 use super::document::{Row, history_table, holder_in_words, row};
 use super::exit::{FAILURE, Failed, USAGE};
-use super::query::{Wanted, Whose};
+use super::query::{Resources, Wanted, Whose};
 use super::table::Table;
 use super::when;
 use super::{Global, Output, show, source};
@@ -119,7 +119,9 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let time = Time::of(options, when::now(), &TimeZone::system()).map_err(|sentence| Failed::new(USAGE, sentence))?;
     let mut wanted = options.device.as_deref().map(Wanted::new);
     let (mut grants, mut verdicts) = (Vec::new(), Verdicts::new());
+    let mut resources = Resources::default();
     let LedgerEnd { problem, forgotten_until } = source::read(global, |told| {
+        resources.see(&told);
         match told {
             Told::Notes { names, verdicts: told, .. } => {
                 if let Some(wanted) = &mut wanted {
@@ -146,6 +148,10 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         let ids = wanted.decide().map_err(|sentence| Failed::new(FAILURE, sentence))?;
         grants.retain(|grant| wanted.is_of(grant));
         failures = Some(failures_of(ids, &verdicts, time));
+    }
+    if grants.is_empty() {
+        let known = resources.check(options.whose.resource.as_ref(), || source::offered(global));
+        known.map_err(|sentence| Failed::new(FAILURE, sentence))?;
     }
     grants.arrange_by(|a, b| (a.granted_at, &a.alloc_id).cmp(&(b.granted_at, &b.alloc_id)));
     let document = Document {

@@ -2,7 +2,8 @@
 
 use super::exit::{FAILURE, Failed};
 use super::{Global, block_on};
-use crate::app::{ControlError, LedgerEnd, read_ledger};
+use crate::app::{ControlError, LedgerEnd, Status, control_get, read_ledger};
+use crate::domain::ResourceName;
 use crate::store::{self, Told};
 
 /// Tells the ledger, as [`store::Export::read`] does, until `take` says no more. Returns what is said at its end: where
@@ -20,6 +21,12 @@ pub fn read(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<Ledge
         }
         Err(error) => Err(Failed::new(FAILURE, error)),
     }
+}
+
+/// The resources that the running daemon offers; none where nobody tells.
+pub fn offered(global: &Global) -> Vec<ResourceName> {
+    let asked = block_on(control_get::<Status>(&global.run_dir, "/v1/status")).ok().and_then(Result::ok);
+    asked.into_iter().flat_map(|status| status.resources).filter_map(|resource| resource.name.parse().ok()).collect()
 }
 
 fn read_files(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<LedgerEnd, Failed> {
