@@ -1,7 +1,7 @@
 //! What is told of each device's health: for `device show`, `status` and whoever else asks the running daemon.
 
 use super::Views;
-use crate::domain::{DeviceClass, DeviceId, Gather, Health, Incident, Offered, PciAddress, Reason, State, Timestamp, Verdict};
+use crate::domain::{Device, DeviceClass, DeviceId, Gather, Health, Incident, Offered, PciAddress, Reason, State, Timestamp, Verdict};
 use crate::host;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +44,9 @@ pub struct DeviceReport {
     /// Bridges from the root port down.
     #[serde(default)]
     pub bridges: Vec<PciAddress>,
+    /// What the host calls it: interfaces, RDMA devices, NVMe controllers, and its nodes.
+    #[serde(default)]
+    pub names: Vec<String>,
 }
 
 /// Every device that is listed, or of which there is something to be said.
@@ -60,6 +63,7 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
             let device = devices.entry(id.clone()).or_insert_with(|| report(id, None, now));
             device.key.clone_from(&offered.device.key);
             device.class = Some(offered.device.class);
+            device.names = names(&offered.device);
             device.numa_nodes.clone_from(&offered.device.numa_nodes);
             device.bridges = offered.device.pci.as_ref().map(|pci| pci.bridges.clone()).unwrap_or_default();
             let is_first = device.resources.insert(resource.to_string());
@@ -77,6 +81,11 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
         }
     }
     devices.into_values().collect()
+}
+
+fn names(device: &Device) -> Vec<String> {
+    let function = device.pci.iter().flat_map(|pci| [&pci.net, &pci.rdma, &pci.nvme]).flatten().cloned();
+    function.chain(device.nodes.iter().map(|node| node.host.clone())).collect()
 }
 
 fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceReport {
@@ -103,6 +112,7 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
         class: None,
         numa_nodes: Vec::new(),
         bridges: Vec::new(),
+        names: Vec::new(),
     }
 }
 

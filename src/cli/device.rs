@@ -18,12 +18,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum Verb {
     /// Show the health of every device, or of one with its last failures
     Show {
-        /// Its id or the beginning of it, or a PCI address
+        /// Its id or the beginning of it, a PCI address, a node such as /dev/nvidia0, or what the host calls it, such as mlx5_2
         device: Option<String>,
     },
     /// Give a device to nobody new until it is given back; who holds it keeps it. Survives restarts and boots
     Cordon {
-        /// Its id or the beginning of it, or a PCI address
+        /// Its id or the beginning of it, a PCI address, a node such as /dev/nvidia0, or what the host calls it, such as mlx5_2
         device: String,
         /// Why, for whoever wonders
         #[arg(long, value_name = "TEXT", value_parser = super::said)]
@@ -31,7 +31,7 @@ pub enum Verb {
     },
     /// Give a device back; where it waits for a person after a fault or too many failures, it need not wait any more
     Uncordon {
-        /// Its id or the beginning of it, or a PCI address
+        /// Its id or the beginning of it, a PCI address, a node such as /dev/nvidia0, or what the host calls it, such as mlx5_2
         device: String,
     },
 }
@@ -130,7 +130,7 @@ fn one<'a>(devices: &'a [DeviceReport], text: &str) -> Result<&'a DeviceReport, 
     if let Some(shared) = shared.filter(|_| devices.iter().all(|device| device.id != text)) {
         wanted = shared;
     }
-    devices.iter().for_each(|device| wanted.see(&device.key, &DeviceId::new(&device.id)));
+    devices.iter().for_each(|device| wanted.see_called(&device.key, &DeviceId::new(&device.id), &device.names));
     let ids = wanted.decide().map_err(|sentence| Failed::new(FAILURE, sentence))?;
     let mut meant = devices.iter().filter(|device| ids.contains(&DeviceId::new(&device.id)));
     match (meant.next(), meant.next()) {
@@ -242,13 +242,16 @@ mod tests {
             class: None,
             numa_nodes: Vec::new(),
             bridges: Vec::new(),
+            names: Vec::new(),
         }
     }
 
     #[test]
     fn one_device_is_meant_by_its_id_its_place_or_a_share() {
         let devices = [report("GPU-aa", "pci:0000:18:00.0/10de:2330"), report("GPU-ab", "pci:0000:19:00.0/10de:2330")];
-        for text in ["GPU-aa", "aa", "18:00.0", "GPU-aa::3"] {
+        let names = ["mlx5_2", "/dev/nvidia0"].map(str::to_owned).to_vec();
+        let devices = [DeviceReport { names, ..devices[0].clone() }, devices[1].clone()];
+        for text in ["GPU-aa", "aa", "18:00.0", "GPU-aa::3", "mlx5_2", "/dev/nvidia0"] {
             assert_eq!(one(&devices, text).unwrap().id, "GPU-aa", "{text}");
         }
         for text in ["GPU-a", "nothing", ""] {

@@ -127,7 +127,13 @@ impl Wanted {
 
     /// Takes note of a device that the ledger knows.
     pub fn see(&mut self, key: &str, id: &DeviceId) {
-        match self.fit(key, id) {
+        self.see_called(key, id, &[]);
+    }
+
+    /// Takes note of a device that the host calls by these names too.
+    pub fn see_called(&mut self, key: &str, id: &DeviceId, names: &[String]) {
+        let named = names.iter().any(|name| name.eq_ignore_ascii_case(&self.text)).then_some(Fit::Place);
+        match self.fit(key, id).max(named) {
             Some(fit) => self.note(fit, id),
             None => self.miss(key, id),
         }

@@ -225,6 +225,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             class: None,
             numa_nodes: Vec::new(),
             bridges: Vec::new(),
+            names: Vec::new(),
         };
         let mut status =
             Status { ready: false, resources: vec![refused], ailing: vec![sick.clone()], recovery: Some("1 missing".into()), ..status() };

@@ -28,6 +28,7 @@ fn device(id: &str, health: &str) -> DeviceReport {
         class: None,
         numa_nodes: Vec::new(),
         bridges: Vec::new(),
+        names: Vec::new(),
     }
 }
 
