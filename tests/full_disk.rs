@@ -221,6 +221,9 @@ fn the_daemon_says_once_that_its_disk_is_full_and_once_that_it_is_not() {
                 }
             }
             until_gauge(metrics, JOURNAL, 0.0);
+            daemon.logged("an Allocate was refused").await;
+            let status = String::from_utf8(node.output(&["status"]).stdout).unwrap();
+            assert!(status.contains("new pods that ask for a device are refused, ") && status.contains(" so far: failed to "), "{status}");
             assert!(gauge(metrics, "holdfast_journal_sync_failures_total").unwrap() > 0.0);
             assert!(gauge(metrics, "holdfast_ledger_free_bytes").unwrap() < 1e6);
             disk.make_room();
@@ -228,7 +231,7 @@ fn the_daemon_says_once_that_its_disk_is_full_and_once_that_it_is_not() {
             until_gauge(metrics, JOURNAL, 1.0);
             daemon.logged("the ledger can be written again").await;
             let log = daemon.log();
-            let refusals = ["grants are refused until", "no grant can be recorded"];
+            let refusals = ["the ledger cannot be written"];
             let told: Vec<_> = log.iter().filter(|line| refusals.iter().any(|words| line.contains(words))).collect();
             assert_eq!(told.len(), 1, "once, not for each Allocate: {told:#?}");
             daemon.kill();

@@ -78,7 +78,7 @@ fn nothing_is_lost(node: &Node) {
     let answered: BTreeSet<AllocId> = checkpoint.entries.into_iter().filter_map(|entry| entry.alloc_id).collect();
     let mut known: BTreeSet<AllocId> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
     if !answered.is_subset(&known) {
-        known.extend(store::peek_history(&node.state()).unwrap().0.into_iter().map(|grant| grant.alloc_id));
+        known.extend(store::peek_history(&node.state()).unwrap().released.into_iter().map(|grant| grant.alloc_id));
     }
     assert!(answered.is_subset(&known), "{:?}", answered.difference(&known).collect::<Vec<_>>());
 }

@@ -220,6 +220,9 @@ fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_forme
             assert!(said.contains(part), "`{part}` is not in: {said}");
         }
         assert!(!runs(&two));
+        let status = String::from_utf8(node.output(&["status"]).stdout).unwrap();
+        let waits = "pod default/two cannot start yet with device dev:gpu0, since the hook after its release has failed ";
+        assert!(status.contains(waits) && !status.contains("unhealthy"), "{status}");
         std::fs::write(left(&node, "key"), "").unwrap();
         beside("the second pod", || runs(&two), |runs| *runs).await;
         daemon.logged("the hook after release is done").await;

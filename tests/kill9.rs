@@ -61,7 +61,7 @@ impl Tally {
         let mut known: BTreeSet<AllocId> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
         if !self.answered.is_subset(&known) {
             // No pod of the kubelet's checkpoint has these grants: after a minute they count as never started.
-            let (released, problem) = store::peek_history(&node.state()).unwrap();
+            let store::History { released, problem, .. } = store::peek_history(&node.state()).unwrap();
             assert!(problem.is_none(), "{problem:?}");
             known.extend(released.into_iter().map(|grant| grant.alloc_id));
         }

@@ -221,6 +221,22 @@ fn what_is_no_device_or_several_is_an_error() {
         let (code, stdout, stderr) = ask(node, &["who", "GPU-ffff"]);
         assert_eq!((code, stdout.as_str()), (1, ""));
         assert!(stderr.contains("the ledger knows no device by `GPU-ffff`"), "{stderr}");
+        for verb in ["who", "history"] {
+            let (code, stdout, stderr) = ask(node, &[verb, "--resource", "nvidia.com/gpus"]);
+            assert_eq!((code, stdout.as_str()), (1, ""));
+            assert!(stderr.contains("knows a resource `nvidia.com/gpus`, but `nvidia.com/gpu`; "), "{stderr}");
+            assert_eq!(ask(node, &[verb, "--pod", " "]).0, 2);
+        }
+        let (code, _, stderr) = ask(node, &["who", "train"]);
+        assert_eq!(code, 1);
+        assert!(stderr.contains("a pod is called so: `holdfast who --pod ml/train`"), "{stderr}");
+        assert_eq!(ask(node, &["device", "cordon", "GPU-5a7c1f00", "--reason", " "]).0, 2, "an operator's word is one");
+        let (code, stdout, stderr) = ask(node, &[]);
+        assert_eq!(
+            (code, stdout.as_str(), stderr.contains("Usage: holdfast") && stderr.contains("  topology ")),
+            (2, "", true),
+            "{stderr}"
+        );
         let (code, _, stderr) = ask(node, &["history", "--device", "GPU-5a"]);
         assert_eq!(code, 1);
         assert!(stderr.contains("`GPU-5a` could be `GPU-5a7c1f00`, `GPU-5a990000`"), "{stderr}");
@@ -253,9 +269,16 @@ fn the_history_tells_who_held_what_at_any_time() {
         assert!(table.starts_with("FROM ") && last.contains(" suspect ") && last.ends_with("GPU-5a7c1f00"), "{table}");
         assert!(remarks.contains("is suspect: since"), "{remarks}");
         let (_, stdout, remarks) = ask(node, &["history", "--at", "40 days"]);
-        assert!(stdout.starts_with("nobody is known to have held it at 20"), "{stdout}");
-        assert!(remarks.contains("the history begins at"), "{remarks}");
+        assert!(stdout.starts_with("nobody is known to have held a device at 20"), "{stdout}");
+        assert!(!remarks.contains("forgotten"), "nothing ever was: {remarks}");
+        assert!(remarks_of(node, "5h").contains("holdfast: what was held at 20"));
+        assert_eq!(document(node, &["history", "--at", "40 days"], 0)["remembers_from"], Value::Null);
     });
+}
+
+/// What is remarked on who held what at a time.
+fn remarks_of(node: &Node, at: &str) -> String {
+    ask(node, &["history", "--at", at]).2
 }
 
 #[test]
@@ -371,5 +394,14 @@ fn the_history_is_as_long_as_the_configuration_says() {
         let left = document(&node, &["history"], 0);
         let live = left["grants"].as_array().unwrap().iter().filter(|grant| grant["state"] != "released").count();
         assert_eq!((live, left["grants"].as_array().unwrap().len()), (2, 2 + 1000));
+        // That something was forgotten is said wherever it matters, with and without a daemon.
+        let doubts = |node: &Node| {
+            let begins = document(node, &["history"], 0)["remembers_from"].as_str().unwrap().to_owned();
+            (begins, remarks_of(node, "5h").contains("the history begins at"), remarks_of(node, "1h").contains("the history begins at"))
+        };
+        let alone = doubts(&node);
+        assert_eq!((alone.1, alone.2), (true, false));
+        let _daemon = start(&node).await;
+        assert_eq!(doubts(&node), alone);
     });
 }

@@ -10,7 +10,7 @@ use super::devices::{self, DeviceReport};
 use super::handover::{Installed, Upgrade, UpgradeOrder};
 use super::processors::{self, Processors};
 use super::{Status, Views};
-use crate::domain::{DeviceId, Grant, Instruction};
+use crate::domain::{DeviceId, Grant, Instruction, Timestamp};
 use crate::host::peer::TrustedListener;
 use crate::messages::{Instruct, InstructError, Mailbox, Publish};
 use crate::store::{Export, Store, StoreError, Told, Verification};
@@ -120,8 +120,18 @@ async fn grants(State(source): State<Source>) -> Json<Vec<Arc<Grant>>> {
 enum Line {
     /// A part of the ledger.
     Told(Told),
-    /// The end, without which something is missing. `problem`: why the history is not whole.
-    End { problem: Option<String> },
+    /// The end, without which something is missing.
+    End(LedgerEnd),
+}
+
+/// What is said of a ledger when all of it was told.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LedgerEnd {
+    /// Why the history is not whole, if it is not.
+    pub problem: Option<String>,
+    /// The latest release that was forgotten, of age or for the number of them; after it nothing was.
+    #[serde(default)]
+    pub forgotten_until: Option<Timestamp>,
 }
 
 type Failure = (StatusCode, String);
@@ -156,7 +166,11 @@ fn tell(export: Export, send: impl Fn(Vec<u8>) -> bool) {
         is_heard
     });
     if is_heard {
-        write(&mut piece, &Line::End { problem: read.err().map(|error: StoreError| error.to_string()) });
+        let end = match read {
+            Ok(forgotten_until) => LedgerEnd { problem: None, forgotten_until },
+            Err(error) => LedgerEnd { problem: Some(error.to_string()), forgotten_until: None },
+        };
+        write(&mut piece, &Line::End(end));
         send(piece);
     }
 }

@@ -1,7 +1,7 @@
 //! What is told of each device's health: for `device show`, `status` and whoever else asks the running daemon.
 
 use super::Views;
-use crate::domain::{DeviceId, Gather, Health, Incident, Offered, Reason, State, Timestamp, Verdict};
+use crate::domain::{Device, DeviceClass, DeviceId, Gather, Health, Incident, Offered, PciAddress, Reason, State, Timestamp, Verdict};
 use crate::host;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +35,18 @@ pub struct DeviceReport {
     pub flaps: u32,
     /// Its last failures, oldest first.
     pub incidents: Vec<Incident>,
+    /// What it is; `null` where no resource lists it. This and where it was are told of a device that has gone too.
+    #[serde(default)]
+    pub class: Option<DeviceClass>,
+    /// The NUMA nodes that it is near.
+    #[serde(default)]
+    pub numa_nodes: Vec<u32>,
+    /// Bridges from the root port down.
+    #[serde(default)]
+    pub bridges: Vec<PciAddress>,
+    /// What the host calls it: interfaces, RDMA devices, NVMe controllers, and its nodes.
+    #[serde(default)]
+    pub names: Vec<String>,
 }
 
 /// Every device that is listed, or of which there is something to be said.
@@ -50,6 +62,10 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
             let id = &offered.device.id;
             let device = devices.entry(id.clone()).or_insert_with(|| report(id, None, now));
             device.key.clone_from(&offered.device.key);
+            device.class = Some(offered.device.class);
+            device.names = names(&offered.device);
+            device.numa_nodes.clone_from(&offered.device.numa_nodes);
+            device.bridges = offered.device.pci.as_ref().map(|pci| pci.bridges.clone()).unwrap_or_default();
             let is_first = device.resources.insert(resource.to_string());
             if !is_first && is_leaving(&offered) {
                 // A share that is no more says nothing of a device that has others.
@@ -65,6 +81,11 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
         }
     }
     devices.into_values().collect()
+}
+
+fn names(device: &Device) -> Vec<String> {
+    let function = device.pci.iter().flat_map(|pci| [&pci.net, &pci.rdma, &pci.nvme]).flatten().cloned();
+    function.chain(device.nodes.iter().map(|node| node.host.clone())).collect()
 }
 
 fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceReport {
@@ -88,6 +109,10 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
         cordoned_at: verdict.cordon.as_ref().map(|cordon| cordon.at),
         flaps: verdict.flaps,
         incidents: verdict.incidents.clone(),
+        class: None,
+        numa_nodes: Vec::new(),
+        bridges: Vec::new(),
+        names: Vec::new(),
     }
 }
 

@@ -29,7 +29,7 @@ mod views;
 mod watcher;
 
 pub use control::{
-    ControlError, Order, ask_to_hand_over, get as control_get, order as control_order, read_ledger, verify as verify_ledger,
+    ControlError, LedgerEnd, Order, ask_to_hand_over, get as control_get, order as control_order, read_ledger, verify as verify_ledger,
 };
 pub use devices::DeviceReport;
 pub use error::StartError;
@@ -38,7 +38,7 @@ pub use problems::{Problem, verdict};
 pub use processors::Processors;
 pub use reload::ConfigReport;
 pub use settings::Settings;
-pub use status::{ResourceReport, Status};
+pub use status::{HookReport, ResourceReport, Status};
 pub use views::{Actors, Views};
 
 use self::supervisor::{Policy, Slot, Supervision};
@@ -52,7 +52,7 @@ use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::{HeldBack, Ledger};
 use crate::ledger::{LedgerActor, LedgerConfig, release_hooks};
 use crate::registration::{Registration, RegistrationConfig};
-use crate::serving::{Affinity, Serving, ServingConfig, Shared, Sockets, SpecFiles};
+use crate::serving::{Affinity, Refusals, Serving, ServingConfig, Shared, Sockets, SpecFiles};
 use crate::store::Store;
 use crate::telemetry;
 use actix::Arbiter;
@@ -231,6 +231,7 @@ impl App {
 
         let files = SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
         let performer = Performer::new(host_root.clone());
+        let refusals = Refusals::default();
         let shared = Shared {
             inventory: inventory_view.clone(),
             grants: grants_view.clone(),
@@ -244,6 +245,7 @@ impl App {
             hung_up: actors.registration.mailbox(),
             sockets: Arc::clone(&sockets),
             affinity: Affinity::default(),
+            refusals: refusals.clone(),
             awake: Awake::default(),
             gate: Arc::clone(&gate),
             stage: stage_view.clone(),
@@ -262,7 +264,7 @@ impl App {
         let watcher = watcher::Watcher {
             device_plugins: settings.device_plugins(),
             host_root: host_root.clone(),
-            plan: plan_view,
+            plan: plan_view.clone(),
             config_dirs: reload::directories(&settings.config),
             config_changed,
             kubelet: Arc::new(kubelet),
@@ -322,6 +324,8 @@ impl App {
             kubelet: kubelet_view,
             config: reloader.report(),
             kept: kept_view,
+            refusals,
+            plan: plan_view,
             recovery,
             ready: ready_view.clone(),
         };

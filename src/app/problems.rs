@@ -1,7 +1,9 @@
 //! What is wrong with a daemon, in words, and what to do about it: for `status` and for the page.
 
-use super::{DeviceReport, ResourceReport, Status};
-use crate::domain::{HookState, Kept, OwedHook, Reason};
+use super::{DeviceReport, HookReport, ResourceReport, Status};
+use crate::domain::{HookState, Kept, OwedHook, Reason, times};
+use crate::picture::Holder;
+use crate::serving::Unrecorded;
 
 /// What is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,8 +30,14 @@ impl Status {
         }
         let Kept { journal, database, not_durable } = self.ledger;
         if !journal {
-            let what = format!("the ledger cannot be written; {not_durable} answers of meanwhile are in memory only");
-            add(what, "make room on its disk, or make that writable; it goes on by itself");
+            let what = match &self.not_recorded {
+                _ if !self.ledger_refuses => format!("the ledger cannot be written; {not_durable} answers of meanwhile are in memory only"),
+                None => "the ledger cannot be written, so new pods that ask for a device are refused".into(),
+                Some(Unrecorded { refused, why }) => {
+                    format!("the ledger cannot be written, so new pods that ask for a device are refused, {refused} so far: {why}")
+                }
+            };
+            add(what, "make room on its disk, or make that writable; it goes on by itself, and the log has the disk's error");
         } else if !database {
             add(
                 "the ledger's second copy is not kept at present".into(),
@@ -57,10 +65,13 @@ impl Status {
                 add(format!("{name}: {disagreement}"), "take another plugin for this resource off the node");
             }
         }
-        for OwedHook { resource, device, state, .. } in &self.hooks {
+        for HookReport { owed: OwedHook { resource, device, state, .. }, awaited_by } in &self.hooks {
             if let HookState::Failed { tries, why, .. } = state {
-                let what =
-                    format!("{resource}: device {device} is unhealthy, since the hook after its release has failed {tries} times: {why}");
+                let so = match awaited_by.as_slice() {
+                    [] => format!("device {device} is unhealthy"),
+                    pods => format!("{} cannot start yet with device {device}", in_words(pods)),
+                };
+                let what = format!("{resource}: {so}, since the hook after its release has failed {}: {why}", times(u64::from(*tries)));
                 add(what, "mend what it complains about; it is tried again by itself");
             }
         }
@@ -88,14 +99,22 @@ impl Status {
         if !self.config.needs_restart.is_empty() {
             remarks.push(format!("counts from the next start on: {}", self.config.needs_restart.join(", ")));
         }
-        let waiting = |hook: &&OwedHook| !matches!(hook.state, HookState::Failed { .. });
-        for OwedHook { resource, device, .. } in self.hooks.iter().filter(waiting) {
-            remarks.push(format!("{resource}: device {device} waits for the hook after its release"));
+        let waiting = |hook: &&HookReport| !matches!(hook.owed.state, HookState::Failed { .. });
+        for HookReport { owed: OwedHook { resource, device, .. }, awaited_by } in self.hooks.iter().filter(waiting) {
+            remarks.push(match awaited_by.as_slice() {
+                [] => format!("{resource}: device {device} waits for the hook after its release"),
+                pods => format!("{resource}: {} starts with device {device} when the hook after its release has ended", in_words(pods)),
+            });
         }
         remarks.extend(self.signals_off.iter().map(|(source, why)| format!("the signal {source} is off: {why}")));
         remarks.extend(self.recovery.iter().map(|recovery| format!("the ledger was damaged when the daemon started: {recovery}")));
         remarks
     }
+}
+
+/// Pods, by name.
+fn in_words(pods: &[Holder]) -> String {
+    pods.iter().map(|pod| format!("pod {}", pod.in_words())).collect::<Vec<_>>().join(", ")
 }
 
 /// How many things are wrong, in words.

@@ -3,10 +3,13 @@
 use super::Views;
 use super::devices::{self, DeviceReport};
 use super::reload::ConfigReport;
-use crate::domain::{Gather, Kept, KubeletGeneration, OwedHook, Source};
+use crate::domain::{Arrange, DeviceId, Gather, Grant, Kept, KubeletGeneration, OwedHook, Source, WhenNotDurable};
+use crate::picture::Holder;
 use crate::registration::ResourceStatus;
+use crate::serving::Unrecorded;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tokio::sync::watch;
 
 /// The daemon at a glance (`status -o json`).
@@ -30,13 +33,19 @@ pub struct Status {
     pub config: ConfigReport,
     /// How the ledger is kept.
     pub ledger: Kept,
+    /// Whether new grants are refused while it cannot be written; otherwise they are answered and in memory only.
+    #[serde(default)]
+    pub ledger_refuses: bool,
+    /// What was refused since a grant was recorded, because none can be; `null` where nothing was.
+    #[serde(default)]
+    pub not_recorded: Option<Unrecorded>,
     /// What was wrong with the ledger at the start, and what came of it; `null` where everything was sound.
     #[serde(default)]
     pub recovery: Option<String>,
     /// The hooks after release that are due or have failed: their devices are free and unhealthy meanwhile, or their next
     /// holder waits for its start.
     #[serde(default)]
-    pub hooks: Vec<OwedHook>,
+    pub hooks: Vec<HookReport>,
     /// The resources by name.
     pub resources: Vec<ResourceReport>,
     /// The devices that are unhealthy, and those that may soon be.
@@ -45,6 +54,17 @@ pub struct Status {
     /// Signals of health that are not there, each with the reason.
     #[serde(default)]
     pub signals_off: BTreeMap<Source, String>,
+}
+
+/// A hook after release of [`Status`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookReport {
+    /// What is owed, and how far it has come.
+    #[serde(flatten)]
+    pub owed: OwedHook,
+    /// Who has been given the device, as healthy as ever, and does not start before; with nobody the device is unhealthy until then.
+    #[serde(default)]
+    pub awaited_by: Vec<Holder>,
 }
 
 /// One resource of [`Status`].
@@ -81,7 +101,7 @@ impl Status {
             let live = grants.iter().filter(|grant| grant.is_live() && grant.resource.as_str() == name);
             live.flat_map(|grant| &grant.devices).map(|device| &device.id).gather::<std::collections::BTreeSet<_>>().len()
         };
-        let report = |(name, offering): (&crate::domain::ResourceName, &std::sync::Arc<crate::domain::Offering>)| {
+        let report = |(name, offering): (&crate::domain::ResourceName, &Arc<crate::domain::Offering>)| {
             let registration = registrations.get(name).cloned().unwrap_or_default();
             ResourceReport {
                 name: name.to_string(),
@@ -105,13 +125,33 @@ impl Status {
             socket_left_behind: views.socket_left_behind(),
             config: views.config.borrow().clone(),
             ledger: *views.kept.borrow(),
-            hooks: views.due.borrow().all().cloned().collect(),
+            ledger_refuses: views.plan.borrow().ledger.when_not_durable == WhenNotDurable::Refuse,
+            not_recorded: views.refusals.unrecorded(),
+            hooks: hooks(views, &grants),
             recovery: views.recovery.as_deref().map(str::to_owned),
             resources: views.inventory.borrow().resources.iter().map(report).collect(),
             ailing: devices::reports(views).into_iter().filter(is_ailing).collect(),
             signals_off: views.judgement.borrow().off.clone(),
         }
     }
+}
+
+/// What is owed to free devices, and what a pod waits for.
+fn hooks(views: &Views, grants: &[Arc<Grant>]) -> Vec<HookReport> {
+    let due = views.due.borrow();
+    let report = |owed: &OwedHook| {
+        let has_it = |grant: &&Arc<Grant>| {
+            let is_it = |id: &DeviceId| *id == owed.device || id.shared().is_some_and(|whole| whole == owed.device);
+            grant.is_live() && grant.resource == owed.resource && grant.devices.iter().any(|device| is_it(&device.id))
+        };
+        let mut awaited_by: Vec<Holder> = Vec::new();
+        if due.gated.get(&owed.resource).is_some_and(|devices| devices.contains_key(&owed.device)) {
+            awaited_by.extend(grants.iter().filter(has_it).map(|grant| Holder::of(grant)));
+            awaited_by.arrange();
+        }
+        HookReport { owed: owed.clone(), awaited_by }
+    };
+    due.all().map(report).collect()
 }
 
 fn is_ailing(device: &DeviceReport) -> bool {

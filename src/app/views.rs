@@ -3,10 +3,11 @@
 use super::reload::ConfigReport;
 use super::supervisor::Handle;
 use crate::discovery::DiscoveryActor;
-use crate::domain::{Due, Grant, Inventory, Kept, KubeletGeneration, ResourceName};
+use crate::domain::{Due, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName};
 use crate::health::{HealthActor, Judgement};
 use crate::ledger::LedgerActor;
 use crate::registration::{Registration, ResourceStatus};
+use crate::serving::Refusals;
 use crate::serving::Serving;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,6 +47,10 @@ pub struct Views {
     pub config: watch::Receiver<ConfigReport>,
     /// How the ledger is kept.
     pub kept: watch::Receiver<Kept>,
+    /// What was refused of late.
+    pub refusals: Refusals,
+    /// What is to be offered, and how the ledger decides.
+    pub plan: watch::Receiver<Arc<Plan>>,
     /// What was wrong with the ledger at the start.
     pub recovery: Option<Arc<str>>,
     /// Whether everything that READY promises has happened (I11).

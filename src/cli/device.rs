@@ -1,34 +1,37 @@
 //! `holdfast device`: what is known of devices' health, and an operator's word about them.
 
+use super::document::holder_in_words;
 use super::exit::{FAILURE, Failed};
 use super::query::Wanted;
 use super::screen::Tint;
 use super::table::Table;
-use super::{Global, block_on, show};
+use super::{Global, Output, block_on, show, source};
 use crate::app::{ControlError, DeviceReport, Order, control_get, control_order};
-use crate::domain::{DeviceId, Instruction};
+use crate::domain::{AllocId, DeviceId, Gather, Instruction};
+use crate::store::Told;
 use clap::Subcommand;
 use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What is done.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Show the health of every device, or of one with its last failures
     Show {
-        /// Its id or the beginning of it, or a PCI address
+        /// Its id or the beginning of it, a PCI address, a node such as /dev/nvidia0, or what the host calls it, such as mlx5_2
         device: Option<String>,
     },
     /// Give a device to nobody new until it is given back; who holds it keeps it. Survives restarts and boots
     Cordon {
-        /// Its id or the beginning of it, or a PCI address
+        /// Its id or the beginning of it, a PCI address, a node such as /dev/nvidia0, or what the host calls it, such as mlx5_2
         device: String,
         /// Why, for whoever wonders
-        #[arg(long, value_name = "TEXT")]
+        #[arg(long, value_name = "TEXT", value_parser = super::said)]
         reason: String,
     },
     /// Give a device back; where it waits for a person after a fault or too many failures, it need not wait any more
     Uncordon {
-        /// Its id or the beginning of it, or a PCI address
+        /// Its id or the beginning of it, a PCI address, a node such as /dev/nvidia0, or what the host calls it, such as mlx5_2
         device: String,
     },
 }
@@ -62,10 +65,34 @@ fn show_devices(global: &Global, wanted: Option<&str>) -> Result<(), Failed> {
         Some(text) => vec![one(&devices, text)?],
         None => devices.iter().collect(),
     };
+    let holders = match (wanted, meant.as_slice()) {
+        (Some(_), [device]) if global.output != Output::Json => holders(global, device),
+        _ => BTreeMap::new(),
+    };
     show(global.output, &Document { schema: 1, devices: meant.clone() }, |_| match (wanted, meant.as_slice()) {
-        (Some(_), [device]) => in_full(device),
+        (Some(_), [device]) => in_full(device, &holders),
         _ => table(&meant),
     })
+}
+
+/// Who held the device when it failed, by grant; of some the ledger may not tell any more.
+fn holders(global: &Global, device: &DeviceReport) -> BTreeMap<AllocId, String> {
+    let mut wanted: BTreeSet<&AllocId> = device.incidents.iter().flat_map(|incident| &incident.held_by).gather();
+    let mut holders = BTreeMap::new();
+    if wanted.is_empty() {
+        return holders;
+    }
+    let read = source::read(global, |told| {
+        if let Told::Grant(grant) = told
+            && wanted.remove(&grant.alloc_id)
+        {
+            holders.insert(grant.alloc_id.clone(), holder_in_words(&grant));
+        }
+        !wanted.is_empty()
+    });
+    // The ids of grants stand for what cannot be read.
+    drop(read);
+    holders
 }
 
 fn order(global: &Global, device: &str, instruction: Instruction, done: &str) -> Result<(), Failed> {
@@ -103,7 +130,7 @@ fn one<'a>(devices: &'a [DeviceReport], text: &str) -> Result<&'a DeviceReport, 
     if let Some(shared) = shared.filter(|_| devices.iter().all(|device| device.id != text)) {
         wanted = shared;
     }
-    devices.iter().for_each(|device| wanted.see(&device.key, &DeviceId::new(&device.id)));
+    devices.iter().for_each(|device| wanted.see_called(&device.key, &DeviceId::new(&device.id), &device.names));
     let ids = wanted.decide().map_err(|sentence| Failed::new(FAILURE, sentence))?;
     let mut meant = devices.iter().filter(|device| ids.contains(&DeviceId::new(&device.id)));
     match (meant.next(), meant.next()) {
@@ -160,7 +187,7 @@ fn why(device: &DeviceReport) -> String {
     }
 }
 
-fn in_full(device: &DeviceReport) -> String {
+fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> String {
     let mut text = format!("{}\n", device.id);
     let mut line = |name: &str, value: &str| {
         if !value.is_empty() {
@@ -183,11 +210,12 @@ fn in_full(device: &DeviceReport) -> String {
     if device.incidents.is_empty() {
         return text;
     }
-    let mut table = Table::new(&["FAILED", "HEALTHY AGAIN", "HELD BY", "WHY"]);
+    let mut table = Table::new(&["FAILED", "HEALTHY AGAIN", "WHY", "HELD BY"]).giving_way(&["HELD BY", "WHY"]);
+    let holder = |alloc_id: &AllocId| holders.get(alloc_id).cloned().unwrap_or_else(|| alloc_id.to_string());
     for incident in &device.incidents {
         let until = incident.until.map(|until| until.to_seconds()).unwrap_or_default();
-        let held_by = incident.held_by.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        table.row([incident.at.to_seconds(), until, held_by, incident.to_string()]);
+        let held_by = incident.held_by.iter().map(holder).collect::<Vec<_>>().join("; ");
+        table.row([incident.at.to_seconds(), until, incident.to_string(), held_by]);
     }
     format!("{text}\n{table}")
 }
@@ -195,7 +223,7 @@ fn in_full(device: &DeviceReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::Timestamp;
+    use crate::domain::{Incident, Reason, Timestamp};
 
     fn report(id: &str, key: &str) -> DeviceReport {
         DeviceReport {
@@ -211,13 +239,19 @@ mod tests {
             cordoned_at: None,
             flaps: 2,
             incidents: Vec::new(),
+            class: None,
+            numa_nodes: Vec::new(),
+            bridges: Vec::new(),
+            names: Vec::new(),
         }
     }
 
     #[test]
     fn one_device_is_meant_by_its_id_its_place_or_a_share() {
         let devices = [report("GPU-aa", "pci:0000:18:00.0/10de:2330"), report("GPU-ab", "pci:0000:19:00.0/10de:2330")];
-        for text in ["GPU-aa", "aa", "18:00.0", "GPU-aa::3"] {
+        let names = ["mlx5_2", "/dev/nvidia0"].map(str::to_owned).to_vec();
+        let devices = [DeviceReport { names, ..devices[0].clone() }, devices[1].clone()];
+        for text in ["GPU-aa", "aa", "18:00.0", "GPU-aa::3", "mlx5_2", "/dev/nvidia0"] {
             assert_eq!(one(&devices, text).unwrap().id, "GPU-aa", "{text}");
         }
         for text in ["GPU-a", "nothing", ""] {
@@ -229,14 +263,33 @@ mod tests {
     fn a_device_is_shown_with_its_reason_and_its_wait() {
         let device = report("GPU-aa", "");
         assert_eq!(
-            in_full(&device),
+            in_full(&device, &BTreeMap::new()),
             "GPU-aa\n  resource    nvidia.com/gpu\n  health      Unhealthy, recovering\n  reason      xid (Xid 79)\n  healthy in  12 s, if nothing speaks against it until then\n  failed      2 times, each soon after the other\n"
         );
         assert!(table(&[&device]).contains("nvidia.com/gpu  Unhealthy, recovering  xid (Xid 79)"));
 
         // An operator's word has its time, whatever else has failed.
         let cordoned = DeviceReport { cordoned: Some("fan".into()), cordoned_at: Some(Timestamp(1_700_000_000_000)), ..device };
-        assert!(in_full(&cordoned).contains("  cordoned    2023-11-14T22:13:20Z (fan)\n"), "{}", in_full(&cordoned));
+        let told = in_full(&cordoned, &BTreeMap::new());
+        assert!(told.contains("  cordoned    2023-11-14T22:13:20Z (fan)\n"), "{told}");
         assert!(table(&[&cordoned]).contains("  2023-11-14T22:13:20Z  GPU-aa"), "{}", table(&[&cordoned]));
+    }
+
+    #[test]
+    fn a_failure_names_the_pod_that_held_the_device_and_the_grant_where_the_ledger_does_not_tell() {
+        let incident = Incident {
+            reason: Reason::NodeMissing,
+            detail: "/dev/nvidia0".into(),
+            at: Timestamp(10_000),
+            until: None,
+            held_by: vec![AllocId::new("a-1"), AllocId::new("a-2")],
+        };
+        let device = DeviceReport { incidents: vec![incident], ..report("GPU-aa", "") };
+        let holders = BTreeMap::from([(AllocId::new("a-1"), "ml/train-0, container main".to_owned())]);
+        let wanted = "
+FAILED                HEALTHY AGAIN  WHY                          HELD BY
+1970-01-01T00:00:10Z  -              node_missing (/dev/nvidia0)  ml/train-0, container main; a-2
+";
+        assert!(in_full(&device, &holders).ends_with(wanted), "{}", in_full(&device, &holders));
     }
 }

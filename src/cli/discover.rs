@@ -216,8 +216,8 @@ pub fn table(document: &Document) -> Table {
         let class = kind.map_or_else(|| row.class.to_string(), |kind| format!("{} {kind}", row.class));
         let health = row.health.map(|health| row.reason.unwrap_or(health).to_owned());
         let names = [&row.rdma, &row.nvme, &row.net].into_iter().find(|names| !names.is_empty()).map(|names| short_list(names));
-        // An id that is the address says nothing new.
-        let id = Some(row.id.clone()).filter(|id| Some(id) != address.as_ref());
+        // As it is written into a configuration, where it is the address too.
+        let id = Some(row.id.clone());
         table.row(
             [address, Some(class), row.driver.clone(), row.numa_node.map(|node| node.to_string())]
                 .into_iter()
@@ -310,6 +310,15 @@ mod tests {
         assert!(known.devices.iter().all(|row| row.class != DeviceClass::Other));
         assert!(all.devices.iter().any(|row| row.class == DeviceClass::Other));
         assert_eq!(known.devices.iter().filter(|row| row.resource.is_some()).count(), GPUS);
+    }
+
+    #[test]
+    fn every_device_has_its_id_beside_it_whether_or_not_that_is_its_address() {
+        let document = simulated(false, |_| ());
+        let text = table(&document).to_string();
+        let ids: Vec<&str> = text.lines().skip(1).filter_map(|line| line.split_whitespace().last()).collect();
+        assert_eq!(ids, document.devices.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), "{text}");
+        assert!(document.devices.iter().any(|row| row.is_vf && row.pci_address.is_some_and(|address| address.to_string() == row.id)));
     }
 
     #[test]

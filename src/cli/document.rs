@@ -33,6 +33,8 @@ pub struct Row<'a> {
     /// The exclusive processors of the container, as `2-3,10`, and their nodes; null where it has none, or nothing is known.
     cpus: Option<String>,
     cpu_numa_nodes: Option<&'a BTreeSet<u32>>,
+    /// While it is suspect: since when the kubelet does not list its pod.
+    suspect_at: Option<Timestamp>,
     /// Which of the devices are unhealthy now, and why; absent where none is.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     unhealthy: BTreeMap<&'a str, &'a str>,
@@ -109,6 +111,7 @@ pub fn row<'a>(grant: &'a Grant, processors: &'a [Processors]) -> Row<'a> {
         numa_nodes: numa_nodes(grant),
         cpus: processors.map(Processors::list),
         cpu_numa_nodes: processors.map(|processors| &processors.numa_nodes),
+        suspect_at: if let GrantState::Suspect { suspect_at, .. } = grant.state { Some(suspect_at) } else { None },
         unhealthy: BTreeMap::new(),
     }
 }
@@ -125,7 +128,7 @@ fn bound_at(grant: &Grant) -> Option<Timestamp> {
     }
 }
 
-/// Grants as a table: who, what, since when they have been in that state. Where containers have processors of their own,
+/// Grants as a table: who, what, since when they have it. Where containers have processors of their own,
 /// these and the NUMA nodes of both are beside it; where a device is not well, the reason.
 pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Processors], ailing: &Ailing) -> String {
     let grants: Vec<&Grant> = grants.into_iter().collect();
@@ -137,8 +140,7 @@ pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Proc
     let mut table = table.tinted("STATE", tint).tinted("UNHEALTHY", |cell| if cell == UNKNOWN { Tint::Plain } else { Tint::Red });
     for grant in grants {
         let [namespace, pod, container] = holder(grant);
-        let mut cells =
-            vec![namespace, pod, container, grant.resource.to_string(), grant.state_name().to_owned(), since(grant).to_seconds()];
+        let mut cells = vec![namespace, pod, container, grant.resource.to_string(), state(grant), grant.granted_at.to_seconds()];
         if !near.is_empty() {
             cells.push(numbers(&numa_nodes(grant)));
             let own = |own: &Processors| format!("{} (NUMA {})", own.list(), numbers(&own.numa_nodes));
@@ -155,7 +157,8 @@ pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Proc
 fn tint(state: &str) -> Tint {
     match state {
         "bound" => Tint::Green,
-        "suspect" | "granted" => Tint::Yellow,
+        "granted" => Tint::Yellow,
+        _ if state.starts_with("suspect") => Tint::Yellow,
         _ => Tint::Plain,
     }
 }
@@ -216,12 +219,11 @@ pub fn proof_in_words(released_by: &str) -> String {
     }
 }
 
-fn since(grant: &Grant) -> Timestamp {
+/// The state, and since when nobody lists the pod.
+fn state(grant: &Grant) -> String {
     match &grant.state {
-        GrantState::Granted => grant.granted_at,
-        GrantState::Bound { bound_at, .. } => *bound_at,
-        GrantState::Suspect { suspect_at, .. } => *suspect_at,
-        GrantState::Released { released_at, .. } => *released_at,
+        GrantState::Suspect { suspect_at, .. } => format!("suspect since {}", suspect_at.to_seconds()),
+        _ => grant.state_name().to_owned(),
     }
 }
 
@@ -266,11 +268,11 @@ mod tests {
             r#"{"alloc_id":"a-1","resource":"nvidia.com/gpu","devices":["GPU-b","GPU-a"],"state":"bound","#,
             r#""pod":{"namespace":"default","name":"web-0","uid":"u1"},"container":"main","granted_at":"2023-11-14T22:13:20.000Z","#,
             r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":null,"released_by":null,"#,
-            r#""numa_nodes":[],"cpus":null,"cpu_numa_nodes":null},"#,
+            r#""numa_nodes":[],"cpus":null,"cpu_numa_nodes":null,"suspect_at":null},"#,
             r#"{"alloc_id":"a-1","resource":"nvidia.com/gpu","devices":["GPU-b","GPU-a"],"state":"released","#,
             r#""pod":{"namespace":null,"name":null,"uid":"u1"},"container":"main","granted_at":"2023-11-14T22:13:20.000Z","#,
             r#""bound_at":"2023-11-14T22:13:21.000Z","released_at":"2023-11-14T22:13:22.000Z","released_by":"pod_gone","#,
-            r#""numa_nodes":[],"cpus":null,"cpu_numa_nodes":null}]}"#,
+            r#""numa_nodes":[],"cpus":null,"cpu_numa_nodes":null,"suspect_at":null}]}"#,
         );
         assert_eq!(serde_json::to_string(&document(&two(), &[], &Ailing::new())).unwrap(), wanted);
     }
@@ -285,12 +287,27 @@ mod tests {
     fn the_table_is_aligned_and_says_dash_for_what_is_not_known() {
         let wanted = "\
 NAMESPACE  POD     CONTAINER  RESOURCE        STATE     SINCE                 DEVICES
-default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:21Z  GPU-b,GPU-a
--          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:22Z  GPU-b,GPU-a
+default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GPU-b,GPU-a
+-          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:20Z  GPU-b,GPU-a
 -          -       -          nvidia.com/gpu  granted   2023-11-14T22:13:20Z  GPU-b,GPU-a
 ";
         let [bound, released] = two();
         assert_eq!(table([&bound, &released, &grant(GrantState::Granted)], &[], &Ailing::new()), wanted);
+    }
+
+    #[test]
+    fn a_pod_that_is_not_listed_any_more_has_its_device_since_it_got_it() {
+        let [bound, _] = two();
+        let GrantState::Bound { pod, container, bound_at } = bound.state else { panic!("it is bound") };
+        let suspect = grant(GrantState::Suspect { pod, container, bound_at, suspect_at: Timestamp(1_700_000_060_000) });
+        let wanted = "\
+NAMESPACE  POD    CONTAINER  RESOURCE        STATE                               SINCE                 DEVICES
+default    web-0  main       nvidia.com/gpu  suspect since 2023-11-14T22:14:20Z  2023-11-14T22:13:20Z  GPU-b,GPU-a
+";
+        assert_eq!(table([&suspect], &[], &Ailing::new()), wanted);
+        let json = serde_json::to_value(document([&suspect], &[], &Ailing::new())).unwrap();
+        let row = &json["grants"][0];
+        assert_eq!((&row["state"], &row["suspect_at"]), (&"suspect".into(), &"2023-11-14T22:14:20.000Z".into()));
     }
 
     #[test]
@@ -306,8 +323,8 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:21Z  GP
         bound.devices[0].numa_nodes = vec![1];
         let wanted = "\
 NAMESPACE  POD     CONTAINER  RESOURCE        STATE     SINCE                 NUMA  CPUS             DEVICES
-default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:21Z  1     2-3,10 (NUMA 0)  GPU-b,GPU-a
--          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:22Z  -     -                GPU-b,GPU-a
+default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  1     2-3,10 (NUMA 0)  GPU-b,GPU-a
+-          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:20Z  -     -                GPU-b,GPU-a
 ";
         let processors = [own];
         assert_eq!(table([&bound, &released], &processors, &Ailing::new()), wanted);
@@ -322,8 +339,8 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:21Z  1 
         let ailing = Ailing::from([(DeviceId::new("GPU-b"), "xid".to_owned())]);
         let wanted = "\
 NAMESPACE  POD     CONTAINER  RESOURCE        STATE     SINCE                 UNHEALTHY  DEVICES
-default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:21Z  GPU-b xid  GPU-b,GPU-a
--          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:22Z  -          GPU-b,GPU-a
+default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GPU-b xid  GPU-b,GPU-a
+-          uid:u1  main       nvidia.com/gpu  released  2023-11-14T22:13:20Z  -          GPU-b,GPU-a
 ";
         let [mut bound, released] = two();
         assert_eq!(table([&bound, &released], &[], &ailing), wanted);

@@ -2,10 +2,11 @@
 
 use super::document::{Row, history_table, holder_in_words, row};
 use super::exit::{FAILURE, Failed, USAGE};
-use super::query::{Wanted, Whose};
+use super::query::{Resources, Wanted, Whose};
 use super::table::Table;
 use super::when;
-use super::{Global, show, source};
+use super::{Global, Output, show, source};
+use crate::app::LedgerEnd;
 use crate::domain::{AllocId, Arrange, ContainerEdits, DeviceId, Gather, Grant, GrantState, Incident, Timestamp, Verdicts};
 use crate::store::Told;
 use clap::Args;
@@ -35,7 +36,7 @@ struct Document<'a> {
     schema: u32,
     at: Option<Timestamp>,
     since: Option<Timestamp>,
-    /// The earliest release that is remembered: of what was given back before, nothing is known.
+    /// The latest release that was forgotten, of age or for the number of them; after it nothing was. Null where nothing ever was.
     remembers_from: Option<Timestamp>,
     /// Why what was given back cannot be read.
     problem: Option<&'a str>,
@@ -88,6 +89,15 @@ impl Time {
         }
     }
 
+    /// The instant that was taken; `None` where there is none.
+    fn in_words(self) -> Option<String> {
+        match self {
+            Time::Ever => None,
+            Time::At(at) => Some(format!("at {}", at.to_seconds())),
+            Time::Since(since) => Some(format!("at {} or later", since.to_seconds())),
+        }
+    }
+
     fn at(self) -> Option<Timestamp> {
         if let Time::At(at) = self { Some(at) } else { None }
     }
@@ -108,8 +118,10 @@ fn released_at(grant: &Grant) -> Option<Timestamp> {
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let time = Time::of(options, when::now(), &TimeZone::system()).map_err(|sentence| Failed::new(USAGE, sentence))?;
     let mut wanted = options.device.as_deref().map(Wanted::new);
-    let (mut grants, mut remembers_from, mut verdicts) = (Vec::new(), None, Verdicts::new());
-    let problem = source::read(global, |told| {
+    let (mut grants, mut verdicts) = (Vec::new(), Verdicts::new());
+    let mut resources = Resources::default();
+    let LedgerEnd { problem, forgotten_until } = source::read(global, |told| {
+        resources.see(&told);
         match told {
             Told::Notes { names, verdicts: told, .. } => {
                 if let Some(wanted) = &mut wanted {
@@ -119,9 +131,6 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
                 verdicts = told;
             }
             Told::Grant(mut grant) => {
-                if let Some(released) = released_at(&grant) {
-                    remembers_from = Some(remembers_from.map_or(released, |earliest: Timestamp| earliest.min(released)));
-                }
                 let could_be = wanted.as_mut().is_none_or(|wanted| wanted.sees(&grant));
                 if could_be && options.whose.fits(&grant) && time.fits(&grant) {
                     // The largest part of it. A node that was asked for is looked for in it.
@@ -140,21 +149,29 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         grants.retain(|grant| wanted.is_of(grant));
         failures = Some(failures_of(ids, &verdicts, time));
     }
+    if grants.is_empty() {
+        let known = resources.check(options.whose.resource.as_ref(), || source::offered(global));
+        known.map_err(|sentence| Failed::new(FAILURE, sentence))?;
+    }
     grants.arrange_by(|a, b| (a.granted_at, &a.alloc_id).cmp(&(b.granted_at, &b.alloc_id)));
     let document = Document {
         schema: 1,
         at: time.at(),
         since: time.since(),
-        remembers_from,
+        remembers_from: forgotten_until,
         problem: problem.as_deref(),
         grants: grants.iter().map(|grant| row(grant, &[])).collect(),
         failures,
     };
     show(global.output, &document, |document| {
-        let held = if grants.is_empty() { nothing(time) } else { history_table(&grants).to_string() };
+        let held = if grants.is_empty() { nothing(options, time) } else { history_table(&grants).to_string() };
         held + &document.failures.as_deref().map(|failures| failures_table(failures, &grants)).unwrap_or_default()
     })?;
-    for remark in remarks(time, remembers_from, problem.as_deref(), &grants) {
+    // A time that was said shortly, or by the machine's clock, may not be the one that was meant; the document has it.
+    if global.output != Output::Json && !grants.is_empty() {
+        time.in_words().iter().for_each(|time| super::eprintln(format_args!("holdfast: what was held {time}")));
+    }
+    for remark in remarks(time, forgotten_until, problem.as_deref(), &grants) {
         super::eprintln(format_args!("holdfast: {remark}"));
     }
     Ok(())
@@ -192,29 +209,33 @@ fn failures_table(failures: &[Failure], grants: &[Grant]) -> String {
     format!("\n{table}")
 }
 
-fn nothing(time: Time) -> String {
-    match time {
-        Time::Ever => "the ledger knows no such grant\n".into(),
-        Time::At(at) => format!("nobody is known to have held it at {}\n", at.to_seconds()),
-        Time::Since(since) => format!("nobody is known to have held it since {}\n", since.to_seconds()),
-    }
+/// What is said where no grant is told: of whom, of what, and when.
+fn nothing(options: &Options, time: Time) -> String {
+    let Whose { pod, resource } = &options.whose;
+    let who = pod.as_ref().map_or_else(|| "nobody".to_owned(), |pod| format!("no pod {pod}"));
+    let what = options.device.as_ref().map_or_else(|| "a device".to_owned(), |device| format!("`{}`", device.trim()));
+    let of = resource.as_ref().map(|resource| format!(" of {resource}")).unwrap_or_default();
+    let when = time.in_words().map(|time| format!(" {time}")).unwrap_or_default();
+    format!("{who} is known to have held {what}{of}{when}\n")
 }
 
 /// What somebody must know who believes the answer.
-fn remarks(time: Time, remembers_from: Option<Timestamp>, problem: Option<&str>, grants: &[Grant]) -> Vec<String> {
+fn remarks(time: Time, forgotten_until: Option<Timestamp>, problem: Option<&str>, grants: &[Grant]) -> Vec<String> {
     let mut remarks: Vec<String> = problem.iter().map(|problem| format!("what was given back is missing here: {problem}")).collect();
-    let asked = time.at().or(time.since());
-    if let (Some(asked), Some(earliest)) = (asked, remembers_from.filter(|_| problem.is_none()))
-        && asked < earliest
+    if let (Some(asked), Some(until)) = (time.at().or(time.since()), forgotten_until)
+        && asked < until
     {
-        let (asked, earliest) = (asked.to_seconds(), earliest.to_seconds());
-        remarks.push(format!("the history begins at {earliest}: who gave a device back between {asked} and then may be forgotten"));
+        let (asked, until) = (asked.to_seconds(), until.to_seconds());
+        remarks.push(format!(
+            "the history begins at {until}, as `history_age` and `history_size` in [ledger] bound it: who gave a device back between {asked} \
+             and then may be forgotten"
+        ));
     }
     for grant in grants {
         if let GrantState::Suspect { suspect_at, .. } = &grant.state {
-            let (id, suspect_at) = (&grant.alloc_id, suspect_at.to_seconds());
+            let (holder, suspect_at) = (holder_in_words(grant), suspect_at.to_seconds());
             remarks.push(format!(
-                "grant {id} is suspect: since {suspect_at} the kubelet does not list its pod, and nothing proves yet that it is gone"
+                "{holder}, is suspect: since {suspect_at} the kubelet does not list the pod, and nothing proves yet that it is gone"
             ));
         }
     }
@@ -298,14 +319,37 @@ FAILED                HEALTHY AGAIN         WHY           HELD BY
 
     #[test]
     fn what_makes_an_answer_uncertain_is_said() {
-        let earliest = Some(Timestamp(100_000));
-        assert!(remarks(Time::Ever, earliest, None, &[]).is_empty());
-        assert!(remarks(Time::At(Timestamp(100_000)), earliest, None, &[]).is_empty());
-        let told = remarks(Time::At(Timestamp(99_000)), earliest, None, &[]);
+        let forgotten = Some(Timestamp(100_000));
+        assert!(remarks(Time::Ever, forgotten, None, &[]).is_empty());
+        assert!(remarks(Time::At(Timestamp(100_000)), forgotten, None, &[]).is_empty());
+        let told = remarks(Time::At(Timestamp(99_000)), forgotten, None, &[]);
         assert!(told[0].starts_with("the history begins at 1970-01-01T00:01:40Z"), "{told:?}");
-        assert!(remarks(Time::Ever, earliest, Some("no"), &[])[0].contains("missing here: no"));
-        let pod = PodRef { uid: "u".into(), namespace: None, name: None };
+        assert!(remarks(Time::Ever, forgotten, Some("no"), &[])[0].contains("missing here: no"));
+        let pod = PodRef { uid: "u".into(), namespace: Some("ml".into()), name: Some("train-0".into()) };
         let state = GrantState::Suspect { pod, container: "main".into(), bound_at: Timestamp(1), suspect_at: Timestamp(5_000) };
-        assert!(remarks(Time::Ever, None, None, &[grant(1, state)])[0].contains("suspect: since 1970-01-01T00:00:05Z"));
+        let told = remarks(Time::Ever, None, None, &[grant(1, state)]);
+        assert!(told[0].starts_with("ml/train-0, container main, is suspect: since 1970-01-01T00:00:05Z"), "{told:?}");
+    }
+
+    #[test]
+    fn nothing_is_said_of_what_was_asked_and_when() {
+        let at = Time::At(Timestamp(0));
+        let asked = |device: Option<&str>, pod: Option<&str>, resource: Option<&str>| Options {
+            device: device.map(Into::into),
+            whose: Whose { pod: pod.map(Into::into), resource: resource.map(|name| name.parse().unwrap()) },
+            ..Options::default()
+        };
+        for (options, time, wanted) in [
+            (asked(None, None, None), at, "nobody is known to have held a device at 1970-01-01T00:00:00Z\n"),
+            (asked(Some("18:00.0"), None, None), at, "nobody is known to have held `18:00.0` at 1970-01-01T00:00:00Z\n"),
+            (asked(None, Some("ml/web"), Some("a/b")), Time::Ever, "no pod ml/web is known to have held a device of a/b\n"),
+            (
+                asked(None, None, Some("a/b")),
+                Time::Since(Timestamp(0)),
+                "nobody is known to have held a device of a/b at 1970-01-01T00:00:00Z or later\n",
+            ),
+        ] {
+            assert_eq!(nothing(&options, time), wanted);
+        }
     }
 }

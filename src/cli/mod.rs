@@ -155,8 +155,13 @@ pub fn command() -> clap::Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { global, verb } = match Cli::try_parse() {
+        // Without any verb the help is the answer too.
+        Err(error) if error.kind() == ErrorKind::MissingSubcommand => {
+            eprintln(format_args!("{}", command().render_help().to_string().trim_end()));
+            return ExitCode::from(exit::USAGE);
+        }
         Ok(cli) => cli,
-        // `--help` and `--version` are no errors to their reader; without any verb the help is the answer too.
+        // `--help` and `--version` are no errors to their reader, nor is a verb without what it does.
         Err(error) if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             drop(error.print());
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::SUCCESS });
@@ -202,6 +207,11 @@ fn print(text: fmt::Arguments<'_>) -> Result<(), Failed> {
         }
         _ => Ok(()),
     }
+}
+
+/// What somebody has to say, for clap.
+fn said(text: &str) -> Result<String, &'static str> {
+    Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned).ok_or("it says nothing")
 }
 
 /// Says something to the person at the terminal.

@@ -11,6 +11,7 @@
 //! What fits in a row further up is what was meant: a whole id is never taken for the beginning of another.
 
 use crate::domain::{Arrange, DeviceId, Grant, GrantedDevice, PciAddress, PodRef, ResourceName};
+use crate::store::Told;
 use clap::Args;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone, Default, Args)]
 pub struct Whose {
     /// Only this pod's, in any namespace or in one; `uid:…` for a pod without a known name
-    #[arg(long, value_name = "[NAMESPACE/]NAME")]
+    #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = super::said)]
     pub pod: Option<String>,
     /// Only of this resource, such as nvidia.com/gpu
     #[arg(long, value_name = "NAME")]
@@ -40,7 +41,40 @@ impl Whose {
     }
 }
 
-fn is_named(pod: &PodRef, wanted: &str) -> bool {
+/// The resources that the ledger tells of, for the question whether one that nobody has is one at all.
+#[derive(Debug, Clone, Default)]
+pub struct Resources(BTreeSet<ResourceName>);
+
+impl Resources {
+    /// Takes note of what the ledger tells.
+    pub fn see(&mut self, told: &Told) {
+        match told {
+            Told::Grant(grant) if !self.0.contains(&grant.resource) => drop(self.0.insert(grant.resource.clone())),
+            Told::Grant(_) => {}
+            Told::Notes { listed, owed, .. } => self.0.extend(listed.keys().chain(owed.keys()).cloned()),
+        }
+    }
+
+    /// Whether somebody knows a resource of this name: the ledger, or `more`, the daemon.
+    ///
+    /// # Errors
+    /// One sentence with what is called nearly so, when nobody does.
+    pub fn check(&self, wanted: Option<&ResourceName>, more: impl FnOnce() -> Vec<ResourceName>) -> Result<(), String> {
+        let Some(wanted) = wanted.filter(|wanted| !self.0.contains(wanted)) else { return Ok(()) };
+        let more = more();
+        if more.contains(wanted) {
+            return Ok(());
+        }
+        let likeness = |name: &ResourceName| strsim::normalized_damerau_levenshtein(name.as_str(), wanted.as_str());
+        let mut near: Vec<&ResourceName> = self.0.iter().chain(&more).filter(|name| likeness(name) >= NEAR_MIN).collect();
+        near.arrange_by(|a, b| likeness(b).total_cmp(&likeness(a)));
+        let near = near.first().map(|name| format!(", but `{name}`")).unwrap_or_default();
+        Err(format!("neither the daemon nor the ledger knows a resource `{wanted}`{near}; `holdfast status` lists those that are offered"))
+    }
+}
+
+/// Whether a pod is the one that somebody calls so.
+pub(super) fn is_named(pod: &PodRef, wanted: &str) -> bool {
     if let Some(uid) = wanted.strip_prefix("uid:") {
         return pod.uid == uid;
     }
@@ -85,9 +119,21 @@ impl Wanted {
         Wanted { said, text, address, fits: BTreeMap::new(), near: Vec::new() }
     }
 
+    /// As somebody calls it.
+    #[must_use]
+    pub fn said(&self) -> &str {
+        &self.said
+    }
+
     /// Takes note of a device that the ledger knows.
     pub fn see(&mut self, key: &str, id: &DeviceId) {
-        match self.fit(key, id) {
+        self.see_called(key, id, &[]);
+    }
+
+    /// Takes note of a device that the host calls by these names too.
+    pub fn see_called(&mut self, key: &str, id: &DeviceId, names: &[String]) {
+        let named = names.iter().any(|name| name.eq_ignore_ascii_case(&self.text)).then_some(Fit::Place);
+        match self.fit(key, id).max(named) {
             Some(fit) => self.note(fit, id),
             None => self.miss(key, id),
         }
@@ -262,6 +308,20 @@ mod tests {
         assert!(near("GPU-5b7c").contains("`GPU-5b7c`, but `GPU-5a7c1f00-1111`; "), "{}", near("GPU-5b7c"));
         assert!(near("19:00.0").contains(", but `GPU-5a7c1f00-1111`; "), "{}", near("19:00.0"));
         assert!(near("nothing").contains("`nothing`; "), "{}", near("nothing"));
+    }
+
+    #[test]
+    fn a_resource_that_nobody_knows_is_told_with_what_is_called_nearly_so() {
+        let name = |text: &str| text.parse::<ResourceName>().unwrap();
+        let known = Resources([name("nvidia.com/gpu"), name("a/b")].into());
+        let check = |wanted: &str| known.check(Some(&name(wanted)), || vec![name("example.com/new")]);
+        assert!(["nvidia.com/gpu", "example.com/new"].into_iter().all(|wanted| check(wanted).is_ok()));
+        let sentence = check("nvidia.com/gpus").unwrap_err();
+        assert!(
+            sentence.starts_with("neither the daemon nor the ledger knows a resource `nvidia.com/gpus`, but `nvidia.com/gpu`; "),
+            "{sentence}"
+        );
+        assert!(check("x/y").unwrap_err().contains("`x/y`; "));
     }
 
     #[test]

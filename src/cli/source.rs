@@ -2,34 +2,41 @@
 
 use super::exit::{FAILURE, Failed};
 use super::{Global, block_on};
-use crate::app::{ControlError, read_ledger};
+use crate::app::{ControlError, LedgerEnd, Status, control_get, read_ledger};
+use crate::domain::ResourceName;
 use crate::store::{self, Told};
 
-/// Tells the ledger, as [`store::Export::read`] does, until `take` says no more. Returns why the history is not whole, if it
-/// is not; what can be told is told all the same.
+/// Tells the ledger, as [`store::Export::read`] does, until `take` says no more. Returns what is said at its end: where
+/// the history is not whole, what can be told was told all the same.
 ///
 /// # Errors
 /// When neither the daemon nor the files tell anything.
-pub fn read(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<Option<String>, Failed> {
+pub fn read(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<LedgerEnd, Failed> {
     match block_on(read_ledger(&global.run_dir, &mut take))? {
-        Ok(problem) => Ok(problem),
+        Ok(end) => Ok(end),
         Err(error @ ControlError::Absent { .. }) => {
-            let problem = read_files(global, take)?;
+            let end = read_files(global, take)?;
             super::eprintln(format_args!("{error}; this is what the files in `{}` tell", global.state_dir.display()));
-            Ok(problem)
+            Ok(end)
         }
         Err(error) => Err(Failed::new(FAILURE, error)),
     }
 }
 
-fn read_files(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<Option<String>, Failed> {
+/// The resources that the running daemon offers; none where nobody tells.
+pub fn offered(global: &Global) -> Vec<ResourceName> {
+    let asked = block_on(control_get::<Status>(&global.run_dir, "/v1/status")).ok().and_then(Result::ok);
+    asked.into_iter().flat_map(|status| status.resources).filter_map(|resource| resource.name.parse().ok()).collect()
+}
+
+fn read_files(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<LedgerEnd, Failed> {
     let store::Recovered { grants, names, listed, owed, verdicts, .. } = store::peek(&global.state_dir)?;
     let live = grants.into_iter().map(|grant| Told::Grant(Box::new(grant)));
     if !std::iter::once(Told::Notes { names, listed, owed, verdicts }).chain(live).all(&mut take) {
-        return Ok(None);
+        return Ok(LedgerEnd::default());
     }
-    let (released, problem) = store::peek_history(&global.state_dir)?;
+    let store::History { released, forgotten_until, problem } = store::peek_history(&global.state_dir)?;
     // Whether all of it was wanted makes no difference here.
     let _all = released.into_iter().map(|grant| Told::Grant(Box::new(grant))).all(take);
-    Ok(problem.map(|problem| problem.to_string()))
+    Ok(LedgerEnd { problem: problem.map(|problem| problem.to_string()), forgotten_until })
 }

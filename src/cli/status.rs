@@ -116,6 +116,8 @@ mod tests {
             socket_left_behind: false,
             config: ConfigReport::default(),
             ledger: Kept { journal: true, database: true, not_durable: 0 },
+            ledger_refuses: true,
+            not_recorded: None,
             recovery: None,
             hooks: Vec::new(),
             resources: vec![resource("nvidia.com/gpu", true)],
@@ -154,6 +156,57 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
     }
 
     #[test]
+    fn a_ledger_that_cannot_be_written_refuses_pods_or_remembers_them_in_memory() {
+        use crate::serving::Unrecorded;
+        let told = |refuses, not_recorded| {
+            let ledger = Kept { journal: false, database: true, not_durable: if refuses { 0 } else { 2 } };
+            text(&Status { ledger, ledger_refuses: refuses, not_recorded, ..status() }, Screen::default())
+        };
+        let refused = Some(Unrecorded { refused: 3, why: "no space left: make room on its file system".into() });
+        for (text, wanted) in [
+            (told(true, None), "✗ the ledger cannot be written, so new pods that ask for a device are refused\n"),
+            (told(true, refused), "are refused, 3 so far: no space left: make room on its file system\n"),
+            (told(false, None), "✗ the ledger cannot be written; 2 answers of meanwhile are in memory only\n"),
+        ] {
+            assert!(text.contains(wanted), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_hook_that_fails_has_a_free_device_unhealthy_or_a_pod_waiting() {
+        use crate::app::HookReport;
+        use crate::domain::{AllocId, DeviceId, HookState, OwedHook, Timestamp};
+        use crate::picture::Holder;
+        let owed = OwedHook {
+            resource: "example.com/sensor".parse().unwrap(),
+            device: DeviceId::new("dev:sensor1"),
+            key: String::new(),
+            alloc_id: AllocId::new("a-1"),
+            pod: None,
+            container: None,
+            released_at: Timestamp(0),
+            state: HookState::Failed { tries: 1, failed_at: Timestamp(0), why: "exit status: 1".into() },
+        };
+        let waits = Holder { namespace: Some("ml".into()), pod: Some("web".into()), pod_uid: None, container: None, since: Timestamp(0) };
+        let told = |owed: &OwedHook, awaited_by: &[Holder]| {
+            let hooks = vec![HookReport { owed: owed.clone(), awaited_by: awaited_by.to_vec() }];
+            let json = serde_json::to_string(&hooks).unwrap();
+            assert_eq!(serde_json::from_str::<Vec<HookReport>>(&json).unwrap(), hooks, "{json}");
+            text(&Status { hooks, ..status() }, Screen::default())
+        };
+        let free =
+            "✗ example.com/sensor: device dev:sensor1 is unhealthy, since the hook after its release has failed once: exit status: 1\n";
+        assert!(told(&owed, &[]).contains(free), "{}", told(&owed, &[]));
+        let gated =
+            "✗ example.com/sensor: pod ml/web cannot start yet with device dev:sensor1, since the hook after its release has failed once:";
+        let text = told(&owed, std::slice::from_ref(&waits));
+        assert!(text.contains(gated) && !text.contains("unhealthy"), "{text}");
+        let due = OwedHook { state: HookState::Due, ..owed };
+        let text = told(&due, &[waits]);
+        assert!(text.contains("pod ml/web starts with device dev:sensor1 when the hook after its release has ended"), "{text}");
+    }
+
+    #[test]
     fn what_is_wrong_is_told_with_what_to_do() {
         let refused = ResourceReport { problem: Some("the kubelet refuses it".into()), ..resource("amd.com/gpu", false) };
         let sick = DeviceReport {
@@ -169,6 +222,10 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             cordoned_at: None,
             flaps: 1,
             incidents: Vec::new(),
+            class: None,
+            numa_nodes: Vec::new(),
+            bridges: Vec::new(),
+            names: Vec::new(),
         };
         let mut status =
             Status { ready: false, resources: vec![refused], ailing: vec![sick.clone()], recovery: Some("1 missing".into()), ..status() };

@@ -5,13 +5,13 @@ use super::screen::{Screen, Tint};
 use super::table::Table;
 use super::{Global, Output, block_on, json, print};
 use crate::app::{ControlError, DeviceReport, control_get};
-use crate::domain::{Device, DeviceClass, DeviceId, Gather, Grant, Verdicts};
+use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, Gather, Grant, Health, PciAddress, PciFunction, Reason, Verdicts};
 use crate::hardware::{self, Discovery, node_health};
 use crate::host::HostRoot;
-use crate::picture::{self, Alike, Count, Cpus, Figure, Holder, Leaf, Picture, Shown, fold, svg};
+use crate::picture::{self, Alike, Count, Cpus, Figure, Leaf, Picture, Shown, fold, svg};
 use crate::store;
 use clap::Args;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// So much is shown of the id of a part on a terminal.
@@ -87,11 +87,16 @@ impl Known {
         Ok(Known { names, grants: asked.unwrap_or(grants), judged, verdicts })
     }
 
-    fn leaf(&self, root: &HostRoot, device: &Device, resource: Option<String>, holders: &BTreeMap<DeviceId, Vec<Holder>>) -> Leaf {
+    fn leaf(
+        &self,
+        device: &Device,
+        resource: Option<String>,
+        judged: Option<&DeviceReport>,
+        look: impl FnOnce() -> Option<Health>,
+    ) -> Leaf {
         let mut leaf = Leaf::of(device);
         leaf.resources = resource.into_iter().collect();
-        leaf.holders = holders.get(&device.id).cloned().unwrap_or_default();
-        if let Some(judged) = self.judged.get(device.id.as_str()) {
+        if let Some(judged) = judged {
             if !judged.resources.is_empty() {
                 leaf.resources = judged.resources.iter().cloned().collect();
             }
@@ -104,7 +109,7 @@ impl Known {
         }
         let remembered = self.verdicts.get(&device.id).map(|verdict| (verdict.health(), verdict));
         let found = remembered.filter(|(health, _)| !health.is_healthy());
-        if let Some(health) = found.map(|(health, _)| health).or_else(|| node_health(root, device)) {
+        if let Some(health) = found.map(|(health, _)| health).or_else(look) {
             leaf.health = Some(health.as_str());
             leaf.reason = health.reason().map(|reason| reason.to_string());
             let detail = found.zip(health.reason()).map(|((_, verdict), reason)| verdict.detail(reason).to_owned());
@@ -112,18 +117,71 @@ impl Known {
         }
         leaf
     }
+
+    /// What the daemon lists or somebody holds, and a look at the host does not find: it has gone, and is not forgotten.
+    fn gone(&self, root: &HostRoot, found: &BTreeSet<&DeviceId>) -> Vec<Leaf> {
+        let whole = |id: &DeviceId| id.shared().unwrap_or_else(|| id.clone());
+        // The number of a pool's share is no device's.
+        let is_gone = |id: &DeviceId| !found.contains(id) && !id.is_number();
+        let mut gone: BTreeMap<DeviceId, Leaf> = BTreeMap::new();
+        for judged in self.judged.values().filter(|judged| judged.health.is_some()) {
+            let id = whole(&DeviceId::new(&judged.id));
+            if is_gone(&id) {
+                let device = absent(&id, &judged.key, judged.class, &judged.numa_nodes, &judged.bridges);
+                gone.insert(id, self.leaf(&device, None, Some(judged), || None));
+            }
+        }
+        for grant in self.grants.iter().filter(|grant| grant.is_live()) {
+            for granted in &grant.devices {
+                let id = whole(&granted.id);
+                if is_gone(&id) && !gone.contains_key(&id) {
+                    let device = absent(&id, &granted.key, None, &granted.numa_nodes, &[]);
+                    // A node may be there all the same, where the configuration does not offer it any more.
+                    let is_there = || device.pci.is_none() && node_health(root, &device).is_some_and(Health::is_healthy);
+                    let look = || (!is_there()).then_some(Health::Unhealthy(Reason::DeviceGone));
+                    gone.insert(id, self.leaf(&device, Some(grant.resource.to_string()), None, look));
+                }
+            }
+        }
+        gone.into_values().collect()
+    }
 }
 
-/// The devices of known classes, and what a resource offers.
+/// A device of which only its record tells.
+fn absent(id: &DeviceId, key: &str, class: Option<DeviceClass>, numa_nodes: &[u32], bridges: &[PciAddress]) -> Device {
+    let node = key.strip_prefix("dev:");
+    let mut place = key.strip_prefix("pci:").into_iter().flat_map(|key| key.split('/'));
+    let address = place.next().and_then(|address| address.parse().ok());
+    // Behind the function and what it is stands a part of it, which has the function's address too.
+    let part = place.nth(1).map(|part| ("part".to_owned(), part.to_owned()));
+    Device {
+        id: id.clone(),
+        key: key.to_owned(),
+        class: class.unwrap_or(if node.is_some() { DeviceClass::Char } else { DeviceClass::Other }),
+        pci: address.map(|address| Box::new(PciFunction { bridges: bridges.to_vec(), ..PciFunction::at(address) })),
+        numa_nodes: numa_nodes.to_vec(),
+        nodes: node.map(DeviceNode::at).into_iter().collect(),
+        attributes: part.into_iter().collect(),
+    }
+}
+
+/// The devices of known classes, what a resource offers, and what is listed or held and has gone.
 #[must_use]
 pub fn picture(root: &HostRoot, discovery: &Discovery, known: &Known) -> Picture {
     let resources = discovery.selection.resource_of();
     let holders = picture::holders(&known.grants);
-    let leaves = discovery.devices.iter().filter_map(|device| {
+    let found: BTreeSet<&DeviceId> = discovery.devices.iter().map(|device| &device.id).gather();
+    let mut leaves: Vec<Leaf> = Vec::new();
+    for device in &discovery.devices {
         let resource = resources.get(device.key.as_str()).map(ToString::to_string);
-        let is_drawn = device.class != DeviceClass::Other || resource.is_some();
-        is_drawn.then(|| known.leaf(root, device, resource, &holders))
-    });
+        if device.class != DeviceClass::Other || resource.is_some() {
+            leaves.push(known.leaf(device, resource, known.judged.get(device.id.as_str()), || node_health(root, device)));
+        }
+    }
+    leaves.extend(known.gone(root, &found));
+    for leaf in &mut leaves {
+        leaf.holders = holders.get(&DeviceId::new(&leaf.id)).cloned().unwrap_or_default();
+    }
     picture::tree(leaves, &cpus(root))
 }
 
@@ -222,6 +280,7 @@ fn signed(state: &str, is_well: bool, screen: Screen) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::{AllocId, ContainerEdits, GrantState, GrantedDevice, PodRef, Timestamp};
     use crate::picture::testing::machine;
     use crate::picture::tree;
 
@@ -249,6 +308,55 @@ nodes of /dev
         let narrow = text(&figure, picture.count(), Screen { width: Some(80), ..Screen::default() });
         assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
         assert_eq!(narrow, wanted);
+    }
+
+    #[test]
+    fn a_device_that_has_gone_is_drawn_as_long_as_it_is_listed_or_held() {
+        let report = |text: &str| serde_json::from_str::<DeviceReport>(text).unwrap();
+        let listed = report(
+            r#"{"id":"GPU-a","key":"pci:0000:18:00.0/10de:2330","resources":["nvidia.com/gpu"],"health":"Unhealthy","reason":"device_gone",
+                "detail":null,"state":"unhealthy","healthy_in_seconds":null,"cordoned":null,"flaps":1,"incidents":[],"class":"gpu",
+                "numa_nodes":[1],"bridges":["0000:15:01.0"]}"#,
+        );
+        let forgotten = report(
+            r#"{"id":"GPU-z","key":"","resources":[],"health":null,"reason":"cordoned","detail":"fan","state":"healthy",
+                "healthy_in_seconds":null,"cordoned":"fan","flaps":0,"incidents":[]}"#,
+        );
+        let held = |id: &str, key: &str| GrantedDevice { id: DeviceId::new(id), key: key.into(), numa_nodes: vec![0], nodes: Vec::new() };
+        let pod = PodRef { uid: "u".into(), namespace: Some("ml".into()), name: Some("train-0".into()) };
+        let grant = Grant {
+            alloc_id: AllocId::new("a-1"),
+            resource: "example.com/fuse".parse().unwrap(),
+            devices: vec![held("fuse::1", "dev:/dev/fuse"), held("GPU-b", "pci:0000:3b:00.0/10de:2330"), held("3", "")],
+            edits: ContainerEdits::default(),
+            boot_id: String::new(),
+            kubelet: None,
+            granted_at: Timestamp(0),
+            version: String::new(),
+            state: GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(0) },
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::new(dir.path());
+        let discovery = hardware::discover_in(&root, hardware::scan(&root), &[], &BTreeMap::new());
+        let judged = [listed, forgotten].map(|device| (device.id.clone(), device)).into();
+        let known = Known { judged, grants: vec![grant], ..Known::default() };
+        let picture = picture(&root, &discovery, &known);
+        let wanted = "\
+DEVICE              CLASS  RESOURCE          HEALTH         HELD BY
+NUMA node 0
+└─ host bridge 0000:3b
+   └─ 0000:3b:00.0  other  example.com/fuse  ✗ device_gone  ml/train-0
+NUMA node 1
+└─ host bridge 0000:15
+   └─ 0000:18:00.0  gpu    nvidia.com/gpu    ✗ device_gone
+nodes of /dev
+└─ /dev/fuse        char   example.com/fuse  ✗ device_gone  ml/train-0
+
+3 devices, 3 offered, 3 unhealthy, 2 held
+";
+        assert_eq!(text(&fold(&picture, false), picture.count(), Screen::default()), wanted);
+        let json = serde_json::to_value(&picture).unwrap().to_string();
+        assert!(json.contains(r#""id":"fuse""#) && json.contains("device_gone"), "{json}");
     }
 
     #[test]

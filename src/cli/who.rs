@@ -2,7 +2,7 @@
 
 use super::document::{self, Ailing, Row, devices, holder_in_words, proof_in_words, row, table};
 use super::exit::{FAILURE, Failed, NOBODY};
-use super::query::{Wanted, Whose};
+use super::query::{Resources, Wanted, Whose, is_named};
 use super::watch::{self, Look, Watch};
 use super::{Global, block_on, source};
 use crate::app::{ControlError, DeviceReport, Processors, control_get};
@@ -77,9 +77,16 @@ struct Answer<'a> {
 
 fn asked_for(global: &Global, options: &Options) -> Result<Look, Failed> {
     let mut search = Search::new(options);
-    let problem = source::read(global, |told| search.take(told))?;
-    let ids = search.wanted.as_ref().map(Wanted::decide).transpose().map_err(|sentence| Failed::new(FAILURE, sentence))?;
+    let problem = source::read(global, |told| search.take(told))?.problem;
+    let ids = search.wanted.as_ref().map(Wanted::decide).transpose().map_err(|sentence| {
+        let pod = search.pod.as_ref().map(|pod| format!("; a pod is called so: `holdfast who --pod {pod}`")).unwrap_or_default();
+        Failed::new(FAILURE, format_args!("{sentence}{pod}"))
+    })?;
     let (held, last) = search.found();
+    if held.is_empty() && last.is_none() {
+        let known = search.resources.check(options.whose.resource.as_ref(), || source::offered(global));
+        known.map_err(|sentence| Failed::new(FAILURE, sentence))?;
+    }
     let (processors, ailing) = if held.is_empty() { Default::default() } else { (processors(global), ailing(global)) };
     let rows = held.iter().map(|grant| row(grant, &processors).with_health(grant, &ailing));
     let answer = Answer { schema: 1, grants: rows.collect(), last: last.map(|grant| row(grant, &[])) };
@@ -96,6 +103,9 @@ fn asked_for(global: &Global, options: &Options) -> Result<Look, Failed> {
 #[derive(Debug)]
 struct Search {
     wanted: Option<Wanted>,
+    /// The pod that is called as the device was.
+    pod: Option<String>,
+    resources: Resources,
     whose: Whose,
     live: Vec<Grant>,
     released: Vec<Grant>,
@@ -104,11 +114,13 @@ struct Search {
 impl Search {
     fn new(options: &Options) -> Self {
         let wanted = options.device.as_deref().map(Wanted::new);
-        Search { wanted, whose: options.whose.clone(), live: Vec::new(), released: Vec::new() }
+        let (pod, resources) = Default::default();
+        Search { wanted, pod, resources, whose: options.whose.clone(), live: Vec::new(), released: Vec::new() }
     }
 
     /// Takes in what the ledger tells. Whether more is wanted.
     fn take(&mut self, told: Told) -> bool {
+        self.resources.see(&told);
         let grant = match told {
             Told::Grant(grant) => grant,
             Told::Notes { names, .. } => {
@@ -118,6 +130,9 @@ impl Search {
         };
         if !grant.is_live() && self.is_answered() {
             return false;
+        }
+        if let Some((wanted, pod)) = self.wanted.as_ref().zip(grant.pod()).filter(|(wanted, pod)| is_named(pod, wanted.said())) {
+            self.pod = Some(pod.name.as_ref().map_or_else(|| wanted.said().to_owned(), |_| pod.to_string()));
         }
         let could_be = self.wanted.as_mut().is_none_or(|wanted| wanted.sees(&grant));
         if could_be && self.whose.fits(&grant) {

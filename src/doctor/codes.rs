@@ -55,7 +55,7 @@ codes! {
     DAEMON_OTHER_VERSION = "daemon-other-version" Note "what was installed is in force only when the daemon runs it";
     TWO_DAEMONS = "two-daemons" Error "both register the same resources, and each knows only of its own grants";
     RESOURCE_NOT_REGISTERED = "resource-not-registered" Error "the kubelet does not know of its devices, so no pod gets one";
-    HOOK_FAILED = "hook-failed" Warning "the device is unhealthy until the hook after its release has ended well";
+    HOOK_FAILED = "hook-failed" Warning "no container starts with the device until the hook after its release has ended well";
     SIGNALS_OFF = "signals-off" Note "what such a signal would tell of a device's health is not seen";
 
     // The configuration and the devices.

@@ -224,8 +224,9 @@ pub enum Barred {
     },
     /// The hook has failed.
     #[error(
-        "the hook after_release of {former}, which had it before, has failed {tries} times: {why}. It is run again by itself, and so does \
-         the kubelet try again; mend what it says, or take the hook out of the configuration and restart Holdfast"
+        "the hook after_release of {former}, which had it before, has failed {}: {why}. It is run again by itself, and so does \
+         the kubelet try again; mend what it says, or take the hook out of the configuration and have Holdfast read that (`systemctl reload \
+         holdfast`, or SIGHUP)", times(u64::from(*tries))
     )]
     Failed {
         /// Who had it.
@@ -235,6 +236,12 @@ pub enum Barred {
         /// Why it did the last time.
         why: String,
     },
+}
+
+/// How often something has happened, in words.
+#[must_use]
+pub fn times(count: u64) -> String {
+    if count == 1 { "once".into() } else { format!("{count} times") }
 }
 
 fn seen(cgroup: CgroupState) -> &'static str {

@@ -140,7 +140,7 @@ pub(super) fn tell(hook: &OwedHook) {
     match state {
         HookState::Due => tracing::info!(%resource, %device, %alloc_id, "given back; the hook after release is due"),
         HookState::Failed { tries, why, .. } => {
-            tracing::error!(%resource, %device, %alloc_id, tries, why, "the hook after release has failed; the device stays unhealthy");
+            tracing::error!(%resource, %device, %alloc_id, tries, why, "the hook after release has failed; nobody starts with the device before it has ended well");
         }
         HookState::Done => tracing::info!(%resource, %device, %alloc_id, "the hook after release is done"),
     }

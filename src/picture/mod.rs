@@ -16,7 +16,7 @@ pub use fold::{Alike, Figure, Shown, fold};
 pub use tree::tree;
 
 use crate::domain::{Arrange, Device, DeviceClass, DeviceId, Grant, PciAddress, Timestamp};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// One device as it is drawn. What is unknown is `null`, as in the document of `discover`.
@@ -58,7 +58,7 @@ pub struct Leaf {
 }
 
 /// Who has a device.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Holder {
     /// The pod's namespace.
     pub namespace: Option<String>,

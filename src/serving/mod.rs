@@ -23,9 +23,11 @@ mod files;
 mod pass_on;
 pub mod placement;
 mod plugin;
+mod refusals;
 mod sockets;
 
 pub use actor::{Serving, ServingConfig};
 pub use files::SpecFiles;
 pub use plugin::{Affinity, Shared};
+pub use refusals::{Refusals, Unrecorded};
 pub use sockets::Sockets;

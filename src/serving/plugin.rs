@@ -5,6 +5,7 @@ use super::before_start;
 use super::core;
 use super::pass_on::{self, Passed, Turn, Turns};
 use super::placement;
+use super::refusals::Refusals;
 use super::sockets::Sockets;
 use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Stage, Wire};
 use crate::hook::Performer;
@@ -77,6 +78,8 @@ pub struct Shared {
     pub sockets: Arc<Sockets>,
     /// What was granted last.
     pub affinity: Affinity,
+    /// What was refused.
+    pub refusals: Refusals,
     /// Over all resources and registrations, so that the only Allocate of all is known as that.
     pub awake: Awake,
     /// Keeps Allocates and pod listings apart: read while an Allocate is under way; written while the kubelet is asked to list
@@ -192,12 +195,9 @@ impl Plugin {
             let request = Prepare { alloc_id, resource: self.resource.clone(), ids, wire };
             let answer = self.shared.awake.until(self.allocate_one(request)).await;
             let edits = answer.map_err(|error| {
-                match &error {
-                    // The supervisor, or the ledger, says that once.
-                    AllocateError::Unanswered(_) | AllocateError::NotRecorded { .. } => {
-                        tracing::debug!(resource = %self.resource, %error, "an Allocate was refused");
-                    }
-                    AllocateError::Refused(_) => tracing::warn!(resource = %self.resource, %error, "an Allocate was refused"),
+                match self.shared.refusals.refused(&self.resource, Instant::now()) {
+                    Some(untold) => tracing::warn!(resource = %self.resource, %error, untold, "an Allocate was refused"),
+                    None => tracing::debug!(resource = %self.resource, %error, "an Allocate was refused"),
                 }
                 status(&error)
             })?;
@@ -217,9 +217,15 @@ impl Plugin {
                 return Err(refusal.into());
             }
         };
-        let not_recorded = |why: String| AllocateError::NotRecorded { resource: self.resource.clone(), why };
+        let not_recorded = |why: String| {
+            self.shared.refusals.not_recorded(&why);
+            AllocateError::NotRecorded { resource: self.resource.clone(), why }
+        };
         match self.shared.record.call(record, RECORD_DEADLINE).await {
-            Ok(Ok(())) => Ok(edits),
+            Ok(Ok(())) => {
+                self.shared.refusals.recorded();
+                Ok(edits)
+            }
             Ok(Err(RecordError::Refused(refusal))) => Err(refusal.into()),
             Ok(Err(RecordError::Store(error))) => Err(not_recorded(error.to_string())),
             Err(error) => Err(not_recorded(error.to_string())),

@@ -46,6 +46,7 @@ const OPENED: &str = "opened";
 const SCHEMA: &str = "schema";
 const HISTORY_COUNT: &str = "history-count";
 const CLOCK: &str = "clock";
+const FORGOTTEN: &str = "forgotten";
 
 /// An open database.
 #[derive(Debug)]
@@ -212,6 +213,10 @@ impl Shelf {
         self.run(|shelf| {
             // Before they go: what is counted is there, whatever a power cut leaves of this.
             shelf.set_number(HISTORY_COUNT, shelf.history_count)?;
+            if let Some(latest) = old.last() {
+                let known = shelf.number(FORGOTTEN)?.unwrap_or(0);
+                shelf.set_number(FORGOTTEN, released_at(latest).max(known))?;
+            }
             for key in old {
                 shelf.history.remove(key)?;
             }
@@ -238,15 +243,14 @@ impl Shelf {
         Ok(sync_data(&self.log)?)
     }
 
-    /// Keys of released grants that are to be forgotten.
+    /// Keys of released grants that are to be forgotten, the earliest release first.
     fn outlived(&self, now: u64, retention: Retention) -> sled::Result<Vec<sled::IVec>> {
         let oldest = now.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX));
         let excess = self.history_count.saturating_sub(retention.grants);
         let mut old = Vec::new();
         for key in self.history.iter().keys() {
             let key = key?;
-            let at = key.get(..8).and_then(|at| at.try_into().ok()).map_or(0, u64::from_be_bytes);
-            if old.len() as u64 >= excess && at >= oldest {
+            if old.len() as u64 >= excess && released_at(&key) >= oldest {
                 break;
             }
             old.push(key);
@@ -345,6 +349,11 @@ impl Shelf {
             Ok(())
         }));
     }
+}
+
+/// The time with which a key of the history begins.
+fn released_at(key: &[u8]) -> u64 {
+    key.get(..8).and_then(|at| at.try_into().ok()).map_or(0, u64::from_be_bytes)
 }
 
 fn number(meta: &sled::Tree, key: &str) -> sled::Result<Option<u64>> {

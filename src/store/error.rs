@@ -95,11 +95,9 @@ impl fmt::Display for Advice<'_> {
             io::ErrorKind::PermissionDenied => {
                 ": the state directory must be writable for the user that runs Holdfast (`--state-dir` chooses another)"
             }
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                ": make room on its file system; Allocate is refused while grants cannot be recorded"
-            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": make room on its file system",
             io::ErrorKind::ReadOnlyFilesystem => {
-                ": its file system is mounted read-only, as the kernel does after disk errors; Allocate is refused while grants cannot be recorded"
+                ": its file system is mounted read-only, as the kernel does after disk errors: make that writable"
             }
             io::ErrorKind::NotADirectory => ": a file is in the way of a directory",
             _ => "",

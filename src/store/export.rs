@@ -3,7 +3,7 @@
 use super::recovery::{LivePayloads, Notes, decode_grant};
 use super::shelver::PendingReader;
 use super::{Store, StoreError};
-use crate::domain::{DeviceId, Grant, Listed, Owed, Verdicts};
+use crate::domain::{DeviceId, Grant, Listed, Owed, Timestamp, Verdicts};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -38,17 +38,20 @@ pub struct Export {
 
 impl Export {
     /// Tells everything, the history newest first, until `take` says no more; nothing is kept in memory but what was live.
-    /// A grant that was released since is told once, as the live one that it was.
+    /// A grant that was released since is told once, as the live one that it was. Returns the latest release that was forgotten, of age or
+    /// for the number of them.
     ///
     /// # Errors
     /// When the query database fails. What was live has been told then.
-    pub fn read(self, mut take: impl FnMut(Told) -> bool) -> Result<(), StoreError> {
+    pub fn read(self, mut take: impl FnMut(Told) -> bool) -> Result<Option<Timestamp>, StoreError> {
         let Export { notes: Notes { names, listed, owed, verdicts }, live, reader } = self;
         let held = live.values().filter_map(|(_, payload)| decode_grant(payload)).map(|grant| Told::Grant(Box::new(grant)));
         if !std::iter::once(Told::Notes { names, listed, owed, verdicts }).chain(held).all(&mut take) {
-            return Ok(());
+            return Ok(None);
         }
-        reader.wait()?.history(|grant| live.contains_key(&grant.alloc_id) || take(Told::Grant(Box::new(grant))))
+        let reader = reader.wait()?;
+        reader.history(|grant| live.contains_key(&grant.alloc_id) || take(Told::Grant(Box::new(grant))))?;
+        reader.forgotten_until()
     }
 }
 

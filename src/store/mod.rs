@@ -40,7 +40,7 @@ pub use codec::VERSION as RECORDS;
 pub use error::StoreError;
 pub use export::{Export, Told};
 pub use journal::PendingSync;
-pub use peek::{journal_bytes, peek, peek_history};
+pub use peek::{History, journal_bytes, peek, peek_history};
 pub use recovery::RecoveryReport;
 pub use shelver::PendingCheckpoint;
 pub use verify::{DatabaseCheck, JournalCheck, LiveCheck, Verification, Verifier, verify};

@@ -90,7 +90,7 @@ impl Store {
         let (mut journal, next_seq) = match open_segment(&journal_dir, first, &live, &notes) {
             // What is held is known, and to go on answering that is worth more than to fail.
             Err(error) if error.is_for_want_of_room() => {
-                tracing::error!(%error, "no grant can be recorded");
+                tracing::error!(%error, "the ledger cannot be written; nothing is recorded until it can");
                 (Journal::none(&journal_dir)?, first)
             }
             opened => opened?,

@@ -7,7 +7,7 @@ use super::layout::{copy_directory, database_dir, journal_dir, peek_confirmed};
 use super::opening::Opening;
 use super::replay::Fold;
 use super::{Recovered, RecoveryReport, StoreError, journal, recovery};
-use crate::domain::{AllocId, Arrange, Gather, Grant, GrantState};
+use crate::domain::{AllocId, Arrange, Gather, Grant, GrantState, Timestamp};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -44,19 +44,29 @@ pub fn journal_bytes(state_dir: &Path) -> Result<u64, StoreError> {
     journal::bytes_used(&journal_dir(state_dir))
 }
 
-/// Every released grant that can be read, newest first: those that the journal still tells of and those of a copy of
-/// the query database, made in the temporary directory. The second value says why the copy could not be read.
+/// What was given back, as far as the files tell.
+#[derive(Debug)]
+pub struct History {
+    /// Every released grant that can be read, newest first.
+    pub released: Vec<Grant>,
+    /// The latest release that was forgotten, of age or for the number of them; after it nothing was.
+    pub forgotten_until: Option<Timestamp>,
+    /// Why the query database could not be read, which has most of it.
+    pub problem: Option<StoreError>,
+}
+
+/// The history: what the journal still tells of and a copy of the query database, made in the temporary directory.
 ///
 /// # Errors
 /// As [`peek`].
-pub fn peek_history(state_dir: &Path) -> Result<(Vec<Grant>, Option<StoreError>), StoreError> {
+pub fn peek_history(state_dir: &Path) -> Result<History, StoreError> {
     let fold = read(state_dir)?;
     let copied = tempfile::tempdir()
         .map_err(StoreError::io("create", &std::env::temp_dir()))
         .and_then(|scratch| history_of_copy(&database_dir(state_dir), scratch.path()));
-    let (shelved, trouble) = match copied {
-        Ok(grants) => (grants, None),
-        Err(error) => (Vec::new(), Some(error)),
+    let ((shelved, forgotten_until), problem) = match copied {
+        Ok(read) => (read, None),
+        Err(error) => (Default::default(), Some(error)),
     };
     let told = fold.grants.into_values().map(|(_, grant)| grant).filter(|grant| !grant.is_live());
     let all: BTreeMap<AllocId, Grant> = shelved.into_iter().chain(told).map(|grant| (grant.alloc_id.clone(), grant)).gather();
@@ -65,7 +75,7 @@ pub fn peek_history(state_dir: &Path) -> Result<(Vec<Grant>, Option<StoreError>)
         |grant: &Grant| if let GrantState::Released { released_at, .. } = grant.state { released_at } else { grant.granted_at };
     // As the database has them.
     newest_first.arrange_by(|one, other| (released_at(other), &other.alloc_id).cmp(&(released_at(one), &one.alloc_id)));
-    Ok((newest_first, trouble))
+    Ok(History { released: newest_first, forgotten_until, problem })
 }
 
 fn read(state_dir: &Path) -> Result<Fold, StoreError> {
@@ -75,16 +85,19 @@ fn read(state_dir: &Path) -> Result<Fold, StoreError> {
     Fold::read_beside_a_writer(state_dir)
 }
 
-/// Released grants of the database in `dir`, read from a copy in `scratch`.
-fn history_of_copy(dir: &Path, scratch: &Path) -> Result<Vec<Grant>, StoreError> {
+/// Released grants of the database in `dir`, and the latest that was forgotten, read from a copy in `scratch`.
+fn history_of_copy(dir: &Path, scratch: &Path) -> Result<(Vec<Grant>, Option<Timestamp>), StoreError> {
     let (shelf, _) = open_copy(dir, scratch)?;
     let mut grants = Vec::new();
-    let read = shelf.reader().history(|grant| {
+    let reader = shelf.reader();
+    let read = reader.history(|grant| {
         grants.push(grant);
         true
     });
+    let forgotten = read.and_then(|()| reader.forgotten_until());
+    drop(reader);
     shelf.close();
-    read.map(|()| grants)
+    forgotten.map(|until| (grants, until))
 }
 
 /// The database in `dir`, as a copy in `scratch`: sled cannot open read-only, and must not be opened under a daemon that

@@ -112,7 +112,7 @@ mod tests {
         let whole = dir_of_journal.join(journal::file_name(first));
         fs::rename(&whole, whole.with_extension("draft")).unwrap();
         fs::remove_dir_all(layout::database_dir(dir.path())).unwrap();
-        let known = |dir: &Path| (peek(dir).unwrap().grants.len(), peek_history(dir).unwrap().0.len());
+        let known = |dir: &Path| (peek(dir).unwrap().grants.len(), peek_history(dir).unwrap().released.len());
         assert_eq!(known(dir.path()), (1, 0));
         fs::remove_file(dir.path().join("lock")).unwrap();
         let mut store = open(dir.path());

@@ -472,10 +472,10 @@ fn peek_sees_what_a_running_daemon_has_confirmed_and_writes_nothing() {
     store.append(&[made(3), released(3)]).unwrap();
     let seen = peek(dir.path()).unwrap();
     assert_eq!((seen.grants, seen.names), (store.load().grants, store.load().names));
-    let (history, trouble) = peek_history(dir.path()).unwrap();
-    assert!(trouble.is_none(), "{trouble:?}");
-    assert_eq!(history.len(), 2);
-    assert!(history[0].devices[0].id.as_str() == "GPU-3", "newest first");
+    let history = peek_history(dir.path()).unwrap();
+    assert!(history.problem.is_none() && history.forgotten_until.is_none(), "{history:?}");
+    assert_eq!(history.released.len(), 2);
+    assert!(history.released[0].devices[0].id.as_str() == "GPU-3", "newest first");
 }
 
 #[test]

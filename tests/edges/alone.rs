@@ -11,7 +11,7 @@ use holdfast::hook::Performer;
 use holdfast::host::{Awake, HostRoot};
 use holdfast::kubelet::uds;
 use holdfast::messages::{Bind, CallError, Door, Mailbox};
-use holdfast::serving::{Affinity, Serving, ServingConfig, Shared, Sockets, SpecFiles};
+use holdfast::serving::{Affinity, Refusals, Serving, ServingConfig, Shared, Sockets, SpecFiles};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -43,6 +43,7 @@ impl Alone {
             hung_up: Mailbox::new(Nobody),
             sockets: Arc::new(Sockets::new(&node.path("plugins"))),
             affinity: Affinity::default(),
+            refusals: Refusals::default(),
             awake: Awake::default(),
             gate: Arc::default(),
             stage: watch::channel(Stage::default()).1,

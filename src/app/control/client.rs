@@ -1,6 +1,6 @@
 //! The other side of the control socket: how a verb asks the running daemon.
 
-use super::{Installed, Line, Order, Upgrade, socket_path};
+use super::{Installed, LedgerEnd, Line, Order, Upgrade, socket_path};
 use crate::store::{Told, Verification};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -96,11 +96,11 @@ async fn get_within<T: DeserializeOwned>(run_dir: &Path, resource: &str, deadlin
     with(run_dir, ask).await
 }
 
-/// Has the daemon of `run_dir` tell its ledger, until `take` says no more. Returns why the history is not whole, if it is not.
+/// Has the daemon of `run_dir` tell its ledger, until `take` says no more. Returns what is said at its end.
 ///
 /// # Errors
 /// As [`get`]; [`ControlError::Absent`] only where nothing was told yet.
-pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> Result<Option<String>, ControlError> {
+pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> Result<LedgerEnd, ControlError> {
     let mut has_told = false;
     let ask = async |stream| {
         let mut body = in_time(ANSWER_DEADLINE, ask(stream, "/v1/ledger")).await??;
@@ -114,10 +114,10 @@ pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> 
                     Line::Told(told) => {
                         has_told = true;
                         if !take(told) {
-                            return Ok(None);
+                            return Ok(LedgerEnd::default());
                         }
                     }
-                    Line::End { problem } => return Ok(problem),
+                    Line::End(end) => return Ok(end),
                 }
             }
             unread.drain(..whole);
@@ -195,7 +195,7 @@ mod tests {
     use tokio::net::UnixListener;
 
     /// What comes of a question to a daemon that says this and dies.
-    async fn asked(says: &str) -> Result<Option<String>, ControlError> {
+    async fn asked(says: &str) -> Result<LedgerEnd, ControlError> {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(socket_path(dir.path())).unwrap();
         let daemon = async {

@@ -101,7 +101,8 @@ fn about(facts: &Facts<'_>) -> String {
     let kept = match (ledger.journal, ledger.database) {
         (true, true) => "both copies are kept".to_owned(),
         (true, false) => "one copy of two is kept".to_owned(),
-        (false, _) => format!("cannot be written; {} answers are in memory only", ledger.not_durable),
+        (false, _) if ledger.not_durable > 0 => format!("cannot be written; {} answers are in memory only", ledger.not_durable),
+        (false, _) => "cannot be written".to_owned(),
     };
     let ready = if *ready { "ready" } else { "not ready yet" };
     let rows = [

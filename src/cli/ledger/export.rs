@@ -114,13 +114,13 @@ impl TryFrom<Exported> for Grant {
 pub(super) fn run(global: &Global) -> Result<(), Failed> {
     let mut page = Page { out: BufWriter::new(io::stdout().lock()), grants: 0, written: Ok(()) };
     let mut progress = Progress::new("grants exported");
-    let problem = source::read(global, |told| {
+    let end = source::read(global, |told| {
         progress.at(page.grants, None);
         page.add(told)
     })?;
     drop(progress);
     page.end().map_err(|error| Failed::new(FAILURE, format_args!("cannot print: {error}")))?;
-    if let Some(problem) = problem {
+    if let Some(problem) = end.problem {
         eprintln(format_args!("holdfast: what was given back is missing from this export: {problem}"));
     }
     Ok(())

@@ -6,6 +6,7 @@ use super::super::codes::{
 };
 use super::super::{Answer, Facts, Finding, Is};
 use super::{is_true, list, number, text};
+use crate::domain::times;
 use serde_json::Value;
 
 /// A start that takes longer waits for something; READY may wait for a minute at a slow kubelet.
@@ -96,8 +97,10 @@ pub(super) fn hooks(facts: &Facts) -> Option<Vec<Finding>> {
     let todo = "mend what the hook's last words name; it is tried again by itself (docs/hooks.md)";
     let failed = list(facts.status()?, "hooks").iter().filter(|hook| text(hook, "hook") == "failed");
     let find = |hook: &Value| {
-        let (device, tries, why) = (text(hook, "device"), number(hook, "tries"), text(hook, "why"));
-        let found = format!("the hook after release of device {device} has failed {tries} times: {why}");
+        let (device, tries, why) = (text(hook, "device"), times(number(hook, "tries")), text(hook, "why"));
+        let pods: Vec<_> = list(hook, "awaited_by").iter().map(|pod| format!("{}/{}", text(pod, "namespace"), text(pod, "pod"))).collect();
+        let waits = if pods.is_empty() { String::new() } else { format!("; pod {} waits for it", pods.join(", ")) };
+        let found = format!("the hook after release of device {device} has failed {tries}: {why}{waits}");
         Finding::new(&HOOK_FAILED, text(hook, "resource"), found, todo)
     };
     Some(failed.map(find).collect())

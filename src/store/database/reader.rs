@@ -1,7 +1,7 @@
 //! An open database, to be read without it: by whoever asks for the history or for a check, while the shelver writes on.
 
-use super::{APPLIED, Image, failure, guard, number};
-use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, OwedHook};
+use super::{APPLIED, FORGOTTEN, Image, failure, guard, number};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, OwedHook, Timestamp};
 use crate::store::{StoreError, codec};
 use std::ops::Bound;
 use std::path::PathBuf;
@@ -77,6 +77,11 @@ impl Reader {
             let grant = codec::unstamp(key, value).ok().and_then(|record| codec::decode(record.payload).ok());
             if let Some(Entry::Grant(grant)) = grant { take(Arc::unwrap_or_clone(grant)) } else { true }
         })
+    }
+
+    /// The latest release that was forgotten on purpose, of age or for the number of them: the history is whole after that.
+    pub(in crate::store) fn forgotten_until(&self) -> Result<Option<Timestamp>, StoreError> {
+        guard(|| number(&self.meta, FORGOTTEN)).map(|at| at.map(Timestamp)).map_err(|error| failure(&self.dir, error))
     }
 
     /// Every record of the history: its grant and the entry that released it; `None` for one that cannot be read.

@@ -25,6 +25,10 @@ fn device(id: &str, health: &str) -> DeviceReport {
         cordoned_at: None,
         flaps: 0,
         incidents: if is_sick { vec![failed] } else { Vec::new() },
+        class: None,
+        numa_nodes: Vec::new(),
+        bridges: Vec::new(),
+        names: Vec::new(),
     }
 }
 
@@ -66,6 +70,8 @@ fn status(devices: &[DeviceReport]) -> Status {
         socket_left_behind: false,
         config: ConfigReport { files: vec!["/etc/x.toml".into()], generation: 1, loaded_at: Timestamp(START), ..ConfigReport::default() },
         ledger: Kept { journal: true, database: true, not_durable: 0 },
+        ledger_refuses: true,
+        not_recorded: None,
         recovery: None,
         hooks: Vec::new(),
         resources: vec![report],
