@@ -164,7 +164,7 @@ pub struct Device {
     /// | `default_route` | network, RDMA | the interface that the host's default route leads through |
     /// | `vdpa`, `vdpa_driver` | network function | `vdpa0`; `vhost_vdpa` or `virtio_vdpa` |
     /// | `iommu_group`, `group_members`, `group_blocked_by` | for guests | group; all functions in it; who keeps it from guests |
-    /// | `kernel_name` | node of `/dev` | `subsystem:name` |
+    /// | `kernel_name`, `disk` | node of `/dev` | `subsystem:name`; its name where it is a disk or a partition |
     /// | `part`, `parent` | part of a function | `mig`, `mdev`, `partition`, `port` or `namespace`; id of the whole |
     /// | `parts` | function that is cut into parts | what they are: then the whole is not offered |
     pub attributes: BTreeMap<String, String>,

@@ -91,8 +91,8 @@ fn describe(found: &HostNode, path: &CharPath, links: &BTreeMap<String, String>,
 /// Notes what the host does with a node that is a disk.
 fn note_use(device: &mut Device, name: &str, disks: &Disks<'_>) {
     if disks.has(name) {
-        device.attributes.extend(disks.used_for(name).map(|by| ("in_use".to_owned(), by)));
-        device.attributes.extend(disks.member_of(name).map(|pool| ("member_of".to_owned(), pool.to_owned())));
+        device.attributes.insert("disk".to_owned(), name.to_owned());
+        disks.note(&mut device.attributes, name);
     }
 }
 

@@ -12,6 +12,7 @@ use super::pci::is_numbered;
 use crate::domain::{Device, DeviceClass};
 use crate::host::HostRoot;
 use std::cell::OnceCell;
+use std::collections::BTreeMap;
 
 /// What a member of a pool is called by udev, and by people.
 const POOLS: [(&str, &str); 2] = [("zfs_member", "a ZFS pool"), ("ceph_bluestore", "a Ceph cluster")];
@@ -72,6 +73,12 @@ impl<'a> Disks<'a> {
         self.root.is_dir(&format!("sys/class/block/{name}"))
     }
 
+    /// Notes what the host does with a disk among the attributes of its device.
+    pub(super) fn note(&self, attributes: &mut BTreeMap<String, String>, disk: &str) {
+        attributes.extend(self.used_for(disk).map(|by| ("in_use".to_owned(), by)));
+        attributes.extend(self.member_of(disk).map(|pool| ("member_of".to_owned(), pool.to_owned())));
+    }
+
     /// What the host uses a disk, one of its partitions, or the one that is named for.
     pub(super) fn used_for(&self, disk: &str) -> Option<String> {
         let uses = self.uses.get_or_init(|| Uses::read(self.root));
@@ -111,12 +118,16 @@ fn is_part(disk: &str, name: &str) -> bool {
 /// hand a disk to somebody, or to wipe it, looks.
 #[must_use]
 pub fn used_for(root: &HostRoot, device: &Device) -> Option<String> {
-    if !matches!(device.class, DeviceClass::Nvme | DeviceClass::Char) {
-        return None;
-    }
     let disks = Disks::of(root);
-    let names = device.own_nodes().filter_map(|node| node.strip_prefix("/dev/")).filter(|name| disks.has(name));
-    names.into_iter().find_map(|name| disks.used_for(name))
+    match device.class {
+        DeviceClass::Nvme => {
+            let names = device.own_nodes().filter_map(|node| node.strip_prefix("/dev/"));
+            names.filter(|name| disks.has(name)).find_map(|name| disks.used_for(name))
+        }
+        // Known since it was found: every other node of `/dev` costs an Allocate nothing here.
+        DeviceClass::Char => disks.used_for(device.attribute("disk")?),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -34,8 +34,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
         facts.nodes.push(required(format!("/dev/{disk}")));
         facts.note("nsid", of_disk("nsid"));
         facts.note("wwid", of_disk("wwid"));
-        facts.note("in_use", disks.used_for(disk));
-        facts.note("member_of", disks.member_of(disk));
+        disks.note(&mut facts.attributes, disk);
     };
     if let (1, Some((disk, entry))) = (namespaces.len(), namespaces.first_key_value()) {
         describe(disk, entry, &mut facts);
