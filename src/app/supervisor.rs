@@ -17,7 +17,7 @@ use crate::telemetry::metrics;
 use actix::dev::ToEnvelope;
 use actix::fut::{ActorFutureExt as _, wrap_future};
 use actix::{Actor, ActorContext as _, Addr, ArbiterHandle, AsyncContext as _, Context, Handler, MailboxError, Message};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt as _, TryFutureExt as _};
 use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -255,13 +255,15 @@ where
         }
         // Outside a runtime the daemon is ending, and nobody is left to be told.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let (call, name) = (self.call(message, PATIENCE), self.name);
-            runtime.spawn(async move {
-                if let Err(error) = call.await {
-                    tracing::warn!(actor = name, %error, "a message was not delivered");
-                }
-            });
+            runtime.spawn(delivered(self.name, self.call(message, PATIENCE).map_ok(drop).boxed()));
         }
+    }
+}
+
+/// Says so when a message was not delivered. One function for all messages, or the binary holds a task for each of them.
+async fn delivered(actor: &'static str, call: BoxFuture<'static, Result<(), CallError>>) {
+    if let Err(error) = call.await {
+        tracing::warn!(actor, %error, "a message was not delivered");
     }
 }
 

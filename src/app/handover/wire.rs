@@ -83,7 +83,7 @@ impl Peer {
     /// The next word; `None` when the other side is gone, or says what cannot be understood. May be given up and begun again.
     pub(super) async fn hear(&mut self) -> Option<Word> {
         let line = self.lines.next_line().await.ok()??;
-        let word = serde_json::from_str(&line);
+        let word = serde_json::from_slice(line.as_bytes());
         word.inspect_err(|error| tracing::warn!(%error, line, "the other instance is not understood")).ok()
     }
 

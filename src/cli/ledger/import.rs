@@ -108,7 +108,7 @@ fn read(file: &Path) -> std::io::Result<String> {
 }
 
 fn parse(text: &str) -> Result<Import, String> {
-    match serde_json::from_str(text) {
+    match serde_json::from_slice(text.as_bytes()) {
         Ok(Versioned { schema: SCHEMA }) => {}
         Ok(Versioned { schema: 1 }) => {
             return Err("it is of schema 1, which does not say what a container got; export the ledger again with this version".into());
@@ -116,7 +116,8 @@ fn parse(text: &str) -> Result<Import, String> {
         Ok(Versioned { schema }) => return Err(format!("it is of schema {schema}, and this version knows {SCHEMA}")),
         Err(error) => return Err(format!("it is no export of a ledger: {error}")),
     }
-    let Document { names, listed, owed, verdicts, grants, .. } = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let Document { names, listed, owed, verdicts, grants, .. } =
+        serde_json::from_slice(text.as_bytes()).map_err(|error| error.to_string())?;
     let mut import = Import { names, listed, owed, verdicts, grants: BTreeMap::new() };
     for exported in grants {
         let id = exported.alloc_id.clone();
