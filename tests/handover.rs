@@ -9,7 +9,7 @@ mod common;
 use common::{Daemon, HANG, Node, Random, name, notified, offered, percentiles, resource, run, soon, until};
 use holdfast::domain::{AllocId, ResourceName};
 use holdfast::kubelet::checkpoint;
-use holdfast::sim::kubelet::{Event, EventKind, Kubelet, PodOutcome, PodPhase, PodSpec};
+use holdfast::sim::kubelet::{Event, EventKind, Hook, HookTable, Kubelet, KubeletConfig, PodOutcome, PodPhase, PodSpec, Verdict};
 use holdfast::store;
 use nix::sys::signal::Signal;
 use std::cell::Cell;
@@ -24,6 +24,8 @@ use tokio::net::UnixDatagram;
 const DEVICES: usize = 16;
 /// Pods that are there at a time: others have gone, and their devices are free for the kubelet.
 const PODS: usize = 6;
+/// Registers that the kubelet refuses on end.
+const REFUSALS: usize = 3;
 
 fn gpu() -> ResourceName {
     name("example.com/gpu")
@@ -155,6 +157,34 @@ fn a_handover_with_detach_takes_no_device_from_the_kubelet_and_fails_no_pod() {
 #[test]
 fn a_handover_without_detach_has_the_devices_back_at_once() {
     run(handed_over_under_load(false));
+}
+
+/// What the kubelet refuses from NEW it still has from OLD, which leaves only when NEW is known.
+#[test]
+fn an_instance_that_the_kubelet_refuses_at_first_takes_no_device_from_it() {
+    run(async {
+        let node = Node::with(&[("gpu", DEVICES)]);
+        node.write_config(&config(true));
+        let hooks = HookTable::default();
+        let kubelet = Kubelet::start(KubeletConfig { hooks: hooks.clone(), ..node.kubelet_config() }).await.unwrap();
+        let mut old = node.start_daemon();
+        offered(&kubelet, &gpu(), DEVICES).await;
+        old.logged("ready").await;
+        kubelet.wait_for(|view| view.is_settled(), HANG).await.unwrap();
+
+        let began = kubelet.now();
+        for _ in 0..REFUSALS {
+            hooks.gate(Hook::AfterDial).open(Verdict::Fail);
+        }
+        let new = take_over(&node);
+        new.logged("took over from another instance").await;
+        let refused = |event: &&Event| event.at >= began && matches!(event.kind, EventKind::RegisterFailed { .. });
+        assert!(kubelet.view(|view| view.events().iter().filter(refused).count()) > REFUSALS, "refused, and detached");
+        old.signal(Signal::SIGTERM);
+        assert_eq!(old.ended().await.code(), Some(0));
+        offered(&kubelet, &gpu(), DEVICES).await;
+        assert_eq!(dips(&kubelet, began), []);
+    });
 }
 
 #[test]

@@ -19,6 +19,8 @@ const OFFER_WITHIN: Duration = Duration::from_secs(5);
 /// How long it may take to let go of the ledger: the deadlines of its checkpoint and of the Allocates that it answers first,
 /// and those of a handover that is under way already.
 const YOURS_WITHIN: Duration = Duration::from_secs(60);
+/// How long the kubelet may refuse a resource, before the other one leaves and before it is told that all is done.
+const KNOWN_WITHIN: Duration = Duration::from_secs(5);
 /// How long it may take to end its streams.
 const LEFT_WITHIN: Duration = Duration::from_secs(5);
 /// How long the kubelet is asked to forget, for all resources together. More than this, and it is as any loss.
@@ -126,6 +128,8 @@ impl Former {
         let Standing { sockets, mut ready, mut registrations, detach, reattach } = standing;
         drop(ready.wait_for(|ready| *ready).await);
         drop(self.peer.tell(&Word::Serving { sockets: sockets.newest() }).await);
+        // What the kubelet refuses from here it still has from there.
+        known(&mut registrations).await;
         if detaches && let Err(error) = detach.call(Detach, DETACH_WITHIN).await {
             tracing::debug!(%error, "not detached");
         }
@@ -140,11 +144,20 @@ impl Former {
             reattach.tell(Reattach);
         }
         tokio::time::sleep(CLEARED_UP_AFTER).await;
-        let is_known = |status: &ResourceStatus| status.registered || status.awaiting_kubelet;
-        drop(registrations.wait_for(|all| all.values().all(is_known)).await);
+        known(&mut registrations).await;
         drop(self.peer.tell(&Word::Confirmed).await);
         tracing::info!(from = self.version, "took over from another instance");
         Relieved(self.peer)
+    }
+}
+
+/// Waits until the kubelet has every resource from here, or is away; not for ever, or one name that it refuses would keep the
+/// other instance.
+async fn known(registrations: &mut watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>) {
+    let is_known = |status: &ResourceStatus| status.registered || status.awaiting_kubelet;
+    let all = registrations.wait_for(|all| all.values().all(is_known));
+    if tokio::time::timeout(KNOWN_WITHIN, all).await.is_err() {
+        tracing::warn!("the kubelet does not take every resource from this instance; the former one ends all the same");
     }
 }
 
