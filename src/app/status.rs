@@ -165,7 +165,7 @@ fn is_ailing(device: &DeviceReport) -> bool {
 pub(super) async fn become_ready(views: Views, ready: watch::Sender<bool>) {
     let mut registrations = views.registrations;
     let inventory = views.inventory;
-    let is_settled = |status: &ResourceStatus| status.registered || status.awaiting_kubelet || status.problem.is_some();
+    let is_settled = |status: &ResourceStatus| status.is_known() || status.problem.is_some();
     let settled = registrations.wait_for(|all| inventory.borrow().resources.keys().all(|name| all.get(name).is_some_and(is_settled))).await;
     if settled.is_ok() {
         ready.send_replace(true);

@@ -38,6 +38,14 @@ pub struct ResourceStatus {
     pub api_version: Option<&'static str>,
 }
 
+impl ResourceStatus {
+    /// Whether the kubelet has it from here, or there is no kubelet that could.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.registered || self.awaiting_kubelet
+    }
+}
+
 /// What the actor needs; the same for every life.
 #[derive(Debug, Clone)]
 pub struct RegistrationConfig {

@@ -9,10 +9,10 @@
 //!        ◀── Yours ─────────────────────────────     closes the ledger
 //!   opens it, scans, serves, registers
 //!        ── Serving: its sockets ──────────────▶     passes on what waits, and what still comes
-//!   detaches (below)
+//!   waits for what the kubelet refuses, detaches (below)
 //!        ── Leave ─────────────────────────────▶     ends its streams
 //!        ◀── Left ──────────────────────────────
-//!   registers again, until the kubelet has it
+//!   registers again, until the kubelet has it, or refuses it for long
 //!        ── Confirmed ─────────────────────────▶     ends, or waits to be ended
 //! ```
 //!

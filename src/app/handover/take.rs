@@ -122,8 +122,9 @@ impl App {
 }
 
 impl Former {
-    /// Has it pass on what it is asked, and then leave the kubelet, as soon as this instance is ready; returns when the
-    /// kubelet has everything from here. It may end at any moment: then the kubelet clears up after it as after any other.
+    /// Has it pass on what it is asked as soon as this instance is ready, and leave when the kubelet has everything from here, or
+    /// has refused it for long enough; returns when the kubelet has everything again, or as late. It may end at any moment: then
+    /// the kubelet clears up after it as after any other.
     pub async fn relieve(mut self, standing: Standing, detaches: bool) -> Relieved {
         let Standing { sockets, mut ready, mut registrations, detach, reattach } = standing;
         drop(ready.wait_for(|ready| *ready).await);
@@ -154,8 +155,7 @@ impl Former {
 /// Waits until the kubelet has every resource from here, or is away; not for ever, or one name that it refuses would keep the
 /// other instance.
 async fn known(registrations: &mut watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>) {
-    let is_known = |status: &ResourceStatus| status.registered || status.awaiting_kubelet;
-    let all = registrations.wait_for(|all| all.values().all(is_known));
+    let all = registrations.wait_for(|all| all.values().all(ResourceStatus::is_known));
     if tokio::time::timeout(KNOWN_WITHIN, all).await.is_err() {
         tracing::warn!("the kubelet does not take every resource from this instance; the former one ends all the same");
     }
