@@ -10,6 +10,7 @@ pub mod document;
 pub mod exit;
 pub mod handover;
 pub mod history;
+mod json;
 pub mod ledger;
 pub mod progress;
 pub mod query;
@@ -235,7 +236,8 @@ fn told<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> St
 }
 
 fn json<T: Serialize>(document: &T) -> Result<String, Failed> {
-    serde_json::to_string_pretty(document).map_err(|error| Failed::new(exit::FAILURE, error))
+    let line = serde_json::to_string(document).map_err(|error| Failed::new(exit::FAILURE, error))?;
+    Ok(json::laid_out(&line))
 }
 
 /// A single-threaded runtime for verbs that ask the daemon.

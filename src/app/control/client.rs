@@ -1,6 +1,7 @@
 //! The other side of the control socket: how a verb asks the running daemon.
 
-use super::{Installed, LedgerEnd, Line, Order, Upgrade, socket_path};
+use super::{LedgerEnd, Line, Order, Upgrade, socket_path};
+use crate::app::handover::Installed;
 use crate::store::{Told, Verification};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};

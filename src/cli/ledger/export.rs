@@ -155,7 +155,7 @@ impl<W: Write> Page<W> {
             Told::Grant(grant) => {
                 self.grants += 1;
                 self.out.write_all(if self.grants == 1 { b"\n" } else { b",\n" })?;
-                Ok(serde_json::to_writer(&mut self.out, &Exported::from(*grant))?)
+                self.out.write_all(&serde_json::to_vec(&Exported::from(*grant))?)
             }
         }
     }
