@@ -272,3 +272,17 @@ pub(super) fn serve(path: &Path, source: Source) -> Option<tokio::task::JoinHand
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_not_understood_is_the_askers_mistake() {
+        for body in ["", "{", "[]", r#"{"device":"a"}"#] {
+            let (status, why) = asked::<Order>(&Bytes::from(body)).unwrap_err();
+            assert_eq!(status, StatusCode::BAD_REQUEST, "{body}");
+            assert!(why.starts_with("the request is not understood: "), "{why}");
+        }
+    }
+}
