@@ -2,7 +2,7 @@
 
 use super::Global;
 use super::exit::{self, ESCALATED, FAILURE, Failed};
-use crate::app::handover::{self, Asked, Former, Given, Installed, Relieved, UpgradeOrder};
+use crate::app::handover::{self, Asked, Former, Given, Installed, Pauses, Relieved, UpgradeOrder};
 use crate::app::{App, AppEvent, Settings, StartError, heartbeat};
 use crate::store::StoreError;
 use clap::Args;
@@ -17,8 +17,6 @@ use tokio::time::Instant;
 
 /// How long another process may hold the ledger without handing it over: one that is starting, or ending.
 const LOCKED_FOR: Duration = Duration::from_secs(30);
-/// How often it is asked meanwhile.
-const ASK_EVERY: Duration = Duration::from_millis(50);
 /// How long a former instance may take to tell systemd who the main process is.
 const NAMED_WITHIN: Duration = Duration::from_secs(2);
 /// How long a handover to this instance may go on before the next one begins.
@@ -72,7 +70,7 @@ async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Form
         return Ok((App::start(settings.clone()).await?, None));
     }
     let until = Instant::now() + LOCKED_FOR;
-    let mut said = false;
+    let (mut pauses, mut said) = (Pauses::default(), false);
     loop {
         let former = handover::ask(&settings.roots.run).await.map_err(|error| Failed::new(FAILURE, error))?;
         let patience = if former.is_some() { LOCKED_FOR } else { Duration::ZERO };
@@ -82,7 +80,7 @@ async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Form
                 if !std::mem::replace(&mut said, true) {
                     tracing::info!("another process has the ledger and cannot be asked to hand it over yet");
                 }
-                tokio::time::sleep(ASK_EVERY).await;
+                tokio::time::sleep(pauses.pause()).await;
             }
             started => return Ok((started?, former)),
         }

@@ -48,11 +48,11 @@ pub(crate) fn all(node: &Node, daemon: &mut Daemon) {
         let polite = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| if detaches { Leaves::Politely } else { Leaves::Alone });
         say(format_args!("{rounds} upgrades with detach = {detaches}, the older instance leaving politely: {}", told(&polite)));
         assert!(!detaches || polite.is_empty(), "{polite:?}");
+        // Also in the midst of everything: from before its ledger is given away until it stands by.
+        let killed = |round: usize| Leaves::Killed(Duration::from_millis(1300).mul_f64(round as f64 / rounds as f64));
+        let killed = rounds_of(node, daemon, rounds, &mut there, &mut numbers, killed);
+        say(format_args!("{rounds} upgrades with detach = {detaches}, the older instance killed: {}", told(&killed)));
     }
-    // Also in the midst of everything: from before its ledger is given away until it stands by.
-    let killed = |round: usize| Leaves::Killed(Duration::from_millis(1300).mul_f64(round as f64 / rounds as f64));
-    let killed = rounds_of(node, daemon, rounds, &mut there, &mut numbers, killed);
-    say(format_args!("{rounds} upgrades, the older instance killed: {}", told(&killed)));
     // No instance was there for long enough to see that a pod is gone: the next ones would start with the grants of all of them.
     wait_for("the ledger and the kubelet agree", SOON, || view::agreement(node, &daemon.who()).ok());
     let restarted = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::First);

@@ -45,8 +45,27 @@ use crate::store::StoreError;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Between tries to open a ledger that another process has not let go of yet.
-const TRY_EVERY: Duration = Duration::from_millis(20);
+/// Between tries at a ledger that another process has not let go of yet: at first, and at last. One that was just killed lets
+/// go of it within a millisecond or two, and until then the node has no devices.
+const TRY_AGAIN_AFTER: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+
+/// The pauses between tries at a ledger that another process has, each twice as long as the one before, up to a bound.
+#[derive(Debug)]
+pub struct Pauses(Duration);
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Pauses(TRY_AGAIN_AFTER.0)
+    }
+}
+
+impl Pauses {
+    /// How long to wait for the next try.
+    pub fn pause(&mut self) -> Duration {
+        let longer = self.0.saturating_mul(2).min(TRY_AGAIN_AFTER.1);
+        std::mem::replace(&mut self.0, longer)
+    }
+}
 
 /// Starts as soon as the ledger is free.
 ///
@@ -54,10 +73,23 @@ const TRY_EVERY: Duration = Duration::from_millis(20);
 /// As [`App::start`]; that the ledger is in use only after `patience`.
 pub async fn start_when_free(settings: &Settings, patience: Duration) -> Result<App, StartError> {
     let until = Instant::now() + patience;
+    let mut pauses = Pauses::default();
     loop {
         match App::start(settings.clone()).await {
-            Err(StartError::Store(StoreError::InUse { .. })) if Instant::now() < until => tokio::time::sleep(TRY_EVERY).await,
+            Err(StartError::Store(StoreError::InUse { .. })) if Instant::now() < until => tokio::time::sleep(pauses.pause()).await,
             done => return done,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ledger_that_was_just_let_go_of_is_tried_again_within_milliseconds_and_one_that_is_kept_seldom() {
+        let mut pauses = Pauses::default();
+        let ms: Vec<u128> = std::iter::repeat_with(|| pauses.pause().as_millis()).take(9).collect();
+        assert_eq!(ms, [1, 2, 4, 8, 16, 32, 50, 50, 50]);
     }
 }
