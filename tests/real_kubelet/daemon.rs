@@ -116,6 +116,11 @@ impl Daemon {
         next.stop(signal);
     }
 
+    /// Whether nobody is beside it any more: before, it cannot be asked to hand over in its turn.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.process.log_text().lines().any(|line| line.ends_with(" INFO ready"))
+    }
+
     fn ask(&self, verb: &str) -> Value {
         serde_json::from_str(&output(holdfast(&self.dir).args([verb, "-o", "json"]))).unwrap()
     }

@@ -119,6 +119,7 @@ fn rounds_of(
             node.pods.create(&name, SHARED, 1, false);
         }
         running(node, &name);
+        wait_for("the handover is complete", SOON, || daemon.is_alone().then_some(()));
         there.push_back(name);
         if there.len() > PODS {
             node.pods.delete(&there.pop_front().unwrap());
