@@ -36,9 +36,10 @@ pub(crate) const SETTLE_AFTER: Duration = Duration::from_millis(700);
 /// for in vain may put that one in the place of its successors. So long after the last of these, one more Register; it is
 /// as long as a kubelet dials at most.
 const DOUBT_FOR: Duration = Duration::from_secs(12);
-/// Waits between tries, in milliseconds. The first try after a loss does not wait, and the second hardly: a socket is seen a moment
-/// before anybody listens on it. The last one repeats.
-const BACKOFF_MS: [u64; 10] = [0, 1, 5, 10, 20, 50, 100, 200, 500, 1000];
+/// Waits between tries, in milliseconds. The first try after a loss does not wait, and the next ones hardly: a socket is seen a
+/// moment before anybody listens on it, and two goroutines of the kubelet clear up after a handover, each of which may drop who
+/// registered before it was done. The last one repeats.
+const BACKOFF_MS: [u64; 12] = [0, 1, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 /// How often an absent kubelet is tried without being told that it is back.
 const ABSENT_RETRY: Duration = Duration::from_secs(10);
 /// A stream that lived this long ends a series of failures.
