@@ -5,12 +5,13 @@
 mod common;
 
 use common::{HANG, Node, allocate, count, dial, files_below, ids, name, offered, resource, run, soon, until};
-use holdfast::domain::ResourceName;
+use holdfast::domain::{Durability, Entry, Grant, GrantState, ResourceName};
 use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
-use holdfast::store;
+use holdfast::store::{self, Store};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tonic::Code;
 
@@ -303,6 +304,64 @@ fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
         assert_eq!(after, before);
         let recovery = node.json(&["status"])["recovery"].as_str().unwrap().to_owned();
         assert!(recovery.contains("3 grants from the kubelet's checkpoint") && recovery.contains("moved to"), "{recovery}");
+    });
+}
+
+/// A sound ledger that is older than what the kubelet has kept, as when its directory was put back from a copy, or the power
+/// was cut under `process-crash`: what it never had comes back, and what it knows to be released does not.
+#[test]
+fn a_sound_ledger_that_is_older_than_the_kubelets_checkpoint_takes_the_rest_from_there() {
+    run(async {
+        let node = Node::with(&[("gpu", 4), ("nic", 1)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 4).await;
+        offered(&kubelet, &name("example.com/nic"), 1).await;
+        admit(&kubelet, PodSpec::new("shop", "web-0").app("main", &gpu(), 1)).await;
+        daemon.logged(" pod=\"").await;
+        daemon.kill();
+        let copy = files_below(&node.state());
+
+        let mut daemon = node.start_daemon();
+        daemon.logged("INFO ready").await;
+        offered(&kubelet, &gpu(), 4).await;
+        offered(&kubelet, &name("example.com/nic"), 1).await;
+        admit(&kubelet, PodSpec::new("shop", "web-1").app("main", &gpu(), 2)).await;
+        admit(&kubelet, PodSpec::new("ops", "gone").app("main", &gpu(), 1)).await;
+        admit(&kubelet, PodSpec::new("ops", "other").app("main", &name("example.com/nic"), 1)).await;
+        daemon.logged_often(" pod=\"", 3).await;
+        let before = node.grants();
+        daemon.kill();
+
+        std::fs::remove_dir_all(node.state()).unwrap();
+        for (path, bytes) in copy {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, bytes).unwrap();
+        }
+        let of = |pod: &str| before.iter().find(|grant| grant.pod().unwrap().name.as_deref() == Some(pod)).unwrap().clone();
+        let state = GrantState::Released {
+            pod: None,
+            container: None,
+            bound_at: None,
+            released_at: of("gone").granted_at,
+            released_by: "pod_gone".into(),
+        };
+        let gone = Grant { state, ..of("gone") };
+        let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
+        store.append(&[Entry::Grant(Arc::new(gone))]).unwrap();
+        store.close().unwrap();
+        // Somebody else's by now.
+        node.write_config(&resource("gpu"));
+
+        let daemon = node.start_daemon();
+        let back = daemon.logged("they are back").await;
+        assert!(back.contains("grants=1"), "{back}");
+        let bound = || node.grants().into_iter().filter(|grant| grant.pod().is_some_and(|pod| pod.name.is_some())).count();
+        until("the pods' names", bound, |bound| *bound == 2);
+        let held: Vec<_> = node.grants().iter().map(|grant| (grant.alloc_id.clone(), ids(grant), grant.pod().cloned())).collect();
+        let [web_0, web_1] = ["web-0", "web-1"].map(of).map(|grant| (grant.alloc_id.clone(), ids(&grant), grant.pod().cloned()));
+        assert_eq!(held, [web_0, web_1]);
+        drop(daemon);
     });
 }
 

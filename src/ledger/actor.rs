@@ -213,6 +213,7 @@ impl Actor for LedgerActor {
         context.add_stream(WatchStream::from_changes(self.config.kubelet.clone()));
         self.begin_upkeep(context);
         self.look(context);
+        self.look_for_lacking(context);
     }
 }
 

@@ -36,7 +36,7 @@ mod tests;
 pub use self::agenda::{Agenda, has_dead_holder, is_calm, next_look};
 pub use self::hooks::{HeldBack, ReleaseHooks, ended, owing, undue};
 pub use self::passage::{Passage, View, passage};
-pub use self::rebuild::rebuild;
+pub use self::rebuild::{rebuild, unheard_of};
 pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist, reconcile};
 pub use self::refusal::{Doubt, Sight, doubt};
 

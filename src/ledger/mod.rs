@@ -10,6 +10,7 @@ mod actor;
 mod config;
 pub mod core;
 mod hooks;
+mod lacking;
 mod looks;
 pub(crate) mod observe;
 mod recording;

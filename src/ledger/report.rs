@@ -14,7 +14,9 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
     match entry {
         Entry::Grant(grant) => {
             let devices: Vec<&str> = grant.devices.iter().map(|device| device.id.as_str()).collect();
-            tracing::info!(alloc_id = %grant.alloc_id, resource = %grant.resource, ?devices, "granted");
+            // The kubelet's own copy of one that was lost is bound from the beginning.
+            let how = if grant.state == GrantState::Granted { "granted" } else { "taken from the kubelet's checkpoint" };
+            tracing::info!(alloc_id = %grant.alloc_id, resource = %grant.resource, ?devices, "{how}");
         }
         Entry::Moved { alloc_id, state } => match state {
             GrantState::Granted => {}

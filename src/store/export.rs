@@ -3,9 +3,9 @@
 use super::recovery::{LivePayloads, Notes, decode_grant};
 use super::shelver::PendingReader;
 use super::{Store, StoreError};
-use crate::domain::{DeviceId, Grant, Listed, Owed, Timestamp, Verdicts};
+use crate::domain::{AllocId, DeviceId, Grant, Listed, Owed, Timestamp, Verdicts};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One of the things that a ledger tells: its notes first, then every live grant, then what was given back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +55,30 @@ impl Export {
     }
 }
 
+/// The way to the history, for whoever looks grants up in it without the store.
+#[derive(Debug)]
+pub struct Past(PendingReader);
+
+impl Past {
+    /// Which of these grants were released, and the latest release that was forgotten: one of an older grant may be among those.
+    ///
+    /// # Errors
+    /// When the query database fails: then nobody knows what was released.
+    pub fn look_up(self, ids: &BTreeSet<AllocId>) -> Result<(BTreeSet<AllocId>, Option<Timestamp>), StoreError> {
+        let reader = self.0.wait()?;
+        Ok((reader.released_among(ids)?, reader.forgotten_until()?))
+    }
+}
+
 impl Store {
+    /// What was released up to now, to be looked up on a thread that may wait.
+    ///
+    /// # Errors
+    /// When too much waits for the query database.
+    pub fn past(&self) -> Result<Past, StoreError> {
+        self.shelver.reader().map(Past)
+    }
+
     /// Released grants for which `keep` holds, newest first, at most `limit`.
     ///
     /// # Errors

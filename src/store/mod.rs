@@ -38,7 +38,7 @@ mod verify;
 
 pub use codec::VERSION as RECORDS;
 pub use error::StoreError;
-pub use export::{Export, Told};
+pub use export::{Export, Past, Told};
 pub use journal::PendingSync;
 pub use peek::{History, journal_bytes, peek, peek_history};
 pub use recovery::RecoveryReport;
@@ -259,8 +259,7 @@ impl Store {
     pub fn known_among(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
         let mut known: BTreeSet<AllocId> = ids.iter().filter(|id| self.live.contains_key(*id)).cloned().gather();
         if known.len() < ids.len() {
-            let released = self.history(usize::MAX, |grant| ids.contains(&grant.alloc_id))?;
-            known.extend(released.into_iter().map(|grant| grant.alloc_id));
+            known.extend(self.past()?.look_up(ids)?.0);
         }
         Ok(known)
     }

@@ -491,6 +491,30 @@ fn history_is_trimmed_by_age() {
     assert_eq!(left.iter().map(|grant| grant.devices[0].id.as_str()).collect::<Vec<_>>(), ["GPU-2"]);
 }
 
+/// What is looked up is what the store was told up to then, and where nothing was made yet the search ends.
+#[test]
+fn released_grants_are_found_by_their_ids_and_the_others_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    let now = Timestamp::from_system(SystemTime::now()).0;
+    let (hour, day) = (3600 * 1000, 24 * 3600 * 1000);
+    let made_at = |at: u64| AllocId::new(format!("{:08x}-{:04x}-774b-bcce-b302099a8057", at >> 16, at & 0xffff));
+    let record = |id: &AllocId, at| {
+        let (Entry::Grant(grant), Entry::Moved { state, .. }) = (made(1), released_at(1, at)) else { panic!() };
+        Entry::Grant(Arc::new(Grant { alloc_id: id.clone(), state, ..Grant::clone(&grant) }))
+    };
+    let [early, late, before, unknown] = [now - 9 * day, now - 3 * day, now - 3 * day + 1, now - 4 * day].map(made_at);
+    // The clock was set back by an hour while one was held.
+    store.append(&[record(&early, now - 8 * day), record(&late, now - day), record(&before, now - 3 * day - hour)]).unwrap();
+    let look_up = |store: &Store, ids: &[&AllocId]| store.past().unwrap().look_up(&ids.iter().copied().cloned().collect()).unwrap();
+    assert_eq!(look_up(&store, &[&late, &unknown, &before]), ([late.clone(), before.clone()].into(), None));
+    assert_eq!(look_up(&store, &[&unknown, &early]).0, [early.clone()].into());
+    assert_eq!(look_up(&store, &[&unknown]).0, [].into());
+    store.append(&[record(&made_at(now - 99 * day), now - 95 * day)]).unwrap();
+    store.checkpoint().unwrap();
+    assert_eq!(look_up(&store, &[&early]), ([early].into(), Some(Timestamp(now - 95 * day))));
+}
+
 /// Many of one moment, some in a hurry, some with years between, and what clocks that were wrong have left.
 #[test]
 fn history_is_told_newest_first_however_its_times_are_spread() {

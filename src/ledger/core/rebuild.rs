@@ -41,6 +41,14 @@ pub fn rebuild(kept: Vec<KeptGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap
     grants.into_values().collect()
 }
 
+/// What a sound ledger cannot have had, of what the kubelet has kept and is not live: neither was it `released`, nor is it so
+/// old that its release may have been forgotten.
+#[must_use]
+pub fn unheard_of(mut kept: Vec<KeptGrant>, released: &BTreeSet<AllocId>, forgotten_until: Option<Timestamp>) -> Vec<KeptGrant> {
+    kept.retain(|kept| !released.contains(&kept.alloc_id) && kept.alloc_id.made_at() > forgotten_until);
+    kept
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,6 +79,19 @@ mod tests {
         );
         assert_eq!((grant.pod().unwrap().uid.as_str(), grant.container(), grant.state_name()), ("u1", Some("main"), "bound"));
         assert_eq!(grant.edits.cdi_devices, ["a/b=c"]);
+    }
+
+    #[test]
+    fn what_was_released_or_may_have_been_is_nothing_that_a_sound_ledger_lacks() {
+        let ids = ["01890a5d-ac96-774b-bcce-b302099a8057", "01890a5d-ac97-774b-bcce-b302099a8057", "01890a5d-ac98-774b-bcce-b302099a8057"];
+        let all = || ids.map(|id| kept(id, "GPU-1")).to_vec();
+        let lacking = |released: &[&str], forgotten| {
+            let released = released.iter().copied().map(AllocId::new).collect();
+            unheard_of(all(), &released, forgotten).into_iter().map(|kept| kept.alloc_id.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(lacking(&[], None), ids);
+        assert_eq!(lacking(&ids[1..2], None), [ids[0], ids[2]]);
+        assert_eq!(lacking(&[], Some(Timestamp(0x0189_0a5d_ac97))), [ids[2]]);
     }
 
     #[test]

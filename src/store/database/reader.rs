@@ -3,6 +3,7 @@
 use super::{APPLIED, FORGOTTEN, Image, failure, guard, number};
 use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, OwedHook, Timestamp};
 use crate::store::{StoreError, codec};
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,6 +13,9 @@ use std::sync::Arc;
 /// with some 17 records to a page that is enough for every page to push out the one before. Over 100,000 grants the process
 /// then grows by 8 MB, instead of 120.
 const LOOKS: usize = 4;
+
+/// How far the clock of a release may be behind that of the grant: it was set meanwhile.
+const CLOCK_ERROR_MS: u64 = 24 * 3600 * 1000;
 
 /// How many keys are read before their records are, in the other order.
 const PAGE: usize = 256;
@@ -79,6 +83,18 @@ impl Reader {
         })
     }
 
+    /// Which of these grants were released. Nothing was released before it was made, so the search ends there.
+    pub(in crate::store) fn released_among(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
+        let made = ids.iter().map(|id| id.made_at().unwrap_or(Timestamp(0)).0).min().unwrap_or(u64::MAX);
+        let since = made.saturating_sub(CLOCK_ERROR_MS).to_be_bytes();
+        let mut found = BTreeSet::new();
+        self.each_released(|key, _| {
+            found.extend(released_id(key).filter(|id| ids.contains(id)));
+            found.len() < ids.len() && *key >= since[..]
+        })?;
+        Ok(found)
+    }
+
     /// The latest release that was forgotten on purpose, of age or for the number of them: the history is whole after that.
     pub(in crate::store) fn forgotten_until(&self) -> Result<Option<Timestamp>, StoreError> {
         guard(|| number(&self.meta, FORGOTTEN)).map(|at| at.map(Timestamp)).map_err(|error| failure(&self.dir, error))
@@ -88,8 +104,7 @@ impl Reader {
     pub(in crate::store) fn check_history(&self, mut take: impl FnMut(Option<(AllocId, u64)>)) -> Result<(), StoreError> {
         self.each_released(|key, value| {
             let read = codec::unstamp(key, value).ok().filter(|record| matches!(codec::decode(record.payload), Ok(Entry::Grant(_))));
-            let id = key.get(8..).and_then(|id| std::str::from_utf8(id).ok()).map(AllocId::new);
-            take(id.zip(read.map(|record| record.seq)));
+            take(released_id(key).zip(read.map(|record| record.seq)));
             true
         })
     }
@@ -144,6 +159,11 @@ impl Reader {
 /// One for each device of a resource, whose name has no blank.
 pub(super) fn hook_key(hook: &OwedHook) -> Vec<u8> {
     format!("{} {}", hook.resource, hook.device).into_bytes()
+}
+
+/// Whose record of the history has this key.
+fn released_id(key: &[u8]) -> Option<AllocId> {
+    key.get(8..).and_then(|id| std::str::from_utf8(id).ok()).map(AllocId::new)
 }
 
 /// The time of release first, so that the newest are found without an index.
