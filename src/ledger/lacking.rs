@@ -5,6 +5,7 @@
 //! the kubelet keeps is held against it behind the start, and comes back bound, by the alloc-id that the kubelet has stored.
 
 use super::actor::{LedgerActor, lock};
+use super::config::LedgerConfig;
 use super::core::{rebuild, unheard_of};
 use crate::domain::{AllocId, Entry, Gather, KeptGrant};
 use crate::host;
@@ -12,6 +13,7 @@ use crate::kubelet::checkpoint::{self, CheckpointError};
 use crate::messages::Reconcile;
 use actix::{AsyncContext, Context, Handler, Message};
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +21,7 @@ use std::time::Duration;
 /// Behind the registrations, and the opening of the query database.
 const AFTER: Duration = Duration::from_secs(1);
 
-/// The answers of ours that the kubelet has kept.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-struct Checkpointed(Vec<KeptGrant>);
-
-/// Those of them that were never here.
+/// Answers of ours that the kubelet has kept, and that were never here.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 struct Lacking(Vec<KeptGrant>);
@@ -32,73 +29,59 @@ struct Lacking(Vec<KeptGrant>);
 impl LedgerActor {
     pub(super) fn look_for_lacking(&self, context: &mut Context<Self>) {
         context.run_later(AFTER, |this, context| {
-            let (directory, me) = (this.config.device_plugins.clone(), context.address());
+            let (config, me) = (this.config.clone(), context.address());
             actix::spawn(async move {
-                match tokio::task::spawn_blocking(move || checkpoint::read_kept(&directory)).await {
+                let found = tokio::task::spawn_blocking(move || lacking(&config)).await;
+                match found.unwrap_or_else(|error| Err(error.into())) {
+                    Ok(lacking) if lacking.is_empty() => {}
                     // The actor may have died meanwhile; its next life looks for itself.
-                    Ok(Ok(kept)) => drop(me.send(Checkpointed(kept)).await),
-                    Ok(Err(CheckpointError::Io { source, .. })) if source.kind() == ErrorKind::NotFound => {}
-                    Ok(Err(error)) => tracing::warn!(%error, "what the ledger may lack cannot be looked for"),
-                    Err(error) => tracing::warn!(%error, "what the ledger may lack could not be looked for"),
+                    Ok(lacking) => drop(me.send(Lacking(lacking)).await),
+                    Err(error) => tracing::warn!(%error, "whether the ledger lacks what the kubelet's checkpoint has is not known"),
                 }
             });
         });
     }
-
-    /// Whether it is live, or about to be written.
-    fn has(&self, alloc_id: &AllocId) -> bool {
-        let is_written = |entry: &Entry| matches!(entry, Entry::Grant(grant) if grant.alloc_id == *alloc_id);
-        self.ledger.grant(alloc_id).is_some() || self.written().any(is_written)
-    }
 }
 
-impl Handler<Checkpointed> for LedgerActor {
-    type Result = ();
-
-    fn handle(&mut self, Checkpointed(mut kept): Checkpointed, context: &mut Self::Context) {
-        let plan = Arc::clone(&self.config.plan.borrow());
-        // Another Holdfast on this node may have other resources, and a ledger of its own.
-        kept.retain(|kept| plan.specs.iter().any(|spec| spec.name == kept.resource) && !self.has(&kept.alloc_id));
+/// Looks, on a thread that may wait.
+fn lacking(config: &LedgerConfig) -> Result<Vec<KeptGrant>, Box<dyn Error + Send + Sync>> {
+    let mut kept = match checkpoint::read_kept(&config.device_plugins) {
+        // No device was ever given out on this node.
+        Err(CheckpointError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read?,
+    };
+    let plan = Arc::clone(&config.plan.borrow());
+    // Another Holdfast on this node may have other resources, and a ledger of its own.
+    kept.retain(|kept| plan.specs.iter().any(|spec| spec.name == kept.resource));
+    let past = {
+        let store = lock(&config.store);
+        kept.retain(|kept| !store.is_live(&kept.alloc_id));
         if kept.is_empty() {
-            return;
+            return Ok(kept);
         }
-        let (past, me) = (lock(&self.config.store).past(), context.address());
-        actix::spawn(async move {
-            let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).gather();
-            match tokio::task::spawn_blocking(move || past?.look_up(&ids)).await {
-                Ok(Ok((released, forgotten_until))) => {
-                    // Entries of pods that have gone stay in the checkpoint until it is written again. As above.
-                    let _ = me.send(Lacking(unheard_of(kept, &released, forgotten_until))).await;
-                }
-                Ok(Err(error)) => tracing::warn!(%error, "whether the ledger lacks what the kubelet's checkpoint has is not known"),
-                Err(error) => tracing::warn!(%error, "what the ledger may lack could not be looked for"),
-            }
-        });
-    }
+        store.past()?
+    };
+    let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).gather();
+    // Entries of pods that have gone stay in the checkpoint until it is written again.
+    let (released, forgotten_until) = past.look_up(&ids)?;
+    Ok(unheard_of(kept, &released, forgotten_until))
 }
 
 impl Handler<Lacking> for LedgerActor {
     type Result = ();
 
-    fn handle(&mut self, Lacking(mut kept): Lacking, context: &mut Self::Context) {
-        kept.retain(|kept| !self.has(&kept.alloc_id));
-        let grants = rebuild(kept, &BTreeSet::new(), self.ledger.names(), host::now().wall);
-        if grants.is_empty() {
-            return;
-        }
+    fn handle(&mut self, Lacking(mut lacking): Lacking, context: &mut Self::Context) {
+        lacking.retain(|kept| self.ledger.grant(&kept.alloc_id).is_none());
+        let grants = rebuild(lacking, &BTreeSet::new(), self.ledger.names(), host::now().wall);
         tracing::warn!(
             grants = grants.len(),
             "the ledger lacked grants that the kubelet's checkpoint has, as after a power cut or when its directory was put back from \
              an older copy; they are back"
         );
         let entries = grants.into_iter().map(|grant| Entry::Grant(Arc::new(grant))).collect();
-        let (written, me) = (self.submit(entries, context), context.address());
-        actix::spawn(async move {
-            // A failed write is logged, and the next life finds the same again.
-            if let Ok(Ok(())) = written.await {
-                // The checkpoint does not have the pods' names.
-                let _ = me.send(Reconcile).await;
-            }
-        });
+        // Nobody waits for this answer; a failed write is logged, and the next life finds the same again.
+        drop(self.submit(entries, context));
+        // The checkpoint does not have the pods' names.
+        context.notify(Reconcile);
     }
 }

@@ -10,7 +10,7 @@
 mod reader;
 
 pub(super) use self::reader::Reader;
-use self::reader::{history_key, hook_key};
+use self::reader::{history_key, hook_key, released_id};
 use super::StoreError;
 use super::codec;
 use super::error::wants_room;
@@ -280,8 +280,7 @@ impl Shelf {
             let mut found = BTreeMap::new();
             for pair in &self.history {
                 let (key, value) = pair?;
-                let id = key.get(8..).and_then(|id| std::str::from_utf8(id).ok()).map(AllocId::new);
-                if let Some(id) = id.filter(|id| wanted.contains(id))
+                if let Some(id) = released_id(&key).filter(|id| wanted.contains(id))
                     && let Ok(record) = codec::unstamp(&key, &value)
                 {
                     found.entry(id).or_insert(record.seq);

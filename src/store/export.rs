@@ -66,7 +66,7 @@ impl Past {
     /// When the query database fails: then nobody knows what was released.
     pub fn look_up(self, ids: &BTreeSet<AllocId>) -> Result<(BTreeSet<AllocId>, Option<Timestamp>), StoreError> {
         let reader = self.0.wait()?;
-        Ok((reader.released_among(ids)?, reader.forgotten_until()?))
+        Ok((reader.look_up(ids)?, reader.forgotten_until()?))
     }
 }
 

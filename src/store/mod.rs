@@ -252,12 +252,18 @@ impl Store {
         self.begin_checkpoint()?.wait()
     }
 
+    /// Whether it has this grant, and it was not given back.
+    #[must_use]
+    pub fn is_live(&self, id: &AllocId) -> bool {
+        self.live.contains_key(id)
+    }
+
     /// Which of these grants it knows, live or released.
     ///
     /// # Errors
     /// When the query database fails: then nobody knows what was released.
     pub fn known_among(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
-        let mut known: BTreeSet<AllocId> = ids.iter().filter(|id| self.live.contains_key(*id)).cloned().gather();
+        let mut known: BTreeSet<AllocId> = ids.iter().filter(|id| self.is_live(id)).cloned().gather();
         if known.len() < ids.len() {
             known.extend(self.past()?.look_up(ids)?.0);
         }

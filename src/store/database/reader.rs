@@ -83,8 +83,9 @@ impl Reader {
         })
     }
 
-    /// Which of these grants were released. Nothing was released before it was made, so the search ends there.
-    pub(in crate::store) fn released_among(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
+    /// Which of these grants were released. Unlike [`Shelf::released_among`](super::Shelf::released_among) it goes back no further than the oldest
+    /// was made, and keeps nothing in memory: it is for every start, and not for a ledger that has to be mended.
+    pub(in crate::store) fn look_up(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
         let made = ids.iter().map(|id| id.made_at().unwrap_or(Timestamp(0)).0).min().unwrap_or(u64::MAX);
         let since = made.saturating_sub(CLOCK_ERROR_MS).to_be_bytes();
         let mut found = BTreeSet::new();
@@ -162,7 +163,7 @@ pub(super) fn hook_key(hook: &OwedHook) -> Vec<u8> {
 }
 
 /// Whose record of the history has this key.
-fn released_id(key: &[u8]) -> Option<AllocId> {
+pub(super) fn released_id(key: &[u8]) -> Option<AllocId> {
     key.get(8..).and_then(|id| std::str::from_utf8(id).ok()).map(AllocId::new)
 }
 
