@@ -2,7 +2,7 @@
 
 use super::document::{Row, history_table, holder_in_words, row};
 use super::exit::{FAILURE, Failed, USAGE};
-use super::query::{Resources, Wanted, Whose};
+use super::query::{Resources, Whose};
 use super::table::Table;
 use super::when;
 use super::{Global, Output, show, source};
@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 /// What is asked.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
-    /// Only of this device: its id or the beginning of it, a PCI address, or a node such as /dev/fuse
+    /// Only of this device: its id or the beginning of it, a PCI address, a node such as /dev/fuse, or what the host calls it, such as mlx5_2
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     #[command(flatten)]
@@ -117,7 +117,7 @@ fn released_at(grant: &Grant) -> Option<Timestamp> {
 /// When neither can be read, or what is asked names no time or no device.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let time = Time::of(options, when::now(), &TimeZone::system()).map_err(|sentence| Failed::new(USAGE, sentence))?;
-    let mut wanted = options.device.as_deref().map(Wanted::new);
+    let mut wanted = options.device.as_deref().map(|text| source::wanted(global, text));
     let (mut grants, mut verdicts) = (Vec::new(), Verdicts::new());
     let mut resources = Resources::default();
     let LedgerEnd { problem, forgotten_until } = source::read(global, |told| {

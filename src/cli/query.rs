@@ -6,6 +6,7 @@
 //! | the id of a shared device | each of its shares, `id::0`, `id::1`, … |
 //! | `0000:18:00.0`, `18:00.0`, `00000000:18:00.0` | its PCI address, where the ledger has one |
 //! | `/dev/fuse` | its node, or a node that the container got with it, whether the answer had it or a name that brings it |
+//! | `mlx5_2`, `ens1f0`, `nvme0` | what the host calls it now, where the running daemon tells |
 //! | `GPU-5a`, `5a7c`, `fuse` | the one id that begins so, with or without what stands before its first `-` or `:` (`misc:fuse`) |
 //!
 //! What fits in a row further up is what was meant: a whole id is never taken for the beginning of another.
@@ -99,6 +100,8 @@ pub struct Wanted {
     said: String,
     text: String,
     address: Option<PciAddress>,
+    /// What the host calls so, such as an interface.
+    called: BTreeSet<DeviceId>,
     fits: BTreeMap<Fit, BTreeSet<DeviceId>>,
     /// What is called nearly so: how nearly, and the id.
     near: Vec<(f64, String)>,
@@ -116,7 +119,7 @@ impl Wanted {
         let said = text.trim().to_owned();
         let text = said.to_ascii_lowercase();
         let address = text.parse().or_else(|_| format!("0000:{text}").parse()).ok();
-        Wanted { said, text, address, fits: BTreeMap::new(), near: Vec::new() }
+        Wanted { said, text, address, called: BTreeSet::new(), fits: BTreeMap::new(), near: Vec::new() }
     }
 
     /// As somebody calls it.
@@ -127,16 +130,18 @@ impl Wanted {
 
     /// Takes note of a device that the ledger knows.
     pub fn see(&mut self, key: &str, id: &DeviceId) {
-        self.see_called(key, id, &[]);
-    }
-
-    /// Takes note of a device that the host calls by these names too.
-    pub fn see_called(&mut self, key: &str, id: &DeviceId, names: &[String]) {
-        let named = names.iter().any(|name| name.eq_ignore_ascii_case(&self.text)).then_some(Fit::Place);
-        match self.fit(key, id).max(named) {
+        match self.fit(key, id) {
             Some(fit) => self.note(fit, id),
             None => self.miss(key, id),
         }
+    }
+
+    /// Takes note of a device that the host calls by these names too. Before the ledger's, which does not have them.
+    pub fn see_called(&mut self, key: &str, id: &DeviceId, names: &[String]) {
+        if names.iter().any(|name| name.eq_ignore_ascii_case(&self.text)) {
+            self.called.insert(id.clone());
+        }
+        self.see(key, id);
     }
 
     /// Takes note of a device that is not meant, and called nearly so.
@@ -221,7 +226,8 @@ impl Wanted {
         }
         let address = || key.strip_prefix("pci:")?.split('/').next()?.parse::<PciAddress>().ok();
         let is_node = || key.strip_prefix("dev:").is_some_and(|node| node.eq_ignore_ascii_case(wanted));
-        if self.address.is_some() && self.address == address() || is_node() {
+        let is_called = || self.called.contains(id) || id.shared().is_some_and(|device| self.called.contains(&device));
+        if self.address.is_some() && self.address == address() || is_node() || is_called() {
             return Some(Fit::Place);
         }
         let inner = whole.split_once(['-', ':']).map_or("", |(_, inner)| inner);
@@ -292,6 +298,19 @@ mod tests {
         assert_eq!(wanted.decide().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>(), ["fuse"]);
         wanted = Wanted::new("fuse::0");
         assert!(wanted.sees(&grant("fuse::0")) && !wanted.is_of(&grant("fuse::1")), "one share is not the other");
+    }
+
+    /// The daemon has told what the host calls a device before the ledger tells of it, by its id or by its share's.
+    #[test]
+    fn a_device_is_found_in_the_ledger_by_what_the_host_calls_it() {
+        let mut wanted = Wanted::new("MLX5_2");
+        wanted.see_called("pci:0000:1a:00.0/15b3:1021", &DeviceId::new("0000:1a:00.0"), &["ib0".into(), "mlx5_2".into()]);
+        wanted.see_called("pci:0000:1b:00.0/15b3:1021", &DeviceId::new("0000:1b:00.0"), &["mlx5_3".into()]);
+        wanted.see("pci:0000:1b:00.0/15b3:1021", &DeviceId::new("0000:1b:00.0"));
+        assert!(wanted.is_certain());
+        assert_eq!(wanted.decide().unwrap().iter().map(DeviceId::as_str).collect::<Vec<_>>(), ["0000:1a:00.0"]);
+        let share = |id: &str| wanted.fit("pci:0000:1a:00.0/15b3:1021", &DeviceId::new(id));
+        assert_eq!((share("0000:1a:00.0::3"), share("0000:1b:00.0::3")), (Some(Fit::Place), None));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Where answers come from: the running daemon, else the files that it left.
 
 use super::exit::{FAILURE, Failed};
+use super::query::Wanted;
 use super::{Global, block_on};
-use crate::app::{ControlError, LedgerEnd, Status, control_get, read_ledger};
-use crate::domain::ResourceName;
+use crate::app::{ControlError, DeviceReport, LedgerEnd, Status, control_get, read_ledger};
+use crate::domain::{DeviceId, ResourceName};
 use crate::store::{self, Told};
 
 /// Tells the ledger, as [`store::Export::read`] does, until `take` says no more. Returns what is said at its end: where
@@ -21,6 +22,16 @@ pub fn read(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<Ledge
         }
         Err(error) => Err(Failed::new(FAILURE, error)),
     }
+}
+
+/// The device that somebody calls so. The running daemon knows what the host calls its devices; the ledger does not.
+pub fn wanted(global: &Global, text: &str) -> Wanted {
+    let mut wanted = Wanted::new(text);
+    let asked = block_on(control_get::<Vec<DeviceReport>>(&global.run_dir, "/v1/devices")).ok().and_then(Result::ok);
+    for DeviceReport { id, key, names, .. } in asked.into_iter().flatten() {
+        wanted.see_called(&key, &DeviceId::new(id), &names);
+    }
+    wanted
 }
 
 /// The resources that the running daemon offers; none where nobody tells.

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 /// What is asked.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
-    /// Who holds this device: its id or the beginning of it, a PCI address, or a node such as /dev/fuse
+    /// Who holds this device: its id or the beginning of it, a PCI address, a node such as /dev/fuse, or what the host calls it, such as mlx5_2
     pub device: Option<String>,
     #[command(flatten)]
     whose: Whose,
@@ -76,7 +76,7 @@ struct Answer<'a> {
 }
 
 fn asked_for(global: &Global, options: &Options) -> Result<Look, Failed> {
-    let mut search = Search::new(options);
+    let mut search = Search::new(options, options.device.as_deref().map(|text| source::wanted(global, text)));
     let problem = source::read(global, |told| search.take(told))?.problem;
     let ids = search.wanted.as_ref().map(Wanted::decide).transpose().map_err(|sentence| {
         let pod = search.pod.as_ref().map(|pod| format!("; a pod is called so: `holdfast who --pod {pod}`")).unwrap_or_default();
@@ -112,8 +112,7 @@ struct Search {
 }
 
 impl Search {
-    fn new(options: &Options) -> Self {
-        let wanted = options.device.as_deref().map(Wanted::new);
+    fn new(options: &Options, wanted: Option<Wanted>) -> Self {
         let (pod, resources) = Default::default();
         Search { wanted, pod, resources, whose: options.whose.clone(), live: Vec::new(), released: Vec::new() }
     }
