@@ -8,9 +8,11 @@ use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, View};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::net::UnixDatagram;
@@ -39,6 +41,26 @@ fn an_absent_kubelet_is_waited_for_said_once_and_no_reason_not_to_be_ready() {
         daemon.signal(Signal::SIGTERM);
         notified(&systemd, "STOPPING=1").await;
         assert_eq!(daemon.ended().await.code(), Some(0));
+    });
+}
+
+/// Another program has the address: everything else works, a person is told, and it is served as soon as it can be.
+#[test]
+fn an_address_that_somebody_else_has_is_told_and_taken_when_it_is_free() {
+    run(async {
+        let node = Node::with(&[("gpu", 1)]);
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = other.local_addr().unwrap();
+        node.write_config(&format!("[telemetry]\nlisten = \"{address}\"\n{}", resource("gpu")));
+        let daemon = node.start_daemon();
+        daemon.logged("are not served").await;
+        daemon.logged("INFO ready").await;
+        let said = String::from_utf8(node.output(&["status"]).stdout).unwrap();
+        assert!(said.contains(&format!("/metrics, /healthz and /readyz are not served on {address}: ")), "{said}");
+        drop(other);
+        assert_eq!(telemetry(&daemon).await, address);
+        assert_eq!(http_get(address, "/healthz").0, 200);
+        assert_eq!(node.json(&["status"])["not_served"], Value::Null);
     });
 }
 

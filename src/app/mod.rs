@@ -315,6 +315,7 @@ impl App {
         let labels = settings.config.features_directory.clone().map(|folder| tokio::spawn(labels::keep(folder, inventory_view.clone())));
         let reloader = reload::Reloader::new(&settings.config, host_root.clone(), plan, actors.discovery.mailbox());
         let (ready, ready_view) = watch::channel(specs.is_empty());
+        let (not_served, not_served_view) = watch::channel(None);
         let views = Views {
             inventory: inventory_view,
             grants: grants_view,
@@ -327,6 +328,7 @@ impl App {
             refusals,
             plan: plan_view,
             recovery,
+            not_served: not_served_view,
             ready: ready_view.clone(),
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), ready))];
@@ -340,7 +342,7 @@ impl App {
         if let Some(address) = settings.config.listen {
             let scrape = measures::scrape(views.clone(), roots.state.clone());
             let page = page::routes(views.clone());
-            tasks.extend(telemetry::http::serve(address, telemetry::http::routes(scrape, ready_view).merge(page)).await);
+            tasks.push(telemetry::http::serve(address, telemetry::http::routes(scrape, ready_view).merge(page), not_served).await);
         }
         let control = control::socket_path(&roots.run);
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };

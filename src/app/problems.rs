@@ -15,7 +15,7 @@ pub struct Problem {
 }
 
 impl Status {
-    /// What is wrong, the worst first: the kubelet, the ledger, the configuration, resources, hooks, devices.
+    /// What is wrong, the worst first: the kubelet, the ledger, the configuration, telemetry, resources, hooks, devices.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
@@ -47,6 +47,9 @@ impl Status {
         if let Some(error) = &self.config.error {
             let what = format!("the last good configuration runs on, since the files are not valid: {error}");
             add(what, "`holdfast config check` says all that is wrong with them; mend it, and `systemctl reload holdfast`");
+        }
+        if let Some(why) = &self.not_served {
+            add(why.clone(), "it is tried again by itself; end what has the address (`ss -ltnp`), or set `telemetry.listen` to a free one");
         }
         for ResourceReport { name, registered, problem, disagreement, .. } in &self.resources {
             match problem {

@@ -42,6 +42,9 @@ pub struct Status {
     /// What was wrong with the ledger at the start, and what came of it; `null` where everything was sound.
     #[serde(default)]
     pub recovery: Option<String>,
+    /// Why `/metrics`, `/healthz` and `/readyz` are not served; `null` where they are, and where nobody wants them.
+    #[serde(default)]
+    pub not_served: Option<String>,
     /// The hooks after release that are due or have failed: their devices are free and unhealthy meanwhile, or their next
     /// holder waits for its start.
     #[serde(default)]
@@ -129,6 +132,7 @@ impl Status {
             not_recorded: views.refusals.unrecorded(),
             hooks: hooks(views, &grants),
             recovery: views.recovery.as_deref().map(str::to_owned),
+            not_served: views.not_served.borrow().clone(),
             resources: views.inventory.borrow().resources.iter().map(report).collect(),
             ailing: devices::reports(views).into_iter().filter(is_ailing).collect(),
             signals_off: views.judgement.borrow().off.clone(),

@@ -53,6 +53,8 @@ pub struct Views {
     pub plan: watch::Receiver<Arc<Plan>>,
     /// What was wrong with the ledger at the start.
     pub recovery: Option<Arc<str>>,
+    /// Why `/metrics` is not served, where it should be.
+    pub not_served: watch::Receiver<Option<String>>,
     /// Whether everything that READY promises has happened (I11).
     pub ready: watch::Receiver<bool>,
 }

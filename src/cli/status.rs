@@ -119,6 +119,7 @@ mod tests {
             ledger_refuses: true,
             not_recorded: None,
             recovery: None,
+            not_served: None,
             hooks: Vec::new(),
             resources: vec![resource("nvidia.com/gpu", true)],
             ailing: Vec::new(),

@@ -9,9 +9,14 @@ use axum::serve::Listener;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio_util::either::Either;
+
+/// What is served, in words.
+const WHAT: &str = "/metrics, /healthz and /readyz";
 
 /// Writes the page of `/metrics`.
 pub type Scrape = Arc<dyn Fn() -> String + Send + Sync>;
@@ -73,21 +78,33 @@ pub async fn stand_by(address: SocketAddr) {
     }
 }
 
-/// Serves `routes` on `address`. Where that is taken the daemon works on without, and says so.
-pub async fn serve(address: SocketAddr, routes: Router) -> Option<tokio::task::JoinHandle<()>> {
-    let listener = match TcpListener::bind(address).await {
-        Ok(listener) => listener,
-        Err(error) => {
-            tracing::error!(%address, %error, "/metrics, /healthz and /readyz are not served; set `telemetry.listen` to a free address");
-            return None;
-        }
-    };
-    // Port 0 asks for any.
-    let address = listener.local_addr().unwrap_or(address);
-    tracing::info!(%address, "serving /metrics, /healthz and /readyz");
-    Some(tokio::spawn(async move {
+/// Between tries at an address that somebody else has.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// Serves `routes` on `address`. Where that is taken the daemon works on without, says so, in `not_served` too, and tries again.
+pub async fn serve(address: SocketAddr, routes: Router, not_served: watch::Sender<Option<String>>) -> JoinHandle<()> {
+    // The first try before anything else, so that what is served is served when READY is said.
+    let mut bound = TcpListener::bind(address).await;
+    tokio::spawn(async move {
+        let listener = loop {
+            match bound {
+                Ok(listener) => break listener,
+                Err(error) => {
+                    let why = format!("{WHAT} are not served on {address}: {error}");
+                    if not_served.send_replace(Some(why.clone())).is_none() {
+                        tracing::error!("{why}; set `telemetry.listen` to a free address");
+                    }
+                }
+            }
+            tokio::time::sleep(TRY_AGAIN_AFTER).await;
+            bound = TcpListener::bind(address).await;
+        };
+        not_served.send_replace(None);
+        // Port 0 asks for any.
+        let address = listener.local_addr().unwrap_or(address);
+        tracing::info!(%address, "serving {WHAT}");
         if let Err(error) = axum::serve(Door::Tcp(listener), routes).await {
             tracing::error!(%error, "telemetry failed");
         }
-    }))
+    })
 }

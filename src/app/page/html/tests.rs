@@ -73,6 +73,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         ledger_refuses: true,
         not_recorded: None,
         recovery: None,
+        not_served: None,
         hooks: Vec::new(),
         resources: vec![report],
         ailing: devices.iter().filter(|device| device.health.as_deref() == Some("Unhealthy")).cloned().collect(),
