@@ -10,15 +10,15 @@
 //!   serving ─ StreamOpened/Ended, HungUp ─▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
 //!   app ─ Plan (watch) ────────────▶ discovery ─ with Discovered ─▶ health; ledger, host watch
 //!   app ─ Detach, Reattach ────────▶ registration
-//!   registration ─ Bind, Retire ───▶ serving ◀─ Prepare ── the kubelet's connections
+//!   registration ─ Bind, Retire ───▶ serving
 //! ```
 //!
 //! An actor may die and be rebuilt between a message and its answer; then the message is sent again (see
 //! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
 
 use crate::domain::{
-    Barred, ContainerEdits, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Plan, Reason,
-    Refusal, ResourceName, Verdict, Wire,
+    Barred, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Plan, Reason, Refusal, ResourceName,
+    Verdict,
 };
 use crate::store::StoreError;
 use actix::Message;
@@ -298,29 +298,6 @@ pub struct Retire {
     pub resource: ResourceName,
     /// The newest registration; all older ones are superseded.
     pub newest: RegistrationNumber,
-}
-
-/// kubelet → serving: one container asks for these ids of one resource. Nothing is given yet: the ledger has to record it first.
-#[derive(Debug, Clone, Message)]
-#[rtype(result = "Result<Prepared, Refusal>")]
-pub struct Prepare {
-    /// Chosen when the request came in, so that a repeated message is one grant.
-    pub alloc_id: crate::domain::AllocId,
-    /// The resource.
-    pub resource: ResourceName,
-    /// The ids, in the order of the request.
-    pub ids: Vec<DeviceId>,
-    /// What the answer has room for.
-    pub wire: Wire,
-}
-
-/// What an Allocate comes to.
-#[derive(Debug)]
-pub struct Prepared {
-    /// What the container gets.
-    pub edits: ContainerEdits,
-    /// What the ledger has to know before.
-    pub record: Record,
 }
 
 /// Tests and the demo → any actor: panic, so that the supervisor's promise can be seen (I10).

@@ -52,7 +52,7 @@ use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::{HeldBack, Ledger};
 use crate::ledger::{LedgerActor, LedgerConfig, release_hooks};
 use crate::registration::{Registration, RegistrationConfig};
-use crate::serving::{Affinity, Refusals, Serving, ServingConfig, Shared, Sockets, SpecFiles};
+use crate::serving::{Affinity, Preparer, Refusals, Serving, Shared, Sockets, SpecFiles};
 use crate::store::Store;
 use crate::telemetry;
 use actix::Arbiter;
@@ -232,11 +232,13 @@ impl App {
         let files = SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
         let performer = Performer::new(host_root.clone());
         let refusals = Refusals::default();
+        let preparer =
+            Preparer::new(inventory_view.clone(), host_root.clone(), files.clone(), boot_of_grants.clone(), kubelet_view.clone());
         let shared = Shared {
             inventory: inventory_view.clone(),
             grants: grants_view.clone(),
             performer: performer.clone(),
-            prepare: actors.serving.mailbox(),
+            preparer: Arc::new(preparer),
             record: actors.ledger.mailbox(),
             broken: actors.health.mailbox(),
             pass: actors.ledger.mailbox(),
@@ -250,14 +252,7 @@ impl App {
             gate: Arc::clone(&gate),
             stage: stage_view.clone(),
         };
-        let config = ServingConfig {
-            shared,
-            host_root: host_root.clone(),
-            files: files.clone(),
-            boot_id: boot_of_grants.clone(),
-            kubelet: kubelet_view.clone(),
-        };
-        serving.start(here.clone(), supervision.clone(), move |life| Serving::new(config.clone(), life));
+        serving.start(here.clone(), supervision.clone(), move |life| Serving::new(shared.clone(), life));
 
         // One that waits stands for all.
         let (config_changed, config_changes) = mpsc::channel(1);

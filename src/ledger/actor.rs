@@ -24,7 +24,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::WatchStream;
 
-/// Others learn of an Allocate right after its answer, and of many that come together at most this often.
+/// Whoever answers a lone Allocate, and whoever asked, have the processors for so long: a small node has two. Then the others learn of it.
+const TOLD_AFTER: Duration = Duration::from_millis(1);
+/// Others learn of an Allocate soon after its answer, and of many that come together at most this often.
 const PUBLISH_EVERY: Duration = Duration::from_millis(10);
 /// The same for each live grant: all of them are told, and counted, every time.
 const PUBLISH_EVERY_PER_GRANT: Duration = Duration::from_micros(40);
@@ -41,8 +43,12 @@ pub struct LedgerActor {
     pub(super) hooks: Arc<ReleaseHooks>,
     pub(super) kubelet_age: KubeletAge,
     pending: Vec<(Vec<Entry>, Waiting)>,
-    /// Whether a `Publish` is on its way.
+    /// Confirmed, and in nobody's log yet.
+    untold: Vec<(Change, Entry)>,
+    /// Whether something is known that was not published.
     unpublished: bool,
+    /// Whether a `Publish` is on its way.
+    publishes: bool,
     published_at: Instant,
     pub(super) upkeep: Upkeep,
     pub(super) looks: Looks,
@@ -93,7 +99,9 @@ impl LedgerActor {
             held_back: HeldBack::new(),
             kubelet_age: KubeletAge::default(),
             pending: Vec::new(),
+            untold: Vec::new(),
             unpublished: false,
+            publishes: false,
             published_at: Instant::now(),
             upkeep,
             looks: Looks::new(),
@@ -131,7 +139,7 @@ impl LedgerActor {
         let clock = Instant::now();
         let (appended, result, kept) = {
             let mut store = lock(&self.config.store);
-            let appended = store.append(&entries).map_err(Arc::new);
+            let appended = store.record(&entries).map_err(Arc::new);
             let serves = self.config.plan.borrow().ledger.when_not_durable == WhenNotDurable::Serve;
             let owed = appended.is_err() && serves && store.owe(&entries).is_ok();
             (appended.clone(), if owed { Ok(()) } else { appended }, store.kept())
@@ -151,37 +159,51 @@ impl LedgerActor {
             Err(_) => metrics::journal_failed(),
         }
         self.note_kept(kept, appended.as_ref().err(), context);
-        let mut changes = Vec::new();
         match &result {
             Ok(()) => {
-                changes.extend(entries.iter().map(|entry| self.ledger.evolve(entry)));
+                let changes: Vec<Change> = entries.iter().map(|entry| self.ledger.evolve(entry)).collect();
                 if changes.contains(&Change::Named) {
                     // Before the answer: the scan after it must find them.
                     self.publish_names();
                 }
+                self.untold.extend(changes.into_iter().zip(entries));
             }
             Err(error) if kept.journal => tracing::error!(%error, "an entry cannot be recorded"),
             // That has been said once.
             Err(error) => tracing::debug!(%error, entries = entries.len(), "not recorded"),
         }
+        let is_lone = matches!(waiting[..], [Waiting::Allocate(_)]);
         waiting.into_iter().for_each(|waiting| waiting.tell(result.clone()));
-        // No caller waits for the log.
-        for (change, entry) in changes.iter().zip(&entries) {
-            report::tell(change, entry);
-        }
         if result.is_ok() && self.config.process_crash {
             self.sync_behind(context);
         }
-        let granted = entries.iter().any(|entry| matches!(entry, Entry::Grant(_)));
+        self.unpublished = true;
+        if is_lone {
+            context.run_later(TOLD_AFTER, Self::tell_others);
+        } else {
+            self.tell_others(context);
+        }
+    }
+
+    /// Notes what was confirmed, for the next start, the log and everybody else. No caller waits for it.
+    fn tell_others(&mut self, context: &mut Context<Self>) {
+        let untold = std::mem::take(&mut self.untold);
+        if untold.is_empty() {
+            return;
+        }
+        lock(&self.config.store).confirm();
+        for (change, entry) in &untold {
+            report::tell(change, entry);
+        }
+        let granted = untold.iter().any(|(_, entry)| matches!(entry, Entry::Grant(_)));
         let grants = u32::try_from(self.ledger.grants().len()).unwrap_or(u32::MAX);
         let every = PUBLISH_EVERY.max(PUBLISH_EVERY_PER_GRANT.saturating_mul(grants));
         match every.checked_sub(self.published_at.elapsed()).filter(|_| granted) {
             // Behind the Allocates that wait.
             None => context.notify(Publish),
-            Some(wait) if !self.unpublished => drop(context.notify_later(Publish, wait)),
+            Some(wait) if !std::mem::replace(&mut self.publishes, true) => drop(context.notify_later(Publish, wait)),
             Some(_) => {}
         }
-        self.unpublished = true;
         self.checkpoint_later(context);
     }
 
@@ -294,6 +316,7 @@ impl Handler<Publish> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, _: Publish, context: &mut Self::Context) {
+        self.publishes = false;
         if self.unpublished {
             self.publish();
             lock(&self.config.store).tell_database();

@@ -5,15 +5,14 @@ use super::before_start;
 use super::core;
 use super::pass_on::{self, Passed, Turn, Turns};
 use super::placement;
+use super::prepare::{Prepared, Preparer, Request};
 use super::refusals::Refusals;
 use super::sockets::Sockets;
 use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Stage, Wire};
 use crate::hook::Performer;
 use crate::host::{self, Awake};
 use crate::kubelet::api;
-use crate::messages::{
-    Broken, CallError, HungUp, Mailbox, Pass, Prepare, Prepared, Record, RecordError, RegistrationNumber, StreamEnded, StreamOpened,
-};
+use crate::messages::{Broken, HungUp, Mailbox, Pass, Record, RecordError, RegistrationNumber, StreamEnded, StreamOpened};
 use crate::telemetry::metrics;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
@@ -23,8 +22,7 @@ use tokio::sync::{RwLock, watch};
 use tokio::time::Instant;
 use tonic::Status;
 
-/// Bound an Allocate from inside. The kubelet has no deadline of its own and its whole sync loop waits.
-const PREPARE_DEADLINE: Duration = Duration::from_secs(2);
+/// Bounds an Allocate from inside. The kubelet has no deadline of its own and its whole sync loop waits.
 const RECORD_DEADLINE: Duration = Duration::from_millis(1800);
 /// How long a refused one waits for health to publish a broken device.
 const BROKEN_DEADLINE: Duration = Duration::from_millis(200);
@@ -60,8 +58,8 @@ pub struct Shared {
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// Runs the hooks before a start.
     pub performer: Performer,
-    /// The serving actor, across its deaths: where the kubelet's calls go.
-    pub prepare: Mailbox<Prepare>,
+    /// What an Allocate comes to.
+    pub preparer: Arc<Preparer>,
     /// The ledger.
     pub record: Mailbox<Record>,
     /// Health.
@@ -192,8 +190,8 @@ impl Plugin {
         for ids in containers {
             let alloc_id = AllocId::new(uuid::Uuid::now_v7().to_string());
             let devices = self.devices(&ids);
-            let request = Prepare { alloc_id, resource: self.resource.clone(), ids, wire };
-            let answer = self.shared.awake.until(self.allocate_one(request)).await;
+            let request = Request { alloc_id, resource: &self.resource, ids: &ids, wire };
+            let answer = self.allocate_one(request).await;
             let edits = answer.map_err(|error| {
                 match self.shared.refusals.refused(&self.resource, Instant::now()) {
                     Some(untold) => tracing::warn!(resource = %self.resource, %error, untold, "an Allocate was refused"),
@@ -208,9 +206,8 @@ impl Plugin {
     }
 
     /// In one order: decided, looked at, recorded, answered.
-    async fn allocate_one(&self, request: Prepare) -> Result<ContainerEdits, AllocateError> {
-        let prepared = self.shared.prepare.call(request, PREPARE_DEADLINE).await?;
-        let Prepared { edits, record } = match prepared {
+    async fn allocate_one(&self, request: Request<'_>) -> Result<ContainerEdits, AllocateError> {
+        let Prepared { edits, record } = match self.shared.preparer.prepare(request) {
             Ok(prepared) => prepared,
             Err(refusal) => {
                 self.tell_of_broken(&refusal).await;
@@ -221,7 +218,7 @@ impl Plugin {
             self.shared.refusals.not_recorded(&why);
             AllocateError::NotRecorded { resource: self.resource.clone(), why }
         };
-        match self.shared.record.call(record, RECORD_DEADLINE).await {
+        match self.shared.awake.until(self.shared.record.call(record, RECORD_DEADLINE)).await {
             Ok(Ok(())) => {
                 self.shared.refusals.recorded();
                 Ok(edits)
@@ -257,9 +254,6 @@ enum AllocateError {
     /// The request cannot be granted.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Nobody has decided on it.
-    #[error(transparent)]
-    Unanswered(#[from] CallError),
     /// The grant could not be made durable, so it was not given.
     #[error("the grant of {resource} could not be recorded, so it was not given: {why}")]
     NotRecorded { resource: ResourceName, why: String },
@@ -278,9 +272,7 @@ fn status(error: &AllocateError) -> Status {
             | Refusal::NoRoomForCdi { .. }
             | Refusal::NoRoomForHook { .. },
         ) => Status::failed_precondition(text),
-        AllocateError::Refused(Refusal::FileNotWritten { .. }) | AllocateError::Unanswered(_) | AllocateError::NotRecorded { .. } => {
-            Status::unavailable(text)
-        }
+        AllocateError::Refused(Refusal::FileNotWritten { .. }) | AllocateError::NotRecorded { .. } => Status::unavailable(text),
     }
 }
 

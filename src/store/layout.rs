@@ -82,11 +82,14 @@ impl Lock {
         self.confirmed
     }
 
-    /// Notes that an entry has been confirmed, and all before it. No sync, and no error: what is told here is true whenever
-    /// it was written.
+    /// An entry has been confirmed, and all before it.
     pub(super) fn confirm(&mut self, seq: u64) {
         self.confirmed = seq;
-        drop(self.file.write_all_at(front(seq).as_bytes(), 0));
+    }
+
+    /// Tells the next start what was confirmed. No sync, and no error: what is told here is true whenever it was written.
+    pub(super) fn tell(&self) {
+        drop(self.file.write_all_at(front(self.confirmed).as_bytes(), 0));
     }
 
     /// Notes, durably, that nothing comes after what has been confirmed in this segment. No error: where it cannot be noted,

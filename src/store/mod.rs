@@ -34,6 +34,7 @@ mod shelver;
 mod take_over;
 #[cfg(test)]
 mod tests;
+mod upkeep;
 mod verify;
 
 pub use codec::VERSION as RECORDS;
@@ -45,10 +46,9 @@ pub use recovery::RecoveryReport;
 pub use shelver::PendingCheckpoint;
 pub use verify::{DatabaseCheck, JournalCheck, LiveCheck, Verification, Verifier, verify};
 
-use self::desk::Order;
 use self::journal::Journal;
-use self::layout::{Lock, journal_dir};
-use self::recovery::{LivePayloads, Notes, decode_grant, encode, open_segment};
+use self::layout::Lock;
+use self::recovery::{LivePayloads, Notes, decode_grant, encode};
 use self::shelver::Shelver;
 use crate::domain::{
     AllocId, DeviceId, Durability, Entry, Gather, Grant, Kept, Listed, Owed, Verdicts, note_hook, note_list, note_verdict,
@@ -113,6 +113,22 @@ impl Store {
     /// # Errors
     /// When the journal cannot be written. Every later append then starts with an attempt at a new segment.
     pub fn append(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
+        self.record(entries)?;
+        self.confirm();
+        Ok(())
+    }
+
+    /// Notes up to where everything is confirmed, so that a journal whose end is cleanly gone does not look whole.
+    pub fn confirm(&self) {
+        self.lock.tell();
+    }
+
+    /// As [`Store::append`], for somebody who has to answer first and calls [`Store::confirm`] right behind it. A process that is
+    /// killed in between leaves a journal that has more than is noted, which is what it was before too.
+    ///
+    /// # Errors
+    /// As [`Store::append`].
+    pub fn record(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
         if entries.is_empty() {
             return Ok(());
         }
@@ -143,12 +159,11 @@ impl Store {
         }
         // The numbers are used up either way: the bytes of a failed write may be on the disk.
         self.next_seq += payloads.len() as u64;
-        if let Err(error) = written {
-            self.failed = true;
-            return Err(error);
+        match written {
+            Ok(()) => self.lock.confirm(self.next_seq - 1),
+            Err(_) => self.failed = true,
         }
-        self.lock.confirm(self.next_seq - 1);
-        Ok(())
+        written
     }
 
     /// Lets the query database have what was confirmed since the last time: soon after the answers, and not before them. Whoever
@@ -173,8 +188,9 @@ impl Store {
         // The head has what is live. The history wants the rest, and a batch has to be synced in any case.
         let owed = std::mem::take(&mut self.owed);
         let payloads = owed.iter().map(encode).collect::<Result<Vec<_>, _>>();
-        let written = payloads.and_then(|payloads| self.write(&payloads));
-        written.inspect_err(|_| self.owed = owed)
+        payloads.and_then(|payloads| self.write(&payloads)).inspect_err(|_| self.owed = owed)?;
+        self.lock.tell();
+        Ok(())
     }
 
     /// Takes entries over that could not be confirmed, for somebody who answers all the same. They are in memory only,
@@ -195,6 +211,7 @@ impl Store {
         // Over what is there, which takes no room: if this process ends before, the next one knows that something is missing,
         // and asks the kubelet.
         self.lock.confirm(self.next_seq - 1);
+        self.lock.tell();
         Ok(())
     }
 
@@ -203,53 +220,6 @@ impl Store {
         let Entry::Moved { alloc_id, state } = entry else { return entry.clone() };
         let grant = self.live.get(alloc_id).and_then(|(_, payload)| decode_grant(payload));
         grant.map_or_else(|| entry.clone(), |grant| Entry::Grant(Arc::new(Grant { state: state.clone(), ..grant })))
-    }
-
-    /// What makes everything appended so far survive a power cut, for a thread that may wait: the store can be appended to
-    /// meanwhile. `None` if nothing is new, as always with [`Durability::PowerLoss`].
-    ///
-    /// # Errors
-    /// When the file cannot be shared.
-    pub fn begin_sync(&self) -> Result<Option<PendingSync>, StoreError> {
-        if self.has_failed() { Ok(None) } else { self.journal.begin_sync() }
-    }
-
-    /// Takes note of how such a sync has ended.
-    ///
-    /// # Errors
-    /// The sync's own; the next append then starts a new segment with everything live.
-    pub fn end_sync(&mut self, sync: &PendingSync, result: Result<(), StoreError>) -> Result<(), StoreError> {
-        // A segment that has been replaced since has everything live in its successor's head.
-        if result.is_ok() {
-            self.journal.end_sync(sync);
-        } else {
-            self.failed = true;
-        }
-        result
-    }
-
-    /// Has sled's copy made durable, journal segments deleted that nobody needs any more, and starts a new one when the
-    /// present one is long. Every some thousand entries, soon after a start, and at shutdown. Nobody has to wait for its
-    /// end; the store can be appended to meanwhile.
-    ///
-    /// # Errors
-    /// When the journal cannot be written, or too much waits for the database already.
-    pub fn begin_checkpoint(&mut self) -> Result<PendingCheckpoint, StoreError> {
-        self.settle()?;
-        if self.journal.has_outgrown(SEGMENT_BYTES) {
-            self.rotate()?;
-        }
-        self.shelver.replace_stuck()?;
-        let sync = self.journal.begin_sync()?;
-        self.shelver.checkpoint(Order { applied: self.next_seq - 1, sync, newest_segment: self.journal.first() })
-    }
-
-    /// The same, and waits for its end.
-    ///
-    /// # Errors
-    /// When the journal cannot be written. A database that fails is reopened or rebuilt here and is no error.
-    pub fn checkpoint(&mut self) -> Result<(), StoreError> {
-        self.begin_checkpoint()?.wait()
     }
 
     /// Whether it has this grant, and it was not given back.
@@ -308,19 +278,6 @@ impl Store {
         self.failed || self.journal.is_broken()
     }
 
-    /// Closes both copies after a last checkpoint, so that the next start has nothing to replay.
-    ///
-    /// # Errors
-    /// As [`Store::checkpoint`].
-    pub fn close(mut self) -> Result<(), StoreError> {
-        self.checkpoint()?;
-        // It has synced the head too: what cannot be read of that later is damage, and no write that was cut off.
-        self.lock.confirm(self.next_seq - 1);
-        self.journal.trim();
-        self.lock.close(self.journal.first());
-        Ok(())
-    }
-
     /// Applies a confirmed entry to memory, and lets sled have it.
     fn apply(&mut self, seq: u64, entry: &Entry, payload: Vec<u8>) {
         match entry {
@@ -356,36 +313,6 @@ impl Store {
         } else {
             self.live.remove(&grant.alloc_id);
             self.shelver.retire(Arc::clone(grant), seq, payload);
-        }
-    }
-
-    /// Starts a new segment with everything live.
-    fn rotate(&mut self) -> Result<(), StoreError> {
-        let rotated = self.try_to_rotate();
-        match rotated {
-            // What an earlier attempt left behind and could not remove.
-            Err(error) if error.is_in_the_way() => self.try_to_rotate(),
-            done => done,
-        }
-    }
-
-    fn try_to_rotate(&mut self) -> Result<(), StoreError> {
-        let dir = journal_dir(&self.dir);
-        match open_segment(&dir, self.next_seq, &self.live, &self.notes) {
-            Ok((journal, next_seq)) => {
-                std::mem::replace(&mut self.journal, journal).trim();
-                (self.next_seq, self.failed) = (next_seq, false);
-                Ok(())
-            }
-            Err(error) => {
-                if !matches!(dir.join(journal::file_name(self.next_seq)).try_exists(), Ok(false)) {
-                    // A head, or a part of one, is there and has these numbers. It would be read after whatever else the
-                    // present segment took, and contradict it: so that takes nothing more, and the next head comes after.
-                    self.failed = true;
-                    self.next_seq += 1.max((self.live.len() + self.notes.len()) as u64);
-                }
-                Err(error)
-            }
         }
     }
 }

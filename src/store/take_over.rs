@@ -23,6 +23,7 @@ impl Store {
         let first = self.next_seq + head.len() as u64;
         (self.journal, self.failed, self.next_seq) = (journal, false, first + entries.len() as u64);
         self.lock.confirm(self.next_seq - 1);
+        self.lock.tell();
         // More than the database's queue takes, as a rule.
         self.shelver.leave_out(true);
         for ((entry, payload), seq) in entries.iter().zip(payloads).zip(first..) {

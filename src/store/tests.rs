@@ -2,6 +2,7 @@
 
 use super::layout::{database_dir, journal_dir};
 use super::opening::Opening;
+use super::recovery::open_segment;
 use super::samples::{bound, grant, hook_in_each_state, listed, made, named, released_at, suspect};
 use super::*;
 use crate::domain::{AllocId, GrantState, HookState, Owed, Retention, Timestamp};
@@ -632,6 +633,22 @@ fn process_crash_durability_writes_at_once_and_syncs_when_asked() {
     assert!(!sync(&mut store), "nothing is new");
 }
 
+/// An entry is durable before anybody notes that it is; a failed write, whose numbers are used up, is never noted.
+#[test]
+fn what_is_recorded_is_noted_when_that_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1)]).unwrap();
+    let noted = layout::peek_confirmed(dir.path());
+    store.record(&[made(2), made(3)]).unwrap();
+    assert_eq!(ids(&peek(dir.path()).unwrap()), [1, 2, 3]);
+    assert_eq!(layout::peek_confirmed(dir.path()), noted);
+    store.journal.break_for_test();
+    assert!(store.record(&[made(4)]).is_err());
+    store.confirm();
+    assert_eq!(layout::peek_confirmed(dir.path()), noted + 2);
+}
+
 /// A power cut while a write is on its way: any of its sectors may be on the disk. A write is confirmed, or it is not.
 #[test]
 fn a_write_that_is_there_in_parts_is_no_damage_unless_it_was_confirmed() {
@@ -844,6 +861,7 @@ fn a_database_ahead_of_the_journal_counts_after_a_boot_and_is_put_aside_within_o
 fn tell_less(dir: &Path, seq: u64) {
     let mut lock = Lock::take(dir).unwrap();
     lock.confirm(seq);
+    lock.tell();
 }
 
 #[test]

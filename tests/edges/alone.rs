@@ -11,7 +11,7 @@ use holdfast::hook::Performer;
 use holdfast::host::{Awake, HostRoot};
 use holdfast::kubelet::uds;
 use holdfast::messages::{Bind, CallError, Door, Mailbox};
-use holdfast::serving::{Affinity, Refusals, Serving, ServingConfig, Shared, Sockets, SpecFiles};
+use holdfast::serving::{Affinity, Preparer, Refusals, Serving, Shared, Sockets, SpecFiles};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -30,11 +30,14 @@ impl Alone {
         let supervision = Supervision { policy: Policy::default(), escalate, ending: watch::channel(false).1 };
         let serving = Slot::<Serving>::new("serving");
         let (bind, host_root) = (serving.handle().mailbox(), HostRoot::new(node.path("host")));
+        let files = SpecFiles::new(&node.path("cdi"), &node.path("devinfo"));
+        let inventory = app.views.inventory.clone();
+        let preparer = Preparer::new(inventory, host_root.clone(), files, "boot".to_owned(), watch::channel(None).1);
         let mut shared = Shared {
             inventory: app.views.inventory.clone(),
             grants: app.views.grants.clone(),
-            performer: Performer::new(host_root.clone()),
-            prepare: serving.handle().mailbox(),
+            performer: Performer::new(host_root),
+            preparer: Arc::new(preparer),
             record: Mailbox::new(Nobody),
             broken: Mailbox::new(Nobody),
             pass: Mailbox::new(Nobody),
@@ -49,9 +52,7 @@ impl Alone {
             stage: watch::channel(Stage::default()).1,
         };
         change(&mut shared);
-        let files = SpecFiles::new(&node.path("cdi"), &node.path("devinfo"));
-        let config = ServingConfig { shared, host_root, files, boot_id: "boot".to_owned(), kubelet: watch::channel(None).1 };
-        serving.start(Arbiter::current(), supervision.clone(), move |life| Serving::new(config.clone(), life));
+        serving.start(Arbiter::current(), supervision.clone(), move |life| Serving::new(shared.clone(), life));
         Alone { bind, supervision }
     }
 

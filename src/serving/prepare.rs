@@ -1,0 +1,152 @@
+//! What an Allocate comes to: decided, looked at and put into words on the connection that it came on. Nothing is changed, and
+//! no actor is asked: what is offered is published, and the rest is a look at the node.
+
+use super::core;
+use super::files::SpecFiles;
+use crate::contract;
+use crate::domain::{
+    AllocId, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal,
+    ResourceName, Wire,
+};
+use crate::hardware;
+use crate::host::{self, HostRoot, Listings};
+use crate::messages::Record;
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// How long it is known where a directory of nodes really is: Allocates come many at a time.
+const DIRECTORIES_KNOWN_FOR: Duration = Duration::from_millis(100);
+
+/// One container's request.
+#[derive(Debug)]
+pub(super) struct Request<'a> {
+    /// Chosen when the request came in, so that a repeated message is one grant.
+    pub(super) alloc_id: AllocId,
+    pub(super) resource: &'a ResourceName,
+    /// In the order of the request.
+    pub(super) ids: &'a [DeviceId],
+    /// What the answer has room for.
+    pub(super) wire: Wire,
+}
+
+/// What an Allocate comes to.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    /// What the container gets.
+    pub(super) edits: ContainerEdits,
+    /// What the ledger has to know before.
+    pub(super) record: Record,
+}
+
+/// Where it is looked at, and what a grant tells of its circumstances.
+#[derive(Debug)]
+pub struct Preparer {
+    inventory: watch::Receiver<Arc<Inventory>>,
+    host_root: HostRoot,
+    files: SpecFiles,
+    boot_id: String,
+    kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// Where the nodes of the last Allocates lie, and since when that is known.
+    directories: Mutex<(Instant, Listings)>,
+}
+
+impl Preparer {
+    /// Looks for device nodes below `host_root`. `boot_id` is this boot's identity, `kubelet` its socket as last seen by the host watch.
+    #[must_use]
+    pub fn new(
+        inventory: watch::Receiver<Arc<Inventory>>,
+        host_root: HostRoot,
+        files: SpecFiles,
+        boot_id: String,
+        kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    ) -> Self {
+        Preparer { inventory, host_root, files, boot_id, kubelet, directories: Mutex::new((Instant::now(), Listings::default())) }
+    }
+
+    /// Decides, and says what the container gets and what the ledger has to know; changes nothing.
+    ///
+    /// # Errors
+    /// When the ids may not be given, or the container would miss something.
+    pub(super) fn prepare(&self, request: Request<'_>) -> Result<Prepared, Refusal> {
+        let Request { alloc_id, resource, ids, wire } = request;
+        let inventory = Arc::clone(&self.inventory.borrow());
+        let offering = inventory.resources.get(resource).ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
+        let offered = core::decide(offering, ids)?;
+        let nodes = Nodes::new(self);
+        let node_exists = |path: &str| nodes.exist(path);
+        // The list may be older than the loss of a node.
+        for (id, offered) in ids.iter().zip(&offered) {
+            let missing = |node: &DeviceNode| node.required && !node_exists(&node.host);
+            if offered.device.nodes.iter().any(missing) {
+                return Err(Refusal::Unhealthy { resource: resource.clone(), id: id.clone(), reason: Reason::NodeMissing });
+            }
+            // A held device stays in the list while NVML does not tell its name.
+            let unanswerable = contract::unanswerable(&offering.spec, &offered.device);
+            // Nor is a disk given away that has been mounted since the list was made.
+            let used = || hardware::used_for(&self.host_root, &offered.device).map(|by| format!("the host uses it: {by}"));
+            if let Some(why) = unanswerable.or_else(used) {
+                return Err(Refusal::Unanswerable { resource: resource.clone(), id: id.clone(), why });
+            }
+        }
+        let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
+        let request = contract::Request { spec: &offering.spec, devices: &devices, alloc_id: &alloc_id, node_exists: &node_exists };
+        let mut edits = contract::edits(&request);
+        core::fits(&offering.spec, &edits, wire)?;
+        self.files.ensure(&offering.spec, ids.iter().zip(devices.iter().copied()), &node_exists)?;
+        edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
+        let granted = |(id, device): (&DeviceId, &&Device)| GrantedDevice {
+            id: id.clone(),
+            key: device.key.clone(),
+            numa_nodes: device.numa_nodes.clone(),
+            nodes: nodes_behind(device, &edits),
+        };
+        let grant = Arc::new(Grant {
+            resource: resource.clone(),
+            devices: ids.iter().zip(&devices).map(granted).collect(),
+            edits: edits.clone(),
+            boot_id: self.boot_id.clone(),
+            kubelet: *self.kubelet.borrow(),
+            granted_at: host::now().wall,
+            version: env!("CARGO_PKG_VERSION").into(),
+            state: GrantState::Granted,
+            alloc_id,
+        });
+        Ok(Prepared { edits, record: Record { grant, exclusive: offering.spec.is_exclusive() } })
+    }
+}
+
+/// Which nodes exist, looked at once each for one Allocate.
+struct Nodes<'a> {
+    root: &'a HostRoot,
+    directories: RefCell<MutexGuard<'a, (Instant, Listings)>>,
+    seen: RefCell<Vec<(String, bool)>>,
+}
+
+impl<'a> Nodes<'a> {
+    fn new(Preparer { host_root, directories, .. }: &'a Preparer) -> Self {
+        // What is half known after a panic is looked at again.
+        let mut known = directories.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.0.elapsed() > DIRECTORIES_KNOWN_FOR {
+            *known = (Instant::now(), Listings::default());
+        }
+        Nodes { root: host_root, directories: RefCell::new(known), seen: RefCell::default() }
+    }
+
+    fn exist(&self, path: &str) -> bool {
+        let mut seen = self.seen.borrow_mut();
+        if let Some((_, exists)) = seen.iter().find(|(known, _)| known == path) {
+            return *exists;
+        }
+        let exists = self.root.node_exists_among(&mut self.directories.borrow_mut().1, path);
+        seen.push((path.to_owned(), exists));
+        exists
+    }
+}
+
+/// The nodes of a device that no answer names.
+fn nodes_behind(device: &Device, edits: &ContainerEdits) -> Vec<String> {
+    let nodes = device.nodes.iter().filter(|node| node.required).map(|node| &node.host);
+    nodes.filter(|node| !edits.devices.iter().any(|told| told.host == **node)).cloned().collect()
+}
