@@ -3,6 +3,7 @@
 mod awake;
 mod clock;
 mod command;
+mod direct;
 mod filesystem;
 mod folder;
 mod inotify_room;
@@ -21,6 +22,7 @@ mod watch;
 pub use awake::Awake;
 pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
 pub use command::{CommandError, run as run_command};
+pub use direct::open_direct;
 pub use filesystem::{
     Medium, disk_error, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, room_of_root, selinux_label, size_below,
 };

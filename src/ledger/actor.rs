@@ -61,11 +61,6 @@ impl std::fmt::Debug for LedgerActor {
     }
 }
 
-/// Whether an entry is refused for its size alone.
-fn is_too_large(error: &StoreError) -> bool {
-    matches!(error, StoreError::TooLarge { .. })
-}
-
 /// Behind every `Record` that waits: make them all durable.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
@@ -128,7 +123,7 @@ impl LedgerActor {
         self.pending.push((entries, waiting));
     }
 
-    /// Durable, then known, then answered (I1).
+    /// Durable, then known, then answered (I1). Whatever else there is to do comes behind.
     fn commit(&mut self, context: &mut Context<Self>) {
         let (entries, waiting): (Vec<_>, Vec<_>) = self.pending.drain(..).unzip();
         let counts: Vec<usize> = entries.iter().map(Vec::len).collect();
@@ -136,7 +131,7 @@ impl LedgerActor {
         if entries.is_empty() {
             return;
         }
-        let clock = Instant::now();
+        let began = Instant::now();
         let (appended, result, kept) = {
             let mut store = lock(&self.config.store);
             let appended = store.record(&entries).map_err(Arc::new);
@@ -144,36 +139,40 @@ impl LedgerActor {
             let owed = appended.is_err() && serves && store.owe(&entries).is_ok();
             (appended.clone(), if owed { Ok(()) } else { appended }, store.kept())
         };
-        match &appended {
-            Ok(()) => metrics::journal_synced(clock.elapsed()),
+        let took = began.elapsed();
+        let is_too_large = appended.as_ref().is_err_and(|error| matches!(**error, StoreError::TooLarge { .. }));
+        if is_too_large && waiting.len() > 1 {
             // Nothing was written. What does not fit is refused to whoever asked for it, and to nobody beside.
-            Err(error) if is_too_large(error) && waiting.len() > 1 => {
-                let mut entries = entries.into_iter();
-                for (count, waiting) in counts.into_iter().zip(waiting) {
-                    self.pending.push((entries.by_ref().take(count).collect(), waiting));
-                    self.commit(context);
-                }
-                return;
+            let mut entries = entries.into_iter();
+            for (count, waiting) in counts.into_iter().zip(waiting) {
+                self.pending.push((entries.by_ref().take(count).collect(), waiting));
+                self.commit(context);
             }
-            Err(error) if is_too_large(error) => {}
-            Err(_) => metrics::journal_failed(),
+            return;
         }
-        self.note_kept(kept, appended.as_ref().err(), context);
-        match &result {
-            Ok(()) => {
-                let changes: Vec<Change> = entries.iter().map(|entry| self.ledger.evolve(entry)).collect();
-                if changes.contains(&Change::Named) {
-                    // Before the answer: the scan after it must find them.
-                    self.publish_names();
-                }
-                self.untold.extend(changes.into_iter().zip(entries));
+        if let Err(error) = &result {
+            // A journal that cannot be written is told of once, below.
+            if kept.journal {
+                tracing::error!(%error, "an entry cannot be recorded");
+            } else {
+                tracing::debug!(%error, entries = entries.len(), "not recorded");
             }
-            Err(error) if kept.journal => tracing::error!(%error, "an entry cannot be recorded"),
-            // That has been said once.
-            Err(error) => tracing::debug!(%error, entries = entries.len(), "not recorded"),
+        } else {
+            let changes: Vec<Change> = entries.iter().map(|entry| self.ledger.evolve(entry)).collect();
+            if changes.contains(&Change::Named) {
+                // The scan after the answer must find them.
+                self.publish_names();
+            }
+            self.untold.extend(changes.into_iter().zip(entries));
         }
         let is_lone = matches!(waiting[..], [Waiting::Allocate(_)]);
         waiting.into_iter().for_each(|waiting| waiting.tell(result.clone()));
+        match &appended {
+            Ok(()) => metrics::journal_synced(took),
+            Err(_) if is_too_large => {}
+            Err(_) => metrics::journal_failed(),
+        }
+        self.note_kept(kept, appended.as_ref().err(), context);
         if result.is_ok() && self.config.process_crash {
             self.sync_behind(context);
         }
@@ -191,7 +190,7 @@ impl LedgerActor {
         if untold.is_empty() {
             return;
         }
-        lock(&self.config.store).confirm();
+        lock(&self.config.store).follow_up();
         for (change, entry) in &untold {
             report::tell(change, entry);
         }

@@ -5,13 +5,16 @@
 //! the process that writes it; it is never appended to again after a restart and never repaired.
 //!
 //! The zeros are room that the file system need not find any more: an append that makes the file longer has to write the
-//! inode too, or commit the file system's own journal, and its sync takes a third longer, or twice as long.
+//! inode too, or commit the file system's own journal, and its sync takes a third longer, or twice as long. They are
+//! written behind the answers, as soon as half of them are used.
 
 use super::StoreError;
 use super::codec;
+use super::direct::Direct;
 use super::layout::{note, sync_data, sync_directory};
-use crate::domain::Arrange;
+use crate::domain::{Arrange, Durability};
 use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,8 +24,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) const MAGIC: &str = "holdfast-journal ";
 /// The header line is never longer than this.
 pub(super) const HEADER_BYTES_MAX: usize = 64;
-/// How much room is made at once: some 400 grants.
+/// How much room there is at most, and at least: some 400 grants, and half as many.
 const ROOM_BYTES: u64 = 256 * 1024;
+const ROOM_BYTES_MIN: u64 = ROOM_BYTES / 2;
 /// It is written in pieces of this.
 const ZEROS: [u8; 16 * 1024] = [0; 16 * 1024];
 
@@ -41,6 +45,18 @@ pub(super) struct Journal {
     /// A sync has failed. The kernel reports that once and then forgets what it could not write, so nothing in this
     /// segment can be vouched for any more.
     broken: Arc<AtomicBool>,
+    way: Way,
+}
+
+/// How a commit goes to the disk.
+#[derive(Debug)]
+enum Way {
+    /// By way of the page cache: the segment is new, or nothing is synced before an answer.
+    New,
+    /// By way of the page cache: the file system knows no other.
+    Cached,
+    /// Past it.
+    Direct(Direct),
 }
 
 /// A sync of what had been appended when it began, to be done on a thread that may wait.
@@ -86,7 +102,8 @@ impl Journal {
             return Err(StoreError::io("write", &path)(error));
         }
         let bytes = bytes.len() as u64;
-        let mut journal = Journal { file, path, first, head_bytes: bytes, bytes, room: bytes, synced: 0, broken: Arc::default() };
+        let mut journal =
+            Journal { file, path, first, head_bytes: bytes, bytes, room: bytes, synced: 0, broken: Arc::default(), way: Way::New };
         journal.make_room();
         Ok(journal)
     }
@@ -112,14 +129,14 @@ impl Journal {
         fs::rename(&draft, &path).map_err(StoreError::io("rename", &draft))?;
         sync_directory(dir)?;
         let bytes = bytes.len() as u64;
-        Ok(Journal { file, path, first, head_bytes, bytes, room: bytes, synced: bytes, broken: Arc::default() })
+        Ok(Journal { file, path, first, head_bytes, bytes, room: bytes, synced: bytes, broken: Arc::default(), way: Way::New })
     }
 
     /// No segment: the file system takes none. Nothing is written before one could be created.
     pub(super) fn none(dir: &Path) -> Result<Self, StoreError> {
         let file = File::open(dir).map_err(StoreError::io("open", dir))?;
         let broken = Arc::new(AtomicBool::new(true));
-        Ok(Journal { file, path: dir.to_owned(), first: 0, head_bytes: 0, bytes: 0, room: 0, synced: 0, broken })
+        Ok(Journal { file, path: dir.to_owned(), first: 0, head_bytes: 0, bytes: 0, room: 0, synced: 0, broken, way: Way::Cached })
     }
 
     /// Appends whole records with one write. They survive the death of the process, not yet that of the machine.
@@ -131,17 +148,63 @@ impl Journal {
             return Err(StoreError::io("write", &self.path)(error));
         }
         self.bytes += records.len() as u64;
-        if self.bytes > self.room {
+        self.room = self.room.max(self.bytes);
+        Ok(())
+    }
+
+    /// Appends whole records with one write, and one fdatasync unless the write is one. They survive the death of the machine.
+    pub(super) fn commit(&mut self, records: &[u8]) -> Result<(), StoreError> {
+        let Way::Direct(direct) = &mut self.way else {
+            self.append(records)?;
+            return self.sync();
+        };
+        note("write");
+        note("sync");
+        match direct.append(self.bytes, records) {
+            Ok(zeros) => {
+                self.bytes += records.len() as u64;
+                (self.synced, self.room) = (self.bytes, self.room.max(zeros));
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                self.way = Way::Cached;
+                self.commit(records)
+            }
+            Err(error) => {
+                self.broken.store(true, Ordering::Release);
+                self.trim();
+                Err(StoreError::io("write", &self.path)(error))
+            }
+        }
+    }
+
+    /// Readies the segment for what comes, behind the answers: it has room, and the way to the disk is open.
+    pub(super) fn make_ready(&mut self, durability: Durability) {
+        if self.is_broken() {
+            return;
+        }
+        let has_room = self.room >= self.bytes + ROOM_BYTES_MIN;
+        if !has_room {
             self.make_room();
         }
-        Ok(())
+        if durability == Durability::ProcessCrash {
+            return;
+        }
+        // A commit into zeros that are not on the disk yet would have to wait for them.
+        if !has_room && sync_data(&self.file).is_err() {
+            self.broken.store(true, Ordering::Release);
+        }
+        // Before its first sync a segment has no name that would survive.
+        if matches!(self.way, Way::New) && self.synced == self.bytes {
+            self.way = Direct::open(&self.path, self.bytes).map_or(Way::Cached, Way::Direct);
+        }
     }
 
     /// Makes room for what comes. Without it the next appends make the file longer one by one.
     fn make_room(&mut self) {
         let end = self.bytes + ROOM_BYTES;
         let write = |at: u64| self.file.write_all_at(&ZEROS[..usize::try_from(end - at).unwrap_or(usize::MAX).min(ZEROS.len())], at);
-        match (self.bytes..end).step_by(ZEROS.len()).try_for_each(write) {
+        match (self.room..end).step_by(ZEROS.len()).try_for_each(write) {
             Ok(()) => self.room = end,
             // What little there is may be somebody's who needs it more.
             Err(_) => self.trim(),
@@ -191,6 +254,7 @@ impl Journal {
     #[cfg(test)]
     pub(super) fn break_for_test(&mut self) {
         self.file = File::open(&self.path).expect("the segment is there");
+        self.way = Way::Cached;
     }
 
     /// Sequence number of the first record that this segment holds or will hold.
@@ -256,4 +320,59 @@ pub(super) fn delete_before(dir: &Path, first: u64, keep: usize) -> Result<(), S
         fs::remove_file(path).map_err(StoreError::io("delete", path))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::replay::Fold;
+    use super::super::samples::{grant, made};
+    use super::super::{layout, recovery};
+    use super::*;
+
+    /// Appends as the store does, with what may come between two of them.
+    fn record(journal: &mut Journal, seq: u64) {
+        let payloads = [recovery::encode(&made(seq)).unwrap()];
+        let mut bytes = Vec::new();
+        codec::frame(&mut bytes, seq, payloads.iter().map(Vec::as_slice));
+        journal.commit(&bytes).unwrap();
+        journal.make_ready(Durability::PowerLoss);
+    }
+
+    #[test]
+    fn commits_go_past_the_page_cache_where_they_can_and_by_way_of_it_where_not() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(layout::journal_dir(dir.path())).unwrap();
+        let mut journal = Journal::create(&layout::journal_dir(dir.path()), 1, std::iter::empty()).unwrap();
+        let path = journal.path.clone();
+        let knows = Direct::open(&path, journal.bytes).is_ok();
+        assert!(matches!(journal.way, Way::New), "the first commit makes the name durable too");
+        for seq in 1..=30 {
+            record(&mut journal, seq);
+            assert_eq!(matches!(journal.way, Way::Direct(_)), knows, "{seq}");
+        }
+        // A write that begins within a block is refused, as one of a block is where the disk has larger ones.
+        journal.way = Direct::open(&path, journal.bytes / 4096 * 4096).map_or(Way::Cached, Way::Direct);
+        assert!(!knows || !journal.bytes.is_multiple_of(4096));
+        for seq in 31..=40 {
+            record(&mut journal, seq);
+            assert!(matches!(journal.way, Way::Cached));
+        }
+        let fold = Fold::read(dir.path()).unwrap();
+        assert!(fold.damaged.is_empty() && fold.gaps.is_empty() && fold.torn_bytes == 0, "{fold:?}");
+        assert!(fold.grants.keys().eq((1..=40).map(|n| grant(n).alloc_id).collect::<std::collections::BTreeSet<_>>().iter()));
+    }
+
+    #[test]
+    fn room_is_made_before_it_is_needed() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(layout::journal_dir(dir.path())).unwrap();
+        let mut journal = Journal::create(&layout::journal_dir(dir.path()), 1, std::iter::empty()).unwrap();
+        for seq in 1..=1500 {
+            record(&mut journal, seq);
+            let (bytes, long) = (journal.bytes, fs::metadata(&journal.path).unwrap().len());
+            assert!(journal.room == long && (ROOM_BYTES_MIN..=ROOM_BYTES).contains(&(long - bytes)), "{seq}: {bytes} of {long}");
+        }
+        journal.trim();
+        assert_eq!(fs::metadata(&journal.path).unwrap().len(), journal.bytes);
+    }
 }

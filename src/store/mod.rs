@@ -19,6 +19,7 @@
 mod codec;
 mod database;
 mod desk;
+mod direct;
 mod error;
 mod export;
 mod journal;
@@ -114,17 +115,19 @@ impl Store {
     /// When the journal cannot be written. Every later append then starts with an attempt at a new segment.
     pub fn append(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
         self.record(entries)?;
-        self.confirm();
+        self.follow_up();
         Ok(())
     }
 
-    /// Notes up to where everything is confirmed, so that a journal whose end is cleanly gone does not look whole.
-    pub fn confirm(&self) {
+    /// What comes behind the answers: notes up to where everything is confirmed, so that a journal whose end is cleanly gone does not
+    /// look whole; and readies the journal for what comes next.
+    pub fn follow_up(&mut self) {
         self.lock.tell();
+        self.journal.make_ready(self.durability);
     }
 
-    /// As [`Store::append`], for somebody who has to answer first and calls [`Store::confirm`] right behind it. A process that is
-    /// killed in between leaves a journal that has more than is noted, which is what it was before too.
+    /// As [`Store::append`], for somebody who has to answer first and calls [`Store::follow_up`] behind it. A process that is killed in
+    /// between leaves a journal that has more than is noted, which is what any kill may do.
     ///
     /// # Errors
     /// As [`Store::append`].
@@ -153,10 +156,10 @@ impl Store {
     fn write(&mut self, payloads: &[Vec<u8>]) -> Result<(), StoreError> {
         self.buffer.clear();
         codec::frame(&mut self.buffer, self.next_seq, payloads.iter().map(Vec::as_slice));
-        let mut written = self.journal.append(&self.buffer);
-        if self.durability == Durability::PowerLoss {
-            written = written.and_then(|()| self.journal.sync());
-        }
+        let written = match self.durability {
+            Durability::PowerLoss => self.journal.commit(&self.buffer),
+            Durability::ProcessCrash => self.journal.append(&self.buffer),
+        };
         // The numbers are used up either way: the bytes of a failed write may be on the disk.
         self.next_seq += payloads.len() as u64;
         match written {

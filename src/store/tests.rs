@@ -645,7 +645,7 @@ fn what_is_recorded_is_noted_when_that_is_asked_for() {
     assert_eq!(layout::peek_confirmed(dir.path()), noted);
     store.journal.break_for_test();
     assert!(store.record(&[made(4)]).is_err());
-    store.confirm();
+    store.follow_up();
     assert_eq!(layout::peek_confirmed(dir.path()), noted + 2);
 }
 
