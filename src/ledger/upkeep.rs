@@ -18,6 +18,8 @@ const SYNC_AFTER: Duration = Duration::from_millis(2);
 const CHECKPOINT_AFTER: Duration = Duration::from_secs(30);
 /// The same while it is not kept.
 const MEND_AFTER: Duration = Duration::from_secs(5);
+/// How long after a start the journal is readied: behind the registrations. An Allocate that comes before does it.
+const READY_AFTER: Duration = Duration::from_millis(300);
 /// How long after a failure the journal is tried again, when no Allocate does so before.
 const SETTLE_AFTER: Duration = Duration::from_secs(1);
 
@@ -52,6 +54,7 @@ impl LedgerActor {
     pub(super) fn begin_upkeep(&mut self, context: &mut Context<Self>) {
         self.look_after_database(context);
         self.settle_later(context);
+        context.run_later(READY_AFTER, |this, _| lock(&this.config.store).follow_up());
     }
 
     /// Takes note of how the store is kept now.

@@ -190,11 +190,13 @@ impl Journal {
         if durability == Durability::ProcessCrash {
             return;
         }
-        // A commit into zeros that are not on the disk yet would have to wait for them.
-        if !has_room && sync_data(&self.file).is_err() {
+        if self.synced == 0 {
+            // What a start has written: everything that is live, and its name. An error is one of the next commit.
+            drop(self.sync());
+        } else if !has_room && sync_data(&self.file).is_err() {
+            // A commit into zeros that are not on the disk yet would have to wait for them.
             self.broken.store(true, Ordering::Release);
         }
-        // Before its first sync a segment has no name that would survive.
         if matches!(self.way, Way::New) && self.synced == self.bytes {
             self.way = Direct::open(&self.path, self.bytes).map_or(Way::Cached, Way::Direct);
         }

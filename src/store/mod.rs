@@ -1,7 +1,7 @@
 //! The store: a write-ahead journal and sled, each able to rebuild the other.
 //!
 //! ```text
-//!            append ─▶ journal (one write, one fdatasync) ─▶ the answer to Allocate
+//!            append ─▶ journal (one write, synced) ─▶ the answer to Allocate
 //!                         └▶ live map in memory ─▶ queue ─▶ the shelver's thread: sled (no flush)
 //!                                                           ─▶ checkpoint: flush + fdatasync, old segments deleted
 //!
@@ -119,8 +119,8 @@ impl Store {
         Ok(())
     }
 
-    /// What comes behind the answers: notes up to where everything is confirmed, so that a journal whose end is cleanly gone does not
-    /// look whole; and readies the journal for what comes next.
+    /// What comes behind the answers, and some time after a start: notes up to where everything is confirmed, so that a journal whose
+    /// end is cleanly gone does not look whole; and readies the journal for what comes next.
     pub fn follow_up(&mut self) {
         self.lock.tell();
         self.journal.make_ready(self.durability);

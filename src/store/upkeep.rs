@@ -9,7 +9,7 @@ use super::{SEGMENT_BYTES, Store, StoreError};
 
 impl Store {
     /// What makes everything appended so far survive a power cut, for a thread that may wait: the store can be appended to
-    /// meanwhile. `None` if nothing is new, as always with [`Durability::PowerLoss`].
+    /// meanwhile. `None` if nothing is new, as always with [`super::Durability::PowerLoss`].
     ///
     /// # Errors
     /// When the file cannot be shared.
