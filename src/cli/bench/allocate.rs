@@ -20,9 +20,6 @@ use std::time::{Duration, Instant};
 const ROUNDS: u64 = 20;
 /// Calls of a round for each of the callers, at least: at its begin and end not all of them are busy.
 const CALLS_OF_A_CALLER_MIN: u64 = 16;
-/// Before each that is measured alone. A kubelet asks now and then, and finds everybody asleep; right behind an Allocate an empty
-/// call would find everybody awake. In two of them the daemon has done what it does behind an answer.
-const PAUSE: Duration = Duration::from_millis(3);
 /// How long a plugin may take to send its list, and the private daemon to register.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
 /// As many ids as eight resources of 64 devices have.
@@ -73,8 +70,19 @@ pub struct Options {
     /// Allocate calls before the first that counts
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     warm_up: u64,
+    /// Milliseconds of peace before whatever a lone caller measures. A kubelet calls now and then, and finds everybody asleep
+    #[arg(long, value_name = "MS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=1000))]
+    pause: u64,
     #[command(flatten)]
     common: Common,
+}
+
+impl Options {
+    /// Between what is measured alone: with none of it an empty call right behind an Allocate would find everybody awake. In two of
+    /// them the daemon has done what it does behind an answer. Several callers make none.
+    fn pause(&self) -> Option<Duration> {
+        (self.concurrency == 1).then(|| Duration::from_millis(self.pause))
+    }
 }
 
 pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
@@ -150,8 +158,8 @@ async fn measure(caller: &Caller, dir: &Path, durability: Option<Durability>, op
     // One after the other, so that each finds the processors and the disk as idle as the others do: a sync that comes right
     // behind another one is faster than one after a pause, and so is a call. Hence something of the disk's between two calls.
     let pause = async || {
-        if options.concurrency == 1 {
-            tokio::time::sleep(PAUSE).await;
+        if let Some(pause) = options.pause().filter(|pause| !pause.is_zero()) {
+            tokio::time::sleep(pause).await;
         }
     };
     let per_round = match options.concurrency {
@@ -202,6 +210,7 @@ fn report(options: &Options, durability: Option<Durability>, measured: Measured)
         "concurrency": options.concurrency,
         "durability": durability.map(Durability::as_str),
         "endpoint": options.endpoint,
+        "pause_ms": options.pause().map(|_| options.pause),
         "per_second": allocates,
         "floor": {
             "grpc_empty_p50_us": grpc,
@@ -225,7 +234,8 @@ fn report(options: &Options, durability: Option<Durability>, measured: Measured)
     }
 
     let whose = durability.map_or_else(|| "another plugin".to_owned(), |durability| durability.as_str().to_owned());
-    let title = format!("Allocate: {} calls, {} at a time, {whose}", options.calls, options.concurrency);
+    let peace = options.pause().map_or_else(String::new, |pause| format!(" behind {} ms of peace", pause.as_millis()));
+    let title = format!("Allocate: {} calls, {} at a time{peace}, {whose}", options.calls, options.concurrency);
     let mut remarks = vec![format!("{title}: {allocates:.0} per second")];
     if options.concurrency == 1 && durability == Some(Durability::ProcessCrash) {
         remarks.push(format!("p50 is {:.2} × an empty call: no disk is waited for", p50 / grpc));
@@ -291,7 +301,7 @@ mod tests {
             r#","rewrite_fsync_dir":"#,
             &one(700.4),
             r#","rewrite_fsync_dir_p50_us":700.4,"rewrite_fsync_p50_us":450.0},"max_us":1000.4,"#,
-            r#""p50_us":500.2,"p90_us":900.1,"p999_us":999.4,"p99_us":990.2,"per_second":500.0,"#,
+            r#""p50_us":500.2,"p90_us":900.1,"p999_us":999.4,"p99_us":990.2,"pause_ms":10,"per_second":500.0,"#,
             r#""ratio":{"grpc_and_append_p50":2.0,"grpc_and_rewrite_p50":1.0,"grpc_p50":10.0}}"#,
         ];
         assert_eq!(reported("1", Durability::PowerLoss).document.to_string(), wanted.concat());
@@ -300,7 +310,7 @@ mod tests {
     #[test]
     fn the_figures_are_compared_with_the_floors_where_that_means_something() {
         let wanted = [
-            "Allocate: 1000 calls, 1 at a time, power-loss: 500 per second",
+            "Allocate: 1000 calls, 1 at a time behind 10 ms of peace, power-loss: 500 per second",
             "p50 is 2.00 × the sum of call and append, 1.43 × (1.5 × the append + the call)",
             "a checkpoint written anew instead would come to 500.0 µs with the call: Allocate is 1.00 × that",
         ];
