@@ -78,10 +78,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// Between what is measured alone: with none of it an empty call right behind an Allocate would find everybody awake. In two of
-    /// them the daemon has done what it does behind an answer. Several callers make none.
-    fn pause(&self) -> Option<Duration> {
-        (self.concurrency == 1).then(|| Duration::from_millis(self.pause))
+    /// Milliseconds between what is measured alone: with none of them an empty call right behind an Allocate would find everybody
+    /// awake. In two pauses the daemon has done what it does behind an answer. Several callers make none.
+    fn pause_ms(&self) -> Option<u64> {
+        (self.concurrency == 1).then_some(self.pause)
     }
 }
 
@@ -158,8 +158,8 @@ async fn measure(caller: &Caller, dir: &Path, durability: Option<Durability>, op
     // One after the other, so that each finds the processors and the disk as idle as the others do: a sync that comes right
     // behind another one is faster than one after a pause, and so is a call. Hence something of the disk's between two calls.
     let pause = async || {
-        if let Some(pause) = options.pause().filter(|pause| !pause.is_zero()) {
-            tokio::time::sleep(pause).await;
+        if let Some(ms @ 1..) = options.pause_ms() {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
         }
     };
     let per_round = match options.concurrency {
@@ -210,7 +210,7 @@ fn report(options: &Options, durability: Option<Durability>, measured: Measured)
         "concurrency": options.concurrency,
         "durability": durability.map(Durability::as_str),
         "endpoint": options.endpoint,
-        "pause_ms": options.pause().map(|_| options.pause),
+        "pause_ms": options.pause_ms(),
         "per_second": allocates,
         "floor": {
             "grpc_empty_p50_us": grpc,
@@ -234,7 +234,7 @@ fn report(options: &Options, durability: Option<Durability>, measured: Measured)
     }
 
     let whose = durability.map_or_else(|| "another plugin".to_owned(), |durability| durability.as_str().to_owned());
-    let peace = options.pause().map_or_else(String::new, |pause| format!(" behind {} ms of peace", pause.as_millis()));
+    let peace = options.pause_ms().map_or_else(String::new, |ms| format!(" behind {ms} ms of peace"));
     let title = format!("Allocate: {} calls, {} at a time{peace}, {whose}", options.calls, options.concurrency);
     let mut remarks = vec![format!("{title}: {allocates:.0} per second")];
     if options.concurrency == 1 && durability == Some(Durability::ProcessCrash) {
