@@ -10,7 +10,7 @@
 //!   serving ─ StreamOpened/Ended, HungUp ─▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
 //!   app ─ Plan (watch) ────────────▶ discovery ─ with Discovered ─▶ health; ledger, host watch
 //!   app ─ Detach, Reattach ────────▶ registration
-//!   registration ─ Bind, Retire ───▶ serving
+//!   registration ─ Bind, Retire ───▶ serving ◀─ Adopt ─ app
 //! ```
 //!
 //! An actor may die and be rebuilt between a message and its answer; then the message is sent again (see
@@ -24,8 +24,10 @@ use crate::store::StoreError;
 use actix::Message;
 use futures_util::future::BoxFuture;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// Why a call got no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -288,6 +290,18 @@ pub struct Bind {
     pub resource: ResourceName,
     /// The registration that will name the socket.
     pub registration: RegistrationNumber,
+}
+
+/// app → serving: answer on the socket of a former instance too, which has died.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct Adopt {
+    /// The resource.
+    pub resource: ResourceName,
+    /// The socket.
+    pub listener: Arc<OwnedFd>,
+    /// Answered until this is true, or until nobody is left to say so.
+    pub close: watch::Receiver<bool>,
 }
 
 /// registration → serving: this registration has been superseded; close its socket once its streams have ended.

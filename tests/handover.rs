@@ -131,22 +131,20 @@ async fn handed_over_under_load(detach: bool) {
     let rejected = outcomes.iter().filter(|outcome| outcome.phase != PodPhase::Running).count();
     println!("detach {detach}: {} pods, {rejected} rejected, moments without devices: {dips:?}", outcomes.len());
     assert!(outcomes.len() > 3, "the load has hardly run");
-    if detach {
-        assert!(dips.is_empty(), "{dips:?}");
-        assert_eq!(
-            rejected,
-            0,
-            "{:#?}",
-            kubelet.view(|view| view
-                .events()
-                .iter()
-                .filter(|e| matches!(e.kind, EventKind::Rejected { .. }))
-                .map(ToString::to_string)
-                .collect::<Vec<_>>())
-        );
-    }
+    assert_eq!((dips, refusals(&kubelet)), (vec![], vec![]));
+    // Its end is seen all the same, and so is the next one.
+    old.kill();
+    kubelet.wait_for(|view| view.capacity(&gpu()).allocatable == 0, HANG).await.unwrap();
+    let _next = take_over(&node);
+    offered(&kubelet, &gpu(), DEVICES).await;
     nothing_is_lost(&node);
     assert_eq!(kubelet.panicked(), None);
+}
+
+/// What the kubelet rejected pods for.
+fn refusals(kubelet: &Kubelet) -> Vec<String> {
+    let rejected = |event: &&Event| matches!(event.kind, EventKind::Rejected { .. });
+    kubelet.view(|view| view.events().iter().filter(rejected).map(ToString::to_string).collect())
 }
 
 #[test]
@@ -155,8 +153,59 @@ fn a_handover_with_detach_takes_no_device_from_the_kubelet_and_fails_no_pod() {
 }
 
 #[test]
-fn a_handover_without_detach_has_the_devices_back_at_once() {
+fn nor_does_one_without_detach() {
     run(handed_over_under_load(false));
+}
+
+/// Kills the older instance at several moments of a handover, with what the kubelet has just asked it.
+async fn killed_under_load(detach: bool) {
+    let node = Node::with(&[("gpu", DEVICES)]);
+    node.write_config(&config(detach));
+    let hooks = HookTable::default();
+    let kubelet = Kubelet::start(KubeletConfig { hooks: hooks.clone(), ..node.kubelet_config() }).await.unwrap();
+    let mut old = node.start_daemon();
+    offered(&kubelet, &gpu(), DEVICES).await;
+    old.logged("ready").await;
+    let began = kubelet.now();
+    let stop = Cell::new(false);
+    let handovers = async {
+        for moment in ["asking another instance", "ledger recovered", "registered with the kubelet", "took over from another instance"] {
+            for in_flight in [false, true] {
+                let new = take_over(&node);
+                new.logged(moment).await;
+                if in_flight {
+                    // It takes no more notice of anything, and is asked all the same.
+                    let mut about_to_ask = hooks.gate(Hook::BeforeAllocate);
+                    soon("an Allocate", about_to_ask.reached()).await;
+                    old.signal(Signal::SIGSTOP);
+                    let mut asked = hooks.gate(Hook::DuringAllocate);
+                    about_to_ask.open(Verdict::Pass);
+                    soon("the same one", asked.reached()).await;
+                    asked.open(Verdict::Pass);
+                }
+                old.kill();
+                new.logged("INFO ready").await;
+                old = new;
+            }
+        }
+        stop.set(true);
+    };
+    let (outcomes, ()) = tokio::join!(pods_come_and_go(&kubelet, &stop), handovers);
+    offered(&kubelet, &gpu(), DEVICES).await;
+    assert!(outcomes.len() > 8, "the load has hardly run");
+    assert_eq!((dips(&kubelet, began), refusals(&kubelet)), (vec![], vec![]), "detach {detach}");
+    nothing_is_lost(&node);
+    assert_eq!(kubelet.panicked(), None);
+}
+
+#[test]
+fn an_older_instance_that_is_killed_takes_no_device_from_the_kubelet_and_fails_no_pod() {
+    run(killed_under_load(true));
+}
+
+#[test]
+fn nor_does_one_that_is_killed_without_detach() {
+    run(killed_under_load(false));
 }
 
 /// What the kubelet refuses from NEW it still has from OLD, which leaves only when NEW is known.

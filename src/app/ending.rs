@@ -13,6 +13,7 @@ use crate::domain::{Stage, Successor};
 use crate::serving::Sockets;
 use crate::store::Store;
 use actix::Arbiter;
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -34,6 +35,8 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 pub(super) struct Frozen {
     stage: watch::Sender<Stage>,
     sockets: Arc<Sockets>,
+    /// Whether the other instance holds them open too, and wants their streams to go on.
+    stays_open: Cell<bool>,
 }
 
 impl App {
@@ -100,7 +103,7 @@ impl App {
         if tokio::time::timeout(DRAIN_DEADLINE, gate.write()).await.is_err() {
             tracing::warn!("an Allocate is still under way and is cut off");
         }
-        (Frozen { stage, sockets }, Ledger { ending, arbiters, store })
+        (Frozen { stage, sockets, stays_open: Cell::new(false) }, Ledger { ending, arbiters, store })
     }
 }
 
@@ -108,6 +111,21 @@ impl Frozen {
     /// Passes on what the kubelet asks here.
     pub(super) fn pass_on(&self, successor: Successor) {
         self.stage.send_replace(Stage::Succeeded(successor));
+    }
+
+    /// The other instance holds the connections open too, and their streams go on.
+    pub(super) fn stay_open(&self) {
+        self.stays_open.set(true);
+    }
+
+    /// Has nothing left to do, for a process that ends now: the streams end, unless they are to go on without it.
+    pub(super) async fn leave(&self) {
+        if !self.stays_open.get() {
+            return self.end_streams().await;
+        }
+        self.sockets.remove_files();
+        // They would end with the last of these.
+        std::mem::forget(self.stage.clone());
     }
 
     /// Ends the streams and closes the sockets.

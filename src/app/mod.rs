@@ -347,7 +347,7 @@ impl App {
         tasks.extend(control::serve(&control, source));
         // One at a time, and one that waits.
         let (ask, asked) = mpsc::channel(1);
-        tasks.extend(handover::listen(&roots.run, ask));
+        tasks.extend(handover::listen(&roots.run, Arc::clone(&sockets), ask));
         let files = vec![control, handover::socket_path(&roots.run)];
 
         Ok(App {

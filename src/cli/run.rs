@@ -2,7 +2,7 @@
 
 use super::Global;
 use super::exit::{self, ESCALATED, FAILURE, Failed};
-use crate::app::handover::{self, Asked, Former, Given, Installed, Pauses, Relieved, UpgradeOrder};
+use crate::app::handover::{self, Asked, Former, Given, Inherited, Installed, Pauses, UpgradeOrder};
 use crate::app::{App, AppEvent, Settings, StartError, heartbeat};
 use crate::store::StoreError;
 use clap::Args;
@@ -56,25 +56,31 @@ async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {
     // From the first moment on it ends nothing; one that comes during the start, or a handover, is answered after it.
     let hangups = signal(SignalKind::hangup())?;
     let mut signals = Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
-    let (app, former) = tokio::select! {
+    let (app, former, inherited) = tokio::select! {
         started = start(&settings, take_over) => started?,
         // Nothing has been promised yet: there is nothing to end in order.
         _ = signals.next() => return Ok(()),
     };
-    let relieving = relieve(&app, former, settings.config.detaches);
-    Daemon { hangups, relieving, settings, former: None, upgrade: None }.live(app, &mut signals).await
+    let relieving = relieve(&app, former, inherited, settings.config.detaches);
+    Daemon { hangups, relieving, settings, upgrade: None }.live(app, &mut signals).await
 }
 
-async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Former>), Failed> {
+async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Former>, Inherited), Failed> {
+    let mut inherited = Inherited::default();
     if !take_over {
-        return Ok((App::start(settings.clone()).await?, None));
+        return Ok((App::start(settings.clone()).await?, None, inherited));
     }
     let until = Instant::now() + LOCKED_FOR;
     let (mut pauses, mut said) = (Pauses::default(), false);
     loop {
-        let former = handover::ask(&settings.roots.run).await.map_err(|error| Failed::new(FAILURE, error))?;
+        let former = handover::ask(&settings.roots.run, &mut inherited).await.map_err(|error| Failed::new(FAILURE, error))?;
         let patience = if former.is_some() { LOCKED_FOR } else { Duration::ZERO };
-        match handover::start_when_free(settings, patience).await {
+        // One that lives answers for itself.
+        let started = match former {
+            Some(_) => handover::start_when_free(settings, patience).await,
+            None => inherited.until_started(handover::start_when_free(settings, patience)).await,
+        };
+        match started {
             // Whoever has the ledger and cannot be asked is just starting, or ending: soon it can, or is gone.
             Err(StartError::Store(StoreError::InUse { .. })) if former.is_none() && Instant::now() < until => {
                 if !std::mem::replace(&mut said, true) {
@@ -82,25 +88,28 @@ async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Form
                 }
                 tokio::time::sleep(pauses.pause()).await;
             }
-            started => return Ok((started?, former)),
+            started => return Ok((started?, former, inherited)),
         }
     }
 }
 
 /// Says that the daemon is ready, once it is, and once a former instance has left the kubelet to it.
-fn relieve(app: &App, former: Option<Former>, detaches: bool) -> JoinHandle<Option<Relieved>> {
+fn relieve(app: &App, former: Option<Former>, inherited: Inherited, detaches: bool) -> JoinHandle<()> {
     let (mut ready, standing) = (app.views.ready.clone(), app.standing());
     tokio::spawn(async move {
-        ready.wait_for(|ready| *ready).await.ok()?;
         let mut relieved = None;
-        if let Some(former) = former {
-            let relieved = relieved.insert(former.relieve(standing, detaches).await);
+        if former.is_some() || !inherited.is_empty() {
+            relieved = handover::relieve(former, inherited, standing, detaches).await;
+        }
+        if ready.wait_for(|ready| *ready).await.is_err() {
+            return;
+        }
+        if let Some(relieved) = relieved {
             // systemd listens to the main process, which this one is when the former instance has said so and ended.
             drop(tokio::time::timeout(NAMED_WITHIN, relieved.gone()).await);
         }
         notify(&[NotifyState::Ready]);
         tracing::info!("ready");
-        relieved
     })
 }
 
@@ -131,9 +140,7 @@ struct Daemon {
     hangups: Signal,
     settings: Settings,
     /// Becomes ready, and takes over from a former instance.
-    relieving: JoinHandle<Option<Relieved>>,
-    /// The former instance, which would serve again if this were dropped.
-    former: Option<Relieved>,
+    relieving: JoinHandle<()>,
     upgrade: Option<Upgrade>,
 }
 
@@ -227,8 +234,8 @@ impl Daemon {
     /// Hands over. The daemon, if it serves again.
     async fn give(&mut self, app: App, asked: Asked, signals: &mut Signals) -> Result<Option<App>, Failed> {
         // One handover after the other. Whoever was relieved here goes on standing by.
-        if let Ok(Ok(Some(former))) = tokio::time::timeout(RELIEVED_WITHIN, &mut self.relieving).await {
-            self.former = Some(former);
+        if tokio::time::timeout(RELIEVED_WITHIN, &mut self.relieving).await.is_err() {
+            tracing::warn!("the handover to this instance is not complete yet");
         }
         let mut own = self.upgrade.take_if(|upgrade| asked.is_of(&upgrade.child));
         let stop = async {
@@ -255,7 +262,7 @@ impl Daemon {
             Given::Back(app) => {
                 self.upgrade = own;
                 self.fail("the new instance ended before everything was handed over; its log says why".into());
-                self.relieving = relieve(&app, None, false);
+                self.relieving = relieve(&app, None, Inherited::default(), false);
                 Ok(Some(*app))
             }
         }

@@ -3,6 +3,7 @@
 mod awake;
 mod clock;
 mod command;
+pub mod descriptors;
 mod direct;
 mod filesystem;
 mod folder;

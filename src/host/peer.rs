@@ -6,9 +6,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::geteuid;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 
@@ -43,8 +44,24 @@ impl TrustedListener {
         Ok(TrustedListener { listener, refused })
     }
 
+    /// Listens where another process did, which has handed its socket on. `refused` as above.
+    ///
+    /// # Errors
+    /// When that is no listening unix socket.
+    pub fn adopt(socket: impl AsFd, refused: fn()) -> io::Result<Self> {
+        let listener = std::os::unix::net::UnixListener::from(socket.as_fd().try_clone_to_owned()?);
+        listener.set_nonblocking(true)?;
+        Ok(TrustedListener { listener: UnixListener::from_std(listener)?, refused })
+    }
+
+    /// The file that it listens at.
+    #[must_use]
+    pub fn path(&self) -> Option<PathBuf> {
+        self.listener.local_addr().ok()?.as_pathname().map(Path::to_owned)
+    }
+
     /// All of them, one after the other. In a box: a server moves it through half a dozen futures, each with room for all of it.
-    pub fn incoming(self) -> BoxStream<'static, io::Result<UnixStream>> {
+    pub fn incoming(self: Arc<Self>) -> BoxStream<'static, io::Result<UnixStream>> {
         futures_util::stream::unfold(self, |listener| async move { Some((Ok(listener.accept().await), listener)) }).boxed()
     }
 
@@ -61,11 +78,15 @@ impl TrustedListener {
                 },
                 Err(error) => (format!("no connection can be taken: {error}"), ACCEPT_AGAIN),
             };
-            let path = self.listener.local_addr().ok();
-            let path = path.as_ref().and_then(|address| address.as_pathname()).unwrap_or(Path::new("?"));
-            tracing::warn!(path = %path.display(), "{problem}");
+            tracing::warn!(path = %self.path().unwrap_or_else(|| "?".into()).display(), "{problem}");
             tokio::time::sleep(wait).await;
         }
+    }
+}
+
+impl AsFd for TrustedListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 }
 

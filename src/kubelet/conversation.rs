@@ -5,13 +5,13 @@
 //! come again.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
-use tonic::Request;
 use tonic::transport::server::Connected;
 
 /// What was asked on one connection; in every request that came on it.
@@ -20,28 +20,34 @@ pub struct Conversation(Arc<Asked>);
 
 #[derive(Debug, Default)]
 struct Asked {
+    calls: AtomicU32,
     options: AtomicBool,
-    lists: AtomicBool,
+    /// The stream of the lists, 0 as long as they were not asked for.
+    lists: AtomicU32,
 }
 
 impl Conversation {
-    /// The plugin's options are asked for: with this the kubelet begins.
-    pub(super) fn asks_for_options<T>(request: &Request<T>) {
-        if let Some(Conversation(asked)) = request.extensions().get() {
-            asked.options.store(true, Ordering::Relaxed);
+    /// A call comes in. They have to be told in the order in which they come.
+    pub fn called(&self, method: &str) {
+        let Conversation(asked) = self;
+        // A client's streams are 1, 3, 5 … (RFC 9113, 5.1.1), one for each call.
+        let stream = asked.calls.fetch_add(1, Ordering::Relaxed).wrapping_mul(2) + 1;
+        match method {
+            "GetDevicePluginOptions" => asked.options.store(true, Ordering::Relaxed),
+            "ListAndWatch" => asked.lists.store(stream, Ordering::Relaxed),
+            _ => {}
         }
     }
 
-    /// The lists are asked for.
-    pub(super) fn asks_for_lists<T>(request: &Request<T>) {
-        if let Some(Conversation(asked)) = request.extensions().get() {
-            asked.lists.store(true, Ordering::Relaxed);
-        }
+    /// The HTTP/2 stream of the lists, where they were asked for.
+    #[must_use]
+    pub fn lists(&self) -> Option<u32> {
+        Some(self.0.lists.load(Ordering::Relaxed)).filter(|stream| *stream > 0)
     }
 
     /// Whether it began, and never came to the lists.
     fn broke_off(&self) -> bool {
-        self.0.options.load(Ordering::Relaxed) && !self.0.lists.load(Ordering::Relaxed)
+        self.0.options.load(Ordering::Relaxed) && self.lists().is_none()
     }
 }
 
@@ -50,12 +56,22 @@ pub struct Followed {
     stream: UnixStream,
     conversation: Conversation,
     broke_off: Arc<dyn Fn() + Send + Sync>,
+    taken_down: Option<Arc<OwnedFd>>,
 }
 
 impl Followed {
     /// Follows it; `broke_off` is called at most once.
     pub fn new(stream: UnixStream, broke_off: Arc<dyn Fn() + Send + Sync>) -> Self {
-        Followed { stream, conversation: Conversation::default(), broke_off }
+        Followed { stream, conversation: Conversation::default(), broke_off, taken_down: None }
+    }
+
+    /// Its conversation, and the connection as another open file, which is closed with it.
+    ///
+    /// # Errors
+    /// When this process has no room for one more open file.
+    pub fn take_down(&mut self) -> io::Result<(Weak<OwnedFd>, Conversation)> {
+        let file = self.taken_down.insert(Arc::new(self.stream.as_fd().try_clone_to_owned()?));
+        Ok((Arc::downgrade(file), self.conversation.clone()))
     }
 }
 

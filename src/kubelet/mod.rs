@@ -4,6 +4,7 @@ pub mod api;
 pub mod checkpoint;
 pub mod codec;
 pub mod conversation;
+pub mod go_away;
 pub mod pod_resources;
 pub mod proto;
 pub mod register;

@@ -2,6 +2,7 @@
 //!
 //! tonic has a router for that, which is axum's and made for paths of any form. Here two names are compared.
 
+use super::conversation::Conversation;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
@@ -55,6 +56,10 @@ impl Service<Request<Body>> for Services {
     }
 
     fn call(&mut self, request: Request<Body>) -> Answer {
+        // Here they still are in their order.
+        if let Some(conversation) = request.extensions().get::<Conversation>() {
+            conversation.called(request.uri().path().rsplit('/').next().unwrap_or_default());
+        }
         match self.named(request.uri().path()) {
             Some(answers) => answers(request),
             None => Box::pin(std::future::ready(Ok(Status::unimplemented("").into_http()))),

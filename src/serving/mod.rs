@@ -17,6 +17,7 @@
 mod actor;
 mod affinity;
 mod before_start;
+mod connections;
 pub(crate) mod core;
 mod files;
 mod pass_on;
@@ -27,6 +28,7 @@ mod refusals;
 mod sockets;
 
 pub use actor::Serving;
+pub use connections::{Connection, Connections};
 pub use files::SpecFiles;
 pub use plugin::{Affinity, Shared};
 pub use prepare::Preparer;

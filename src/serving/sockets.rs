@@ -3,6 +3,7 @@
 //! The table outlives the serving actor, as the connections do. A superseded socket is closed when its last stream
 //! has ended: the kubelet still feeds on it, and its early end would cut the newer one off.
 
+use super::connections::Connections;
 use crate::domain::{Gather, ResourceName};
 use crate::host::{self, peer::TrustedListener};
 use crate::messages::RegistrationNumber;
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::watch;
 
 /// The directory of our sockets, below the kubelet's device-plugin directory.
@@ -31,6 +32,8 @@ type Key = (ResourceName, RegistrationNumber);
 #[derive(Debug)]
 struct Socket {
     path: PathBuf,
+    /// Its server has it.
+    listener: Weak<TrustedListener>,
     streams: usize,
     superseded: bool,
     /// Set to end the server behind the socket.
@@ -44,12 +47,14 @@ pub struct Sockets {
     /// Tells the sockets of this process from those of every other.
     stamp: String,
     open: Mutex<BTreeMap<Key, Socket>>,
+    /// What the kubelet has connected.
+    pub connections: Connections,
 }
 
 /// A fresh listening socket.
 #[derive(Debug)]
 pub(super) struct Bound {
-    pub(super) listener: TrustedListener,
+    pub(super) listener: Arc<TrustedListener>,
     /// The path below the device-plugin directory, as Register wants it.
     pub(super) endpoint: String,
     /// Becomes true when the server should end; its last copy is dropped when the server has.
@@ -61,7 +66,12 @@ impl Sockets {
     #[must_use]
     pub fn new(device_plugins: &Path) -> Self {
         let millis = host::now().wall.0;
-        Sockets { directory: device_plugins.join(DIRECTORY), stamp: format!("{millis:x}"), open: Mutex::default() }
+        Sockets {
+            directory: device_plugins.join(DIRECTORY),
+            stamp: format!("{millis:x}"),
+            open: Mutex::default(),
+            connections: Connections::default(),
+        }
     }
 
     /// The directory of the sockets.
@@ -84,9 +94,9 @@ impl Sockets {
                 format!("the socket path `{}` is longer than {SOCKET_PATH_MAX} bytes; use a shorter --kubelet-dir", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
-        let listener = TrustedListener::bind(&path, || metrics::refused("plugin"))?;
+        let listener = Arc::new(TrustedListener::bind(&path, || metrics::refused("plugin"))?);
         let (close, closed) = watch::channel(false);
-        let socket = Socket { path, streams: 0, superseded: false, close };
+        let socket = Socket { path, listener: Arc::downgrade(&listener), streams: 0, superseded: false, close };
         self.table().insert((resource.clone(), registration), socket);
         Ok(Bound { listener, endpoint: format!("{DIRECTORY}/{name}"), close: closed })
     }
@@ -140,6 +150,13 @@ impl Sockets {
         table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), name(socket)?))).gather()
     }
 
+    /// The newest socket of each resource, where the kubelet dials when a connection on it has ended.
+    #[must_use]
+    pub fn listening(&self) -> BTreeMap<ResourceName, Arc<TrustedListener>> {
+        let table = self.table();
+        table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), socket.listener.upgrade()?))).gather()
+    }
+
     /// Registrations whose socket file somebody has removed.
     #[must_use]
     pub fn lost(&self) -> Vec<(ResourceName, RegistrationNumber)> {
@@ -150,16 +167,25 @@ impl Sockets {
     /// Ends every server and removes every socket file: the last step of the daemon's shutdown. Done when the last
     /// server is, which sends what its connections still have to send.
     pub async fn close_all(&self) {
+        self.remove_files();
+        // One end of all, for the kubelet to clear up after once.
+        self.connections.let_go();
         let closing = std::mem::take(&mut *self.table());
         for socket in closing.values() {
             socket.close.send_replace(true);
+        }
+        for socket in closing.values() {
+            socket.close.closed().await;
+        }
+    }
+
+    /// Removes every socket file, and leaves the connections as they are.
+    pub fn remove_files(&self) {
+        for socket in self.table().values() {
             drop(std::fs::remove_file(&socket.path));
         }
         // Only when nobody else has a socket in it.
         drop(std::fs::remove_dir(&self.directory));
-        for socket in closing.values() {
-            socket.close.closed().await;
-        }
     }
 
     /// Removes the sockets of processes that are no more: those that refuse a connection.

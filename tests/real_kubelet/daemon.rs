@@ -3,6 +3,7 @@
 use crate::node::Process;
 use crate::sandbox::output;
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
@@ -106,12 +107,13 @@ impl Daemon {
         fs::write(&file, change(crate::CONFIG)).unwrap();
     }
 
-    /// Has another one take over, and ends it when `leaves` says so, before or after that is complete.
-    pub(crate) fn hand_over(&mut self, leaves: impl FnOnce(&Path) -> Signal) {
+    /// Has another one take over, and ends it when `leaves` says so, before or after that is complete; it is told of this one's process and
+    /// of the other one's log.
+    pub(crate) fn hand_over(&mut self, leaves: impl FnOnce(Pid, &Path) -> Signal) {
         self.starts += 1;
         let log = self.dir.join(format!("holdfast-{}.log", self.starts));
         let mut next = Process::start(run(&self.dir).arg("--take-over"), log.clone());
-        let signal = leaves(&log);
+        let signal = leaves(Pid::from_raw(self.process.pid().cast_signed()), &log);
         std::mem::swap(&mut self.process, &mut next);
         next.stop(signal);
     }

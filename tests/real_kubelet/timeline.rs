@@ -14,15 +14,15 @@ const COUNTED: &str = "Processed device updates for resource";
 /// Logged when a stream has ended, right before the kubelet does what that asks for.
 const ENDED: &str = "ListAndWatch ended unexpectedly";
 
-/// Whether a stream of `resource` has ended, and devices count all the same: those of another stream.
-pub(crate) fn counts_again(log: &str, resource: &str) -> bool {
+/// Whether the devices of `resource` count, after whatever has happened; a stream of it has to have ended where that is said.
+pub(crate) fn counts(log: &str, resource: &str, has_to_end: bool) -> bool {
     let named = format!("\"{resource}\"");
-    let (mut has_ended, mut counts) = (false, false);
+    let (mut has_ended, mut counts) = (false, true);
     for line in log.lines().filter(|line| line.contains(&named)) {
         has_ended |= line.contains(ENDED);
         counts = line.contains(COUNTED) || counts && !line.contains(DROPPED);
     }
-    has_ended && counts
+    counts && (has_ended || !has_to_end)
 }
 
 /// Milliseconds from the begin of registration to the first list of `resource`; `None` when it has not come yet.
@@ -89,18 +89,19 @@ I1121 00:00:01.000000   77 manager.go:420] \"Mark all resources Unhealthy for re
 }
 
 #[test]
-fn devices_count_again_once_a_list_has_come_behind_the_end_of_a_stream() {
+fn devices_count_once_a_list_has_come_behind_what_dropped_them() {
     let line = |text: &str| format!("I1120 11:34:56.123456   77 x.go:1] \"{text}\" resource=\"example.com/x\"\n");
     let log = |texts: &[&str]| texts.iter().map(|text| line(text)).collect::<String>();
-    for (texts, counts) in [
-        (&[COUNTED][..], false),
-        (&[COUNTED, ENDED], true),
-        (&[COUNTED, DROPPED, ENDED], false),
-        (&[DROPPED, ENDED, LISTED], false),
-        (&[DROPPED, ENDED, LISTED, COUNTED], true),
+    for (texts, always, with_an_end) in [
+        (&[COUNTED][..], true, false),
+        (&[COUNTED, ENDED], true, true),
+        (&[COUNTED, DROPPED, ENDED], false, false),
+        (&[DROPPED, ENDED, LISTED], false, false),
+        (&[DROPPED, ENDED, LISTED, COUNTED], true, true),
     ] {
-        assert_eq!(counts_again(&log(texts), "example.com/x"), counts, "{texts:?}");
-        assert!(!counts_again(&log(texts), "example.com/other"));
+        for (has_to_end, expected) in [(false, always), (true, with_an_end)] {
+            assert_eq!(counts(&log(texts), "example.com/x", has_to_end), expected, "{texts:?}");
+        }
     }
 }
 

@@ -6,9 +6,12 @@ use super::start_when_free;
 use super::wire::{Heard, PROTOCOL, Peer, Word, socket_path};
 use crate::domain::{Gather, ResourceName};
 use crate::host::peer::TrustedListener;
+use crate::serving::Sockets;
 use crate::store::StoreError;
 use crate::telemetry::{http, metrics};
 use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,10 +67,10 @@ pub enum Given {
 pub struct Connection(#[expect(dead_code, reason = "held, for the other one to hear its end")] Peer);
 
 /// Listens for instances that want to take over. Without that the daemon works on, and says so.
-pub(in super::super) fn listen(run_dir: &Path, asked: mpsc::Sender<Asked>) -> Option<JoinHandle<()>> {
+pub(in super::super) fn listen(run_dir: &Path, sockets: Arc<Sockets>, asked: mpsc::Sender<Asked>) -> Option<JoinHandle<()>> {
     let path = socket_path(run_dir);
     match TrustedListener::bind(&path, || metrics::refused("handover")) {
-        Ok(listener) => Some(tokio::spawn(accept(listener, asked))),
+        Ok(listener) => Some(tokio::spawn(accept(listener, sockets, asked))),
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "no handover socket: another instance cannot take over from this one");
             None
@@ -75,27 +78,41 @@ pub(in super::super) fn listen(run_dir: &Path, asked: mpsc::Sender<Asked>) -> Op
     }
 }
 
-async fn accept(listener: TrustedListener, asked: mpsc::Sender<Asked>) {
+async fn accept(listener: TrustedListener, sockets: Arc<Sockets>, asked: mpsc::Sender<Asked>) {
     // They end with this task.
     let mut conversations = JoinSet::new();
     loop {
         let stream = listener.accept().await;
-        drop(conversations.spawn(hear_out(stream, asked.clone())));
+        drop(conversations.spawn(hear_out(stream, Arc::clone(&sockets), asked.clone())));
         while conversations.try_join_next().is_some() {}
     }
 }
 
 /// Offers, and hands on whoever takes.
-async fn hear_out(stream: UnixStream, asked: mpsc::Sender<Asked>) {
+async fn hear_out(stream: UnixStream, sockets: Arc<Sockets>, asked: mpsc::Sender<Asked>) {
     let mut peer = Peer::new(stream);
-    let offer = Word::Offer { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into(), records: crate::store::RECORDS };
-    if peer.tell(&offer).await.is_err() {
+    if offer(&mut peer, &sockets).await.is_err() {
         return;
     }
+    drop(sockets);
     if let Heard::Word(Word::Take { version }) = peer.hear_within(FIRST_WORD_WITHIN).await {
         // One after the other; who has waited too long has gone by then, which is heard.
         drop(asked.send(Asked { peer, version }).await);
     }
+}
+
+/// Says what there is to take over, and has the other one hold open what the kubelet has open here.
+async fn offer(peer: &mut Peer, sockets: &Sockets) -> io::Result<()> {
+    let (listening, connections) = (sockets.listening(), sockets.connections.open());
+    let files: Vec<_> = listening.values().map(AsFd::as_fd).chain(connections.iter().map(|connection| connection.file.as_fd())).collect();
+    let offer = Word::Offer {
+        protocol: PROTOCOL,
+        version: env!("CARGO_PKG_VERSION").into(),
+        records: crate::store::RECORDS,
+        sockets: listening.keys().cloned().collect(),
+        lists: connections.iter().map(|connection| connection.lists).collect(),
+    };
+    peer.tell_with(&offer, &files).await
 }
 
 /// Hands over to the one that asked. `own` is its process if this one has started it: it is killed when it does not get on,
@@ -119,6 +136,7 @@ pub async fn give(
         // Where this fails the other one is gone, which is heard next.
         drop(peer.tell(&Word::Yours).await);
         if converse(&mut peer, &frozen, &sockets, settings, own, &confirmed).await {
+            frozen.leave().await;
             return Ok(Given::Left { version, connection: Connection(peer) });
         }
         drop(peer);
@@ -139,7 +157,7 @@ pub async fn give(
     match tokio::time::timeout(COMPLETED_WITHIN, over).await {
         Ok(Some(Ok(Given::Back(app)))) => app.shut_down().await,
         Ok(Some(given)) => return given,
-        Ok(None) | Err(_) => frozen.end_streams().await,
+        Ok(None) | Err(_) => frozen.leave().await,
     }
     Ok(Given::Stopped)
 }
@@ -172,6 +190,7 @@ async fn converse(
                 frozen.end_streams().await;
                 drop(peer.tell(&Word::Left).await);
             }
+            Heard::Word(Word::Keep) => frozen.stay_open(),
             Heard::Word(Word::Confirmed) => {
                 tracing::info!("handed over: the other instance has the ledger and the kubelet");
                 confirmed.notify_one();

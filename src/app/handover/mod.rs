@@ -4,6 +4,7 @@
 //!   NEW (run --take-over)                      OLD
 //!        ── connects ──────────────────────────▶
 //!        ◀── Offer: version, ledger's version ──     NEW ends here if it cannot read that ledger
+//!            with the kubelet's connections
 //!        ── Take ──────────────────────────────▶
 //!                                                    answers what has begun, lets the rest wait,
 //!        ◀── Yours ─────────────────────────────     closes the ledger
@@ -11,7 +12,7 @@
 //!        ── Serving: its sockets ──────────────▶     passes on what waits, and what still comes
 //!   waits for what the kubelet refuses, detaches (below)
 //!        ── Leave ─────────────────────────────▶     ends its streams
-//!        ◀── Left ──────────────────────────────
+//!        ◀── Left ──────────────────────────────     without detach: Keep, and they stay open
 //!   registers again, until the kubelet has it, or refuses it for long
 //!        ── Confirmed ─────────────────────────▶     ends, or waits to be ended
 //! ```
@@ -20,22 +21,28 @@
 //! start of its own in the same process, before it is confirmed and after; when OLD is gone NEW goes on, and registers
 //! again as after any loss. When both are, the next start finds the ledger as any crash leaves it.
 //!
+//! **What the kubelet sees.** Its connections to OLD are open in NEW too (`inherited.rs`). It sees their end when NEW lets go of them,
+//! not when OLD dies; what it has asked OLD by then it asks again, and NEW answers.
+//!
 //! **Detach** (`upgrade.detach`). A kubelet up to 1.36 knows connections by the name of the resource: the end of OLD's stream
 //! makes it drop NEW's, and for a moment it has no device. It does not when it has forgotten whose the resource is, which a
-//! Register does that fails on purpose; OLD's stream then ends unnoticed, and one more Register makes NEW known again.
+//! Register does that fails on purpose; OLD's stream then ends unnoticed, and one more Register makes NEW known again. Without it NEW holds
+//! OLD's connections open, for as long as it lives, and the stream never ends.
 //!
 //! **Who waits to be ended.** An instance that was asked by another pod must not end: its container would start again, and
 //! take over what it has just given away. It stands by until SIGTERM. One that started its successor itself, for `holdfast
 //! handover`, tells systemd who the main process is, and ends.
 
 mod give;
+mod inherited;
 mod install;
 mod take;
 mod wire;
 
 pub use give::{Asked, Given, give};
+pub use inherited::Inherited;
 pub use install::{Installed, Upgrade, UpgradeOrder, start_installed};
-pub use take::{Former, Relieved, Standing, TakeOverError, ask};
+pub use take::{Former, Relieved, Standing, TakeOverError, ask, relieve};
 
 pub(super) use give::listen;
 pub(super) use wire::socket_path;

@@ -1,9 +1,10 @@
 //! NEW's side: asks for the ledger, serves, and has the other one leave the kubelet.
 
 use super::super::App;
-use super::wire::{Heard, PROTOCOL, Peer, Word, socket_path};
+use super::inherited::Inherited;
+use super::wire::{Heard, PROTOCOL, PROTOCOL_MIN, Peer, Word, socket_path};
 use crate::domain::ResourceName;
-use crate::messages::{Detach, Mailbox, Reattach};
+use crate::messages::{Adopt, Detach, Mailbox, Reattach};
 use crate::registration::ResourceStatus;
 use crate::serving::Sockets;
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// How long the other one may take to say what it has. It answers at once, unless it hangs.
 const OFFER_WITHIN: Duration = Duration::from_secs(5);
@@ -65,33 +66,41 @@ pub enum TakeOverError {
 pub struct Former {
     peer: Peer,
     version: String,
+    keeps_open: bool,
 }
 
-/// Asks a living instance to hand over. `None` when there is none, or when it ended by itself meanwhile.
+/// Asks a living instance to hand over. `None` when there is none, or when it ended by itself meanwhile; what it has sent until then is in
+/// `inherited`.
 ///
 /// # Errors
 /// When there is one that does not hand over.
-pub async fn ask(run_dir: &Path) -> Result<Option<Former>, TakeOverError> {
+pub async fn ask(run_dir: &Path, inherited: &mut Inherited) -> Result<Option<Former>, TakeOverError> {
     let path = socket_path(run_dir);
     let stream = match UnixStream::connect(&path).await {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => return Ok(None),
         Err(source) => return Err(TakeOverError::Socket { path, source }),
     };
-    let mut peer = Peer::new(stream);
-    let (version, records) = match peer.hear_within(OFFER_WITHIN).await {
-        Heard::Word(Word::Offer { protocol: PROTOCOL.., version, records }) => (version, records),
-        Heard::Gone => return Ok(None),
-        Heard::Word(_) | Heard::Nothing => return Err(TakeOverError::Silent { path }),
+    let mut files = Vec::new();
+    let (mut peer, offer) = match tokio::time::timeout(OFFER_WITHIN, Peer::meet(stream, &mut files)).await {
+        Ok(Ok(met)) => met,
+        // It was there, and is gone.
+        Ok(Err(_)) => return Ok(None),
+        Err(_) => return Err(TakeOverError::Silent { path }),
+    };
+    let Some(Word::Offer { protocol: protocol @ PROTOCOL_MIN.., version, records, sockets, lists }) = offer else {
+        return if offer.is_none() { Ok(None) } else { Err(TakeOverError::Silent { path }) };
     };
     if records > crate::store::RECORDS {
         return Err(TakeOverError::Newer { theirs: version, records });
     }
+    tracing::info!(version, pid = peer.pid, connections = lists.len(), "asking another instance to hand over");
+    inherited.add(sockets, lists, files);
     if peer.tell(&Word::Take { version: env!("CARGO_PKG_VERSION").into() }).await.is_err() {
         return Ok(None);
     }
     match peer.hear_within(YOURS_WITHIN).await {
-        Heard::Word(Word::Yours) => Ok(Some(Former { peer, version })),
+        Heard::Word(Word::Yours) => Ok(Some(Former { peer, version, keeps_open: protocol >= PROTOCOL })),
         Heard::Gone => Ok(None),
         Heard::Word(_) | Heard::Nothing => Err(TakeOverError::Silent { path }),
     }
@@ -103,53 +112,118 @@ pub struct Standing {
     sockets: Arc<Sockets>,
     ready: watch::Receiver<bool>,
     registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
+    adopt: Mailbox<Adopt>,
     detach: Mailbox<Detach>,
     reattach: Mailbox<Reattach>,
 }
 
 impl App {
-    /// For [`Former::relieve`].
+    /// For [`relieve`].
     #[must_use]
     pub fn standing(&self) -> Standing {
         Standing {
             sockets: Arc::clone(&self.sockets),
             ready: self.views.ready.clone(),
             registrations: self.views.registrations.clone(),
+            adopt: self.actors.serving.mailbox(),
             detach: self.actors.registration.mailbox(),
             reattach: self.actors.registration.mailbox(),
         }
     }
 }
 
-impl Former {
-    /// Has it pass on what it is asked as soon as this instance is ready, and leave when the kubelet has everything from here, or
-    /// has refused it for long enough; returns when the kubelet has everything again, or as late. It may end at any moment: then
-    /// the kubelet clears up after it as after any other.
-    pub async fn relieve(mut self, standing: Standing, detaches: bool) -> Relieved {
-        let Standing { sockets, mut ready, mut registrations, detach, reattach } = standing;
-        drop(ready.wait_for(|ready| *ready).await);
-        drop(self.peer.tell(&Word::Serving { sockets: sockets.newest() }).await);
-        // What the kubelet refuses from here it still has from there.
-        known(&mut registrations).await;
-        if detaches && let Err(error) = detach.call(Detach, DETACH_WITHIN).await {
-            tracing::debug!(%error, "not detached");
+/// Whoever was there before, as long as it lives, and what the kubelet has open there.
+struct Heritage {
+    former: Option<Former>,
+    inherited: Inherited,
+    adopt: Mailbox<Adopt>,
+}
+
+impl Heritage {
+    /// Waits for something, and notices the former instance's end meanwhile.
+    async fn until(&mut self, done: impl Future) {
+        tokio::pin!(done);
+        while let Some(former) = &mut self.former {
+            tokio::select! {
+                _ = &mut done => return,
+                heard = former.peer.hear() => if heard.is_none() {
+                    self.lost();
+                }
+            }
         }
-        drop(self.peer.tell(&Word::Leave).await);
-        let left = self.peer.hear_within(LEFT_WITHIN).await;
-        if left == Heard::Nothing {
-            tracing::warn!("the former instance does not end its streams");
-        }
-        if detaches {
-            // The kubelet sees the end of a stream a moment after it.
-            tokio::time::sleep(SEEN_AFTER).await;
-            reattach.tell(Reattach);
-        }
-        tokio::time::sleep(CLEARED_UP_AFTER).await;
-        known(&mut registrations).await;
-        drop(self.peer.tell(&Word::Confirmed).await);
-        tracing::info!(from = self.version, "took over from another instance");
-        Relieved(self.peer)
+        done.await;
     }
+
+    async fn until_lost(&mut self) {
+        while let Some(former) = &mut self.former {
+            if former.peer.hear().await.is_none() {
+                self.lost();
+            }
+        }
+    }
+
+    /// The former instance is gone. It may end at any moment: what it was asked is answered here.
+    fn lost(&mut self) {
+        self.former = None;
+        self.inherited.answer(&self.adopt);
+    }
+
+    async fn tell(&mut self, word: Word) {
+        if let Some(former) = &mut self.former {
+            // Where this fails it is gone, which is heard next.
+            drop(former.peer.tell(&word).await);
+        }
+    }
+}
+
+/// Has the former instance pass on what it is asked as soon as this one is ready, and leave when the kubelet has everything from here, or
+/// has refused it for long enough; returns when the kubelet has everything again, or as late. `former` is `None` when it has died before
+/// this one was started.
+pub async fn relieve(former: Option<Former>, inherited: Inherited, standing: Standing, detaches: bool) -> Option<Relieved> {
+    let Standing { sockets, mut ready, mut registrations, adopt, detach, reattach } = standing;
+    let keeps_open = !detaches && former.as_ref().is_none_or(|former| former.keeps_open);
+    let mut heritage = Heritage { former, inherited, adopt };
+    if heritage.former.is_none() {
+        heritage.lost();
+    }
+    heritage.until(ready.wait_for(|ready| *ready)).await;
+    heritage.tell(Word::Serving { sockets: sockets.newest() }).await;
+    // What the kubelet refuses from here it still has from there.
+    heritage.until(known(&mut registrations)).await;
+    if keeps_open {
+        heritage.tell(Word::Keep).await;
+        heritage.inherited.keep(&sockets.connections);
+    } else {
+        if detaches {
+            heritage.until(detach.call(Detach, DETACH_WITHIN)).await;
+        }
+        heritage.tell(Word::Leave).await;
+        if let Some(former) = &mut heritage.former {
+            match former.peer.hear_within(LEFT_WITHIN).await {
+                Heard::Word(_) => {}
+                Heard::Gone => heritage.lost(),
+                Heard::Nothing => tracing::warn!("the former instance does not end its streams"),
+            }
+        }
+        heritage.inherited.let_go();
+    }
+    if detaches {
+        // The kubelet sees the end of a stream a moment after it.
+        tokio::time::sleep(SEEN_AFTER).await;
+        reattach.tell(Reattach);
+    }
+    heritage.until(tokio::time::sleep(CLEARED_UP_AFTER)).await;
+    heritage.until(known(&mut registrations)).await;
+    heritage.tell(Word::Confirmed).await;
+    tracing::info!(from = heritage.former.as_ref()?.version, "took over from another instance");
+    let (alive, gone) = oneshot::channel::<()>();
+    // What it is asked on connections that stay open is answered here when it is gone, however late that is.
+    tokio::spawn(async move {
+        heritage.until_lost().await;
+        drop(alive);
+        tokio::time::sleep(CLEARED_UP_AFTER).await;
+    });
+    Some(Relieved(gone))
 }
 
 /// Waits until the kubelet has every resource from here, or is away; not for ever, or one name that it refuses would keep the
@@ -164,13 +238,14 @@ async fn known(registrations: &mut watch::Receiver<BTreeMap<ResourceName, Resour
 /// How long the kubelet may take to see the end of a stream.
 const SEEN_AFTER: Duration = Duration::from_millis(20);
 
-/// The former instance, which stands by or ends. While this is held it knows that this instance lives.
+/// The former instance, which stands by or ends.
 #[derive(Debug)]
-pub struct Relieved(Peer);
+pub struct Relieved(oneshot::Receiver<()>);
 
 impl Relieved {
     /// Waits for its end.
-    pub async fn gone(&mut self) {
-        while self.0.hear().await.is_some() {}
+    pub async fn gone(self) {
+        // Nothing is ever said.
+        drop(self.0.await);
     }
 }

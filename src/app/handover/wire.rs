@@ -2,10 +2,11 @@
 //! the other is gone.
 
 use crate::domain::ResourceName;
-use crate::host::peer;
+use crate::host::{descriptors, peer};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines, Take};
@@ -13,10 +14,16 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 /// The version of this conversation. An instance that knows a later one speaks the earlier ones too.
-pub(super) const PROTOCOL: u32 = 1;
+///
+/// From 2 on the kubelet's connections come with the offer, and may be kept open.
+pub(super) const PROTOCOL: u32 = 2;
+/// The oldest one that is still spoken.
+pub(super) const PROTOCOL_MIN: u32 = 1;
 
 /// What one conversation may have, at most: a name and a path for each of thousands of resources.
 const BYTES_MAX: u64 = 1 << 20;
+/// What its first line may have.
+const LINE_MAX: usize = 1 << 20;
 /// How long the other side may take to read a line.
 const TELL_WITHIN: Duration = Duration::from_secs(5);
 
@@ -37,6 +44,12 @@ pub(super) enum Word {
         version: String,
         /// The version of its ledger's records.
         records: u32,
+        /// Whose sockets come along, as open files.
+        #[serde(default)]
+        sockets: Vec<ResourceName>,
+        /// The kubelet's connections, which come after them: the HTTP/2 stream of the lists of each.
+        #[serde(default)]
+        lists: Vec<u32>,
     },
     /// NEW: give it to me.
     Take {
@@ -54,6 +67,8 @@ pub(super) enum Word {
     Leave,
     /// OLD: they have ended.
     Left,
+    /// NEW: I hold your streams open; end without ending them.
+    Keep,
     /// NEW: the kubelet has everything from me. The handover is complete.
     Confirmed,
 }
@@ -74,17 +89,24 @@ impl Peer {
         Peer { lines: BufReader::new(read.take(BYTES_MAX)).lines(), write, pid }
     }
 
+    /// Reads the first word, and the files that come with it.
+    pub(super) async fn meet(stream: UnixStream, files: &mut Vec<OwnedFd>) -> io::Result<(Self, Option<Word>)> {
+        let line = descriptors::receive_line(&stream, LINE_MAX, files).await?;
+        Ok((Peer::new(stream), understood(&line)))
+    }
+
+    /// As [`Peer::tell`], and hands files on with it.
+    pub(super) async fn tell_with(&mut self, word: &Word, files: &[impl AsFd]) -> io::Result<()> {
+        tokio::time::timeout(TELL_WITHIN, descriptors::send(self.write.as_ref(), &line(word)?, files)).await?
+    }
+
     pub(super) async fn tell(&mut self, word: &Word) -> io::Result<()> {
-        let mut line = serde_json::to_vec(word)?;
-        line.push(b'\n');
-        tokio::time::timeout(TELL_WITHIN, self.write.write_all(&line)).await?
+        tokio::time::timeout(TELL_WITHIN, self.write.write_all(&line(word)?)).await?
     }
 
     /// The next word; `None` when the other side is gone, or says what cannot be understood. May be given up and begun again.
     pub(super) async fn hear(&mut self) -> Option<Word> {
-        let line = self.lines.next_line().await.ok()??;
-        let word = serde_json::from_slice(line.as_bytes());
-        word.inspect_err(|error| tracing::warn!(%error, line, "the other instance is not understood")).ok()
+        understood(self.lines.next_line().await.ok()??.as_bytes())
     }
 
     pub(super) async fn hear_within(&mut self, time: Duration) -> Heard {
@@ -94,6 +116,23 @@ impl Peer {
             Err(_) => Heard::Nothing,
         }
     }
+}
+
+fn line(word: &Word) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(word)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// `None` also for the nothing that one says who has gone.
+fn understood(line: &[u8]) -> Option<Word> {
+    let word = serde_json::from_slice(line);
+    let told = |error: &serde_json::Error| {
+        if !line.is_empty() {
+            tracing::warn!(%error, line = %String::from_utf8_lossy(line), "the other instance is not understood");
+        }
+    };
+    word.inspect_err(told).ok()
 }
 
 /// What came of listening.

@@ -148,7 +148,7 @@ pub struct Mute(#[expect(dead_code, reason = "its drop is what counts")] oneshot
 /// # Errors
 /// When the socket cannot be made.
 pub fn serve_nothing(path: &Path) -> io::Result<Mute> {
-    let listener = TrustedListener::bind(path, || {})?;
+    let listener = Arc::new(TrustedListener::bind(path, || {})?);
     let (close, closed) = oneshot::channel();
     let closed = async { drop(closed.await) };
     let incoming = listener.incoming().map_ok(Followed::from);

@@ -2,7 +2,6 @@
 
 use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, listing, within};
 use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
-use crate::kubelet::conversation::Conversation;
 use crate::kubelet::proto::v1beta1 as api;
 use crate::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::kubelet::proto::v1beta1::registration_client::RegistrationClient;
@@ -58,13 +57,11 @@ impl DevicePlugin for Service {
     type ListAndWatchStream = Listing<api::ListAndWatchResponse>;
 
     /// Answered without asking anybody: the kubelet calls this while our own Register call is still open.
-    async fn get_device_plugin_options(&self, request: Request<api::Empty>) -> Result<Response<api::DevicePluginOptions>, Status> {
-        Conversation::asks_for_options(&request);
+    async fn get_device_plugin_options(&self, _: Request<api::Empty>) -> Result<Response<api::DevicePluginOptions>, Status> {
         Ok(Response::new(options(self.0.needs_pre_start())))
     }
 
-    async fn list_and_watch(&self, request: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        Conversation::asks_for_lists(&request);
+    async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         Ok(Response::new(listing(self.0.as_ref(), list)))
     }
 

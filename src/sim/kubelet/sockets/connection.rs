@@ -3,7 +3,7 @@
 use super::super::core::{ListedDevice, Options};
 use super::super::error::rpc_error;
 use super::super::ground::{Connection, Lists};
-use super::line::Line;
+use super::line::{Line, call};
 use super::link::Links;
 use super::wire;
 use crate::domain::{ContainerEdits, DeviceId};
@@ -55,7 +55,9 @@ impl Connection for Dialled {
             allocation_size: i32::try_from(size).unwrap_or(i32::MAX),
         };
         let request = api::PreferredAllocationRequest { container_requests: vec![request] };
-        let response = self.api.clone().get_preferred_allocation(request).await.map_err(|status| text(&status))?;
+        let response = call(&self.api, request, |mut api, request| async move { api.get_preferred_allocation(request).await })
+            .await
+            .map_err(|status| text(&status))?;
         let first = response.into_inner().container_responses.into_iter().next().unwrap_or_default();
         Ok(first.device_i_ds.into_iter().map(DeviceId::new).collect())
     }
@@ -63,13 +65,18 @@ impl Connection for Dialled {
     async fn allocate(&self, ids: &BTreeSet<DeviceId>) -> Result<Option<ContainerEdits>, String> {
         let request = api::ContainerAllocateRequest { devices_ids: texts(ids) };
         let request = api::AllocateRequest { container_requests: vec![request] };
-        let response = self.api.clone().allocate(request).await.map_err(|status| text(&status))?;
+        let response = call(&self.api, request, |mut api, request| async move { api.allocate(request).await })
+            .await
+            .map_err(|status| text(&status))?;
         Ok(response.into_inner().container_responses.into_iter().next().map(wire::edits))
     }
 
     async fn pre_start(&self, ids: &BTreeSet<DeviceId>) -> Result<(), String> {
         let request = api::PreStartContainerRequest { devices_ids: texts(ids) };
-        self.api.clone().pre_start_container(request).await.map(drop).map_err(|status| text(&status))
+        call(&self.api, request, |mut api, request| async move { api.pre_start_container(request).await })
+            .await
+            .map(drop)
+            .map_err(|status| text(&status))
     }
 
     fn close(&self) {

@@ -2,12 +2,42 @@
 
 use super::link::Links;
 use crate::kubelet::uds;
+use std::error::Error as _;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tonic::Status;
 use tonic::transport::Channel;
+
+/// Makes a call, and again where it was not sent, or the other side says that it has not begun it: grpc-go does so unasked (its A6,
+/// transparent retries).
+pub(super) async fn call<C: Clone, R: Clone, T, F: Future<Output = Result<T, Status>>>(
+    client: &C,
+    request: R,
+    make: impl Fn(C, R) -> F,
+) -> Result<T, Status> {
+    loop {
+        match make(client.clone(), request.clone()).await {
+            // The channel needs a moment to see that its connection takes no more.
+            Err(status) if is_not_begun(&status) => tokio::task::yield_now().await,
+            made => return made,
+        }
+    }
+}
+
+fn is_not_begun(status: &Status) -> bool {
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        let is_refused = error.downcast_ref::<h2::Error>().is_some_and(|error| error.is_go_away() && error.is_remote());
+        if is_refused || error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
 
 /// The kubelet's end.
 #[derive(Debug)]

@@ -1,0 +1,104 @@
+//! The kubelet's connections, so that they can be handed on: as long as somebody holds one open, the kubelet does not see its end.
+
+use crate::host::peer::is_hung_up;
+use crate::kubelet::conversation::{Conversation, Followed};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// One of them.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    /// It, as an open file.
+    pub file: Arc<OwnedFd>,
+    /// The HTTP/2 stream of its lists.
+    pub lists: u32,
+}
+
+/// Those that are served here, and those of former instances, which nobody serves any more.
+#[derive(Debug, Default)]
+pub struct Connections {
+    served: Mutex<Vec<(Weak<OwnedFd>, Conversation)>>,
+    held: Mutex<Vec<Connection>>,
+}
+
+/// Every change is a single step: a panic elsewhere cannot leave one half done.
+fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Connections {
+    /// Takes down one that is served, for as long as it is.
+    pub(super) fn serve(&self, followed: &mut Followed) {
+        match followed.take_down() {
+            Ok(entry) => {
+                let mut served = lock(&self.served);
+                served.retain(|(other, _)| other.strong_count() > 0);
+                served.push(entry);
+            }
+            Err(error) => tracing::warn!(%error, "a connection of the kubelet could not be handed on to another instance"),
+        }
+    }
+
+    /// Holds open what a former instance has served, until this one ends.
+    pub fn hold(&self, connections: impl IntoIterator<Item = Connection>) {
+        lock(&self.held).extend(connections);
+    }
+
+    /// Holds nothing open any more.
+    pub(super) fn let_go(&self) {
+        lock(&self.held).clear();
+    }
+
+    /// Those that have lists and whose other side is there, with those of former instances; these are held no longer than that.
+    #[must_use]
+    pub fn open(&self) -> Vec<Connection> {
+        let served = lock(&self.served);
+        let served = served.iter().filter_map(|(file, said)| Some(Connection { file: file.upgrade()?, lists: said.lists()? }));
+        let mut open: Vec<_> = served.filter(|served| !is_hung_up(&served.file)).collect();
+        let mut held = lock(&self.held);
+        held.retain(|connection| !is_hung_up(&connection.file));
+        open.extend(held.iter().cloned());
+        open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::UnixStream;
+    use tonic::transport::server::Connected as _;
+
+    #[tokio::test]
+    async fn a_connection_is_open_while_it_is_served_or_held_and_the_other_side_is_there() {
+        let connections = Connections::default();
+        let count = || connections.open().len();
+        let serve = || {
+            let (ours, kubelet) = UnixStream::pair().unwrap();
+            let mut served = Followed::from(ours);
+            connections.serve(&mut served);
+            (served, kubelet)
+        };
+        let asked = |served: &Followed| {
+            for method in ["GetDevicePluginOptions", "Allocate", "ListAndWatch", "Allocate"] {
+                served.connect_info().called(method);
+            }
+        };
+        let (served, _kubelet) = serve();
+        assert_eq!(count(), 0, "whoever asks for no list is not the kubelet");
+        asked(&served);
+        assert_eq!(connections.open().first().unwrap().lists, 5);
+        let (former, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        connections.hold([Connection { file: Arc::new(OwnedFd::from(former)), lists: 3 }]);
+        assert_eq!(count(), 2);
+        drop(theirs);
+        assert_eq!((count(), lock(&connections.held).len()), (1, 0), "the kubelet has closed the held one");
+        drop(served);
+        assert_eq!(count(), 0);
+        let (served, kubelet) = serve();
+        asked(&served);
+        assert_eq!(lock(&connections.served).len(), 1, "the ended one is forgotten");
+        assert_eq!(count(), 1);
+        drop(kubelet);
+        assert_eq!(count(), 0);
+    }
+}
