@@ -11,7 +11,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::process::Child;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -75,12 +75,7 @@ async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Form
     loop {
         let former = handover::ask(&settings.roots.run, &mut inherited).await.map_err(|error| Failed::new(FAILURE, error))?;
         let patience = if former.is_some() { LOCKED_FOR } else { Duration::ZERO };
-        // One that lives answers for itself.
-        let started = match former {
-            Some(_) => handover::start_when_free(settings, patience).await,
-            None => inherited.until_started(handover::start_when_free(settings, patience)).await,
-        };
-        match started {
+        match inherited.until_started(handover::start_when_free(settings, patience), former.is_some()).await {
             // Whoever has the ledger and cannot be asked is just starting, or ending: soon it can, or is gone.
             Err(StartError::Store(StoreError::InUse { .. })) if former.is_none() && Instant::now() < until => {
                 if !std::mem::replace(&mut said, true) {
@@ -93,24 +88,37 @@ async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Form
     }
 }
 
+/// What comes of a former instance.
+struct Relieving {
+    task: JoinHandle<()>,
+    /// Whether the daemon was said to be ready.
+    ready: watch::Receiver<bool>,
+}
+
 /// Says that the daemon is ready, once it is, and once a former instance has left the kubelet to it.
-fn relieve(app: &App, former: Option<Former>, inherited: Inherited, detaches: bool) -> JoinHandle<()> {
-    let (mut ready, standing) = (app.views.ready.clone(), app.standing());
-    tokio::spawn(async move {
+fn relieve(app: &App, former: Option<Former>, inherited: Inherited, detaches: bool) -> Relieving {
+    let (mut registered, standing) = (app.views.ready.clone(), app.standing());
+    let (is_ready, ready) = watch::channel(false);
+    let task = tokio::spawn(async move {
         let mut relieved = None;
         if former.is_some() || !inherited.is_empty() {
             relieved = handover::relieve(former, inherited, standing, detaches).await;
         }
-        if ready.wait_for(|ready| *ready).await.is_err() {
+        if registered.wait_for(|registered| *registered).await.is_err() {
             return;
         }
-        if let Some(relieved) = relieved {
+        if let Some(relieved) = &mut relieved {
             // systemd listens to the main process, which this one is when the former instance has said so and ended.
             drop(tokio::time::timeout(NAMED_WITHIN, relieved.gone()).await);
         }
         notify(&[NotifyState::Ready]);
         tracing::info!("ready");
-    })
+        is_ready.send_replace(true);
+        if let Some(relieved) = relieved {
+            relieved.over().await;
+        }
+    });
+    Relieving { task, ready }
 }
 
 struct Signals {
@@ -140,7 +148,7 @@ struct Daemon {
     hangups: Signal,
     settings: Settings,
     /// Becomes ready, and takes over from a former instance.
-    relieving: JoinHandle<()>,
+    relieving: Relieving,
     upgrade: Option<Upgrade>,
 }
 
@@ -179,7 +187,7 @@ impl Daemon {
     /// Has the configuration read anew. The signal, if one comes meanwhile that ends the daemon.
     async fn reload(&mut self, app: &mut App, signals: &mut Signals) -> Option<&'static str> {
         // Before READY was promised there is nothing to take back, and it must not be promised here.
-        let is_ready = self.relieving.is_finished();
+        let is_ready = *self.relieving.ready.borrow();
         if is_ready {
             match NotifyState::monotonic_usec_now() {
                 Ok(now) => notify(&[NotifyState::Reloading, now]),
@@ -199,7 +207,7 @@ impl Daemon {
     }
 
     async fn end(&self, app: App) {
-        self.relieving.abort();
+        self.relieving.task.abort();
         notify(&[NotifyState::Stopping]);
         app.shut_down().await;
     }
@@ -234,7 +242,7 @@ impl Daemon {
     /// Hands over. The daemon, if it serves again.
     async fn give(&mut self, app: App, asked: Asked, signals: &mut Signals) -> Result<Option<App>, Failed> {
         // One handover after the other. Whoever was relieved here goes on standing by.
-        if tokio::time::timeout(RELIEVED_WITHIN, &mut self.relieving).await.is_err() {
+        if tokio::time::timeout(RELIEVED_WITHIN, self.relieving.ready.wait_for(|ready| *ready)).await.is_err() {
             tracing::warn!("the handover to this instance is not complete yet");
         }
         let mut own = self.upgrade.take_if(|upgrade| asked.is_of(&upgrade.child));

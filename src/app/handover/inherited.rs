@@ -70,12 +70,13 @@ impl Inherited {
         connections.hold(self.connections.iter().cloned());
     }
 
-    /// Waits for this instance to start, and holds nothing for longer than the kubelet may wait for an answer: its node stands still.
-    pub async fn until_started<T>(&mut self, started: impl Future<Output = T>) -> T {
+    /// Waits for this instance to start. When the former one does not live and answer, nothing is held for longer than the kubelet may wait
+    /// for an answer: its node stands still.
+    pub async fn until_started<T>(&mut self, started: impl Future<Output = T>, lives: bool) -> T {
         tokio::pin!(started);
         tokio::select! {
             started = &mut started => return started,
-            () = tokio::time::sleep(STARTED_WITHIN), if !self.is_empty() => {
+            () = tokio::time::sleep(STARTED_WITHIN), if !lives && !self.is_empty() => {
                 tracing::warn!("this instance does not start in time; the kubelet sees that the former one is gone");
                 *self = Inherited::default();
             }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::UnixStream;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 /// How long the other one may take to say what it has. It answers at once, unless it hangs.
 const OFFER_WITHIN: Duration = Duration::from_secs(5);
@@ -133,6 +133,7 @@ impl App {
 }
 
 /// Whoever was there before, as long as it lives, and what the kubelet has open there.
+#[derive(Debug)]
 struct Heritage {
     former: Option<Former>,
     inherited: Inherited,
@@ -152,14 +153,6 @@ impl Heritage {
             }
         }
         done.await;
-    }
-
-    async fn until_lost(&mut self) {
-        while let Some(former) = &mut self.former {
-            if former.peer.hear().await.is_none() {
-                self.lost();
-            }
-        }
     }
 
     /// The former instance is gone. It may end at any moment: what it was asked is answered here.
@@ -216,14 +209,7 @@ pub async fn relieve(former: Option<Former>, inherited: Inherited, standing: Sta
     heritage.until(known(&mut registrations)).await;
     heritage.tell(Word::Confirmed).await;
     tracing::info!(from = heritage.former.as_ref()?.version, "took over from another instance");
-    let (alive, gone) = oneshot::channel::<()>();
-    // What it is asked on connections that stay open is answered here when it is gone, however late that is.
-    tokio::spawn(async move {
-        heritage.until_lost().await;
-        drop(alive);
-        tokio::time::sleep(CLEARED_UP_AFTER).await;
-    });
-    Some(Relieved(gone))
+    Some(Relieved(heritage))
 }
 
 /// Waits until the kubelet has every resource from here, or is away; not for ever, or one name that it refuses would keep the
@@ -238,14 +224,23 @@ async fn known(registrations: &mut watch::Receiver<BTreeMap<ResourceName, Resour
 /// How long the kubelet may take to see the end of a stream.
 const SEEN_AFTER: Duration = Duration::from_millis(20);
 
-/// The former instance, which stands by or ends.
+/// The former instance, which stands by or ends. While this is held it knows that this instance lives.
 #[derive(Debug)]
-pub struct Relieved(oneshot::Receiver<()>);
+pub struct Relieved(Heritage);
 
 impl Relieved {
-    /// Waits for its end.
-    pub async fn gone(self) {
-        // Nothing is ever said.
-        drop(self.0.await);
+    /// Waits for its end. What it was asked on connections that stay open is then answered here, however late that is.
+    pub async fn gone(&mut self) {
+        while let Some(former) = &mut self.0.former {
+            if former.peer.hear().await.is_none() {
+                self.0.lost();
+            }
+        }
+    }
+
+    /// Waits for its end, and until what it was asked is answered.
+    pub async fn over(mut self) {
+        self.gone().await;
+        tokio::time::sleep(CLEARED_UP_AFTER).await;
     }
 }
