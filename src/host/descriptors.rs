@@ -18,20 +18,18 @@ const FILES_MAX: usize = 253;
 /// # Errors
 /// As writing to the socket; that there are too many files for so few bytes.
 pub async fn send(stream: &UnixStream, bytes: &[u8], files: &[impl AsFd]) -> io::Result<()> {
-    let mut rest = bytes;
-    for batch in files.chunks(FILES_MAX) {
-        let Some((first, others)) = rest.split_at_checked(1) else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "there are too many open files to send with so few bytes"));
-        };
-        let batch: Vec<BorrowedFd<'_>> = batch.iter().map(AsFd::as_fd).collect();
-        stream.async_io(Interest::WRITABLE, || send_once(stream, first, &batch)).await?;
-        rest = others;
-    }
+    let (mut rest, mut batches) = (bytes, files.chunks(FILES_MAX));
     while !rest.is_empty() {
-        let sent = stream.async_io(Interest::WRITABLE, || send_once(stream, rest, &[])).await?;
+        let batch: Vec<BorrowedFd<'_>> = batches.next().unwrap_or_default().iter().map(AsFd::as_fd).collect();
+        // One byte is enough to carry a batch.
+        let part = if batches.len() > 0 { 1 } else { rest.len() };
+        let sent = stream.async_io(Interest::WRITABLE, || send_once(stream, rest.get(..part).unwrap_or(rest), &batch)).await?;
         rest = rest.get(sent..).unwrap_or_default();
     }
-    Ok(())
+    match batches.len() {
+        0 => Ok(()),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "there are too many open files to send with so few bytes")),
+    }
 }
 
 fn send_once(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<usize> {

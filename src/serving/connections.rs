@@ -34,6 +34,8 @@ impl Connections {
                 let mut served = lock(&self.served);
                 served.retain(|(other, _)| other.strong_count() > 0);
                 served.push(entry);
+                drop(served);
+                self.forget_ended();
             }
             Err(error) => tracing::warn!(%error, "a connection of the kubelet could not be handed on to another instance"),
         }
@@ -55,10 +57,14 @@ impl Connections {
         let served = lock(&self.served);
         let served = served.iter().filter_map(|(file, said)| Some(Connection { file: file.upgrade()?, lists: said.lists()? }));
         let mut open: Vec<_> = served.filter(|served| !is_hung_up(&served.file)).collect();
-        let mut held = lock(&self.held);
-        held.retain(|connection| !is_hung_up(&connection.file));
-        open.extend(held.iter().cloned());
+        self.forget_ended();
+        open.extend(lock(&self.held).iter().cloned());
         open
+    }
+
+    /// Of those that nobody serves: a kubelet that was restarted has left them, and comes anew.
+    fn forget_ended(&self) {
+        lock(&self.held).retain(|connection| !is_hung_up(&connection.file));
     }
 }
 

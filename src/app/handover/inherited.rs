@@ -30,6 +30,10 @@ impl Inherited {
     /// Adds what an instance has sent: `files` are the sockets of these resources, in their order, and then the connections, with these
     /// streams of lists.
     pub(super) fn add(&mut self, sockets: Vec<ResourceName>, lists: Vec<u32>, files: Vec<OwnedFd>) {
+        if files.len() < sockets.len() + lists.len() {
+            // A security module can hinder that, as SELinux does between containers of different categories.
+            tracing::warn!("the former instance's connections did not arrive; the kubelet will notice its end");
+        }
         let mut files = files.into_iter().map(Arc::new);
         self.sockets.extend(sockets.into_iter().zip(files.by_ref()));
         self.connections.extend(lists.into_iter().zip(files).map(|(lists, file)| Connection { file, lists }));
