@@ -157,6 +157,20 @@ fn nor_does_one_without_detach() {
     run(handed_over_under_load(false));
 }
 
+/// Nobody would answer for it, so its connections are not held open.
+#[test]
+fn a_resource_that_the_newer_instance_does_not_have_is_gone_from_the_kubelet() {
+    run(async {
+        let (node, kubelet, mut old) = served(false).await;
+        node.write_config("[telemetry]\nlisten = \"off\"\n[upgrade]\ndetach = false\n");
+        let new = take_over(&node);
+        new.logged("took over from another instance").await;
+        old.signal(Signal::SIGTERM);
+        assert_eq!(old.ended().await.code(), Some(0));
+        kubelet.wait_for(|view| view.capacity(&gpu()).allocatable == 0, HANG).await.unwrap();
+    });
+}
+
 /// Kills the older instance at several moments of a handover, with what the kubelet has just asked it.
 async fn killed_under_load(detach: bool) {
     let node = Node::with(&[("gpu", DEVICES)]);

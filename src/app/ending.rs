@@ -123,8 +123,7 @@ impl Frozen {
         if !self.stays_open.get() {
             return self.end_streams().await;
         }
-        self.sockets.remove_files();
-        // They would end with the last of these.
+        // Whoever holds them answers on the sockets too for a while, and removes their files. They would end with the last of these.
         std::mem::forget(self.stage.clone());
     }
 

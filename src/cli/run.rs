@@ -73,9 +73,9 @@ async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Form
     let until = Instant::now() + LOCKED_FOR;
     let (mut pauses, mut said) = (Pauses::default(), false);
     loop {
-        let former = handover::ask(&settings.roots.run, &mut inherited).await.map_err(|error| Failed::new(FAILURE, error))?;
+        let mut former = handover::ask(&settings.roots.run, &mut inherited).await.map_err(|error| Failed::new(FAILURE, error))?;
         let patience = if former.is_some() { LOCKED_FOR } else { Duration::ZERO };
-        match inherited.until_started(handover::start_when_free(settings, patience), former.is_some()).await {
+        match inherited.until_started(handover::start_when_free(settings, patience), former.as_mut()).await {
             // Whoever has the ledger and cannot be asked is just starting, or ending: soon it can, or is gone.
             Err(StartError::Store(StoreError::InUse { .. })) if former.is_none() && Instant::now() < until => {
                 if !std::mem::replace(&mut said, true) {

@@ -112,7 +112,12 @@ async fn offer(peer: &mut Peer, sockets: &Sockets) -> io::Result<()> {
         sockets: listening.keys().cloned().collect(),
         lists: connections.iter().map(|connection| connection.lists).collect(),
     };
-    peer.tell_with(&offer, &files).await
+    if let Err(error) = peer.tell_with(&offer, &files).await {
+        tracing::warn!(%error, "the kubelet's connections cannot be handed on; it will notice the end of this instance");
+        let Word::Offer { protocol, version, records, .. } = offer else { return Err(error) };
+        return peer.tell(&Word::Offer { protocol, version, records, sockets: Vec::new(), lists: Vec::new() }).await;
+    }
+    Ok(())
 }
 
 /// Hands over to the one that asked. `own` is its process if this one has started it: it is killed when it does not get on,

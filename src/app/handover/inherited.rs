@@ -4,7 +4,8 @@
 //! closed it: so the kubelet does not notice whether the former instance leaves or dies, and loses nothing until this one has
 //! registered. What it has asked one that is dead it asks again, here (`kubelet/go_away.rs`).
 
-use crate::domain::ResourceName;
+use super::take::Former;
+use crate::domain::{Gather, ResourceName};
 use crate::kubelet::go_away;
 use crate::messages::{Adopt, Mailbox};
 use crate::serving::{Connection, Connections};
@@ -13,6 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// How long what the kubelet has asked a dead instance may wait for this one to start: as long as a request waits anywhere in a handover.
 const STARTED_WITHIN: Duration = Duration::from_secs(10);
@@ -22,21 +24,32 @@ const STARTED_WITHIN: Duration = Duration::from_secs(10);
 pub struct Inherited {
     sockets: BTreeMap<ResourceName, Arc<OwnedFd>>,
     connections: Vec<Connection>,
+    /// What they are about.
+    resources: Vec<ResourceName>,
+    /// When nothing is held any more if this instance has not started: the former one is dead.
+    until: Option<Instant>,
     /// Dropped, it ends what is answered on those sockets.
     adopted: Option<watch::Sender<bool>>,
 }
 
 impl Inherited {
-    /// Adds what an instance has sent: `files` are the sockets of these resources, in their order, and then the connections, with these
+    /// What an instance has sent: `files` are the sockets of these resources, in their order, and then the connections, with these
     /// streams of lists.
-    pub(super) fn add(&mut self, sockets: Vec<ResourceName>, lists: Vec<u32>, files: Vec<OwnedFd>) {
-        if files.len() < sockets.len() + lists.len() {
-            // A security module can hinder that, as SELinux does between containers of different categories.
+    pub(super) fn new(resources: Vec<ResourceName>, lists: Vec<u32>, files: Vec<OwnedFd>) -> Self {
+        if files.len() != resources.len() + lists.len() {
+            // A security module can hinder that, as SELinux does between containers of different categories. What is which is not known then.
             tracing::warn!("the former instance's connections did not arrive; the kubelet will notice its end");
+            return Inherited::default();
         }
         let mut files = files.into_iter().map(Arc::new);
-        self.sockets.extend(sockets.into_iter().zip(files.by_ref()));
-        self.connections.extend(lists.into_iter().zip(files).map(|(lists, file)| Connection { file, lists }));
+        let sockets = resources.iter().cloned().zip(files.by_ref()).gather();
+        let connections = lists.into_iter().zip(files).map(|(lists, file)| Connection { file, lists }).collect();
+        Inherited { sockets, connections, resources, until: None, adopted: None }
+    }
+
+    /// What the kubelet has open there is about these resources.
+    pub(super) fn resources(&self) -> &[ResourceName] {
+        &self.resources
     }
 
     /// Whether there is nothing that could be missed.
@@ -56,17 +69,17 @@ impl Inherited {
         for (resource, listener) in std::mem::take(&mut self.sockets) {
             adopt.tell(Adopt { resource, listener, close: close.clone() });
         }
-        for connection in &self.connections {
-            // One that has ended meanwhile needs nothing.
-            if let Err(error) = go_away::ask_again(&connection.file, connection.lists) {
-                tracing::debug!(%error, "a connection of the former instance has ended");
-            }
-        }
+        // One that has ended meanwhile needs nothing, and one that takes no more bytes has to end: what was asked on it must not wait for ever.
+        let is_told = |connection: &Connection| go_away::ask_again(&connection.file, connection.lists);
+        self.connections.retain(|connection| {
+            is_told(connection).inspect_err(|error| tracing::debug!(%error, "a connection of the former instance ends")).is_ok()
+        });
     }
 
     /// Has the kubelet see the end of the connections, unless somebody else holds them too.
     pub(super) fn let_go(&mut self) {
         self.connections.clear();
+        self.sockets.clear();
     }
 
     /// Leaves the connections open for as long as this instance lives.
@@ -74,17 +87,44 @@ impl Inherited {
         connections.hold(self.connections.iter().cloned());
     }
 
-    /// Waits for this instance to start. When the former one does not live and answer, nothing is held for longer than the kubelet may wait
-    /// for an answer: its node stands still.
-    pub async fn until_started<T>(&mut self, started: impl Future<Output = T>, lives: bool) -> T {
+    /// Waits for this instance to start. From the end of the former one on nothing is held for longer than the kubelet may wait for an
+    /// answer: its node stands still.
+    pub async fn until_started<T>(&mut self, started: impl Future<Output = T>, former: Option<&mut Former>) -> T {
         tokio::pin!(started);
+        let until = match former {
+            None => Some(*self.until.get_or_insert_with(|| Instant::now() + STARTED_WITHIN)),
+            Some(_) => None,
+        };
+        let too_late = async {
+            if let Some(former) = former {
+                former.gone().await;
+            }
+            tokio::time::sleep_until(until.unwrap_or_else(|| Instant::now() + STARTED_WITHIN)).await;
+        };
         tokio::select! {
             started = &mut started => return started,
-            () = tokio::time::sleep(STARTED_WITHIN), if !lives && !self.is_empty() => {
+            () = too_late, if !self.is_empty() => {
                 tracing::warn!("this instance does not start in time; the kubelet sees that the former one is gone");
                 *self = Inherited::default();
             }
         }
         started.await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_arrive_whole_is_not_held() {
+        let file = || OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
+        let gpu = || vec!["example.com/gpu".parse::<ResourceName>().unwrap()];
+        let whole = Inherited::new(gpu(), vec![3], vec![file(), file()]);
+        assert_eq!((whole.sockets.len(), whole.connections.len(), whole.connections[0].lists), (1, 1, 3));
+        for files in [vec![], vec![file()], vec![file(), file(), file()]] {
+            let part = Inherited::new(gpu(), vec![3], files);
+            assert!(part.is_empty() && part.sockets.is_empty() && part.resources().is_empty());
+        }
     }
 }

@@ -95,7 +95,7 @@ pub async fn ask(run_dir: &Path, inherited: &mut Inherited) -> Result<Option<For
         return Err(TakeOverError::Newer { theirs: version, records });
     }
     tracing::info!(version, pid = peer.pid, connections = lists.len(), "asking another instance to hand over");
-    inherited.add(sockets, lists, files);
+    *inherited = Inherited::new(sockets, lists, files);
     if peer.tell(&Word::Take { version: env!("CARGO_PKG_VERSION").into() }).await.is_err() {
         return Ok(None);
     }
@@ -103,6 +103,13 @@ pub async fn ask(run_dir: &Path, inherited: &mut Inherited) -> Result<Option<For
         Heard::Word(Word::Yours) => Ok(Some(Former { peer, version, keeps_open: protocol >= PROTOCOL })),
         Heard::Gone => Ok(None),
         Heard::Word(_) | Heard::Nothing => Err(TakeOverError::Silent { path }),
+    }
+}
+
+impl Former {
+    /// Waits for its end. It says nothing meanwhile.
+    pub(super) async fn gone(&mut self) {
+        while self.peer.hear().await.is_some() {}
     }
 }
 
@@ -183,7 +190,9 @@ pub async fn relieve(former: Option<Former>, inherited: Inherited, standing: Sta
     heritage.tell(Word::Serving { sockets: sockets.newest() }).await;
     // What the kubelet refuses from here it still has from there.
     heritage.until(known(&mut registrations)).await;
-    if keeps_open {
+    // What this instance does not serve the kubelet has to lose.
+    let serves = |name: &ResourceName| registrations.borrow().get(name).is_some_and(ResourceStatus::is_known);
+    if keeps_open && heritage.inherited.resources().iter().all(serves) {
         heritage.tell(Word::Keep).await;
         heritage.inherited.keep(&sockets.connections);
     } else {
@@ -208,8 +217,11 @@ pub async fn relieve(former: Option<Former>, inherited: Inherited, standing: Sta
     heritage.until(tokio::time::sleep(CLEARED_UP_AFTER)).await;
     heritage.until(known(&mut registrations)).await;
     heritage.tell(Word::Confirmed).await;
-    tracing::info!(from = heritage.former.as_ref()?.version, "took over from another instance");
-    Some(Relieved(heritage))
+    if let Some(former) = &heritage.former {
+        tracing::info!(from = former.version, "took over from another instance");
+        return Some(Relieved(heritage));
+    }
+    None
 }
 
 /// Waits until the kubelet has every resource from here, or is away; not for ever, or one name that it refuses would keep the
@@ -231,10 +243,9 @@ pub struct Relieved(Heritage);
 impl Relieved {
     /// Waits for its end. What it was asked on connections that stay open is then answered here, however late that is.
     pub async fn gone(&mut self) {
-        while let Some(former) = &mut self.0.former {
-            if former.peer.hear().await.is_none() {
-                self.0.lost();
-            }
+        if let Some(former) = &mut self.0.former {
+            former.gone().await;
+            self.0.lost();
         }
     }
 
