@@ -87,9 +87,14 @@ fn nothing_is_lost(node: &Node) {
 
 /// A node with a kubelet and a daemon that serves it.
 async fn served(detach: bool) -> (Node, Kubelet, Daemon) {
+    served_with(detach, &HookTable::default()).await
+}
+
+/// The same, with hooks for the kubelet.
+async fn served_with(detach: bool, hooks: &HookTable) -> (Node, Kubelet, Daemon) {
     let node = Node::with(&[("gpu", DEVICES)]);
     node.write_config(&config(detach));
-    let kubelet = node.start_kubelet().await;
+    let kubelet = Kubelet::start(KubeletConfig { hooks: hooks.clone(), ..node.kubelet_config() }).await.unwrap();
     let daemon = node.start_daemon();
     offered(&kubelet, &gpu(), DEVICES).await;
     daemon.logged("ready").await;
@@ -173,13 +178,8 @@ fn a_resource_that_the_newer_instance_does_not_have_is_gone_from_the_kubelet() {
 
 /// Kills the older instance at several moments of a handover, with what the kubelet has just asked it.
 async fn killed_under_load(detach: bool) {
-    let node = Node::with(&[("gpu", DEVICES)]);
-    node.write_config(&config(detach));
     let hooks = HookTable::default();
-    let kubelet = Kubelet::start(KubeletConfig { hooks: hooks.clone(), ..node.kubelet_config() }).await.unwrap();
-    let mut old = node.start_daemon();
-    offered(&kubelet, &gpu(), DEVICES).await;
-    old.logged("ready").await;
+    let (node, kubelet, mut old) = served_with(detach, &hooks).await;
     let began = kubelet.now();
     let stop = Cell::new(false);
     let handovers = async {
@@ -226,13 +226,8 @@ fn nor_does_one_that_is_killed_without_detach() {
 #[test]
 fn an_instance_that_the_kubelet_refuses_at_first_takes_no_device_from_it() {
     run(async {
-        let node = Node::with(&[("gpu", DEVICES)]);
-        node.write_config(&config(true));
         let hooks = HookTable::default();
-        let kubelet = Kubelet::start(KubeletConfig { hooks: hooks.clone(), ..node.kubelet_config() }).await.unwrap();
-        let mut old = node.start_daemon();
-        offered(&kubelet, &gpu(), DEVICES).await;
-        old.logged("ready").await;
+        let (node, kubelet, mut old) = served_with(true, &hooks).await;
         kubelet.wait_for(|view| view.is_settled(), HANG).await.unwrap();
 
         let began = kubelet.now();

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   shutdown:  quiesce ─▶ the ledger is closed ─▶ streams end
-//!   handover:  quiesce ─▶ the ledger is closed ─▶ the other instance serves ─▶ streams end
+//!   handover:  quiesce ─▶ the ledger is closed ─▶ the other instance serves ─▶ streams end, or go on there
 //! ```
 //!
 //! From the end of the streams on the kubelet has no device, until the next instance lists them: nothing that takes time comes
@@ -123,7 +123,8 @@ impl Frozen {
         if !self.stays_open.get() {
             return self.end_streams().await;
         }
-        // Whoever holds them answers on the sockets too for a while, and removes their files. They would end with the last of these.
+        // The files of the sockets stay: the other instance answers there for a while, and removes them. The streams would end with the
+        // last of these.
         std::mem::forget(self.stage.clone());
     }
 

@@ -3,6 +3,8 @@
 //! A kubelet from 1.25 on dials at Register, asks for the options and then for the lists. But when it has just lost another
 //! connection of the resource, it may take this one for that, and hang up in between: it says nothing of it, and would never
 //! come again.
+//!
+//! Whoever takes a connection over has to know as much: which of its calls is that for the lists.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

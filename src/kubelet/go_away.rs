@@ -15,8 +15,8 @@ const GOAWAY: u8 = 7;
 /// The error of a stream that was not begun.
 const REFUSED_STREAM: u32 = 7;
 const NO_ERROR: u32 = 0;
-/// No stream of a call that the kubelet makes before it asks for the lists has a higher number.
-const CALLS_BEFORE_LISTS: u32 = 255;
+/// The kubelet asks for the lists among its first calls: their stream has no higher number.
+const LISTS_MAX: u32 = 255;
 
 /// Has the kubelet ask again what it has asked on this connection, and has got no answer to, but for the lists, on the stream `lists`.
 ///
@@ -31,7 +31,7 @@ fn frames(lists: u32) -> Vec<u8> {
     // First, so that what is asked again is asked on another connection.
     frame(&mut bytes, GOAWAY, 0, &[lists, NO_ERROR]);
     // Most of them were answered long ago, and are not known any more.
-    for stream in (1..lists.min(CALLS_BEFORE_LISTS)).step_by(2) {
+    for stream in (1..lists.min(LISTS_MAX)).step_by(2) {
         frame(&mut bytes, RST_STREAM, stream, &[REFUSED_STREAM]);
     }
     bytes

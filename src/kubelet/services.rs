@@ -33,9 +33,8 @@ impl Services {
         Services(self.0.iter().cloned().chain([(S::NAME, answers)]).collect())
     }
 
-    /// Who answers `/package.Service/Method`.
-    fn named(&self, path: &str) -> Option<&Answers> {
-        let (name, _method) = path.strip_prefix('/')?.split_once('/')?;
+    /// Who answers for a service.
+    fn named(&self, name: &str) -> Option<&Answers> {
         self.0.iter().find(|(known, _)| *known == name).map(|(_, answers)| answers)
     }
 }
@@ -56,11 +55,13 @@ impl Service<Request<Body>> for Services {
     }
 
     fn call(&mut self, request: Request<Body>) -> Answer {
+        // `/package.Service/Method`.
+        let (name, method) = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/')).unwrap_or_default();
         // Here they still are in their order.
         if let Some(conversation) = request.extensions().get::<Conversation>() {
-            conversation.called(request.uri().path().rsplit('/').next().unwrap_or_default());
+            conversation.called(method);
         }
-        match self.named(request.uri().path()) {
+        match self.named(name) {
             Some(answers) => answers(request),
             None => Box::pin(std::future::ready(Ok(Status::unimplemented("").into_http()))),
         }

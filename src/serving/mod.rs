@@ -11,7 +11,7 @@
 //! What comes while this instance hands over to another one waits, and is passed on to it (`pass_on.rs`): an Allocate that
 //! fails is final for its pod.
 //!
-//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration. Emits: `Record` and
+//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration, `Adopt` from the app. Emits: `Record` and
 //! `Pass` to the ledger, `Broken` to health, `StreamOpened`, `StreamEnded` and `HungUp` to registration.
 
 mod actor;

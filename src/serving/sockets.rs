@@ -167,25 +167,18 @@ impl Sockets {
     /// Ends every server and removes every socket file: the last step of the daemon's shutdown. Done when the last
     /// server is, which sends what its connections still have to send.
     pub async fn close_all(&self) {
-        self.remove_files();
         // One end of all, for the kubelet to clear up after once.
         self.connections.let_go();
         let closing = std::mem::take(&mut *self.table());
         for socket in closing.values() {
             socket.close.send_replace(true);
-        }
-        for socket in closing.values() {
-            socket.close.closed().await;
-        }
-    }
-
-    /// Removes every socket file, and leaves the connections as they are.
-    pub fn remove_files(&self) {
-        for socket in self.table().values() {
             drop(std::fs::remove_file(&socket.path));
         }
         // Only when nobody else has a socket in it.
         drop(std::fs::remove_dir(&self.directory));
+        for socket in closing.values() {
+            socket.close.closed().await;
+        }
     }
 
     /// Removes the sockets of processes that are no more: those that refuse a connection.

@@ -102,6 +102,7 @@ fn devices_count_once_a_list_has_come_behind_what_dropped_them() {
         for (has_to_end, expected) in [(false, always), (true, with_an_end)] {
             assert_eq!(counts(&log(texts), "example.com/x", has_to_end), expected, "{texts:?}");
         }
+        assert!(!counts(&log(texts), "example.com/other", true));
     }
 }
 

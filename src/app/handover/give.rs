@@ -105,19 +105,14 @@ async fn hear_out(stream: UnixStream, sockets: Arc<Sockets>, asked: mpsc::Sender
 async fn offer(peer: &mut Peer, sockets: &Sockets) -> io::Result<()> {
     let (listening, connections) = (sockets.listening(), sockets.connections.open());
     let files: Vec<_> = listening.values().map(AsFd::as_fd).chain(connections.iter().map(|connection| connection.file.as_fd())).collect();
-    let offer = Word::Offer {
-        protocol: PROTOCOL,
-        version: env!("CARGO_PKG_VERSION").into(),
-        records: crate::store::RECORDS,
-        sockets: listening.keys().cloned().collect(),
-        lists: connections.iter().map(|connection| connection.lists).collect(),
+    let offer = |sockets, lists| {
+        let version = env!("CARGO_PKG_VERSION").into();
+        Word::Offer { protocol: PROTOCOL, version, records: crate::store::RECORDS, sockets, lists }
     };
-    if let Err(error) = peer.tell_with(&offer, &files).await {
-        tracing::warn!(%error, "the kubelet's connections cannot be handed on; it will notice the end of this instance");
-        let Word::Offer { protocol, version, records, .. } = offer else { return Err(error) };
-        return peer.tell(&Word::Offer { protocol, version, records, sockets: Vec::new(), lists: Vec::new() }).await;
-    }
-    Ok(())
+    let whole = offer(listening.keys().cloned().collect(), connections.iter().map(|connection| connection.lists).collect());
+    let Err(error) = peer.tell_with(&whole, &files).await else { return Ok(()) };
+    tracing::warn!(%error, "the kubelet's connections cannot be handed on; it will notice the end of this instance");
+    peer.tell(&offer(Vec::new(), Vec::new())).await
 }
 
 /// Hands over to the one that asked. `own` is its process if this one has started it: it is killed when it does not get on,

@@ -24,8 +24,6 @@ const STARTED_WITHIN: Duration = Duration::from_secs(10);
 pub struct Inherited {
     sockets: BTreeMap<ResourceName, Arc<OwnedFd>>,
     connections: Vec<Connection>,
-    /// What they are about.
-    resources: Vec<ResourceName>,
     /// When nothing is held any more if this instance has not started: the former one is dead.
     until: Option<Instant>,
     /// Dropped, it ends what is answered on those sockets.
@@ -42,14 +40,14 @@ impl Inherited {
             return Inherited::default();
         }
         let mut files = files.into_iter().map(Arc::new);
-        let sockets = resources.iter().cloned().zip(files.by_ref()).gather();
+        let sockets = resources.into_iter().zip(files.by_ref()).gather();
         let connections = lists.into_iter().zip(files).map(|(lists, file)| Connection { file, lists }).collect();
-        Inherited { sockets, connections, resources, until: None, adopted: None }
+        Inherited { sockets, connections, until: None, adopted: None }
     }
 
     /// What the kubelet has open there is about these resources.
-    pub(super) fn resources(&self) -> &[ResourceName] {
-        &self.resources
+    pub(super) fn resources(&self) -> impl Iterator<Item = &ResourceName> {
+        self.sockets.keys()
     }
 
     /// Whether there is nothing that could be missed.
@@ -66,8 +64,8 @@ impl Inherited {
         tracing::info!("the former instance has ended; what the kubelet asked there is answered here");
         let (adopted, close) = watch::channel(false);
         self.adopted = Some(adopted);
-        for (resource, listener) in std::mem::take(&mut self.sockets) {
-            adopt.tell(Adopt { resource, listener, close: close.clone() });
+        for (resource, listener) in &self.sockets {
+            adopt.tell(Adopt { resource: resource.clone(), listener: Arc::clone(listener), close: close.clone() });
         }
         // One that has ended meanwhile needs nothing, and one that takes no more bytes has to end: what was asked on it must not wait for ever.
         let is_told = |connection: &Connection| go_away::ask_again(&connection.file, connection.lists);
@@ -82,7 +80,7 @@ impl Inherited {
         self.sockets.clear();
     }
 
-    /// Leaves the connections open for as long as this instance lives.
+    /// Leaves the connections open for as long as this instance lives. They stay known here too: the former one may still die.
     pub(super) fn keep(&self, connections: &Connections) {
         connections.hold(self.connections.iter().cloned());
     }
@@ -124,7 +122,7 @@ mod tests {
         assert_eq!((whole.sockets.len(), whole.connections.len(), whole.connections[0].lists), (1, 1, 3));
         for files in [vec![], vec![file()], vec![file(), file(), file()]] {
             let part = Inherited::new(gpu(), vec![3], files);
-            assert!(part.is_empty() && part.sockets.is_empty() && part.resources().is_empty());
+            assert!(part.is_empty() && part.resources().next().is_none());
         }
     }
 }

@@ -12,7 +12,8 @@
 //!        ── Serving: its sockets ──────────────▶     passes on what waits, and what still comes
 //!   waits for what the kubelet refuses, detaches (below)
 //!        ── Leave ─────────────────────────────▶     ends its streams
-//!        ◀── Left ──────────────────────────────     without detach: Keep, and they stay open
+//!        ◀── Left ──────────────────────────────
+//!     or ── Keep ──────────────────────────────▶     leaves them open (without detach)
 //!   registers again, until the kubelet has it, or refuses it for long
 //!        ── Confirmed ─────────────────────────▶     ends, or waits to be ended
 //! ```

@@ -151,12 +151,10 @@ impl Heritage {
     /// Waits for something, and notices the former instance's end meanwhile.
     async fn until(&mut self, done: impl Future) {
         tokio::pin!(done);
-        while let Some(former) = &mut self.former {
+        if let Some(former) = &mut self.former {
             tokio::select! {
                 _ = &mut done => return,
-                heard = former.peer.hear() => if heard.is_none() {
-                    self.lost();
-                }
+                () = former.gone() => self.lost(),
             }
         }
         done.await;
@@ -192,7 +190,7 @@ pub async fn relieve(former: Option<Former>, inherited: Inherited, standing: Sta
     heritage.until(known(&mut registrations)).await;
     // What this instance does not serve the kubelet has to lose.
     let serves = |name: &ResourceName| registrations.borrow().get(name).is_some_and(ResourceStatus::is_known);
-    if keeps_open && heritage.inherited.resources().iter().all(serves) {
+    if keeps_open && heritage.inherited.resources().all(serves) {
         heritage.tell(Word::Keep).await;
         heritage.inherited.keep(&sockets.connections);
     } else {
