@@ -1,6 +1,6 @@
 //! Two instances on one node: the ledger and the kubelet go from one to the other, and back when the other one dies.
 //!
-//! `HOLDFAST_ROUNDS` says how many handovers are made under load (12 in every run), `HOLDFAST_SEED` repeats a run.
+//! `HOLDFAST_ROUNDS` says how many handovers of each kind are made under load (3 to 12 in every run), `HOLDFAST_SEED` repeats a run.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a helper of a test fails the test, and a figure is to be seen")]
 
@@ -24,6 +24,9 @@ use tokio::net::UnixDatagram;
 const DEVICES: usize = 16;
 /// Pods that are there at a time: others have gone, and their devices are free for the kubelet.
 const PODS: usize = 6;
+/// What the newer instance says when the older one is killed.
+const MOMENTS: [&str; 4] =
+    ["asking another instance", "ledger recovered", "registered with the kubelet", "took over from another instance"];
 /// Registers that the kubelet refuses on end.
 const REFUSALS: usize = 3;
 
@@ -110,14 +113,19 @@ fn newest_client(kubelet: &Kubelet) -> u64 {
     }
 }
 
+/// How many handovers of a kind are made under load.
+fn rounds(in_every_run: usize) -> usize {
+    std::env::var("HOLDFAST_ROUNDS").map_or(in_every_run, |text| text.parse().unwrap())
+}
+
 async fn handed_over_under_load(detach: bool) {
     let (node, kubelet, mut old) = served(detach).await;
     let began = kubelet.now();
     let stop = Cell::new(false);
     let handovers = async {
-        for round in 0..3 {
+        for round in 0..rounds(3) {
             let new = take_over(&node);
-            if round == 1 {
+            if round % 3 == 1 {
                 // A little too early: what is under way is completed.
                 new.logged("registered with the kubelet").await;
             } else {
@@ -183,29 +191,28 @@ async fn killed_under_load(detach: bool) {
     let began = kubelet.now();
     let stop = Cell::new(false);
     let handovers = async {
-        for moment in ["asking another instance", "ledger recovered", "registered with the kubelet", "took over from another instance"] {
-            for in_flight in [false, true] {
-                let new = take_over(&node);
-                new.logged(moment).await;
-                if in_flight {
-                    // It takes no more notice of anything, and is asked all the same.
-                    let mut about_to_ask = hooks.gate(Hook::BeforeAllocate);
-                    soon("an Allocate", about_to_ask.reached()).await;
-                    old.signal(Signal::SIGSTOP);
-                    let mut asked = hooks.gate(Hook::DuringAllocate);
-                    about_to_ask.open(Verdict::Pass);
-                    soon("the same one", asked.reached()).await;
-                    asked.open(Verdict::Pass);
-                }
-                old.kill();
-                new.logged("INFO ready").await;
-                old = new;
+        for round in 0..rounds(2 * MOMENTS.len()) {
+            let new = take_over(&node);
+            new.logged(MOMENTS[round / 2 % MOMENTS.len()]).await;
+            if round % 2 == 1 {
+                // It takes no more notice of anything, and is asked all the same.
+                let mut about_to_ask = hooks.gate(Hook::BeforeAllocate);
+                soon("an Allocate", about_to_ask.reached()).await;
+                old.signal(Signal::SIGSTOP);
+                let mut asked = hooks.gate(Hook::DuringAllocate);
+                about_to_ask.open(Verdict::Pass);
+                soon("the same one", asked.reached()).await;
+                asked.open(Verdict::Pass);
             }
+            old.kill();
+            new.logged("INFO ready").await;
+            old = new;
         }
         stop.set(true);
     };
     let (outcomes, ()) = tokio::join!(pods_come_and_go(&kubelet, &stop), handovers);
     offered(&kubelet, &gpu(), DEVICES).await;
+    println!("detach {detach}, killed: {} pods", outcomes.len());
     assert!(outcomes.len() > 8, "the load has hardly run");
     assert_eq!((dips(&kubelet, began), refusals(&kubelet)), (vec![], vec![]), "detach {detach}");
     nothing_is_lost(&node);
@@ -220,6 +227,32 @@ fn an_older_instance_that_is_killed_takes_no_device_from_the_kubelet_and_fails_n
 #[test]
 fn nor_does_one_that_is_killed_without_detach() {
     run(killed_under_load(false));
+}
+
+/// The kubelet connects to the second instance when the third one waits for it already.
+#[test]
+fn what_the_kubelet_connects_after_a_newer_instance_has_come_is_handed_on_too() {
+    run(async {
+        let hooks = HookTable::default();
+        let (node, kubelet, _first) = served_with(true, &hooks).await;
+        // The settling one is its last for a while: the next Register is another instance's.
+        let is_register = |event: &&Event| matches!(event.kind, EventKind::Registered { .. });
+        kubelet.wait_for(|view| view.events().iter().filter(is_register).count() > 1, HANG).await.unwrap();
+        kubelet.wait_for(|view| view.is_settled(), HANG).await.unwrap();
+
+        let began = kubelet.now();
+        let mut to_connect = hooks.gate(Hook::BeforeRegisterClient);
+        let mut second = take_over(&node);
+        soon("a Register of the second one", to_connect.reached()).await;
+        let third = take_over(&node);
+        third.logged("asking another instance to hand over").await;
+        to_connect.open(Verdict::Pass);
+        third.logged("ledger recovered").await;
+        second.kill();
+        third.logged("INFO ready").await;
+        offered(&kubelet, &gpu(), DEVICES).await;
+        assert_eq!(dips(&kubelet, began), []);
+    });
 }
 
 /// What the kubelet refuses from NEW it still has from OLD, which leaves only when NEW is known.
@@ -248,7 +281,7 @@ fn an_instance_that_the_kubelet_refuses_at_first_takes_no_device_from_it() {
 #[test]
 fn whoever_is_left_serves_wherever_the_other_one_dies() {
     run(async {
-        let rounds: usize = std::env::var("HOLDFAST_ROUNDS").map_or(12, |text| text.parse().unwrap());
+        let rounds = rounds(12);
         let mut random = Random::new();
         let (node, kubelet, mut old) = served(true).await;
         let began = kubelet.now();
@@ -364,46 +397,53 @@ fn without_a_living_instance_the_flag_changes_nothing_and_without_the_flag_a_sec
     });
 }
 
+async fn upgraded_in_place(detach: bool) {
+    let node = Node::with(&[("gpu", DEVICES)]);
+    node.write_config(&config(detach));
+    let kubelet = node.start_kubelet().await;
+    let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
+    let mut old = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")).process_group(0));
+    notified(&systemd, "READY=1").await;
+    offered(&kubelet, &gpu(), DEVICES).await;
+
+    let verb = |node: &Node| {
+        let mut command = node.command(&["handover"]);
+        tokio::task::spawn_blocking(move || command.output().unwrap())
+    };
+    // The next start would fail; the one that runs goes on.
+    let sound = std::fs::read_to_string(node.config_file()).unwrap();
+    node.write_config("[nonsense]\n");
+    let failed = soon("the verb", verb(&node)).await.unwrap();
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert_eq!(failed.status.code(), Some(1), "{said}");
+    assert!(said.contains("the new instance ended before it took over"), "{said}");
+    node.write_config(&sound);
+
+    let began = kubelet.now();
+    let done = soon("the verb", verb(&node)).await.unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    let pid = notified(&systemd, "MAINPID=").await["MAINPID=".len()..].to_owned();
+    assert!(said.contains(&format!("process {pid}")), "{said}");
+    notified(&systemd, "READY=1").await;
+    assert_eq!(old.exited().await.code(), Some(0));
+    assert_eq!(dips(&kubelet, began), []);
+    let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1))).await;
+    assert_eq!(outcome.phase, PodPhase::Running);
+    // It is nobody's child by now.
+    let pid = nix::unistd::Pid::from_raw(pid.parse().unwrap());
+    nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
+    until("its end", || node.path("run/control.sock").exists(), |exists| !exists);
+}
+
 #[test]
 fn an_upgrade_in_place_tells_systemd_of_the_new_main_process_and_one_that_fails_changes_nothing() {
-    run(async {
-        let node = Node::with(&[("gpu", DEVICES)]);
-        node.write_config(&config(true));
-        let kubelet = node.start_kubelet().await;
-        let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
-        let mut old = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")).process_group(0));
-        notified(&systemd, "READY=1").await;
-        offered(&kubelet, &gpu(), DEVICES).await;
+    run(upgraded_in_place(true));
+}
 
-        let verb = |node: &Node| {
-            let mut command = node.command(&["handover"]);
-            tokio::task::spawn_blocking(move || command.output().unwrap())
-        };
-        // The next start would fail; the one that runs goes on.
-        let sound = std::fs::read_to_string(node.config_file()).unwrap();
-        node.write_config("[nonsense]\n");
-        let failed = soon("the verb", verb(&node)).await.unwrap();
-        let said = String::from_utf8_lossy(&failed.stderr).into_owned();
-        assert_eq!(failed.status.code(), Some(1), "{said}");
-        assert!(said.contains("the new instance ended before it took over"), "{said}");
-        node.write_config(&sound);
-
-        let began = kubelet.now();
-        let done = soon("the verb", verb(&node)).await.unwrap();
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        let said = String::from_utf8_lossy(&done.stdout).into_owned();
-        let pid = notified(&systemd, "MAINPID=").await["MAINPID=".len()..].to_owned();
-        assert!(said.contains(&format!("process {pid}")), "{said}");
-        notified(&systemd, "READY=1").await;
-        assert_eq!(old.exited().await.code(), Some(0));
-        assert_eq!(dips(&kubelet, began), []);
-        let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1))).await;
-        assert_eq!(outcome.phase, PodPhase::Running);
-        // It is nobody's child by now.
-        let pid = nix::unistd::Pid::from_raw(pid.parse().unwrap());
-        nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
-        until("its end", || node.path("run/control.sock").exists(), |exists| !exists);
-    });
+#[test]
+fn so_does_one_without_detach() {
+    run(upgraded_in_place(false));
 }
 
 /// An instance that is newer than this version: it offers a ledger that nobody here can read. What it was asked after that.

@@ -4,6 +4,7 @@ use super::Global;
 use super::exit::{self, ESCALATED, FAILURE, Failed};
 use crate::app::handover::{self, Asked, Former, Given, Inherited, Installed, Pauses, UpgradeOrder};
 use crate::app::{App, AppEvent, Settings, StartError, heartbeat};
+use crate::host;
 use crate::store::StoreError;
 use clap::Args;
 use sd_notify::NotifyState;
@@ -41,6 +42,9 @@ pub struct Options {
 /// What hinders the start, or the escalation.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let settings = Settings::new(global.roots(), global.load_config()?);
+    if let Err(error) = host::raise_open_files() {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
     // gRPC and the light actors share one thread; the ledger and discovery get their own in `App::start`.
     let system = actix::System::new();
     // In a box: moved into the system and polled there it would leave three copies of itself on this thread's stack, 50 KB each.

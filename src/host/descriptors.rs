@@ -5,26 +5,28 @@ use rustix::net::{
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 /// The kernel takes so many with one message (`SCM_MAX_FD`).
 const FILES_MAX: usize = 253;
+/// What is read at once.
+const READ_MAX: usize = 4096;
 
-/// Sends `bytes`, and the files with the first ones: each file is then open here and there. A receiver that reads the bytes alone
-/// gets no file, and the kernel closes what it was sent.
+/// Sends the bytes, of which `rest` keeps what has not gone yet, and the files with the first ones: each file is then open here and there. A
+/// receiver that reads the bytes alone gets no file, and the kernel closes what it was sent.
 ///
 /// # Errors
 /// As writing to the socket; that there are too many files for so few bytes.
-pub async fn send(stream: &UnixStream, bytes: &[u8], files: &[impl AsFd]) -> io::Result<()> {
-    let (mut rest, mut batches) = (bytes, files.chunks(FILES_MAX));
+pub async fn send(stream: &UnixStream, rest: &mut &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut batches = files.chunks(FILES_MAX);
     while !rest.is_empty() {
-        let batch: Vec<BorrowedFd<'_>> = batches.next().unwrap_or_default().iter().map(AsFd::as_fd).collect();
+        let batch = batches.next().unwrap_or_default();
         // One byte is enough to carry a batch.
         let part = if batches.len() > 0 { 1 } else { rest.len() };
-        let sent = stream.async_io(Interest::WRITABLE, || send_once(stream, rest.get(..part).unwrap_or(rest), &batch)).await?;
-        rest = rest.get(sent..).unwrap_or_default();
+        let sent = stream.async_io(Interest::WRITABLE, || send_once(stream, rest.get(..part).unwrap_or(*rest), batch)).await?;
+        *rest = rest.get(sent..).unwrap_or_default();
     }
     match batches.len() {
         0 => Ok(()),
@@ -41,21 +43,16 @@ fn send_once(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io:
     Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// Reads up to the end of a line, which nothing follows before it is answered, and adds the files that come with it to `files`. Without its
-/// end when the other side has gone, or has sent more than `most` bytes.
+/// Reads once, `most` bytes or fewer, and adds them to `bytes` and the files that come with them to `files`. How many bytes: none when the
+/// other side has gone.
 ///
 /// # Errors
 /// As reading from the socket.
-pub async fn receive_line(stream: &UnixStream, most: usize, files: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
-    let mut line = Vec::new();
-    let mut buffer = [0; 4096];
-    while line.last() != Some(&b'\n') && line.len() < most {
-        match stream.async_io(Interest::READABLE, || receive_once(stream, &mut buffer, files)).await? {
-            0 => break,
-            read => line.extend_from_slice(buffer.get(..read).unwrap_or_default()),
-        }
-    }
-    Ok(line)
+pub async fn receive(stream: &UnixStream, most: usize, bytes: &mut Vec<u8>, files: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    let mut buffer = vec![0; most.min(READ_MAX)];
+    let read = stream.async_io(Interest::READABLE, || receive_once(stream, &mut buffer, files)).await?;
+    bytes.extend_from_slice(buffer.get(..read).unwrap_or_default());
+    Ok(read)
 }
 
 fn receive_once(stream: &UnixStream, buffer: &mut [u8], files: &mut Vec<OwnedFd>) -> io::Result<usize> {
@@ -74,7 +71,7 @@ fn receive_once(stream: &UnixStream, buffer: &mut [u8], files: &mut Vec<OwnedFd>
 mod tests {
     use super::*;
     use std::io::Write as _;
-    use std::os::fd::AsRawFd as _;
+    use std::os::fd::{AsFd, AsRawFd as _};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     /// More than go with one message, each known by what is in it; and they are open when the sender has closed them.
@@ -91,11 +88,17 @@ mod tests {
         let line = format!("{}\n", "x".repeat(10_000));
         let mut arrived = Vec::new();
         let sending = async {
-            send(&here, line.as_bytes(), &files).await.unwrap();
+            send(&here, &mut line.as_bytes(), &files.iter().map(AsFd::as_fd).collect::<Vec<_>>()).await.unwrap();
             drop(files);
         };
-        let (read, ()) = tokio::join!(receive_line(&there, 1 << 20, &mut arrived), sending);
-        assert_eq!(read.unwrap(), line.as_bytes());
+        let mut read = Vec::new();
+        let receiving = async {
+            while read.len() < line.len() {
+                receive(&there, usize::MAX, &mut read, &mut arrived).await.unwrap();
+            }
+        };
+        tokio::join!(receiving, sending);
+        assert_eq!(read, line.as_bytes());
         let content = |file: &OwnedFd| {
             let mut bytes = [0; 4];
             nix::sys::uio::pread(file, &mut bytes, 0).unwrap();
@@ -107,22 +110,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_ends_with_the_other_side_or_when_it_is_too_long_and_who_reads_bytes_alone_reads_them() {
+    async fn no_more_is_read_than_is_wanted_and_the_others_end_is_nothing_and_who_reads_bytes_alone_reads_them() {
         let (mut here, there) = UnixStream::pair().unwrap();
-        here.write_all(b"half a line").await.unwrap();
+        here.write_all(b"a line").await.unwrap();
         drop(here);
-        assert_eq!(receive_line(&there, 100, &mut Vec::new()).await.unwrap(), b"half a line");
-        let (here, there) = UnixStream::pair().unwrap();
-        send(&here, &[b'x'; 5000], &[&there]).await.unwrap();
-        let read = receive_line(&there, 4000, &mut Vec::new()).await.unwrap().len();
-        assert!((4000..5000).contains(&read), "{read}");
+        let mut bytes = Vec::new();
+        for read in [2, 4, 0] {
+            assert_eq!(receive(&there, read.max(2), &mut bytes, &mut Vec::new()).await.unwrap(), read);
+        }
+        assert_eq!(bytes, b"a line");
         let (here, mut there) = UnixStream::pair().unwrap();
-        send(&here, b"in plain bytes\n", &[&here]).await.unwrap();
+        send(&here, &mut &b"in plain bytes\n"[..], &[here.as_fd()]).await.unwrap();
         drop(here);
         let mut text = String::new();
         there.read_to_string(&mut text).await.unwrap();
         assert_eq!(text, "in plain bytes\n");
         let (here, _there) = UnixStream::pair().unwrap();
-        assert_eq!(send(&here, b"", &[&here]).await.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(send(&here, &mut &b""[..], &[here.as_fd()]).await.unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 }

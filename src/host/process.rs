@@ -1,8 +1,27 @@
-//! Signals to processes that were started here.
+//! Processes: signals to those that were started here, and what this one may have.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
+
+/// So many open files are enough: a kubelet's connection takes two of them. Without a bound a hook that closes all that it could have open
+/// would be at it for minutes.
+const OPEN_FILES: u64 = 16_384;
+
+/// Lets this process have more files open than programs get by themselves, which is 1,024 so that select(2) works (getrlimit(2)).
+///
+/// # Errors
+/// When the kernel refuses, which it has no reason to.
+pub fn raise_open_files() -> io::Result<()> {
+    Ok(setrlimit(Resource::Nofile, raised(getrlimit(Resource::Nofile)))?)
+}
+
+/// `None` is no limit.
+fn raised(limit: Rlimit) -> Rlimit {
+    let enough = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
+    Rlimit { current: limit.current.map(|current| current.max(enough)), ..limit }
+}
 
 /// Asks a process to read its configuration again (SIGHUP).
 ///
@@ -31,6 +50,19 @@ mod tests {
     use super::*;
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
+
+    #[test]
+    fn the_limit_of_open_files_is_raised_as_far_as_it_may_be_and_never_lowered() {
+        let raised = |current, maximum| raised(Rlimit { current, maximum }).current;
+        assert_eq!(raised(Some(1024), Some(524_288)), Some(OPEN_FILES));
+        assert_eq!(raised(Some(1024), Some(4096)), Some(4096));
+        assert_eq!(raised(Some(1024), None), Some(OPEN_FILES));
+        assert_eq!(raised(Some(100_000), None), Some(100_000));
+        assert_eq!(raised(None, None), None);
+        raise_open_files().unwrap();
+        let limit = getrlimit(Resource::Nofile);
+        assert_eq!(super::raised(limit), limit);
+    }
 
     #[test]
     fn a_signal_reaches_its_process_and_no_group() {

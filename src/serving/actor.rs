@@ -83,7 +83,7 @@ impl Handler<Adopt> for Serving {
             Ok(listener) => Arc::new(listener),
             Err(error) => return tracing::warn!(%resource, %error, "the socket of the former instance cannot be served"),
         };
-        let path = listener.path();
+        let path = listener.path().filter(|path| path.parent() == Some(self.shared.sockets.directory()));
         let serving = self.serve(&listener, Plugin { resource, registration: NOBODYS, shared: self.shared.clone() }, close);
         tokio::spawn(async move {
             drop(serving.await);

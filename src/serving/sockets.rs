@@ -150,11 +150,11 @@ impl Sockets {
         table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), name(socket)?))).gather()
     }
 
-    /// The newest socket of each resource, where the kubelet dials when a connection on it has ended.
+    /// All of them, with whose they are: the kubelet dials one again when a connection on it has ended.
     #[must_use]
-    pub fn listening(&self) -> BTreeMap<ResourceName, Arc<TrustedListener>> {
+    pub fn listening(&self) -> Vec<(ResourceName, Arc<TrustedListener>)> {
         let table = self.table();
-        table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), socket.listener.upgrade()?))).gather()
+        table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), socket.listener.upgrade()?))).collect()
     }
 
     /// Registrations whose socket file somebody has removed.

@@ -91,7 +91,7 @@ async fn accept(listener: TrustedListener, sockets: Arc<Sockets>, asked: mpsc::S
 /// Offers, and hands on whoever takes.
 async fn hear_out(stream: UnixStream, sockets: Arc<Sockets>, asked: mpsc::Sender<Asked>) {
     let mut peer = Peer::new(stream);
-    if offer(&mut peer, &sockets).await.is_err() {
+    if hand_on(&mut peer, &sockets, offer).await.is_err() {
         return;
     }
     drop(sockets);
@@ -101,18 +101,21 @@ async fn hear_out(stream: UnixStream, sockets: Arc<Sockets>, asked: mpsc::Sender
     }
 }
 
-/// Says what there is to take over, and has the other one hold open what the kubelet has open here.
-async fn offer(peer: &mut Peer, sockets: &Sockets) -> io::Result<()> {
+/// What there is to take over.
+fn offer(sockets: Vec<ResourceName>, lists: Vec<u32>) -> Word {
+    Word::Offer { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into(), records: crate::store::RECORDS, sockets, lists }
+}
+
+/// Says something, and has the other one hold open what the kubelet has open here.
+async fn hand_on(peer: &mut Peer, sockets: &Sockets, word: fn(Vec<ResourceName>, Vec<u32>) -> Word) -> io::Result<()> {
     let (listening, connections) = (sockets.listening(), sockets.connections.open());
-    let files: Vec<_> = listening.values().map(AsFd::as_fd).chain(connections.iter().map(|connection| connection.file.as_fd())).collect();
-    let offer = |sockets, lists| {
-        let version = env!("CARGO_PKG_VERSION").into();
-        Word::Offer { protocol: PROTOCOL, version, records: crate::store::RECORDS, sockets, lists }
-    };
-    let whole = offer(listening.keys().cloned().collect(), connections.iter().map(|connection| connection.lists).collect());
+    let sockets = listening.iter().map(|(_, listener)| listener.as_fd());
+    let files: Vec<_> = sockets.chain(connections.iter().map(|connection| connection.file.as_fd())).collect();
+    let resources = listening.iter().map(|(resource, _)| resource.clone()).collect();
+    let whole = word(resources, connections.iter().map(|connection| connection.lists).collect());
     let Err(error) = peer.tell_with(&whole, &files).await else { return Ok(()) };
     tracing::warn!(%error, "the kubelet's connections cannot be handed on; it will notice the end of this instance");
-    peer.tell(&offer(Vec::new(), Vec::new())).await
+    peer.tell(&word(Vec::new(), Vec::new())).await
 }
 
 /// Hands over to the one that asked. `own` is its process if this one has started it: it is killed when it does not get on,
@@ -129,13 +132,13 @@ pub async fn give(
 ) -> Result<Given, StartError> {
     let Asked { mut peer, version } = asked;
     tracing::info!(version, pid = peer.pid, "handing over to another instance");
-    let sockets = app.sockets.directory().to_owned();
+    let sockets = Arc::clone(&app.sockets);
     let frozen = app.freeze().await;
     let confirmed = Notify::new();
     let handed_over = async {
         // Where this fails the other one is gone, which is heard next.
-        drop(peer.tell(&Word::Yours).await);
-        if converse(&mut peer, &frozen, &sockets, settings, own, &confirmed).await {
+        drop(hand_on(&mut peer, &sockets, |sockets, lists| Word::Yours { sockets, lists }).await);
+        if converse(&mut peer, &frozen, sockets.directory(), settings, own, &confirmed).await {
             frozen.leave().await;
             return Ok(Given::Left { version, connection: Connection(peer) });
         }

@@ -5,11 +5,10 @@
 //! registered. What it has asked one that is dead it asks again, here (`kubelet/go_away.rs`).
 
 use super::take::Former;
-use crate::domain::{Gather, ResourceName};
+use crate::domain::ResourceName;
 use crate::kubelet::go_away;
 use crate::messages::{Adopt, Mailbox};
 use crate::serving::{Connection, Connections};
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +21,7 @@ const STARTED_WITHIN: Duration = Duration::from_secs(10);
 /// Connections, and the sockets that they were made on.
 #[derive(Debug, Default)]
 pub struct Inherited {
-    sockets: BTreeMap<ResourceName, Arc<OwnedFd>>,
+    sockets: Vec<(ResourceName, Arc<OwnedFd>)>,
     connections: Vec<Connection>,
     /// When nothing is held any more if this instance has not started: the former one is dead.
     until: Option<Instant>,
@@ -31,23 +30,22 @@ pub struct Inherited {
 }
 
 impl Inherited {
-    /// What an instance has sent: `files` are the sockets of these resources, in their order, and then the connections, with these
-    /// streams of lists.
-    pub(super) fn new(resources: Vec<ResourceName>, lists: Vec<u32>, files: Vec<OwnedFd>) -> Self {
+    /// What an instance has sent, in place of what one has sent before: `files` are sockets of these resources, in their order, and then the
+    /// connections, with these streams of lists.
+    pub(super) fn arrived(&mut self, resources: Vec<ResourceName>, lists: Vec<u32>, files: Vec<OwnedFd>) {
         if files.len() != resources.len() + lists.len() {
             // A security module can hinder that, as SELinux does between containers of different categories. What is which is not known then.
-            tracing::warn!("the former instance's connections did not arrive; the kubelet will notice its end");
-            return Inherited::default();
+            return tracing::warn!("connections of the former instance did not arrive; the kubelet may notice its end");
         }
         let mut files = files.into_iter().map(Arc::new);
-        let sockets = resources.into_iter().zip(files.by_ref()).gather();
+        let sockets = resources.into_iter().zip(files.by_ref()).collect();
         let connections = lists.into_iter().zip(files).map(|(lists, file)| Connection { file, lists }).collect();
-        Inherited { sockets, connections, until: None, adopted: None }
+        *self = Inherited { sockets, connections, until: None, adopted: None };
     }
 
     /// What the kubelet has open there is about these resources.
     pub(super) fn resources(&self) -> impl Iterator<Item = &ResourceName> {
-        self.sockets.keys()
+        self.sockets.iter().map(|(resource, _)| resource)
     }
 
     /// Whether there is nothing that could be missed.
@@ -115,14 +113,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_arrive_whole_is_not_held() {
+    fn what_does_not_arrive_whole_leaves_what_came_before_and_what_does_takes_its_place() {
         let file = || OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
-        let gpu = || vec!["example.com/gpu".parse::<ResourceName>().unwrap()];
-        let whole = Inherited::new(gpu(), vec![3], vec![file(), file()]);
-        assert_eq!((whole.sockets.len(), whole.connections.len(), whole.connections[0].lists), (1, 1, 3));
+        let gpu = |count| vec!["example.com/gpu".parse::<ResourceName>().unwrap(); count];
+        let mut inherited = Inherited::default();
+        inherited.arrived(gpu(1), vec![3], vec![file()]);
+        assert!(inherited.is_empty() && inherited.resources().next().is_none());
+        let count = |inherited: &Inherited| (inherited.sockets.len(), inherited.connections.iter().map(|of| of.lists).collect::<Vec<_>>());
+        inherited.arrived(gpu(1), vec![3], vec![file(), file()]);
+        assert_eq!(count(&inherited), (1, vec![3]));
         for files in [vec![], vec![file()], vec![file(), file(), file()]] {
-            let part = Inherited::new(gpu(), vec![3], files);
-            assert!(part.is_empty() && part.resources().next().is_none());
+            inherited.arrived(gpu(1), vec![5], files);
+            assert_eq!(count(&inherited), (1, vec![3]));
         }
+        inherited.arrived(gpu(2), vec![5, 7], vec![file(), file(), file(), file()]);
+        assert_eq!(count(&inherited), (2, vec![5, 7]));
     }
 }

@@ -8,6 +8,7 @@
 //!        ── Take ──────────────────────────────▶
 //!                                                    answers what has begun, lets the rest wait,
 //!        ◀── Yours ─────────────────────────────     closes the ledger
+//!            with the connections once more
 //!   opens it, scans, serves, registers
 //!        ── Serving: its sockets ──────────────▶     passes on what waits, and what still comes
 //!   waits for what the kubelet refuses, detaches (below)

@@ -81,26 +81,32 @@ pub async fn ask(run_dir: &Path, inherited: &mut Inherited) -> Result<Option<For
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => return Ok(None),
         Err(source) => return Err(TakeOverError::Socket { path, source }),
     };
-    let mut files = Vec::new();
-    let (mut peer, offer) = match tokio::time::timeout(OFFER_WITHIN, Peer::meet(stream, &mut files)).await {
-        Ok(Ok(met)) => met,
+    let mut peer = Peer::new(stream);
+    let (protocol, version, records, sockets, lists) = match peer.hear_within(OFFER_WITHIN).await {
+        Heard::Word(Word::Offer { protocol: protocol @ PROTOCOL_MIN.., version, records, sockets, lists }) => {
+            (protocol, version, records, sockets, lists)
+        }
         // It was there, and is gone.
-        Ok(Err(_)) => return Ok(None),
-        Err(_) => return Err(TakeOverError::Silent { path }),
-    };
-    let Some(Word::Offer { protocol: protocol @ PROTOCOL_MIN.., version, records, sockets, lists }) = offer else {
-        return if offer.is_none() { Ok(None) } else { Err(TakeOverError::Silent { path }) };
+        Heard::Gone => return Ok(None),
+        Heard::Word(_) | Heard::Nothing => return Err(TakeOverError::Silent { path }),
     };
     if records > crate::store::RECORDS {
         return Err(TakeOverError::Newer { theirs: version, records });
     }
     tracing::info!(version, pid = peer.pid, connections = lists.len(), "asking another instance to hand over");
-    *inherited = Inherited::new(sockets, lists, files);
+    inherited.arrived(sockets, lists, peer.files());
     if peer.tell(&Word::Take { version: env!("CARGO_PKG_VERSION").into() }).await.is_err() {
         return Ok(None);
     }
     match peer.hear_within(YOURS_WITHIN).await {
-        Heard::Word(Word::Yours) => Ok(Some(Former { peer, version, keeps_open: protocol >= PROTOCOL })),
+        Heard::Word(Word::Yours { sockets, lists }) => {
+            let files = peer.files();
+            // One that does not send them a second time says nothing of them.
+            if !(sockets.is_empty() && lists.is_empty()) {
+                inherited.arrived(sockets, lists, files);
+            }
+            Ok(Some(Former { peer, version, keeps_open: protocol >= PROTOCOL }))
+        }
         Heard::Gone => Ok(None),
         Heard::Word(_) | Heard::Nothing => Err(TakeOverError::Silent { path }),
     }
