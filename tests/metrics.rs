@@ -283,6 +283,30 @@ fn anchors(page: &str) -> BTreeSet<String> {
 
 const RUNBOOK: &str = "https://holdfast.dev/docs/operate.md#";
 
+/// Whether the words of an alert become what was said, with anything in place of `{{ … }}`.
+fn becomes(words: &str, said: &str) -> bool {
+    let literals: Vec<&str> = words.split("{{").map(|part| part.split_once("}}").map_or(part, |(_, literal)| literal)).collect();
+    let [first, between @ .., last] = literals.as_slice() else { return words == said };
+    let rest = said.strip_prefix(first).and_then(|rest| rest.strip_suffix(last));
+    rest.is_some_and(|rest| between.iter().try_fold(rest, |rest, literal| Some(rest.split_once(literal)?.1)).is_some())
+}
+
+/// promtool would tell, which is not everywhere.
+#[test]
+fn the_cases_of_the_alerts_expect_what_the_alerts_say() {
+    let read = |file: &str| -> Value { serde_saphyr::from_str(&text(file)).unwrap() };
+    let (alerts, cases) = (read("packaging/prometheus/alerts.yaml"), read("packaging/prometheus/tests.yaml"));
+    for key in ["summary", "description"] {
+        let (mut words, mut expected) = (vec![], vec![]);
+        strings(&alerts, key, &mut words);
+        strings(&cases, key, &mut expected);
+        assert!(expected.len() > 20, "{key}: {}", expected.len());
+        for said in expected {
+            assert!(words.iter().any(|words| becomes(words, said)), "no alert says: {said}");
+        }
+    }
+}
+
 #[test]
 fn every_alert_asks_for_metrics_of_the_table_and_has_a_section() {
     let rules: Value = serde_saphyr::from_str(&text("packaging/prometheus/alerts.yaml")).unwrap();
