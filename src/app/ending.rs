@@ -8,12 +8,13 @@
 //! From the end of the streams on the kubelet has no device, until the next instance lists them: nothing that takes time comes
 //! after it.
 
-use super::App;
+use super::{App, handover};
 use crate::domain::{Stage, Successor};
 use crate::serving::Sockets;
 use crate::store::Store;
 use actix::Arbiter;
 use std::cell::Cell;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -43,6 +44,23 @@ impl App {
     /// Ends everything in order: Allocates that have begun are answered, the ledger is checkpointed and closed, the streams end
     /// last. An empty list is never sent: the kubelet would take every device for gone.
     pub async fn shut_down(self) {
+        self.close().await.leave().await;
+        tracing::info!("ended");
+    }
+
+    /// The same for a process of systemd's, which keeps what the kubelet has open for the next one (`run_dir` is the directory of the control
+    /// socket): the streams do not end before it is known that there is none.
+    pub async fn shut_down_for_the_next(self, run_dir: &Path) {
+        let frozen = self.close().await;
+        if handover::keep(&frozen.sockets, run_dir) {
+            frozen.stay_open();
+        }
+        frozen.leave().await;
+        tracing::info!("ended");
+    }
+
+    /// Ends everything but the kubelet's connections, and the ledger in order.
+    async fn close(self) -> Frozen {
         let (frozen, ledger) = self.quiesce().await;
         let closing = async {
             let Some(store) = ledger.close().await else { return };
@@ -57,8 +75,7 @@ impl App {
         if closing.await.is_err() {
             tracing::warn!("the ledger is not closed in time; the journal has everything");
         }
-        frozen.end_streams().await;
-        tracing::info!("ended");
+        frozen
     }
 
     /// Ends everything but the kubelet's connections: the ledger is free for another instance, and what the kubelet asks

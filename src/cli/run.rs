@@ -70,18 +70,18 @@ async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {
 }
 
 async fn start(settings: &Settings, take_over: bool) -> Result<(App, Option<Former>, Inherited), Failed> {
-    let mut inherited = Inherited::default();
-    if !take_over {
-        return Ok((App::start(settings.clone()).await?, None, inherited));
-    }
+    let mut inherited = handover::kept(&settings.roots.run);
     let until = Instant::now() + LOCKED_FOR;
     let (mut pauses, mut said) = (Pauses::default(), false);
     loop {
-        let mut former = handover::ask(&settings.roots.run, &mut inherited).await.map_err(|error| Failed::new(FAILURE, error))?;
+        let mut former = None;
+        if take_over {
+            former = handover::ask(&settings.roots.run, &mut inherited).await.map_err(|error| Failed::new(FAILURE, error))?;
+        }
         let patience = if former.is_some() { LOCKED_FOR } else { Duration::ZERO };
         match inherited.until_started(handover::start_when_free(settings, patience), former.as_mut()).await {
             // Whoever has the ledger and cannot be asked is just starting, or ending: soon it can, or is gone.
-            Err(StartError::Store(StoreError::InUse { .. })) if former.is_none() && Instant::now() < until => {
+            Err(StartError::Store(StoreError::InUse { .. })) if take_over && former.is_none() && Instant::now() < until => {
                 if !std::mem::replace(&mut said, true) {
                     tracing::info!("another process has the ledger and cannot be asked to hand it over yet");
                 }
@@ -213,7 +213,7 @@ impl Daemon {
     async fn end(&self, app: App) {
         self.relieving.task.abort();
         notify(&[NotifyState::Stopping]);
-        app.shut_down().await;
+        app.shut_down_for_the_next(&self.settings.roots.run).await;
     }
 
     /// Starts the binary of an order, which will ask this process to hand over.

@@ -33,4 +33,4 @@ pub use files::SpecFiles;
 pub use plugin::{Affinity, Shared};
 pub use prepare::Preparer;
 pub use refusals::{Refusals, Unrecorded};
-pub use sockets::Sockets;
+pub use sockets::{Open, Sockets};

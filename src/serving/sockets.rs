@@ -3,13 +3,14 @@
 //! The table outlives the serving actor, as the connections do. A superseded socket is closed when its last stream
 //! has ended: the kubelet still feeds on it, and its early end would cut the newer one off.
 
-use super::connections::Connections;
+use super::connections::{Connection, Connections};
 use crate::domain::{Gather, ResourceName};
 use crate::host::{self, peer::TrustedListener};
 use crate::messages::RegistrationNumber;
 use crate::telemetry::metrics;
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -49,6 +50,24 @@ pub struct Sockets {
     open: Mutex<BTreeMap<Key, Socket>>,
     /// What the kubelet has connected.
     pub connections: Connections,
+}
+
+/// What the kubelet has open.
+#[derive(Debug)]
+pub struct Open {
+    /// Every socket, with whose it is: the kubelet dials one again when a connection on it has ended.
+    pub listening: Vec<(ResourceName, Arc<TrustedListener>)>,
+    /// What it has connected.
+    pub connections: Vec<Connection>,
+}
+
+impl Open {
+    /// The sockets as files, in their order, and then the connections.
+    #[must_use]
+    pub fn files(&self) -> Vec<BorrowedFd<'_>> {
+        let sockets = self.listening.iter().map(|(_, listener)| listener.as_fd());
+        sockets.chain(self.connections.iter().map(|connection| connection.file.as_fd())).collect()
+    }
 }
 
 /// A fresh listening socket.
@@ -150,11 +169,12 @@ impl Sockets {
         table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), name(socket)?))).gather()
     }
 
-    /// All of them, with whose they are: the kubelet dials one again when a connection on it has ended.
+    /// What the kubelet has open here, to be handed on.
     #[must_use]
-    pub fn listening(&self) -> Vec<(ResourceName, Arc<TrustedListener>)> {
+    pub fn open(&self) -> Open {
         let table = self.table();
-        table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), socket.listener.upgrade()?))).collect()
+        let listening = table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), socket.listener.upgrade()?))).collect();
+        Open { listening, connections: self.connections.open() }
     }
 
     /// Registrations whose socket file somebody has removed.

@@ -11,7 +11,6 @@ use crate::store::StoreError;
 use crate::telemetry::{http, metrics};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,12 +107,10 @@ fn offer(sockets: Vec<ResourceName>, lists: Vec<u32>) -> Word {
 
 /// Says something, and has the other one hold open what the kubelet has open here.
 async fn hand_on(peer: &mut Peer, sockets: &Sockets, word: fn(Vec<ResourceName>, Vec<u32>) -> Word) -> io::Result<()> {
-    let (listening, connections) = (sockets.listening(), sockets.connections.open());
-    let sockets = listening.iter().map(|(_, listener)| listener.as_fd());
-    let files: Vec<_> = sockets.chain(connections.iter().map(|connection| connection.file.as_fd())).collect();
-    let resources = listening.iter().map(|(resource, _)| resource.clone()).collect();
-    let whole = word(resources, connections.iter().map(|connection| connection.lists).collect());
-    let Err(error) = peer.tell_with(&whole, &files).await else { return Ok(()) };
+    let open = sockets.open();
+    let resources = open.listening.iter().map(|(resource, _)| resource.clone()).collect();
+    let whole = word(resources, open.connections.iter().map(|connection| connection.lists).collect());
+    let Err(error) = peer.tell_with(&whole, &open.files()).await else { return Ok(()) };
     tracing::warn!(%error, "the kubelet's connections cannot be handed on; it will notice the end of this instance");
     peer.tell(&word(Vec::new(), Vec::new())).await
 }

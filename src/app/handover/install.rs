@@ -43,7 +43,10 @@ pub struct UpgradeOrder {
 pub fn start_installed(upgrade: &Upgrade) -> io::Result<Child> {
     let mut command = Command::new(&upgrade.executable);
     // What systemd told this process is not true of the other one before it is the main process.
-    command.args(arguments(std::env::args_os().skip(1))).stdin(Stdio::null()).env_remove("WATCHDOG_PID").spawn()
+    for told in ["WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
+        command.env_remove(told);
+    }
+    command.args(arguments(std::env::args_os().skip(1))).stdin(Stdio::null()).spawn()
 }
 
 fn arguments(own: impl Iterator<Item = OsString>) -> Vec<OsString> {

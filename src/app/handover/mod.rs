@@ -38,15 +38,18 @@
 mod give;
 mod inherited;
 mod install;
+mod kept;
 mod take;
 mod wire;
 
 pub use give::{Asked, Given, give};
 pub use inherited::Inherited;
 pub use install::{Installed, Upgrade, UpgradeOrder, start_installed};
+pub use kept::kept;
 pub use take::{Former, Relieved, Standing, TakeOverError, ask, relieve};
 
 pub(super) use give::listen;
+pub(super) use kept::keep;
 pub(super) use wire::socket_path;
 
 use super::{App, Settings, StartError};

@@ -4,7 +4,9 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a helper of a test fails the test, and a figure is to be seen")]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod kept;
 
 use common::{Daemon, HANG, Node, Random, name, notified, offered, percentiles, resource, run, soon, until};
 use holdfast::domain::{AllocId, ResourceName};
