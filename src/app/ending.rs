@@ -1,7 +1,7 @@
 //! The way back from [`App::start`], in the steps of a shutdown and of a handover.
 //!
 //! ```text
-//!   shutdown:  quiesce ─▶ the ledger is closed ─▶ streams end
+//!   shutdown:  quiesce ─▶ the ledger is closed ─▶ streams end, or go on with systemd
 //!   handover:  quiesce ─▶ the ledger is closed ─▶ the other instance serves ─▶ streams end, or go on there
 //! ```
 //!

@@ -7,6 +7,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod kept;
+#[path = "../common/systemd.rs"]
+mod systemd;
 
 use common::{Daemon, HANG, Node, Random, name, notified, offered, percentiles, resource, run, soon, until};
 use holdfast::domain::{AllocId, ResourceName};

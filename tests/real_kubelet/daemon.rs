@@ -2,6 +2,7 @@
 
 use crate::node::Process;
 use crate::sandbox::output;
+use crate::systemd::Systemd;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -20,6 +21,8 @@ pub(crate) struct Daemon {
     dir: PathBuf,
     process: Process,
     starts: usize,
+    /// Whose process it is, if anybody's.
+    systemd: Option<Systemd>,
 }
 
 /// One grant of `who -o json`.
@@ -90,7 +93,7 @@ impl Daemon {
     pub(crate) fn start(dir: &Path, config: &str) -> Self {
         fs::write(dir.join("holdfast.toml"), config).unwrap();
         let process = Process::start(&mut run(dir), dir.join("holdfast-1.log"));
-        Daemon { dir: dir.to_owned(), process, starts: 1 }
+        Daemon { dir: dir.to_owned(), process, starts: 1, systemd: None }
     }
 
     /// Ends it with `signal` and starts it again.
@@ -98,7 +101,23 @@ impl Daemon {
         self.starts += 1;
         let log = self.dir.join(format!("holdfast-{}.log", self.starts));
         self.process.stop(signal);
-        self.process = Process::start(&mut run(&self.dir), log);
+        let mut command = run(&self.dir);
+        if let Some(systemd) = &self.systemd {
+            command = systemd.in_unit(&command);
+        }
+        self.process = Process::start(&mut command, log);
+    }
+
+    /// Restarts it as a process of systemd's, which keeps what it is given for the next one, from now on.
+    pub(crate) fn put_into_unit(&mut self) {
+        self.systemd.get_or_insert_with(|| Systemd::new(&self.dir.join("notify")));
+        self.restart(Signal::SIGTERM);
+    }
+
+    /// Whether systemd's process is ready, and alone holds what the one before has left.
+    pub(crate) fn has_succeeded(&self) -> bool {
+        let systemd = self.systemd.as_ref().expect("it is in no unit");
+        self.is_alone() && systemd.heard.borrow().times("READY=1") > 0 && systemd.keeps() == 0
     }
 
     /// Changes what the next instance finds.

@@ -27,6 +27,8 @@ enum Leaves {
     Asked,
     /// Before the new one is started: no handover at all.
     First,
+    /// The same as a process of systemd's, which keeps what the kubelet has open meanwhile.
+    Restarted,
 }
 
 /// Says that the new instance has come, and holds the kubelet's connections open too.
@@ -65,7 +67,15 @@ pub(crate) fn all(node: &Node, daemon: &mut Daemon) {
     // No instance was there for long enough to see that a pod is gone: the next ones would start with the grants of all of them.
     wait_for("the ledger and the kubelet agree", SOON, || view::agreement(node, &daemon.who()).ok());
     let restarted = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::First);
-    say(format_args!("{rounds} restarts in place, as systemctl restart: {restarted}"));
+    say(format_args!("{rounds} restarts in place, without systemd: {restarted}"));
+    for detaches in [true, false] {
+        daemon.configure(|text| format!("{text}\n[upgrade]\ndetach = {detaches}\n"));
+        daemon.put_into_unit();
+        wait_for("the next one has everything", SOON, || daemon.has_succeeded().then_some(()));
+        let restarted = rounds_of(node, daemon, rounds, &mut there, &mut numbers, |_| Leaves::Restarted);
+        say(format_args!("{rounds} restarts by systemd with detach = {detaches}: {restarted}"));
+        assert!(restarted.dips.is_empty(), "{restarted:?}");
+    }
 
     assert_eq!(running(node, "exclusive"), before, "a pod was harmed");
     let agreed = wait_for("the ledger and the kubelet agree", SOON, || view::agreement(node, &daemon.who()).ok());
@@ -130,6 +140,11 @@ fn rounds_of(
         let leaves = leaves(round);
         match leaves {
             Leaves::First => daemon.restart(Signal::SIGTERM),
+            Leaves::Restarted => {
+                daemon.restart(Signal::SIGTERM);
+                // The kubelet's connections end, or do not, by then.
+                wait_for("the next one has everything", SOON, || daemon.has_succeeded().then_some(()));
+            }
             // The kubelet looks at its folder once in a while, so it is asked for before.
             Leaves::Politely => daemon.hand_over(|_, log| {
                 create();

@@ -23,6 +23,8 @@ mod node;
 mod pods;
 mod sandbox;
 mod shipped;
+#[path = "../common/systemd.rs"]
+mod systemd;
 mod timeline;
 mod timelines;
 mod view;

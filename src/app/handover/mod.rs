@@ -31,6 +31,8 @@
 //! Register does that fails on purpose; OLD's stream then ends unnoticed, and one more Register makes NEW known again. Without it NEW holds
 //! OLD's connections open, for as long as it lives, and the stream never ends.
 //!
+//! **A restart by systemd** is a handover too, from a process that has ended to one that has not begun (`kept.rs`).
+//!
 //! **Who waits to be ended.** An instance that was asked by another pod must not end: its container would start again, and
 //! take over what it has just given away. It stands by until SIGTERM. One that started its successor itself, for `holdfast
 //! handover`, tells systemd who the main process is, and ends.

@@ -1,0 +1,91 @@
+//! What systemd does for a process of a unit: it hears it, and keeps files for the next one (`FileDescriptorStoreMax=`).
+
+use command_fds::{CommandFdExt as _, FdMapping};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tokio::sync::watch;
+
+/// The first file that a process is given.
+const FIRST_FD: i32 = 3;
+
+/// It hears until the test ends.
+#[derive(Debug)]
+pub(crate) struct Systemd {
+    path: PathBuf,
+    pub(crate) heard: watch::Receiver<Heard>,
+}
+
+/// What it has been told, and what it keeps.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    lines: Vec<String>,
+    kept: Vec<OwnedFd>,
+}
+
+impl Systemd {
+    pub(crate) fn new(path: &Path) -> Self {
+        let socket = UnixDatagram::bind(path).unwrap();
+        let (sender, heard) = watch::channel(Heard::default());
+        std::thread::spawn(move || {
+            while let Ok((text, files)) = receive(&socket) {
+                sender.send_modify(|heard| heard.take(&text, files));
+            }
+        });
+        Systemd { path: path.to_owned(), heard }
+    }
+
+    /// How many files it keeps.
+    pub(crate) fn keeps(&self) -> usize {
+        self.heard.borrow().kept.len()
+    }
+
+    /// The command in a unit: it is heard, and gets what is kept, in an order of systemd's own.
+    pub(crate) fn in_unit(&self, command: &Command) -> Command {
+        let heard = self.heard.borrow();
+        let files = heard.kept.iter().rev().map(|file| file.try_clone().unwrap());
+        let mappings: Vec<_> = files.zip(FIRST_FD..).map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd }).collect();
+        let mut started = Command::new("sh");
+        started.args(["-c", r#"LISTEN_PID=$$ exec "$0" "$@""#]).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            value.map(|value| started.env(name, value));
+        }
+        started.env("NOTIFY_SOCKET", &self.path).env("LISTEN_FDS", mappings.len().to_string()).env_remove("HOLDFAST_LOG");
+        started.fd_mappings(mappings).unwrap();
+        started
+    }
+}
+
+impl Heard {
+    /// How often it has been told this.
+    pub(crate) fn times(&self, line: &str) -> usize {
+        self.lines.iter().filter(|told| *told == line).count()
+    }
+
+    fn take(&mut self, text: &str, files: Vec<OwnedFd>) {
+        if text.contains("FDSTORE=1\nFDNAME=kubelet\n") {
+            self.kept.extend(files);
+        }
+        if text.contains("FDSTOREREMOVE=1\nFDNAME=kubelet\n") {
+            self.kept.clear();
+        }
+        self.lines.extend(text.lines().map(str::to_owned));
+    }
+}
+
+fn receive(socket: &impl AsFd) -> io::Result<(String, Vec<OwnedFd>)> {
+    let (mut buffer, mut files) = ([0; 1024], Vec::new());
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(sent) = message {
+            files.extend(sent);
+        }
+    }
+    Ok((String::from_utf8_lossy(&buffer[..received.bytes]).into_owned(), files))
+}
