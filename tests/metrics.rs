@@ -47,7 +47,7 @@ fn the_documentation_lists_the_table_and_nothing_else() {
 const ELSEWHERE: [(&str, &str); 6] = [
     ("holdfast_actor_restarts_total", "tests/actors.rs"),
     ("holdfast_allocations_of_held_devices_total", "tests/policies.rs"),
-    ("holdfast_connections_refused_total", "tests/handover"),
+    ("holdfast_connections_refused_total", "tests/handover/main.rs"),
     ("holdfast_journal_sync_failures_total", "tests/full_disk.rs"),
     ("holdfast_kubelet_disagreements_total", "tests/edges/taken.rs"),
     ("holdfast_log_lines_lost_total", "src/telemetry/log_writer.rs"),
