@@ -10,7 +10,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 /// The kernel takes so many with one message (`SCM_MAX_FD`).
-const FILES_MAX: usize = 253;
+pub const FILES_MAX: usize = 253;
 /// What is read at once.
 const READ_MAX: usize = 4096;
 

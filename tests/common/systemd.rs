@@ -13,6 +13,9 @@ use tokio::sync::watch;
 /// The first file that a process is given.
 const FIRST_FD: i32 = 3;
 
+/// What is told behind all that processes have told.
+const BARRIER: &str = "BARRIER=1";
+
 /// It hears until the test ends.
 #[derive(Debug)]
 pub(crate) struct Systemd {
@@ -44,8 +47,19 @@ impl Systemd {
         self.heard.borrow().kept.len()
     }
 
+    /// Has it hear all that it was told until now.
+    fn catch_up(&self) {
+        let caught_up = || self.heard.borrow().times(BARRIER);
+        let before = caught_up();
+        UnixDatagram::unbound().unwrap().send_to(BARRIER.as_bytes(), &self.path).unwrap();
+        while caught_up() == before {
+            std::thread::yield_now();
+        }
+    }
+
     /// The command in a unit: it is heard, and gets what is kept, in an order of systemd's own.
     pub(crate) fn in_unit(&self, command: &Command) -> Command {
+        self.catch_up();
         let heard = self.heard.borrow();
         let files = heard.kept.iter().rev().map(|file| file.try_clone().unwrap());
         let mappings: Vec<_> = files.zip(FIRST_FD..).map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd }).collect();

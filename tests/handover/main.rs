@@ -7,30 +7,23 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod kept;
+mod load;
 #[path = "../common/systemd.rs"]
 mod systemd;
 
-use common::{Daemon, HANG, Node, Random, name, notified, offered, percentiles, resource, run, soon, until};
-use holdfast::domain::{AllocId, ResourceName};
-use holdfast::kubelet::checkpoint;
-use holdfast::sim::kubelet::{Event, EventKind, Hook, HookTable, Kubelet, KubeletConfig, PodOutcome, PodPhase, PodSpec, Verdict};
+use common::{Daemon, HANG, Node, name, notified, offered, resource, run, soon, until};
+use holdfast::domain::ResourceName;
+use holdfast::sim::kubelet::{Event, EventKind, Hook, HookTable, Kubelet, KubeletConfig, PodPhase, PodSpec, Verdict};
 use holdfast::store;
 use nix::sys::signal::Signal;
-use std::cell::Cell;
-use std::collections::{BTreeSet, VecDeque};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::net::UnixDatagram;
 
 const DEVICES: usize = 16;
-/// Pods that are there at a time: others have gone, and their devices are free for the kubelet.
-const PODS: usize = 6;
-/// What the newer instance says when the older one is killed.
-const MOMENTS: [&str; 4] =
-    ["asking another instance", "ledger recovered", "registered with the kubelet", "took over from another instance"];
 /// Registers that the kubelet refuses on end.
 const REFUSALS: usize = 3;
 
@@ -44,23 +37,6 @@ fn config(detach: bool) -> String {
 
 fn take_over(node: &Node) -> Daemon {
     Daemon::spawn(&mut node.command(&["run", "--take-over"]))
-}
-
-/// Pods come and go, one after the other, until it is said to stop. What became of each.
-async fn pods_come_and_go(kubelet: &Kubelet, stop: &Cell<bool>) -> Vec<PodOutcome> {
-    let (mut outcomes, mut there) = (Vec::new(), VecDeque::new());
-    while !stop.get() {
-        let spec = PodSpec::new("default", format!("pod-{}", outcomes.len())).app("main", &gpu(), 1);
-        let outcome = soon("an admission", kubelet.add_pod(spec)).await;
-        there.push_back(outcome.uid.clone());
-        outcomes.push(outcome);
-        if there.len() > PODS {
-            kubelet.force_delete_pod(&there.pop_front().unwrap());
-        }
-        // The kubelet admits what it hears of, and hears of it now and then.
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    outcomes
 }
 
 /// The moments at which the kubelet had no device, each until its next list.
@@ -79,17 +55,6 @@ fn dips(kubelet: &Kubelet, since: Duration) -> Vec<Duration> {
         }
         dips
     })
-}
-
-/// Every answer that the kubelet has got is known, live or released.
-fn nothing_is_lost(node: &Node) {
-    let checkpoint = checkpoint::read(&node.path("kubelet/device-plugins")).unwrap();
-    let answered: BTreeSet<AllocId> = checkpoint.entries.into_iter().filter_map(|entry| entry.alloc_id).collect();
-    let mut known: BTreeSet<AllocId> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
-    if !answered.is_subset(&known) {
-        known.extend(store::peek_history(&node.state()).unwrap().released.into_iter().map(|grant| grant.alloc_id));
-    }
-    assert!(answered.is_subset(&known), "{:?}", answered.difference(&known).collect::<Vec<_>>());
 }
 
 /// A node with a kubelet and a daemon that serves it.
@@ -117,63 +82,6 @@ fn newest_client(kubelet: &Kubelet) -> u64 {
     }
 }
 
-/// How many handovers of a kind are made under load.
-fn rounds(in_every_run: usize) -> usize {
-    std::env::var("HOLDFAST_ROUNDS").map_or(in_every_run, |text| text.parse().unwrap())
-}
-
-async fn handed_over_under_load(detach: bool) {
-    let (node, kubelet, mut old) = served(detach).await;
-    let began = kubelet.now();
-    let stop = Cell::new(false);
-    let handovers = async {
-        for round in 0..rounds(3) {
-            let new = take_over(&node);
-            if round % 3 == 1 {
-                // A little too early: what is under way is completed.
-                new.logged("registered with the kubelet").await;
-            } else {
-                new.logged("took over from another instance").await;
-                old.logged("standing by").await;
-            }
-            old.signal(Signal::SIGTERM);
-            assert_eq!(old.ended().await.code(), Some(0));
-            old = new;
-        }
-        stop.set(true);
-    };
-    let (outcomes, ()) = tokio::join!(pods_come_and_go(&kubelet, &stop), handovers);
-    offered(&kubelet, &gpu(), DEVICES).await;
-    let dips = dips(&kubelet, began);
-    let rejected = outcomes.iter().filter(|outcome| outcome.phase != PodPhase::Running).count();
-    println!("detach {detach}: {} pods, {rejected} rejected, moments without devices: {dips:?}", outcomes.len());
-    assert!(outcomes.len() > 3, "the load has hardly run");
-    assert_eq!((dips, refusals(&kubelet)), (vec![], vec![]));
-    // Its end is seen all the same, and so is the next one.
-    old.kill();
-    kubelet.wait_for(|view| view.capacity(&gpu()).allocatable == 0, HANG).await.unwrap();
-    let _next = take_over(&node);
-    offered(&kubelet, &gpu(), DEVICES).await;
-    nothing_is_lost(&node);
-    assert_eq!(kubelet.panicked(), None);
-}
-
-/// What the kubelet rejected pods for.
-fn refusals(kubelet: &Kubelet) -> Vec<String> {
-    let rejected = |event: &&Event| matches!(event.kind, EventKind::Rejected { .. });
-    kubelet.view(|view| view.events().iter().filter(rejected).map(ToString::to_string).collect())
-}
-
-#[test]
-fn a_handover_with_detach_takes_no_device_from_the_kubelet_and_fails_no_pod() {
-    run(handed_over_under_load(true));
-}
-
-#[test]
-fn nor_does_one_without_detach() {
-    run(handed_over_under_load(false));
-}
-
 /// Nobody would answer for it, so its connections are not held open.
 #[test]
 fn a_resource_that_the_newer_instance_does_not_have_is_gone_from_the_kubelet() {
@@ -186,51 +94,6 @@ fn a_resource_that_the_newer_instance_does_not_have_is_gone_from_the_kubelet() {
         assert_eq!(old.ended().await.code(), Some(0));
         kubelet.wait_for(|view| view.capacity(&gpu()).allocatable == 0, HANG).await.unwrap();
     });
-}
-
-/// Kills the older instance at several moments of a handover, with what the kubelet has just asked it.
-async fn killed_under_load(detach: bool) {
-    let hooks = HookTable::default();
-    let (node, kubelet, mut old) = served_with(detach, &hooks).await;
-    let began = kubelet.now();
-    let stop = Cell::new(false);
-    let handovers = async {
-        for round in 0..rounds(2 * MOMENTS.len()) {
-            let new = take_over(&node);
-            new.logged(MOMENTS[round / 2 % MOMENTS.len()]).await;
-            if round % 2 == 1 {
-                // It takes no more notice of anything, and is asked all the same.
-                let mut about_to_ask = hooks.gate(Hook::BeforeAllocate);
-                soon("an Allocate", about_to_ask.reached()).await;
-                old.signal(Signal::SIGSTOP);
-                let mut asked = hooks.gate(Hook::DuringAllocate);
-                about_to_ask.open(Verdict::Pass);
-                soon("the same one", asked.reached()).await;
-                asked.open(Verdict::Pass);
-            }
-            old.kill();
-            new.logged("INFO ready").await;
-            old = new;
-        }
-        stop.set(true);
-    };
-    let (outcomes, ()) = tokio::join!(pods_come_and_go(&kubelet, &stop), handovers);
-    offered(&kubelet, &gpu(), DEVICES).await;
-    println!("detach {detach}, killed: {} pods", outcomes.len());
-    assert!(outcomes.len() > 8, "the load has hardly run");
-    assert_eq!((dips(&kubelet, began), refusals(&kubelet)), (vec![], vec![]), "detach {detach}");
-    nothing_is_lost(&node);
-    assert_eq!(kubelet.panicked(), None);
-}
-
-#[test]
-fn an_older_instance_that_is_killed_takes_no_device_from_the_kubelet_and_fails_no_pod() {
-    run(killed_under_load(true));
-}
-
-#[test]
-fn nor_does_one_that_is_killed_without_detach() {
-    run(killed_under_load(false));
 }
 
 /// The kubelet connects to the second instance when the third one waits for it already.
@@ -279,70 +142,6 @@ fn an_instance_that_the_kubelet_refuses_at_first_takes_no_device_from_it() {
         assert_eq!(old.ended().await.code(), Some(0));
         offered(&kubelet, &gpu(), DEVICES).await;
         assert_eq!(dips(&kubelet, began), []);
-    });
-}
-
-#[test]
-fn whoever_is_left_serves_wherever_the_other_one_dies() {
-    run(async {
-        let rounds = rounds(12);
-        let mut random = Random::new();
-        let (node, kubelet, mut old) = served(true).await;
-        let began = kubelet.now();
-        let stop = Cell::new(false);
-        let mut usual = Duration::from_millis(1500);
-        let handovers = async {
-            for round in 0..rounds {
-                let started = Instant::now();
-                let mut new = take_over(&node);
-                let wait = usual.mul_f64(random.below(1000) as f64 / 900.0);
-                match round % 3 {
-                    0 => {
-                        new.logged("took over from another instance").await;
-                        usual = started.elapsed();
-                        old.signal(Signal::SIGTERM);
-                        assert_eq!(old.ended().await.code(), Some(0));
-                        old = new;
-                    }
-                    1 => {
-                        tokio::time::sleep(wait).await;
-                        old.kill();
-                        new.logged("ready").await;
-                        old = new;
-                    }
-                    _ => {
-                        tokio::time::sleep(wait).await;
-                        new.kill();
-                    }
-                }
-                offered(&kubelet, &gpu(), DEVICES).await;
-                // Not only listed: somebody answers too, as soon as the kubelet has seen the end of the other one.
-                let answered = async {
-                    for attempt in 0.. {
-                        let spec = PodSpec::new("default", format!("after-{round}-{attempt}")).app("main", &gpu(), 1);
-                        let outcome = kubelet.add_pod(spec).await;
-                        kubelet.force_delete_pod(&outcome.uid);
-                        if outcome.phase == PodPhase::Running {
-                            return;
-                        }
-                    }
-                };
-                soon("an answer", answered).await;
-            }
-            stop.set(true);
-        };
-        let (outcomes, ()) = tokio::join!(pods_come_and_go(&kubelet, &stop), handovers);
-        nothing_is_lost(&node);
-        assert_eq!(kubelet.panicked(), None);
-        let rejected = outcomes.iter().filter(|outcome| outcome.phase != PodPhase::Running).count();
-        let dips = dips(&kubelet, began);
-        println!(
-            "{rounds} rounds: {} pods, {rejected} rejected; moments without devices: {}, {}",
-            outcomes.len(),
-            dips.len(),
-            percentiles(dips)
-        );
-        drop(old);
     });
 }
 

@@ -14,6 +14,7 @@
 //! one cannot be started the unit itself has it do so (`ExecStopPost=`): the kubelet sees that the devices are gone.
 
 use super::Inherited;
+use crate::host::descriptors::FILES_MAX;
 use crate::serving::{Open, Sockets};
 use sd_notify::NotifyState;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,8 +23,6 @@ use std::{env, fs, io};
 
 /// What systemd calls them; the unit knows it too.
 const NAME: &str = "kubelet";
-/// The kernel takes so many with one message (`SCM_MAX_FD`).
-const FILES_MAX: usize = 253;
 
 /// Beside the control socket: which file is what, by its inode, since systemd gives them back in any order. A line for each: the inode, and
 /// the resource of a socket, or the HTTP/2 stream of a connection's lists.
@@ -80,9 +79,10 @@ pub fn kept(run_dir: &Path) -> Inherited {
     let copies = files.into_iter().filter_map(|(_, file)| file.into_std().try_clone().ok());
     let mut files: Vec<(u64, OwnedFd)> = copies.filter_map(|file| Some((inode(&file).ok()?, file))).collect();
     let (mut resources, mut sockets, mut lists, mut connections) = (vec![], vec![], vec![], vec![]);
-    for (kept, name) in list.lines().filter_map(|line| line.split_once(' ')) {
+    for (inode, name) in list.lines().filter_map(|line| line.split_once(' ')) {
+        let Ok(kept) = inode.parse::<u64>() else { continue };
         // What the kubelet has closed meanwhile is missing.
-        let Some(place) = files.iter().position(|(inode, _)| inode.to_string() == kept) else { continue };
+        let Some(place) = files.iter().position(|(inode, _)| *inode == kept) else { continue };
         let (_, file) = files.swap_remove(place);
         if let Ok(stream) = name.parse() {
             lists.push(stream);

@@ -82,13 +82,13 @@ pub async fn ask(run_dir: &Path, inherited: &mut Inherited) -> Result<Option<For
         Err(source) => return Err(TakeOverError::Socket { path, source }),
     };
     let mut peer = Peer::new(stream);
-    let (protocol, version, records, sockets, lists) = match peer.hear_within(OFFER_WITHIN).await {
-        Heard::Word(Word::Offer { protocol: protocol @ PROTOCOL_MIN.., version, records, sockets, lists }) => {
-            (protocol, version, records, sockets, lists)
-        }
-        // It was there, and is gone.
-        Heard::Gone => return Ok(None),
-        Heard::Word(_) | Heard::Nothing => return Err(TakeOverError::Silent { path }),
+    let offer = peer.hear_within(OFFER_WITHIN).await;
+    if offer == Heard::Gone {
+        // It was there just now.
+        return Ok(None);
+    }
+    let Heard::Word(Word::Offer { protocol: protocol @ PROTOCOL_MIN.., version, records, sockets, lists }) = offer else {
+        return Err(TakeOverError::Silent { path });
     };
     if records > crate::store::RECORDS {
         return Err(TakeOverError::Newer { theirs: version, records });

@@ -1,0 +1,218 @@
+//! Handovers while pods come and go.
+
+use super::{DEVICES, dips, gpu, served, served_with, take_over};
+use crate::common::{HANG, Node, Random, offered, percentiles, run, soon};
+use holdfast::domain::AllocId;
+use holdfast::kubelet::checkpoint;
+use holdfast::sim::kubelet::{Event, EventKind, Hook, HookTable, Kubelet, PodOutcome, PodPhase, PodSpec, Verdict};
+use holdfast::store;
+use nix::sys::signal::Signal;
+use std::cell::Cell;
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Pods that are there at a time: others have gone, and their devices are free for the kubelet.
+const PODS: usize = 6;
+/// What the newer instance says when the older one is killed.
+const MOMENTS: [&str; 4] =
+    ["asking another instance", "ledger recovered", "registered with the kubelet", "took over from another instance"];
+
+/// How many handovers of a kind are made under load.
+pub(crate) fn rounds(in_every_run: usize) -> usize {
+    std::env::var("HOLDFAST_ROUNDS").map_or(in_every_run, |text| text.parse().unwrap())
+}
+
+/// Pods come and go, one after the other, until it is said to stop. What became of each.
+async fn pods_come_and_go(kubelet: &Kubelet, stop: &Cell<bool>) -> Vec<PodOutcome> {
+    let (mut outcomes, mut there) = (Vec::new(), VecDeque::new());
+    while !stop.get() {
+        let spec = PodSpec::new("default", format!("pod-{}", outcomes.len())).app("main", &gpu(), 1);
+        let outcome = soon("an admission", kubelet.add_pod(spec)).await;
+        there.push_back(outcome.uid.clone());
+        outcomes.push(outcome);
+        if there.len() > PODS {
+            kubelet.force_delete_pod(&there.pop_front().unwrap());
+        }
+        // The kubelet admits what it hears of, and hears of it now and then.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    outcomes
+}
+
+/// Every answer that the kubelet has got is known, live or released.
+fn nothing_is_lost(node: &Node) {
+    let checkpoint = checkpoint::read(&node.path("kubelet/device-plugins")).unwrap();
+    let answered: BTreeSet<AllocId> = checkpoint.entries.into_iter().filter_map(|entry| entry.alloc_id).collect();
+    let mut known: BTreeSet<AllocId> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
+    if !answered.is_subset(&known) {
+        known.extend(store::peek_history(&node.state()).unwrap().released.into_iter().map(|grant| grant.alloc_id));
+    }
+    assert!(answered.is_subset(&known), "{:?}", answered.difference(&known).collect::<Vec<_>>());
+}
+
+/// What the kubelet rejected pods for.
+fn refusals(kubelet: &Kubelet) -> Vec<String> {
+    let rejected = |event: &&Event| matches!(event.kind, EventKind::Rejected { .. });
+    kubelet.view(|view| view.events().iter().filter(rejected).map(ToString::to_string).collect())
+}
+
+/// Does something while pods come and go: the kubelet loses no device meanwhile and rejects no pod, and every grant is known. How many pods
+/// there were, and what came of it.
+pub(crate) async fn unnoticed_under_load<T>(node: &Node, kubelet: &Kubelet, work: impl Future<Output = T>) -> (usize, T) {
+    let began = kubelet.now();
+    let is_over = Cell::new(false);
+    let work = async {
+        let done = work.await;
+        is_over.set(true);
+        done
+    };
+    let (outcomes, done) = tokio::join!(pods_come_and_go(kubelet, &is_over), work);
+    offered(kubelet, &gpu(), DEVICES).await;
+    assert_eq!((dips(kubelet, began), refusals(kubelet)), (vec![], vec![]));
+    nothing_is_lost(node);
+    assert_eq!(kubelet.panicked(), None);
+    (outcomes.len(), done)
+}
+
+async fn handed_over_under_load(detach: bool) {
+    let (node, kubelet, mut old) = served(detach).await;
+    let handovers = async {
+        for round in 0..rounds(3) {
+            let new = take_over(&node);
+            if round % 3 == 1 {
+                // A little too early: what is under way is completed.
+                new.logged("registered with the kubelet").await;
+            } else {
+                new.logged("took over from another instance").await;
+                old.logged("standing by").await;
+            }
+            old.signal(Signal::SIGTERM);
+            assert_eq!(old.ended().await.code(), Some(0));
+            old = new;
+        }
+        old
+    };
+    let (pods, mut old) = unnoticed_under_load(&node, &kubelet, handovers).await;
+    println!("detach {detach}: {pods} pods");
+    assert!(pods > 3, "the load has hardly run");
+    // Its end is seen all the same, and so is the next one.
+    old.kill();
+    kubelet.wait_for(|view| view.capacity(&gpu()).allocatable == 0, HANG).await.unwrap();
+    let _next = take_over(&node);
+    offered(&kubelet, &gpu(), DEVICES).await;
+    nothing_is_lost(&node);
+    assert_eq!(kubelet.panicked(), None);
+}
+
+#[test]
+fn a_handover_with_detach_takes_no_device_from_the_kubelet_and_fails_no_pod() {
+    run(handed_over_under_load(true));
+}
+
+#[test]
+fn nor_does_one_without_detach() {
+    run(handed_over_under_load(false));
+}
+
+/// Kills the older instance at several moments of a handover, with what the kubelet has just asked it.
+async fn killed_under_load(detach: bool) {
+    let hooks = HookTable::default();
+    let (node, kubelet, mut old) = served_with(detach, &hooks).await;
+    let handovers = async {
+        for round in 0..rounds(2 * MOMENTS.len()) {
+            let new = take_over(&node);
+            new.logged(MOMENTS[round / 2 % MOMENTS.len()]).await;
+            if round % 2 == 1 {
+                // It takes no more notice of anything, and is asked all the same.
+                let mut about_to_ask = hooks.gate(Hook::BeforeAllocate);
+                soon("an Allocate", about_to_ask.reached()).await;
+                old.signal(Signal::SIGSTOP);
+                let mut asked = hooks.gate(Hook::DuringAllocate);
+                about_to_ask.open(Verdict::Pass);
+                soon("the same one", asked.reached()).await;
+                asked.open(Verdict::Pass);
+            }
+            old.kill();
+            new.logged("INFO ready").await;
+            old = new;
+        }
+        old
+    };
+    let (pods, _old) = unnoticed_under_load(&node, &kubelet, handovers).await;
+    println!("detach {detach}, killed: {pods} pods");
+    assert!(pods > 8, "the load has hardly run");
+}
+
+#[test]
+fn an_older_instance_that_is_killed_takes_no_device_from_the_kubelet_and_fails_no_pod() {
+    run(killed_under_load(true));
+}
+
+#[test]
+fn nor_does_one_that_is_killed_without_detach() {
+    run(killed_under_load(false));
+}
+
+#[test]
+fn whoever_is_left_serves_wherever_the_other_one_dies() {
+    run(async {
+        let rounds = rounds(12);
+        let mut random = Random::new();
+        let (node, kubelet, mut old) = served(true).await;
+        let began = kubelet.now();
+        let stop = Cell::new(false);
+        let mut usual = Duration::from_millis(1500);
+        let handovers = async {
+            for round in 0..rounds {
+                let started = Instant::now();
+                let mut new = take_over(&node);
+                let wait = usual.mul_f64(random.below(1000) as f64 / 900.0);
+                match round % 3 {
+                    0 => {
+                        new.logged("took over from another instance").await;
+                        usual = started.elapsed();
+                        old.signal(Signal::SIGTERM);
+                        assert_eq!(old.ended().await.code(), Some(0));
+                        old = new;
+                    }
+                    1 => {
+                        tokio::time::sleep(wait).await;
+                        old.kill();
+                        new.logged("ready").await;
+                        old = new;
+                    }
+                    _ => {
+                        tokio::time::sleep(wait).await;
+                        new.kill();
+                    }
+                }
+                offered(&kubelet, &gpu(), DEVICES).await;
+                // Not only listed: somebody answers too, as soon as the kubelet has seen the end of the other one.
+                let answered = async {
+                    for attempt in 0.. {
+                        let spec = PodSpec::new("default", format!("after-{round}-{attempt}")).app("main", &gpu(), 1);
+                        let outcome = kubelet.add_pod(spec).await;
+                        kubelet.force_delete_pod(&outcome.uid);
+                        if outcome.phase == PodPhase::Running {
+                            return;
+                        }
+                    }
+                };
+                soon("an answer", answered).await;
+            }
+            stop.set(true);
+        };
+        let (outcomes, ()) = tokio::join!(pods_come_and_go(&kubelet, &stop), handovers);
+        nothing_is_lost(&node);
+        assert_eq!(kubelet.panicked(), None);
+        let rejected = outcomes.iter().filter(|outcome| outcome.phase != PodPhase::Running).count();
+        let dips = dips(&kubelet, began);
+        println!(
+            "{rounds} rounds: {} pods, {rejected} rejected; moments without devices: {}, {}",
+            outcomes.len(),
+            dips.len(),
+            percentiles(dips)
+        );
+        drop(old);
+    });
+}
