@@ -14,11 +14,11 @@ use crate::domain::{DeviceId, Grant, Instruction, Timestamp};
 use crate::host::peer::TrustedListener;
 use crate::messages::{Instruct, InstructError, Mailbox, Publish};
 use crate::store::{Export, Store, StoreError, Told, Verification};
-use crate::telemetry::http::Door;
+use crate::telemetry::door::{self, Door, Limits};
 use crate::telemetry::metrics;
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderName};
 use axum::response::IntoResponse;
@@ -49,6 +49,13 @@ const CHUNKS_MAX: usize = 2;
 const READER_PATIENCE: Duration = Duration::from_secs(30);
 /// How many may read the ledger at the same time. They are people and their scripts; each has a thread.
 const READERS_MAX: usize = 4;
+/// What a verb sends, in bytes: an order, or the path of a binary with its arguments.
+const BODY_BYTES_MAX: usize = 256 * 1024;
+/// How long a verb may take to send the head of its request. It connects for each, and sends it at once.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// How long a verb may be answered: longer than any of them waits for the next words (`client.rs`), and a history of hundreds of megabytes
+/// is read in less.
+const LASTS: Duration = Duration::from_secs(15 * 60);
 /// How often a ledger in use is looked at again that seems to be wrong.
 const VERIFY_TRIES: usize = 2;
 
@@ -248,8 +255,8 @@ async fn status(State(source): State<Source>) -> Reply {
     reply(&Status::of(source.views().await, source.started.elapsed()))
 }
 
-/// Serves the socket. Without it the daemon works on, and says so.
-pub(super) fn serve(path: &Path, source: Source) -> Option<tokio::task::JoinHandle<()>> {
+/// Serves the socket, to so many connections at a time. Without it the daemon works on, and says so.
+pub(super) fn serve(path: &Path, source: Source, connections: usize) -> Option<tokio::task::JoinHandle<()>> {
     let routes = Router::new()
         .route("/v1/grants", route(grants))
         .route("/v1/ledger", route(ledger))
@@ -258,14 +265,12 @@ pub(super) fn serve(path: &Path, source: Source) -> Option<tokio::task::JoinHand
         .route("/v1/devices", route(devices).post(instruct))
         .route("/v1/status", route(status))
         .route("/v1/handover", post(hand_over))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(source);
+    let limits = Limits { door: "control", connections, head_within: HEAD_WITHIN, lasts: LASTS, takes_bodies: true };
     // Grants name pods. A file of an earlier daemon goes: the ledger's lock has made sure that this one is the only one.
     match TrustedListener::bind(path, || metrics::refused("control")) {
-        Ok(listener) => Some(tokio::spawn(async move {
-            if let Err(error) = axum::serve(Door::Unix(listener), routes).await {
-                tracing::error!(%error, "the control socket failed");
-            }
-        })),
+        Ok(listener) => Some(tokio::spawn(door::serve(Door::Unix(listener), routes, limits))),
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "no control socket: `who` and `status` cannot ask this daemon");
             None

@@ -5,6 +5,7 @@ use crate::domain::{Device, DeviceClass, DeviceId, Gather, Health, Incident, Off
 use crate::host;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One device, with everything that is known of its health.
@@ -55,7 +56,8 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
     let verdicts = views.judgement.borrow().verdicts.clone();
     let mut devices: BTreeMap<DeviceId, DeviceReport> =
         verdicts.iter().map(|(id, verdict)| (id.clone(), report(id, Some(verdict), now))).gather();
-    for (resource, offering) in &views.inventory.borrow().resources {
+    let inventory = Arc::clone(&views.inventory.borrow());
+    for (resource, offering) in &inventory.resources {
         let is_leaving = |offered: &&Offered| offered.health == Health::Unhealthy(Reason::Deselected);
         let (leaving, staying): (Vec<&Offered>, Vec<&Offered>) = offering.devices.values().partition(is_leaving);
         for offered in staying.into_iter().chain(leaving) {

@@ -20,7 +20,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// So many unhealthy ids are told by name. A pool, or one device with many shares, would be hundreds.
 const UNHEALTHY_DEVICES_MAX: usize = 64;
 
-/// The page of `/metrics` of a daemon that starts now.
+/// The page of `/metrics` of a daemon that starts now. Snapshots are copied before anything is written: whoever publishes the next one
+/// waits for those who look at this one, and this thread may be put behind every other one meanwhile.
 pub(super) fn scrape(views: Views, state_dir: PathBuf) -> Scrape {
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Arc::new(move || {
@@ -30,7 +31,8 @@ pub(super) fn scrape(views: Views, state_dir: PathBuf) -> Scrape {
             of_disk(page, *views.kept.borrow(), &state_dir);
             let (inventory, grants) = (Arc::clone(&views.inventory.borrow()), Arc::clone(&views.grants.borrow()));
             write_held(page, &inventory, &grants);
-            of_hooks(page, &views.due.borrow());
+            let due = Arc::clone(&views.due.borrow());
+            of_hooks(page, &due);
         })
     })
 }
@@ -44,10 +46,11 @@ fn of_daemon(page: &mut Page, views: &Views) {
     if let Some(started) = kubelet.and_then(|kubelet| kubelet.made_at()) {
         page.sample(Metric::KubeletStart, &[], started.0 / 1000);
     }
-    for signal in views.judgement.borrow().off.keys() {
+    let off: Vec<_> = views.judgement.borrow().off.keys().copied().collect();
+    for signal in off {
         page.sample(Metric::SignalsOff, &[signal.as_str()], 1);
     }
-    let registrations = views.registrations.borrow();
+    let registrations = views.registrations.borrow().clone();
     for (resource, status) in registrations.iter() {
         page.sample(Metric::Registered, &[resource.as_str()], u64::from(status.registered));
     }

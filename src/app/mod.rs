@@ -43,6 +43,7 @@ pub use views::{Actors, Views};
 
 use self::supervisor::{Policy, Slot, Supervision};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
+use crate::domain::doors::Doors;
 use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
@@ -54,7 +55,8 @@ use crate::ledger::{LedgerActor, LedgerConfig, release_hooks};
 use crate::registration::{Registration, RegistrationConfig};
 use crate::serving::{Affinity, Preparer, Refusals, Serving, Shared, Sockets, SpecFiles};
 use crate::store::Store;
-use crate::telemetry;
+use crate::telemetry::Token;
+use crate::telemetry::http::{self, Pages};
 use actix::Arbiter;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -156,7 +158,8 @@ impl App {
         // One connection for all who ask.
         let pod_resources = PodResources::new(settings.pod_resources());
         let store = Arc::new(Mutex::new(store));
-        let sockets = Arc::new(Sockets::new(&settings.device_plugins()));
+        let doors = Doors::of(host::open_files());
+        let sockets = Arc::new(Sockets::new(&settings.device_plugins(), doors.plugin));
         sockets.sweep();
 
         let discovery = Slot::<DiscoveryActor>::new("discovery");
@@ -336,18 +339,19 @@ impl App {
         tasks.extend(labels);
         if let Some(address) = settings.config.listen {
             let scrape = measures::scrape(views.clone(), roots.state.clone());
-            let page = page::routes(views.clone());
-            tasks.push(telemetry::http::serve(address, telemetry::http::routes(scrape, ready_view).merge(page), not_served).await);
+            let pages = Pages::new(settings.config.token_file.clone().map(Token::new));
+            let routes = http::routes(scrape, ready_view, pages.clone()).merge(page::routes(views.clone(), pages));
+            tasks.push(http::serve(address, routes, doors.telemetry, not_served));
         }
         let control = control::socket_path(&roots.run);
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };
         let (upgrade, upgrades) = mpsc::channel(1);
         let (publish, instruct) = (actors.ledger.mailbox(), actors.health.mailbox());
         let source = control::Source::new(views.clone(), &store, publish, instruct, processors, upgrade);
-        tasks.extend(control::serve(&control, source));
+        tasks.extend(control::serve(&control, source, doors.control));
         // One at a time, and one that waits.
         let (ask, asked) = mpsc::channel(1);
-        tasks.extend(handover::listen(&roots.run, Arc::clone(&sockets), ask));
+        tasks.extend(handover::listen(&roots.run, Arc::clone(&sockets), ask, doors.handover));
         let files = vec![control, handover::socket_path(&roots.run)];
 
         Ok(App {

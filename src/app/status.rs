@@ -100,6 +100,7 @@ impl Status {
     pub(super) fn of(views: &Views, uptime: std::time::Duration) -> Self {
         let registrations = views.registrations.borrow().clone();
         let grants = views.grants.borrow().clone();
+        let inventory = views.inventory.borrow().clone();
         let held = |name: &str| {
             let live = grants.iter().filter(|grant| grant.is_live() && grant.resource.as_str() == name);
             live.flat_map(|grant| &grant.devices).map(|device| &device.id).gather::<std::collections::BTreeSet<_>>().len()
@@ -133,7 +134,7 @@ impl Status {
             hooks: hooks(views, &grants),
             recovery: views.recovery.as_deref().map(str::to_owned),
             not_served: views.not_served.borrow().clone(),
-            resources: views.inventory.borrow().resources.iter().map(report).collect(),
+            resources: inventory.resources.iter().map(report).collect(),
             ailing: devices::reports(views).into_iter().filter(is_ailing).collect(),
             signals_off: views.judgement.borrow().off.clone(),
         }
@@ -142,7 +143,7 @@ impl Status {
 
 /// What is owed to free devices, and what a pod waits for.
 fn hooks(views: &Views, grants: &[Arc<Grant>]) -> Vec<HookReport> {
-    let due = views.due.borrow();
+    let due = views.due.borrow().clone();
     let report = |owed: &OwedHook| {
         let has_it = |grant: &&Arc<Grant>| {
             let is_it = |id: &DeviceId| *id == owed.device || id.shared().is_some_and(|whole| whole == owed.device);

@@ -65,6 +65,7 @@ impl Change {
             ("ledger.history_age", before.retention.age != after.retention.age),
             ("ledger.history_size", before.retention.grants != after.retention.grants),
             ("telemetry.listen", before.listen != after.listen),
+            ("telemetry.token_file", before.token_file != after.token_file),
             ("kubelet.pod_resources_socket", before.pod_resources_socket != after.pod_resources_socket),
             ("cdi.directory", before.cdi_directory != after.cdi_directory),
             ("device_info.directory", before.device_info_directory != after.device_info_directory),
@@ -89,6 +90,7 @@ impl Config {
             durability: self.durability,
             retention: self.retention,
             listen: self.listen,
+            token_file: self.token_file.clone(),
             pod_resources_socket: self.pod_resources_socket.clone(),
             cdi_directory: self.cdi_directory.clone(),
             device_info_directory: self.device_info_directory.clone(),
@@ -169,7 +171,7 @@ mod tests {
     #[test]
     fn every_key_that_differs_is_named_once_and_told_when_it_counts() {
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
-            [telemetry]\nlisten = \"off\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
+            [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
             [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n[upgrade]\ndetach = false\n\
             [labels]\nfeatures_d = \"/a\"\n";
         let (before, after) = (config(""), config(other));
@@ -183,7 +185,7 @@ mod tests {
         assert_eq!(change.live, live.concat());
         let restart = [
             keys("ledger", &["durability", "history_age", "history_size"]),
-            keys("telemetry", &["listen"]),
+            keys("telemetry", &["listen", "token_file"]),
             keys("kubelet", &["pod_resources_socket"]),
             keys("cdi", &["directory"]),
             keys("device_info", &["directory"]),

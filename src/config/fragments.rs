@@ -42,6 +42,7 @@ pub(super) struct Ledger {
 pub(super) struct Telemetry {
     /// An address and port, or `off`.
     pub(super) listen: Option<String>,
+    pub(super) token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Default, Deserialize)]

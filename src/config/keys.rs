@@ -14,6 +14,7 @@ pub(super) const KEYS: &[Key] = &[
     ("ledger", "refuse", "\"proven\""),
     ("ledger", "when_not_durable", "\"refuse\""),
     ("telemetry", "listen", "\"127.0.0.1:9477\""),
+    ("telemetry", "token_file", ""),
     ("kubelet", "pod_resources_socket", ""),
     ("cdi", "directory", "\"/var/run/cdi\""),
     ("device_info", "directory", "\"/var/run/k8s.cni.cncf.io/devinfo/dp\""),
@@ -172,7 +173,7 @@ mod tests {
             rows.map(|(key, _)| key.to_owned()).collect()
         };
         let other = "[ledger]\ndurability = \"process-crash\"\nhistory_age = \"2d\"\nhistory_size = 2000\nrefuse = \"never\"\nwhen_not_durable = \"serve\"\n\
-            [telemetry]\nlisten = \"off\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
+            [telemetry]\nlisten = \"off\"\ntoken_file = \"/a\"\n[kubelet]\npod_resources_socket = \"/a\"\n[cdi]\ndirectory = \"/a\"\n[device_info]\ndirectory = \"/a\"\n\
             [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\n[upgrade]\ndetach = false\n[labels]\nfeatures_d = \"/a\"\n";
         let change = Change::between(&config(""), &config(other));
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();

@@ -344,6 +344,7 @@ mod tests {
             ("[ledger]\nwhen_not_durabel = \"serve\"".to_owned(), "unknown key `when_not_durabel`; did you mean `when_not_durable`?"),
             ("[ledger]\nwhen_not_durable = \"server\"".to_owned(), "unknown value `server`; did you mean `serve`?"),
             ("[telemetry]\nlisten = \"9477\"".to_owned(), "`telemetry.listen` is `9477`"),
+            ("[telemetry]\ntoken_file = \"token\"".to_owned(), "`telemetry.token_file` must be an absolute path"),
             (
                 "[labels]\nfeatures_d = \"features.d\"".to_owned(),
                 "`labels.features_d` must be an absolute path, the usual one is /etc/kubernetes/node",

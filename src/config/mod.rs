@@ -64,6 +64,8 @@ pub struct Config {
     pub policy: Policy,
     /// Where `/metrics`, `/healthz` and `/readyz` are served; `None` is nowhere.
     pub listen: Option<SocketAddr>,
+    /// The token that readers of `/metrics` and `/` have to send is in this file; `None` lets everybody read.
+    pub token_file: Option<PathBuf>,
     /// The pod-resources socket, where it is not the kubelet directory's own.
     pub pod_resources_socket: Option<PathBuf>,
     /// Where CDI files are written, if a resource asks for them.

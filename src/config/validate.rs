@@ -45,6 +45,10 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
     if pod_resources_socket.as_ref().is_some_and(|path| !path.is_absolute()) {
         return Err(ConfigError::new("`kubelet.pod_resources_socket` must be an absolute path"));
     }
+    let token_file = fragment.telemetry.token_file.clone();
+    if token_file.as_ref().is_some_and(|path| !path.is_absolute()) {
+        return Err(ConfigError::new("`telemetry.token_file` must be an absolute path"));
+    }
     let directory = |key: &str, directory: &Option<PathBuf>, usual: &str| {
         let directory = directory.clone().unwrap_or_else(|| PathBuf::from(usual));
         let problem =
@@ -59,6 +63,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
             when_not_durable: fragment.ledger.when_not_durable.unwrap_or_default(),
         },
         listen: listen(fragment.telemetry.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?,
+        token_file,
         pod_resources_socket,
         cdi_directory: directory("cdi", &fragment.cdi.directory, CDI_DIRECTORY)?,
         features_directory: features(fragment.labels.features_d.as_deref())?,

@@ -6,6 +6,7 @@
 
 mod contract;
 mod device;
+pub mod doors;
 mod durability;
 mod edits;
 mod evidence;

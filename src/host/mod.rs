@@ -31,7 +31,7 @@ pub use folder::Folder;
 pub use inotify_room::{InotifyRoom, Refused, inotify_room};
 pub use kmsg::{KernelLog, KernelRecord};
 pub use nvml::{NvmlAnswer, ask_nvml};
-pub use process::{hang_up, raise_open_files, terminate};
+pub use process::{hang_up, open_files, raise_open_files, terminate};
 pub use reset::{ResetError, reset_function};
 pub use room::has_room;
 pub use root::{HostNode, HostRoot, Listings};

@@ -17,6 +17,12 @@ pub fn raise_open_files() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, raised(getrlimit(Resource::Nofile)))?)
 }
 
+/// How many files this process may have open; `None` is no limit.
+#[must_use]
+pub fn open_files() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
 /// `None` is no limit.
 fn raised(limit: Rlimit) -> Rlimit {
     let enough = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));

@@ -6,6 +6,7 @@
 //!
 //! Whoever takes a connection over has to know as much: which of its calls is that for the lists.
 
+use crate::domain::doors::Claim;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
@@ -23,6 +24,8 @@ pub struct Conversation(Arc<Asked>);
 #[derive(Debug, Default)]
 struct Asked {
     calls: AtomicU32,
+    /// Of these, calls that are not answered yet.
+    under_way: AtomicU32,
     options: AtomicBool,
     /// The stream of the lists, 0 as long as they were not asked for.
     lists: AtomicU32,
@@ -47,9 +50,36 @@ impl Conversation {
         Some(self.0.lists.load(Ordering::Relaxed)).filter(|stream| *stream > 0)
     }
 
+    /// A call that is being answered, until what is returned is dropped.
+    #[must_use]
+    pub fn answering(&self) -> Answering {
+        self.0.under_way.fetch_add(1, Ordering::Relaxed);
+        Answering(self.clone())
+    }
+
+    /// How much the connection is worth when one has to go.
+    #[must_use]
+    pub fn claim(&self) -> Claim {
+        match self.lists() {
+            Some(_) => Claim::Kept,
+            None if self.0.under_way.load(Ordering::Relaxed) > 0 => Claim::Busy,
+            None => Claim::Idle,
+        }
+    }
+
     /// Whether it began, and never came to the lists.
     fn broke_off(&self) -> bool {
         self.0.options.load(Ordering::Relaxed) && self.lists().is_none()
+    }
+}
+
+/// A call that is being answered.
+#[derive(Debug)]
+pub struct Answering(Conversation);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        (self.0).0.under_way.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -3,15 +3,69 @@
 //! tonic has a router for that, which is axum's and made for paths of any form. Here two names are compared.
 
 use super::conversation::Conversation;
+use crate::telemetry::metrics;
+use hyper::body::Frame;
 use std::convert::Infallible;
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
-use tonic::codegen::{BoxFuture, Service};
+use tonic::codegen::{self, BoxFuture, Bytes, Service};
 use tonic::server::NamedService;
+
+/// What all calls that are not answered yet have sent, in bytes: two of the largest that are taken (`api`), and as many small ones as
+/// may come.
+const UNANSWERED_BYTES_MAX: usize = 16 << 20;
+
+/// These bytes, of all services.
+static UNANSWERED: AtomicUsize = AtomicUsize::new(0);
+
+/// What one call has sent, until it is answered.
+#[derive(Default)]
+struct Taken(AtomicUsize);
+
+impl Taken {
+    /// Counts more of it, if there is room.
+    fn more(&self, bytes: usize) -> Result<(), Status> {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+        if UNANSWERED.fetch_add(bytes, Ordering::Relaxed) + bytes <= UNANSWERED_BYTES_MAX {
+            return Ok(());
+        }
+        metrics::request_refused("plugin", "memory");
+        Err(Status::resource_exhausted("the calls that are not answered yet are too large together; ask again"))
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        UNANSWERED.fetch_sub(*self.0.get_mut(), Ordering::Relaxed);
+    }
+}
+
+/// A request that is counted as it comes.
+struct Counted {
+    body: Body,
+    taken: Arc<Taken>,
+}
+
+impl codegen::Body for Counted {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(Err(error)) = frame.data_ref().map(|data| self.taken.more(data.len()))
+        {
+            return Poll::Ready(Some(Err(error)));
+        }
+        polled
+    }
+}
 
 /// What becomes of a call.
 type Answer = BoxFuture<Response<Body>, Infallible>;
@@ -58,11 +112,20 @@ impl Service<Request<Body>> for Services {
         // `/package.Service/Method`.
         let (name, method) = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/')).unwrap_or_default();
         // Here they still are in their order.
-        if let Some(conversation) = request.extensions().get::<Conversation>() {
-            conversation.called(method);
-        }
+        let conversation = request.extensions().get::<Conversation>().cloned().unwrap_or_default();
+        conversation.called(method);
         match self.named(name) {
-            Some(answers) => answers(request),
+            Some(answers) => {
+                let taken = Arc::new(Taken::default());
+                let answering = conversation.answering();
+                let counted = Arc::clone(&taken);
+                let answer = answers(request.map(|body| Body::new(Counted { body, taken: counted })));
+                Box::pin(async move {
+                    let answer = answer.await;
+                    drop((taken, answering));
+                    answer
+                })
+            }
             None => Box::pin(std::future::ready(Ok(Status::unimplemented("").into_http()))),
         }
     }
@@ -97,6 +160,16 @@ mod tests {
             let answer = Response::builder().header("is-alpha", ALPHA.to_string()).body(Body::empty());
             Box::pin(std::future::ready(Ok(answer.unwrap())))
         }
+    }
+
+    #[test]
+    fn what_unanswered_calls_have_sent_is_bounded_and_forgotten_with_them() {
+        let large = Taken::default();
+        assert!(large.more(UNANSWERED_BYTES_MAX - 4096).is_ok(), "other tests of this process send little");
+        let one_more = Taken::default();
+        assert_eq!(one_more.more(8192).unwrap_err().code(), tonic::Code::ResourceExhausted);
+        drop(large);
+        assert!(one_more.more(1).is_ok());
     }
 
     #[tokio::test]

@@ -52,7 +52,7 @@ impl Serving {
             // An error means that who would say so is gone: the daemon is ending, or the handover is over.
             drop(close.wait_for(|close| *close).await);
         });
-        let server = tonic::transport::Server::builder().serve_with_incoming_shutdown(api::serve(&plugin), incoming, closed);
+        let server = api::server().serve_with_incoming_shutdown(api::serve(&plugin), incoming, closed);
         tokio::spawn(async move {
             if let Err(error) = server.await {
                 tracing::error!(%resource, %error, "the server of a socket failed");
@@ -70,7 +70,7 @@ impl Handler<Bind> for Serving {
         let shared = self.shared.clone();
         let problem = |error| format!("no socket can be made in `{}`: {error}", shared.sockets.directory().display());
         let bound = shared.sockets.bind(&resource, registration).map_err(problem)?;
-        self.serve(&bound.listener, Plugin { resource, registration, shared }, bound.close);
+        self.serve(&bound.listener, Plugin::new(resource, registration, shared), bound.close);
         Ok(bound.endpoint)
     }
 }
@@ -84,7 +84,7 @@ impl Handler<Adopt> for Serving {
             Err(error) => return tracing::warn!(%resource, %error, "the socket of the former instance cannot be served"),
         };
         let path = listener.path().filter(|path| path.parent() == Some(self.shared.sockets.directory()));
-        let serving = self.serve(&listener, Plugin { resource, registration: NOBODYS, shared: self.shared.clone() }, close);
+        let serving = self.serve(&listener, Plugin::new(resource, NOBODYS, self.shared.clone()), close);
         tokio::spawn(async move {
             drop(serving.await);
             // Whoever made the file cannot take it away any more.

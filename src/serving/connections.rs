@@ -1,7 +1,10 @@
 //! The kubelet's connections, so that they can be handed on: as long as somebody holds one open, the kubelet does not see its end.
 
+use crate::domain::doors::Guests;
 use crate::host::peer::is_hung_up;
 use crate::kubelet::conversation::{Conversation, Followed};
+use crate::telemetry::metrics;
+use rustix::net::{Shutdown, shutdown};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -15,10 +18,17 @@ pub struct Connection {
 }
 
 /// Those that are served here, and those of former instances, which nobody serves any more.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Connections {
-    served: Mutex<Vec<(Weak<OwnedFd>, Conversation)>>,
+    served: Mutex<Guests<(), Served>>,
     held: Mutex<Vec<Connection>>,
+}
+
+/// One that is served here, for as long as it is.
+#[derive(Debug)]
+struct Served {
+    file: Weak<OwnedFd>,
+    conversation: Conversation,
 }
 
 /// Every change is a single step: a panic elsewhere cannot leave one half done.
@@ -27,14 +37,27 @@ fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Connections {
-    /// Takes down one that is served, for as long as it is.
+    /// With room for so many that are served.
+    #[must_use]
+    pub fn new(max: usize) -> Self {
+        Connections { served: Mutex::new(Guests::new(max)), held: Mutex::default() }
+    }
+
+    /// Takes down one that is served, for as long as it is. Where there is no room, another one is closed for it: one on which nothing is
+    /// asked, before those that are answered and those that have the kubelet's lists.
     pub(super) fn serve(&self, followed: &mut Followed) {
         match followed.take_down() {
-            Ok(entry) => {
+            Ok((file, conversation)) => {
                 let mut served = lock(&self.served);
-                served.retain(|(other, _)| other.strong_count() > 0);
-                served.push(entry);
+                served.retain(|other| other.file.strong_count() > 0);
+                served.weigh(|other| other.conversation.claim());
+                let (_, evicted) = served.enter((), Served { file, conversation });
                 drop(served);
+                if let Some(file) = evicted.and_then(|evicted| evicted.file.upgrade()) {
+                    metrics::connection_evicted("plugin");
+                    // Whoever serves it sees its end. One that has ended is as good.
+                    let _ended = shutdown(&file, Shutdown::Both);
+                }
                 self.forget_ended();
             }
             Err(error) => tracing::warn!(%error, "a connection of the kubelet could not be handed on to another instance"),
@@ -55,7 +78,7 @@ impl Connections {
     #[must_use]
     pub fn open(&self) -> Vec<Connection> {
         let served = lock(&self.served);
-        let served = served.iter().filter_map(|(file, said)| Some(Connection { file: file.upgrade()?, lists: said.lists()? }));
+        let served = served.all().filter_map(|of| Some(Connection { file: of.file.upgrade()?, lists: of.conversation.lists()? }));
         let mut open: Vec<_> = served.filter(|served| !is_hung_up(&served.file)).collect();
         self.forget_ended();
         open.extend(lock(&self.held).iter().cloned());
@@ -76,7 +99,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_is_open_while_it_is_served_or_held_and_the_other_side_is_there() {
-        let connections = Connections::default();
+        let connections = Connections::new(100);
         let count = || connections.open().len();
         let serve = || {
             let (ours, kubelet) = UnixStream::pair().unwrap();
@@ -102,9 +125,35 @@ mod tests {
         assert_eq!(count(), 0);
         let (served, kubelet) = serve();
         asked(&served);
-        assert_eq!(lock(&connections.served).len(), 1, "the ended one is forgotten");
+        assert_eq!(lock(&connections.served).all().count(), 1, "the ended one is forgotten");
         assert_eq!(count(), 1);
         drop(kubelet);
         assert_eq!(count(), 0);
+    }
+
+    #[tokio::test]
+    async fn where_there_is_no_room_the_kubelets_lists_stay_and_the_oldest_without_any_goes() {
+        let connections = Connections::new(3);
+        let serve = || {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let mut served = Followed::from(ours);
+            connections.serve(&mut served);
+            (served, theirs)
+        };
+        let (kubelet, kubelets) = serve();
+        kubelet.connect_info().called("ListAndWatch");
+        let (busy, busys) = serve();
+        let answering = busy.connect_info().answering();
+        let mut idle = Vec::new();
+        for _ in 0..10 {
+            idle.push(serve());
+        }
+        let ended = |of: &UnixStream| is_hung_up(of);
+        assert_eq!(idle.iter().filter(|(_, theirs)| !ended(theirs)).count(), 1, "the newest");
+        assert!(!ended(&kubelets) && !ended(&busys));
+        drop(answering);
+        idle.push(serve());
+        assert!(!ended(&kubelets) && ended(&busys));
+        drop((kubelet, busy));
     }
 }

@@ -16,6 +16,7 @@ use crate::messages::{Broken, HungUp, Mailbox, Pass, Record, RecordError, Regist
 use crate::telemetry::metrics;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{RwLock, watch};
@@ -32,6 +33,10 @@ const BROKEN_DEADLINE: Duration = Duration::from_millis(200);
 const LIST_INTERVAL: Duration = Duration::from_millis(50);
 /// More streams than these do not make each of them slower: a change is told within a second.
 const STREAMS_MAX: u32 = 20;
+
+/// Streams of lists on one socket: each has one list in memory that is not read yet. The kubelet opens one, since each Register names
+/// a socket of its own; the rest are for a person who looks.
+const LISTS_MAX: usize = 4;
 
 /// What the kubelet was just given, over all resources and registrations, so that the next devices can be near to it.
 /// It outlives the serving actor.
@@ -100,18 +105,20 @@ pub(super) struct Plugin {
     pub(super) resource: ResourceName,
     pub(super) registration: RegistrationNumber,
     pub(super) shared: Shared,
+    /// ListAndWatch streams of this socket.
+    lists: Arc<AtomicUsize>,
 }
 
 #[tonic::async_trait]
 impl api::Plugin for Plugin {
-    fn lists(&self) -> BoxStream<'static, Arc<Offering>> {
+    fn lists(&self) -> Result<BoxStream<'static, Arc<Offering>>, Status> {
         let lists = Lists {
             inventory: self.shared.inventory.clone(),
             stage: self.shared.stage.clone(),
             sent: None,
-            guard: StreamGuard::new(self.clone()),
+            guard: StreamGuard::new(self.clone())?,
         };
-        futures_util::stream::unfold(lists, Lists::next).boxed()
+        Ok(futures_util::stream::unfold(lists, Lists::next).boxed())
     }
 
     async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {
@@ -153,6 +160,10 @@ impl api::Plugin for Plugin {
 }
 
 impl Plugin {
+    pub(super) fn new(resource: ResourceName, registration: RegistrationNumber, shared: Shared) -> Self {
+        Plugin { resource, registration, shared, lists: Arc::default() }
+    }
+
     /// Tells registration of a connection that ended before the lists were asked for.
     pub(super) fn tell_of_hang_up(&self) {
         if self.shared.is_serving() {
@@ -280,17 +291,23 @@ fn status(error: &AllocateError) -> Status {
 struct StreamGuard(Plugin);
 
 impl StreamGuard {
-    fn new(plugin: Plugin) -> Self {
-        let Plugin { resource, registration, shared } = &plugin;
+    fn new(plugin: Plugin) -> Result<Self, Status> {
+        let Plugin { resource, registration, shared, lists } = &plugin;
+        if lists.fetch_add(1, Ordering::Relaxed) >= LISTS_MAX {
+            lists.fetch_sub(1, Ordering::Relaxed);
+            metrics::request_refused("plugin", "lists");
+            return Err(Status::resource_exhausted(format!("{LISTS_MAX} streams of {resource} are open on this socket already")));
+        }
         shared.sockets.stream_opened(resource, *registration);
         shared.opened.tell(StreamOpened { resource: resource.clone(), registration: *registration });
-        StreamGuard(plugin)
+        Ok(StreamGuard(plugin))
     }
 }
 
 impl Drop for StreamGuard {
     fn drop(&mut self) {
-        let Plugin { resource, registration, shared } = &self.0;
+        let Plugin { resource, registration, shared, lists } = &self.0;
+        lists.fetch_sub(1, Ordering::Relaxed);
         shared.sockets.stream_ended(resource, *registration);
         if shared.is_serving() {
             shared.ended.tell(StreamEnded { resource: resource.clone(), registration: *registration });

@@ -81,15 +81,15 @@ pub(super) struct Bound {
 }
 
 impl Sockets {
-    /// A table without sockets. Nothing is made on disk before the first `bind`.
+    /// A table without sockets, for so many connections. Nothing is made on disk before the first `bind`.
     #[must_use]
-    pub fn new(device_plugins: &Path) -> Self {
+    pub fn new(device_plugins: &Path, connections: usize) -> Self {
         let millis = host::now().wall.0;
         Sockets {
             directory: device_plugins.join(DIRECTORY),
             stamp: format!("{millis:x}"),
             open: Mutex::default(),
-            connections: Connections::default(),
+            connections: Connections::new(connections),
         }
     }
 
@@ -236,7 +236,7 @@ mod tests {
     #[tokio::test]
     async fn a_superseded_socket_stays_until_its_last_stream_has_ended() {
         let dir = tempfile::tempdir().unwrap();
-        let sockets = Sockets::new(dir.path());
+        let sockets = Sockets::new(dir.path(), 1);
         let name: ResourceName = "example.com/device".parse().unwrap();
         let first = sockets.bind(&name, 1).unwrap();
         let second = sockets.bind(&name, 2).unwrap();
@@ -254,7 +254,7 @@ mod tests {
     #[tokio::test]
     async fn the_sweep_takes_dead_sockets_and_leaves_living_ones() {
         let dir = tempfile::tempdir().unwrap();
-        let sockets = Sockets::new(dir.path());
+        let sockets = Sockets::new(dir.path(), 1);
         let name: ResourceName = "example.com/device".parse().unwrap();
         let living = sockets.bind(&name, 1).unwrap();
         let dead = dir.path().join(DIRECTORY).join("dead.sock");
@@ -268,7 +268,7 @@ mod tests {
     fn the_longest_resource_name_fits_the_kubelets_directory_also_that_of_microk8s() {
         let longest = format!("{}.example.com/{}", vec!["a".repeat(60); 3].join("."), "x".repeat(63));
         for (dir, newest) in [("/var/lib/kubelet", u64::MAX), ("/var/snap/microk8s/common/var/lib/kubelet", u64::from(u32::MAX))] {
-            let sockets = Sockets::new(&Path::new(dir).join("device-plugins"));
+            let sockets = Sockets::new(&Path::new(dir).join("device-plugins"), 1);
             let path = |registration| sockets.directory().join(sockets.file_name(&longest.parse().unwrap(), registration));
             assert!(path(newest).as_os_str().len() <= SOCKET_PATH_MAX, "{}", path(newest).display());
             assert_ne!(path(newest), path(newest - 1));

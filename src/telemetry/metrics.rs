@@ -35,12 +35,14 @@ const BUCKETS: [(u64, &str); 14] = [
 /// So many series has a metric at most; what comes after them is not counted. A node has some ten resources.
 const SERIES_MAX: usize = 1000;
 
-/// A lock for each metric, so that a scrape is in nobody's way for long.
+/// A lock for each metric, which is held for no longer than it takes to find or to copy its series: a page is made by a thread that may
+/// be put behind every other one, also while it holds a lock that an Allocate waits for.
 static SERIES: [Mutex<Vec<Series>>; TABLE.len()] = [const { Mutex::new(Vec::new()) }; TABLE.len()];
 
+#[derive(Clone)]
 struct Series {
     /// The values of its labels.
-    labels: Box<[Box<str>]>,
+    labels: Arc<[Box<str>]>,
     value: Value,
 }
 
@@ -150,10 +152,21 @@ fn took(metric: Metric, values: &[&str], took: Duration) {
 }
 
 /// Counters whose labels are few words, on every node the same: `increase` does not see the first count of a series that was not there.
-const FORESEEN: [(Metric, &[&str]); 3] = [
+const FORESEEN: [(Metric, &[&str]); 4] = [
+    (Metric::Evicted, &["control", "handover", "plugin", "telemetry"]),
     (Metric::Reconciliations, &["blind", "changed", "unchanged"]),
     (Metric::Refused, &["control", "handover", "plugin"]),
     (Metric::Releases, &["handed_on", "never_started", "pod_gone", "superseded"]),
+];
+
+/// The same, with two labels.
+const FORESEEN_BY: [(Metric, &str, &[&str]); 2] = [
+    (
+        Metric::RequestsRefused,
+        "telemetry",
+        &["body", "busy", "head_late", "head_too_large", "no_token", "not_read", "not_understood", "unauthorized"],
+    ),
+    (Metric::RequestsRefused, "plugin", &["lists", "memory"]),
 ];
 
 /// Writes everything that has been counted, behind what `now` writes of the moment.
@@ -164,12 +177,16 @@ pub fn page(now: impl FnOnce(&mut Page)) -> String {
     for (metric, words) in FORESEEN {
         words.iter().for_each(|word| add(metric, &[word], 0));
     }
+    for (metric, first, words) in FORESEEN_BY {
+        words.iter().for_each(|word| add(metric, &[first, word], 0));
+    }
     for metric in Metric::all() {
         let kind = metric.row().kind;
         if metric.row().labels.is_empty() && kind == Kind::Counter {
             add(metric, &[], 0);
         }
-        for Series { labels, value } in series(metric).iter() {
+        let all = series(metric).clone();
+        for Series { labels, value } in &all {
             let labels: Vec<&str> = labels.iter().map(AsRef::as_ref).collect();
             match value {
                 Value::Number(number) if kind == Kind::Gauge => {
@@ -219,6 +236,16 @@ pub fn actor_begins(actor: &'static str) {
 /// An actor died.
 pub fn actor_restarted(actor: &'static str) {
     count(Metric::ActorRestarts, &[actor]);
+}
+
+/// A connection was closed to make room for another one; `socket` is `telemetry`, `plugin`, `control` or `handover`.
+pub fn connection_evicted(socket: &'static str) {
+    count(Metric::Evicted, &[socket]);
+}
+
+/// A request, or a connection before its first one, was refused for a limit or for want of the token.
+pub fn request_refused(socket: &'static str, reason: &'static str) {
+    count(Metric::RequestsRefused, &[socket, reason]);
 }
 
 /// A connection of somebody who may not ask was refused; `socket` is `plugin`, `control` or `handover`.

@@ -83,6 +83,8 @@ table! {
         "1 when the configuration was read well the last time, at the start or later; 0 while an earlier one is still in force.";
     ConfigReloads = Counter "holdfast_config_reloads_total" ["result"]
         "How often the configuration was read, by result (ok or error); the start counts.";
+    Evicted = Counter "holdfast_connections_evicted_total" ["socket"]
+        "Connections closed to make room for another one, by socket (telemetry, plugin, control or handover).";
     Refused = Counter "holdfast_connections_refused_total" ["socket"]
         "Connections refused to somebody who is not root, by socket (plugin, control or handover).";
     Devices = Gauge "holdfast_devices" ["resource", "health"]
@@ -137,6 +139,8 @@ table! {
         "Register calls by result (ok or error).";
     Releases = Counter "holdfast_releases_total" ["released_by"]
         "Grants that were given back, by proof (pod_gone, handed_on, superseded or never_started).";
+    RequestsRefused = Counter "holdfast_requests_refused_total" ["socket", "reason"]
+        "Requests and connections refused for a limit, or for want of the token, by socket (telemetry, plugin or control) and reason.";
     Registered = Gauge "holdfast_resource_registered" ["resource"]
         "1 while the kubelet has a stream of the resource open.";
     Scan = Histogram "holdfast_scan_duration_seconds" []

@@ -44,7 +44,7 @@ impl Alone {
             opened: Mailbox::new(Nobody),
             ended: Mailbox::new(Nobody),
             hung_up: Mailbox::new(Nobody),
-            sockets: Arc::new(Sockets::new(&node.path("plugins"))),
+            sockets: Arc::new(Sockets::new(&node.path("plugins"), 16)),
             affinity: Affinity::default(),
             refusals: Refusals::default(),
             awake: Awake::default(),

@@ -4,12 +4,14 @@ use super::super::ending::Frozen;
 use super::super::{App, Settings, StartError};
 use super::start_when_free;
 use super::wire::{Heard, PROTOCOL, Peer, Word, socket_path};
+use crate::domain::doors::Doors;
 use crate::domain::{Gather, ResourceName};
+use crate::host;
 use crate::host::peer::TrustedListener;
 use crate::serving::Sockets;
 use crate::store::StoreError;
 use crate::telemetry::{http, metrics};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +19,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::process::Child;
 use tokio::sync::{Notify, mpsc};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinHandle, JoinSet};
 
 /// How long somebody who connects may take to say what is wanted.
 const FIRST_WORD_WITHIN: Duration = Duration::from_secs(10);
@@ -65,11 +67,11 @@ pub enum Given {
 #[derive(Debug)]
 pub struct Connection(#[expect(dead_code, reason = "held, for the other one to hear its end")] Peer);
 
-/// Listens for instances that want to take over. Without that the daemon works on, and says so.
-pub(in super::super) fn listen(run_dir: &Path, sockets: Arc<Sockets>, asked: mpsc::Sender<Asked>) -> Option<JoinHandle<()>> {
+/// Listens for instances that want to take over, so many at a time. Without that the daemon works on, and says so.
+pub(in super::super) fn listen(run_dir: &Path, sockets: Arc<Sockets>, asked: mpsc::Sender<Asked>, most: usize) -> Option<JoinHandle<()>> {
     let path = socket_path(run_dir);
     match TrustedListener::bind(&path, || metrics::refused("handover")) {
-        Ok(listener) => Some(tokio::spawn(accept(listener, sockets, asked))),
+        Ok(listener) => Some(tokio::spawn(accept(listener, sockets, asked, most))),
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "no handover socket: another instance cannot take over from this one");
             None
@@ -77,13 +79,23 @@ pub(in super::super) fn listen(run_dir: &Path, sockets: Arc<Sockets>, asked: mps
     }
 }
 
-async fn accept(listener: TrustedListener, sockets: Arc<Sockets>, asked: mpsc::Sender<Asked>) {
+async fn accept(listener: TrustedListener, sockets: Arc<Sockets>, asked: mpsc::Sender<Asked>, most: usize) {
     // They end with this task.
     let mut conversations = JoinSet::new();
+    let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let stream = listener.accept().await;
-        drop(conversations.spawn(hear_out(stream, Arc::clone(&sockets), asked.clone())));
-        while conversations.try_join_next().is_some() {}
+        let stream = tokio::select! {
+            stream = listener.accept() => stream,
+            Some(_ended) = conversations.join_next() => continue,
+        };
+        oldest.retain(|conversation| !conversation.is_finished());
+        if oldest.len() >= most
+            && let Some(conversation) = oldest.pop_front()
+        {
+            metrics::connection_evicted("handover");
+            conversation.abort();
+        }
+        oldest.push_back(conversations.spawn(hear_out(stream, Arc::clone(&sockets), asked.clone())));
     }
 }
 
@@ -95,6 +107,8 @@ async fn hear_out(stream: UnixStream, sockets: Arc<Sockets>, asked: mpsc::Sender
     }
     drop(sockets);
     if let Heard::Word(Word::Take { version }) = peer.hear_within(FIRST_WORD_WITHIN).await {
+        // What it has sent along is nothing that this side takes.
+        drop(peer.files());
         // One after the other; who has waited too long has gone by then, which is heard.
         drop(asked.send(Asked { peer, version }).await);
     }
@@ -183,7 +197,7 @@ async fn converse(
                 frozen.pass_on(Arc::new(below(sockets, names)));
                 // Whoever probes this instance still finds it alive, where the other one has not the same address.
                 if let Some(address) = settings.config.listen {
-                    standby.spawn(http::stand_by(address));
+                    standby.spawn(http::stand_by(address, Doors::of(host::open_files()).telemetry));
                 }
             }
             Heard::Word(Word::Leave) => {

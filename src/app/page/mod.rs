@@ -1,7 +1,7 @@
 //! The page at `/` of the telemetry address: the daemon at a glance, for a browser. Made when it is asked for, out of the same
 //! snapshots as `status`; nothing of it is kept.
 //!
-//! Whoever reaches that address may read it, so it says who has which device and how devices are, and nothing of what a
+//! Whoever reaches that address may read it, where no token is asked for, so it says who has which device and how devices are, and nothing of what a
 //! container was given: no environment, no paths of mounts.
 
 mod html;
@@ -12,29 +12,27 @@ use super::{Status, Views};
 use crate::domain::{DeviceId, Timestamp};
 use crate::host;
 use crate::picture::{self, Cpus, Leaf, fold, svg};
+use crate::telemetry::http::{Pages, Refused};
+use crate::telemetry::{Subject, Visit};
 use axum::Router;
-use axum::http::{StatusCode, Uri, header};
+use axum::extract::Extension;
+use axum::http::{HeaderMap, Uri, header};
 use axum::routing::get;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-/// Pages that are made at the same time: a page is some milliseconds' work, and nobody may keep the daemon busy with it.
-const MAKERS_MAX: usize = 1;
 /// Boxes of the picture: more cannot be looked at, and they are most of a page's bytes.
 const BOXES_MAX: usize = 128;
 /// Seconds after which a page may ask to be loaded anew.
 const REFRESH: std::ops::RangeInclusive<u32> = 1..=3600;
 
 /// The route.
-pub(super) fn routes(views: Views) -> Router {
-    let (started, makers) = (Instant::now(), Arc::new(Semaphore::new(MAKERS_MAX)));
-    let page = move |uri: Uri| async move {
-        let Ok(_turn) = makers.acquire().await else { return Err(StatusCode::SERVICE_UNAVAILABLE) };
+pub(super) fn routes(views: Views, pages: Pages) -> Router {
+    let started = Instant::now();
+    let page = move |Extension(visit): Extension<Arc<Visit>>, uri: Uri, headers: HeaderMap| async move {
         let refresh = refresh(uri.query().unwrap_or_default());
-        // Away from the thread that serves the kubelet.
-        let made = tokio::task::spawn_blocking(move || page(&views, started, refresh)).await;
+        let html = pages.page(&visit, &headers, Subject::Overview(refresh), move || page(&views, started, refresh)).await?;
         let headers = [
             (header::CONTENT_TYPE, "text/html; charset=utf-8"),
             (header::CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'"),
@@ -42,7 +40,7 @@ pub(super) fn routes(views: Views) -> Router {
             (header::REFERRER_POLICY, "no-referrer"),
             (header::CACHE_CONTROL, "no-store"),
         ];
-        made.map(|html| (headers, html)).map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)
+        Ok::<_, Refused>((headers, html))
     };
     Router::new().route("/", get(page))
 }
@@ -71,10 +69,12 @@ fn page(views: &Views, started: Instant, refresh: Option<u32>) -> String {
 
 /// What is offered, each device once, with those who have shares of it.
 fn leaves(views: &Views) -> Vec<Leaf> {
-    let holders = picture::holders(views.grants.borrow().iter().map(AsRef::as_ref));
+    // Copies: nobody who publishes waits until the page is made.
+    let (grants, inventory) = (Arc::clone(&views.grants.borrow()), Arc::clone(&views.inventory.borrow()));
+    let holders = picture::holders(grants.iter().map(AsRef::as_ref));
     let mut leaves: BTreeMap<DeviceId, Leaf> = BTreeMap::new();
     let verdicts = views.judgement.borrow().verdicts.clone();
-    for (resource, offering) in &views.inventory.borrow().resources {
+    for (resource, offering) in &inventory.resources {
         for offered in offering.devices.values() {
             let leaf = leaves.entry(offered.device.id.clone()).or_insert_with(|| Leaf::of(&offered.device));
             if !leaf.resources.iter().any(|known| known == resource.as_str()) {

@@ -30,8 +30,14 @@ use tonic::{Request, Status};
 /// Every dialect that is spoken, the preferred one first.
 pub const DIALECTS: &[&dyn Dialect] = &[&v1beta1::V1Beta1, &v1alpha::V1Alpha];
 
-/// A request of the kubelet lists every free id: 60,000 of them stay below this.
-const REQUEST_BYTES_MAX: usize = 16 << 20;
+/// A request of the kubelet names each id of a list twice at most: as available, and as one that must be included.
+const REQUEST_BYTES_MAX: usize = 2 * LIST_BYTES_MAX;
+
+/// Calls of one connection at a time. The kubelet has a handful of them; more wait until others are answered.
+const CALLS_MAX: u32 = 128;
+
+/// Headers of a call, in bytes: those of a kubelet are some hundred.
+const HEADERS_BYTES_MAX: u32 = 8 << 10;
 
 /// The kubelet takes 4 MiB in one message, and ends the stream at more: an endless loop of registrations.
 const LIST_BYTES_MAX: usize = 3_500_000;
@@ -119,7 +125,10 @@ pub fn versions() -> impl Iterator<Item = Version> {
 #[tonic::async_trait]
 pub trait Plugin: fmt::Debug + Send + Sync {
     /// The complete list at once, then again after every change. Dropped when the kubelet's stream has ended.
-    fn lists(&self) -> BoxStream<'static, Arc<Offering>>;
+    ///
+    /// # Errors
+    /// When there are too many streams already.
+    fn lists(&self) -> Result<BoxStream<'static, Arc<Offering>>, Status>;
 
     /// What each container gets for the ids that it asks for; durable before it is answered (I1).
     async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status>;
@@ -132,6 +141,11 @@ pub trait Plugin: fmt::Debug + Send + Sync {
 
     /// What is done to these devices before a container starts with them. Nothing, where that is not asked for.
     async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status>;
+}
+
+/// A server of one socket, with its limits (I13).
+pub fn server() -> Server {
+    Server::builder().max_concurrent_streams(CALLS_MAX).http2_max_header_list_size(HEADERS_BYTES_MAX)
 }
 
 /// Every dialect's service over one plugin, for one socket.
@@ -165,7 +179,7 @@ pub fn serve_nothing(path: &Path) -> io::Result<Mute> {
 type Listing<M> = BoxStream<'static, Result<M, Status>>;
 
 /// A plugin's lists as messages. One that the kubelet would not take is left out: what was sent last stays true for it.
-fn listing<M: Message + 'static>(plugin: &dyn Plugin, message: fn(&Offering) -> M) -> Listing<M> {
+fn listing<M: Message + 'static>(plugin: &dyn Plugin, message: fn(&Offering) -> M) -> Result<Listing<M>, Status> {
     let fitting = move |offering: Arc<Offering>| async move {
         let list = message(&offering);
         if list.encoded_len() > LIST_BYTES_MAX {
@@ -177,7 +191,7 @@ fn listing<M: Message + 'static>(plugin: &dyn Plugin, message: fn(&Offering) -> 
         }
         Some(Ok(list))
     };
-    plugin.lists().filter_map(fitting).boxed()
+    Ok(plugin.lists()?.filter_map(fitting).boxed())
 }
 
 /// A request whose deadline is sent along, as grpc-timeout.

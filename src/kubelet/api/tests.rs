@@ -45,8 +45,8 @@ struct Told {
 
 #[tonic::async_trait]
 impl Plugin for Told {
-    fn lists(&self) -> BoxStream<'static, Arc<Offering>> {
-        futures_util::stream::iter(self.lists.clone()).chain(futures_util::stream::pending()).boxed()
+    fn lists(&self) -> Result<BoxStream<'static, Arc<Offering>>, Status> {
+        Ok(futures_util::stream::iter(self.lists.clone()).chain(futures_util::stream::pending()).boxed())
     }
 
     async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status> {

@@ -62,7 +62,7 @@ impl DevicePlugin for Service {
     }
 
     async fn list_and_watch(&self, _: Request<api::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        Ok(Response::new(listing(self.0.as_ref(), list)))
+        Ok(Response::new(listing(self.0.as_ref(), list)?))
     }
 
     async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {

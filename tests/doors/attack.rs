@@ -1,0 +1,142 @@
+//! What comes to telemetry's address from somebody who means no good, each kind in threads of its own until it is dropped.
+
+use crate::common::HANG;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// A request that never ends.
+const HALF_A_HEAD: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n";
+/// How long a connection is tried for: it may wait in the kernel's queue.
+const CONNECTS_WITHIN: Duration = Duration::from_secs(5);
+
+/// What is done.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Kind {
+    /// Connections are made, and nothing is sent.
+    Idle,
+    /// Each has sent a part of a head.
+    Halves,
+    /// Each has sent a head of 400 KB that does not end.
+    LargeHeads,
+    /// Each asks for pages, a hundred at once, and reads nothing.
+    Unread,
+    /// Connections are made, and left for the next one, without a pause.
+    Flood,
+    /// Each asks for `/healthz`, and is left for the next one, without a pause.
+    Requests,
+    /// HTTP/2 is begun on each.
+    Http2,
+}
+
+impl Kind {
+    fn sends(self) -> Vec<u8> {
+        match self {
+            Kind::Idle | Kind::Flood => Vec::new(),
+            Kind::Halves => HALF_A_HEAD.to_vec(),
+            Kind::LargeHeads => [HALF_A_HEAD, b"x: ", &[b'a'; 400_000]].concat(),
+            Kind::Unread => b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(100),
+            Kind::Requests => b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n".to_vec(),
+            Kind::Http2 => b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec(),
+        }
+    }
+
+    fn is_held(self) -> bool {
+        !matches!(self, Kind::Flood | Kind::Requests)
+    }
+}
+
+/// An attack that goes on.
+#[derive(Debug)]
+pub(crate) struct Attack {
+    kind: Kind,
+    stop: Arc<AtomicBool>,
+    made: Arc<AtomicUsize>,
+    threads: Vec<JoinHandle<Vec<TcpStream>>>,
+}
+
+impl Attack {
+    /// Begins. What holds its connections makes `count`, in all threads together.
+    pub(crate) fn begin(kind: Kind, address: SocketAddr, count: usize, threads: usize) -> Attack {
+        let (stop, made) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let together = Arc::new(Barrier::new(threads + 1));
+        let begin = |_| {
+            let (stop, made, together) = (Arc::clone(&stop), Arc::clone(&made), Arc::clone(&together));
+            thread::spawn(move || {
+                let (bytes, mut held) = (kind.sends(), Vec::new());
+                together.wait();
+                while !stop.load(Ordering::Relaxed) && (!kind.is_held() || made.load(Ordering::Relaxed) < count) {
+                    made.fetch_add(1, Ordering::Relaxed);
+                    held.extend(connect(kind, address, &bytes).filter(|_| kind.is_held()));
+                }
+                held
+            })
+        };
+        let threads = (0..threads).map(begin).collect();
+        together.wait();
+        Attack { kind, stop, made, threads }
+    }
+
+    /// How many connections were made.
+    pub(crate) fn made(&self) -> usize {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// Waits until all that are held have been made, and ends what goes on without an end. Those that this side has open.
+    pub(crate) fn held(mut self) -> Vec<TcpStream> {
+        if !self.kind.is_held() {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        self.threads.drain(..).flat_map(|thread| thread.join().unwrap()).collect()
+    }
+}
+
+impl Drop for Attack {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            drop(thread.join());
+        }
+    }
+}
+
+fn connect(kind: Kind, address: SocketAddr, bytes: &[u8]) -> Option<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&address, CONNECTS_WITHIN).ok()?;
+    stream.set_write_timeout(Some(CONNECTS_WITHIN)).unwrap();
+    if !kind.is_held() {
+        // No port waits for packets of a connection that has ended.
+        rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+    }
+    // The other side may close it meanwhile.
+    let sent = stream.write_all(bytes);
+    if matches!(kind, Kind::Requests) && sent.is_ok() {
+        stream.set_read_timeout(Some(CONNECTS_WITHIN)).unwrap();
+        let _closed = stream.read(&mut [0; 256]);
+    }
+    Some(stream)
+}
+
+/// Reads until the other side has closed it, by an end or a reset. Whether it has.
+pub(crate) fn is_closed(stream: &mut TcpStream) -> bool {
+    stream.set_read_timeout(Some(HANG)).unwrap();
+    let mut buffer = [0; 4096];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() == ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+/// The same without reading: waits for a reset.
+pub(crate) fn is_hung_up(stream: &TcpStream) -> bool {
+    let mut look = [PollFd::new(stream.as_fd(), PollFlags::empty())];
+    let within = PollTimeout::try_from(HANG).unwrap();
+    poll(&mut look, within).is_ok() && look[0].revents().is_some_and(|seen| seen.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
+}
