@@ -33,8 +33,13 @@ pub fn boot_id(host_root: &Path) -> Option<String> {
 /// Lets this thread, and those that it starts from now on, step back behind the others of the process: for work that
 /// nobody waits for. It cannot be taken back without privileges.
 pub fn step_back() {
+    lower_priority(10);
+}
+
+/// The same by so much (nice(2)): for work that somebody waits for, and that is less important than others all the same.
+pub fn lower_priority(by: i32) {
     // Linux counts niceness by thread. Where it is refused the thread is as important as before.
-    let _refused = rustix::process::nice(10);
+    let _refused = rustix::process::nice(by);
 }
 
 /// As long as it lives, the kernel may fire the timers of this thread late, and for ever those of the threads that it

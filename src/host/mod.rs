@@ -21,7 +21,7 @@ mod uevent;
 mod watch;
 
 pub use awake::Awake;
-pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
+pub use clock::{LateTimers, boot_id, lower_priority, now, step_back, until_tick};
 pub use command::{CommandError, run as run_command};
 pub use direct::open_direct;
 pub use filesystem::{

@@ -8,6 +8,7 @@
 //! Nothing waits for the other side without a bound. A connection that does not end in order is reset: nothing of it stays in the kernel
 //! for somebody who does not read.
 
+use super::pace::Pace;
 use super::visit::{Peer, Room, Sending, Visit};
 use crate::domain::doors::BATCH;
 use crate::host::peer::TrustedListener;
@@ -40,15 +41,22 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Headers of a request: a browser sends twenty, and a proxy adds some.
 const HEADERS_MAX: usize = 64;
 /// Requests on one connection: no scraper asks as often in the time of a connection, and what floods has to connect again.
-const REQUESTS_MAX: u32 = 100;
+const REQUESTS_MAX: u32 = 32;
 /// How long an answer may take still when the time of its connection is over.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// Connections that wait in the kernel to be taken: those that come while this thread is not given a processor.
-const BACKLOG: u32 = 1024;
+/// Connections that are taken in a second, and of these at once. Each takes some ten microseconds, and whoever makes more than these has
+/// to wait: its connections stay in the kernel's queue.
+const TAKES: (u32, u32) = (8000, 64);
+/// Requests that are answered in a second beside the first of each connection, and of these at once.
+const FOLLOWS: (u32, u32) = (2000, 32);
+/// The kernel's queue of connections that were not taken yet. When it is full the first packet of a connection is lost, and sent again after
+/// a second: so whoever connects faster than it is let in stands still for that time. It is short, so that a probe behind a full
+/// one is let in within a tenth of a second.
+const BACKLOG: u32 = 512;
 /// What the kernel keeps of an answer that is not read, in bytes: up to megabytes otherwise, which count for the container.
 const SEND_BYTES: u32 = 64 << 10;
 /// What the kernel keeps of a request that is not taken yet, in bytes.
-const RECEIVE_BYTES: u32 = 32 << 10;
+const RECEIVE_BYTES: u32 = 16 << 10;
 /// After an error of the system the next connection is taken so much later.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -116,12 +124,15 @@ impl Door {
 /// Serves `routes` at the door until this is dropped; what has begun by then is answered.
 pub async fn serve(door: Door, routes: Router, limits: Limits) {
     let room = Arc::new(Room::new(limits.door, limits.connections));
+    let (takes, follows) = (Pace::new(TAKES.0, TAKES.1), Arc::new(Pace::new(FOLLOWS.0, FOLLOWS.1)));
     for taken in 1_usize.. {
+        takes.turn().await;
         match door.accept().await {
             Ok((wire, peer)) => {
                 let visit = room.enter(peer);
                 let id = visit.id;
-                room.began(id, tokio::spawn(connection(wire, routes.clone(), visit, limits)).abort_handle());
+                let answerer = Answerer { routes: routes.clone(), follows: Arc::clone(&follows), visit: Arc::new(visit), limits };
+                room.began(id, tokio::spawn(connection(wire, answerer)).abort_handle());
             }
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
@@ -144,10 +155,9 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 }
 
 /// One connection, from its begin to its end.
-async fn connection(wire: Wire, routes: Router, visit: Visit, limits: Limits) {
-    let visit = Arc::new(visit);
-    let visited = Arc::clone(&visit);
-    let service = service_fn(move |request| answer(routes.clone(), Arc::clone(&visited), request, limits));
+async fn connection(wire: Wire, answerer: Answerer) {
+    let (visit, limits) = (Arc::clone(&answerer.visit), answerer.limits);
+    let service = service_fn(move |request| answerer.clone().answer(request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_within)
@@ -174,21 +184,36 @@ async fn connection(wire: Wire, routes: Router, visit: Visit, limits: Limits) {
     }
 }
 
-async fn answer(routes: Router, visit: Arc<Visit>, mut request: Request<Incoming>, limits: Limits) -> Result<Response<Body>, Infallible> {
-    let answering = visit.asks();
-    let is_last = visit.requests() >= REQUESTS_MAX;
-    let is_refused = !limits.takes_bodies && has_body(request.headers());
-    let mut response = if is_refused {
-        visit.refused("body");
-        (StatusCode::PAYLOAD_TOO_LARGE, "no request has a body here\n").into_response()
-    } else {
-        request.extensions_mut().insert(visit);
-        routes.oneshot(request.map(Body::new)).await?
-    };
-    if is_refused || is_last {
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+/// Answers the requests of one connection.
+#[derive(Clone)]
+struct Answerer {
+    routes: Router,
+    follows: Arc<Pace>,
+    visit: Arc<Visit>,
+    limits: Limits,
+}
+
+impl Answerer {
+    async fn answer(self, mut request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+        let Answerer { routes, follows, visit, limits } = self;
+        let answering = visit.asks();
+        let number = visit.requests();
+        if number > 1 {
+            follows.turn().await;
+        }
+        let mut response = if !limits.takes_bodies && has_body(request.headers()) {
+            visit.refused("body");
+            (StatusCode::PAYLOAD_TOO_LARGE, "no request has a body here\n").into_response()
+        } else {
+            request.extensions_mut().insert(visit);
+            routes.oneshot(request.map(Body::new)).await?
+        };
+        // Whoever was refused connects again, behind others.
+        if number >= REQUESTS_MAX || !response.status().is_success() {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(response.map(|body| Body::new(Sending::new(body, answering))))
     }
-    Ok(response.map(|body| Body::new(Sending::new(body, answering))))
 }
 
 fn has_body(headers: &HeaderMap) -> bool {

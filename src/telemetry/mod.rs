@@ -8,6 +8,7 @@ pub mod labels;
 mod log_writer;
 pub mod logging;
 pub mod metrics;
+mod pace;
 mod press;
 pub mod table;
 mod thread;

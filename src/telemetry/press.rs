@@ -1,6 +1,7 @@
 //! Makes pages, one at a time and away from the thread that asks for them: a page takes some milliseconds, and `/metrics` asks the disk
 //! for its room. Those who ask at the same time get the same page.
 
+use crate::host;
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -13,6 +14,9 @@ const WITHIN: Duration = Duration::from_secs(3);
 const RESTS: u32 = 4;
 /// The longest rest: a page that took long on a busy machine does not keep the next one waiting for as long as somebody waits.
 const REST_MAX: Duration = Duration::from_millis(500);
+
+/// How far the thread of a page steps back behind the one that answers probes.
+const BEHIND: i32 = 5;
 
 /// What a page is about: what is asked for the same subject at the same time is the same page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +83,7 @@ impl Turn {
     fn begin(&mut self, subject: Subject, make: impl FnOnce() -> String + Send + 'static) -> Result<(), Busy> {
         let (tell, told) = oneshot::channel();
         let make = move || {
+            host::lower_priority(BEHIND);
             // Whoever asked may have gone.
             drop(tell.send(make()));
         };

@@ -38,7 +38,7 @@ fn calls() -> usize {
 /// How many connections an attack makes: what the environment says, as far as this process may have files open.
 fn connections(usual: usize) -> usize {
     let wanted = std::env::var("HOLDFAST_CONNECTIONS").map_or(usual, |text| text.parse().unwrap());
-    let (limit, needed) = (getrlimit(Resource::Nofile), Some(wanted as u64 + 1000));
+    let (limit, needed) = (getrlimit(Resource::Nofile), Some(wanted as u64 + 500));
     if limit.current < needed {
         let raised = Rlimit { current: needed, maximum: limit.maximum.max(needed) };
         setrlimit(Resource::Nofile, raised).expect("only root may have as many files open");
@@ -129,6 +129,10 @@ fn whatever_comes_to_telemetry_the_kubelet_and_the_probes_are_answered_and_the_d
         let stage = Stage::new(2048).await;
         let connections = connections(1500);
         println!("in peace: {}", stage.measured().await);
+        let before = stage.memory();
+        println!("in peace: {}", stage.measured().await);
+        // What the grants take, which stay.
+        let grants = stage.memory().saturating_sub(before);
         for kind in [Kind::Idle, Kind::Halves, Kind::LargeHeads, Kind::Http2, Kind::Unread, Kind::Flood, Kind::Requests] {
             let before = stage.memory();
             let attack = Attack::begin(kind, stage.address, connections, 2);
@@ -142,7 +146,7 @@ fn whatever_comes_to_telemetry_the_kubelet_and_the_probes_are_answered_and_the_d
             println!("{kind:?}, {made} connections: {}; a new kubelet has had its list after {back:?}", stage.measured().await);
             stage.check_descriptors();
             let memory = stage.memory();
-            assert!(memory <= before + GROWTH_MAX, "{kind:?}: from {before} to {memory} KiB");
+            assert!(memory <= before + 2 * grants + GROWTH_MAX, "{kind:?}: from {before} to {memory} KiB, {grants} of them for grants");
             drop(held);
         }
         let page = until("the metrics", || http_get(stage.address, "/metrics"), |(status, _)| *status == 200).1;
@@ -226,8 +230,8 @@ fn what_is_too_much_for_a_request_is_refused_in_words_of_http() {
             ("431", head(&many)),
             ("413", head("content-length: 1\r\n") + "y"),
             ("413", head("transfer-encoding: chunked\r\n") + "1\r\ny\r\n0\r\n\r\n"),
-            ("404", head("connection: close\r\n").replace("/healthz", "/healthz2")),
-            ("405", head("connection: close\r\n").replace("GET", "DELETE")),
+            ("404", head("").replace("/healthz", "/healthz2")),
+            ("405", head("").replace("GET", "DELETE")),
             ("400", "nonsense\r\n\r\n".to_owned()),
         ] {
             let answer = answered(stage.address, request.as_bytes());
@@ -236,8 +240,8 @@ fn what_is_too_much_for_a_request_is_refused_in_words_of_http() {
         // HTTP/2 would answer with a frame of settings: length, type 4, flags, stream 0.
         let answer = answered(stage.address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 "), "{answer:?}");
-        let answer = answered(stage.address, head("").repeat(150).as_bytes());
-        assert_eq!(answer.matches("HTTP/1.1 200").count(), 100, "requests of one connection");
+        let answer = answered(stage.address, head("").repeat(32).as_bytes());
+        assert_eq!(answer.matches("HTTP/1.1 200").count(), 32, "requests of one connection");
         assert!(answer.trim_end().ends_with("ok") && answer.contains("connection: close"), "{answer}");
     });
 }
