@@ -7,21 +7,26 @@
 //! | door | connections | descriptors of each | descriptors, at most | of L, at most |
 //! | --- | --- | --- | --- | --- |
 //! | telemetry | [`TELEMETRY_MAX`] | 1, and [`BATCH`] that are being closed | 144 | L/16, and [`BATCH`] |
-//! | plugin sockets, together | [`PLUGIN_MAX`] | 2: one to serve it, one to hand it on | 1,024 | L/4 |
+//! | plugin sockets, together | [`PLUGIN_MAX`] | 2: one to serve it, one to hand it on | 512 | L/4 |
 //! | control socket | [`CONTROL_MAX`] | 1 | 32 | L/32 |
 //! | handover socket | [`HANDOVER_MAX`] | 1; what comes with a message is closed | 8 | L/64 |
 //!
-//! That is less than 3/8 of L. At least 5/8 is kept back for what the daemon opens itself: some thirty descriptors of its own, one for
-//! each resource's socket, the kubelet's sockets and files, the ledger's files, and one directory after the other in a scan.
+//! That is less than 3/8 of L. At least 5/8 is kept back for what the daemon needs itself: some thirty descriptors of its own, the
+//! ledger's files and one directory after the other in a scan among them; and for each resource its socket, and the connections on which the
+//! kubelet reads its lists, which do not count above: two descriptors each, [`LISTS_MAX`] at a socket.
 
 use std::cmp::Reverse;
 
 /// Connections of telemetry: a scraper or two, a browser, the kubelet's probes, and room for many times as many.
 pub const TELEMETRY_MAX: usize = 128;
 
-/// Connections of the plugin sockets. The kubelet has one for each Register, and a resource has four of these at the worst moment, so
-/// this is enough for 128 resources. An instance that hands over passes each request on by one more.
-pub const PLUGIN_MAX: usize = 512;
+/// Connections of the plugin sockets beside those on which lists are read: the kubelet's have come that far within milliseconds, and an
+/// instance that hands over passes each request on by one.
+pub const PLUGIN_MAX: usize = 256;
+
+/// Streams of lists at one socket: each has a list in memory that is not read yet. The kubelet opens one, since each Register names a socket
+/// of its own; the rest are for a person who looks.
+pub const LISTS_MAX: usize = 4;
 
 /// Connections of the control socket: people and their scripts, one for each verb.
 pub const CONTROL_MAX: usize = 32;
@@ -71,7 +76,8 @@ pub enum Claim {
     Idle,
     /// It is being answered.
     Busy,
-    /// The kubelet reads its lists here: its end takes the devices from the node for a moment.
+    /// Lists are read on it: its end takes the devices from the node for a moment. It is not closed for another one, and does not count;
+    /// how many there are of these is bounded by [`LISTS_MAX`].
     Kept,
 }
 
@@ -109,13 +115,14 @@ impl<P: PartialEq, D> Guests<P, D> {
 
     /// Lets one in. Its name, and what the door knows of the one that has to be closed for it.
     pub fn enter(&mut self, peer: P, data: D) -> (GuestId, Option<D>) {
-        let evicted = if self.here.len() >= self.max { self.evict() } else { None };
+        let counting = self.here.iter().filter(|guest| guest.claim < Claim::Kept).count();
+        let evicted = if counting >= self.max { self.evict() } else { None };
         let id = self.event();
         self.here.push(Guest { id, peer, since: id, claim: Claim::Idle, data });
         (id, evicted)
     }
 
-    /// Takes out the one that is worth least. `None` when there is none.
+    /// Takes out the one that is worth least. `None` when there is none that may go.
     pub fn evict(&mut self) -> Option<D> {
         let mut peers: Vec<(&P, usize)> = Vec::new();
         for guest in &self.here {
@@ -126,7 +133,7 @@ impl<P: PartialEq, D> Guests<P, D> {
         }
         let count = |guest: &Guest<P, D>| peers.iter().find(|(peer, _)| **peer == guest.peer).map_or(0, |(_, count)| *count);
         let worth = |(_, guest): &(usize, &Guest<P, D>)| (guest.claim, Reverse(count(guest)), guest.since);
-        let (least, _) = self.here.iter().enumerate().min_by_key(worth)?;
+        let (least, _) = self.here.iter().enumerate().filter(|(_, guest)| guest.claim < Claim::Kept).min_by_key(worth)?;
         Some(self.here.swap_remove(least).data)
     }
 
@@ -231,18 +238,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_answered_stays_while_there_is_something_idle_and_the_kubelets_lists_stay_longest() {
+    fn what_is_answered_stays_while_there_is_something_idle_and_what_reads_lists_stays() {
         let (mut guests, ids) = full(3);
-        guests.claims(ids[0], Claim::Kept);
-        guests.claims(ids[1], Claim::Busy);
-        let (newer, evicted) = guests.enter("a", 3);
-        assert_eq!(evicted, Some(2));
-        guests.asks(newer, Claim::Kept);
-        assert_eq!(guests.enter("a", 4).1, Some(1));
-        let (last, evicted) = guests.enter("a", 5);
-        assert_eq!(evicted, Some(4));
-        guests.claims(last, Claim::Kept);
-        assert_eq!(guests.enter("a", 6).1, Some(0), "of equals the oldest");
+        guests.claims(ids[0], Claim::Busy);
+        assert_eq!(guests.enter("a", 3).1, Some(1));
+        guests.claims(ids[2], Claim::Kept);
+        assert_eq!(guests.enter("a", 4).1, None, "it does not count any more");
+        assert_eq!([5, 6, 7].map(|number| guests.enter("a", number).1), [Some(3), Some(4), Some(5)]);
+        guests.weigh(|_| Claim::Kept);
+        assert_eq!((guests.enter("a", 8).1, guests.all().count()), (None, 5));
     }
 
     #[test]

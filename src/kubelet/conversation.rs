@@ -26,6 +26,8 @@ struct Asked {
     calls: AtomicU32,
     /// Of these, calls that are not answered yet.
     under_way: AtomicU32,
+    /// Streams of lists that are open.
+    reading: AtomicU32,
     options: AtomicBool,
     /// The stream of the lists, 0 as long as they were not asked for.
     lists: AtomicU32,
@@ -57,13 +59,21 @@ impl Conversation {
         Answering(self.clone())
     }
 
+    /// A stream of lists that is open on it, until what is returned is dropped.
+    #[must_use]
+    pub fn reading(&self) -> Reading {
+        self.0.reading.fetch_add(1, Ordering::Relaxed);
+        Reading(self.clone())
+    }
+
     /// How much the connection is worth when one has to go.
     #[must_use]
     pub fn claim(&self) -> Claim {
-        match self.lists() {
-            Some(_) => Claim::Kept,
-            None if self.0.under_way.load(Ordering::Relaxed) > 0 => Claim::Busy,
-            None => Claim::Idle,
+        let Conversation(asked) = self;
+        match (asked.reading.load(Ordering::Relaxed), asked.under_way.load(Ordering::Relaxed)) {
+            (0, 0) => Claim::Idle,
+            (0, _) => Claim::Busy,
+            _ => Claim::Kept,
         }
     }
 
@@ -80,6 +90,16 @@ pub struct Answering(Conversation);
 impl Drop for Answering {
     fn drop(&mut self) {
         (self.0).0.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A stream of lists that is open.
+#[derive(Debug)]
+pub struct Reading(Conversation);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        (self.0).0.reading.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -44,7 +44,7 @@ impl Connections {
     }
 
     /// Takes down one that is served, for as long as it is. Where there is no room, another one is closed for it: one on which nothing is
-    /// asked, before those that are answered and those that have the kubelet's lists.
+    /// asked, before those that are answered; never one on which lists are read.
     pub(super) fn serve(&self, followed: &mut Followed) {
         match followed.take_down() {
             Ok((file, conversation)) => {
@@ -133,7 +133,7 @@ mod tests {
 
     #[tokio::test]
     async fn where_there_is_no_room_the_kubelets_lists_stay_and_the_oldest_without_any_goes() {
-        let connections = Connections::new(3);
+        let connections = Connections::new(2);
         let serve = || {
             let (ours, theirs) = UnixStream::pair().unwrap();
             let mut served = Followed::from(ours);
@@ -141,7 +141,7 @@ mod tests {
             (served, theirs)
         };
         let (kubelet, kubelets) = serve();
-        kubelet.connect_info().called("ListAndWatch");
+        let reading = kubelet.connect_info().reading();
         let (busy, busys) = serve();
         let answering = busy.connect_info().answering();
         let mut idle = Vec::new();
@@ -154,6 +154,9 @@ mod tests {
         drop(answering);
         idle.push(serve());
         assert!(!ended(&kubelets) && ended(&busys));
+        drop(reading);
+        idle.push(serve());
+        assert!(ended(&kubelets), "its lists have ended, and it is the oldest");
         drop((kubelet, busy));
     }
 }

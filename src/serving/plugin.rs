@@ -8,6 +8,7 @@ use super::placement;
 use super::prepare::{Prepared, Preparer, Request};
 use super::refusals::Refusals;
 use super::sockets::Sockets;
+use crate::domain::doors::LISTS_MAX;
 use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Stage, Wire};
 use crate::hook::Performer;
 use crate::host::{self, Awake};
@@ -33,10 +34,6 @@ const BROKEN_DEADLINE: Duration = Duration::from_millis(200);
 const LIST_INTERVAL: Duration = Duration::from_millis(50);
 /// More streams than these do not make each of them slower: a change is told within a second.
 const STREAMS_MAX: u32 = 20;
-
-/// Streams of lists on one socket: each has one list in memory that is not read yet. The kubelet opens one, since each Register names
-/// a socket of its own; the rest are for a person who looks.
-const LISTS_MAX: usize = 4;
 
 /// What the kubelet was just given, over all resources and registrations, so that the next devices can be near to it.
 /// It outlives the serving actor.

@@ -82,17 +82,14 @@ impl Attack {
         Attack { kind, stop, made, threads }
     }
 
-    /// How many connections were made.
-    pub(crate) fn made(&self) -> usize {
-        self.made.load(Ordering::Relaxed)
-    }
-
-    /// Waits until all that are held have been made, and ends what goes on without an end. Those that this side has open.
-    pub(crate) fn held(mut self) -> Vec<TcpStream> {
+    /// Waits until all that are held have been made, and ends what goes on without an end. Those that this side has open, and how many
+    /// were made.
+    pub(crate) fn end(mut self) -> (Vec<TcpStream>, usize) {
         if !self.kind.is_held() {
             self.stop.store(true, Ordering::Relaxed);
         }
-        self.threads.drain(..).flat_map(|thread| thread.join().unwrap()).collect()
+        let held = self.threads.drain(..).flat_map(|thread| thread.join().unwrap()).collect();
+        (held, self.made.load(Ordering::Relaxed))
     }
 }
 

@@ -10,6 +10,7 @@
 mod common;
 
 mod attack;
+mod sockets;
 
 use attack::{Attack, Kind, is_closed, is_hung_up};
 use common::{Daemon, HANG, Node, allocate, dial, http_get, name, offered, percentiles, resource, run, telemetry, until};
@@ -102,6 +103,12 @@ impl Stage {
         format!("Allocate {}; /healthz {}; {memory} KiB, {descriptors} descriptors", percentiles(calls), percentiles(probes))
     }
 
+    /// Whether a series is above 0. A page may be refused for a moment.
+    fn counted(&self, series: &str) -> bool {
+        let page = until("the metrics", || http_get(self.address, "/metrics"), |(status, _)| *status == 200).1;
+        page.lines().any(|line| line.strip_prefix(series).is_some_and(|count| count != " 0"))
+    }
+
     /// The daemon has no more open than its own, and what the door allows.
     fn check_descriptors(&self) {
         let (open, most) = (self.descriptors(), OWN_DESCRIPTORS + self.doors.telemetry + BATCH);
@@ -141,18 +148,15 @@ fn whatever_comes_to_telemetry_the_kubelet_and_the_probes_are_answered_and_the_d
             stage.kubelet.restart().await.unwrap();
             stage.kubelet.wait_for(|view| view.first_list(&gpu()).is_some(), HANG).await.unwrap();
             let back = stage.kubelet.view(|view| view.first_list(&gpu())).unwrap();
-            let made = attack.made();
-            let held = attack.held();
+            let (held, made) = attack.end();
             println!("{kind:?}, {made} connections: {}; a new kubelet has had its list after {back:?}", stage.measured().await);
             stage.check_descriptors();
             let memory = stage.memory();
             assert!(memory <= before + 2 * grants + GROWTH_MAX, "{kind:?}: from {before} to {memory} KiB, {grants} of them for grants");
             drop(held);
         }
-        let page = until("the metrics", || http_get(stage.address, "/metrics"), |(status, _)| *status == 200).1;
-        let counted = |series: &str| page.lines().any(|line| line.strip_prefix(series).is_some_and(|count| count != " 0"));
-        assert!(counted("holdfast_connections_evicted_total{socket=\"telemetry\"}"), "{page}");
-        assert!(counted("holdfast_requests_refused_total{socket=\"telemetry\",reason=\"head_too_large\"}"), "{page}");
+        assert!(stage.counted("holdfast_connections_evicted_total{socket=\"telemetry\"}"));
+        assert!(stage.counted("holdfast_requests_refused_total{socket=\"telemetry\",reason=\"head_too_large\"}"));
         println!("afterwards: {}", stage.measured().await);
     });
 }
@@ -162,7 +166,7 @@ fn whatever_comes_to_telemetry_the_kubelet_and_the_probes_are_answered_and_the_d
 fn with_few_descriptors_everything_but_telemetry_goes_on() {
     run(async {
         let stage = Stage::new(256).await;
-        let held = Attack::begin(Kind::Halves, stage.address, connections(600), 2).held();
+        let held = Attack::begin(Kind::Halves, stage.address, connections(600), 2).end();
         stage.check_descriptors();
         stage.node.create_device("gpu", DEVICES);
         offered(&stage.kubelet, &gpu(), DEVICES + 1).await;
@@ -251,7 +255,7 @@ fn what_is_too_much_for_a_request_is_refused_in_words_of_http() {
 fn a_page_for_which_there_is_no_room_is_refused_and_may_be_asked_for_again() {
     run(async {
         let stage = Stage::new(2048).await;
-        let unread = Attack::begin(Kind::Unread, stage.address, 20, 1).held();
+        let unread = Attack::begin(Kind::Unread, stage.address, 20, 1).end();
         let refused = until("a refusal", || answered(stage.address, b"GET /metrics HTTP/1.0\r\n\r\n"), |answer| answer.contains(" 503 "));
         assert!(refused.contains("retry-after: 1\r\n"), "{refused}");
         assert_eq!((http_get(stage.address, "/healthz").0, http_get(stage.address, "/readyz").0), (200, 200));
@@ -270,6 +274,7 @@ fn where_a_token_is_asked_for_pages_are_for_those_who_have_it_and_probes_for_eve
         let daemon = node.start_daemon();
         let address = telemetry(&daemon).await;
         daemon.logged("the token file cannot be read").await;
+        daemon.logged("INFO ready").await;
         let ask = |path: &str, header: &str| answered(address, format!("GET {path} HTTP/1.0\r\n{header}\r\n").as_bytes());
         let status = |path: &str, header: &str| ask(path, header).split(' ').nth(1).unwrap_or_default().to_owned();
         assert_eq!(status("/metrics", "authorization: Bearer \r\n"), "503", "it cannot be known who may");

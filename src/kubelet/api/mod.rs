@@ -13,7 +13,7 @@ pub mod v1beta1;
 
 use crate::domain::{ContainerEdits, DeviceId, Offering, ResourceName, Wire};
 use crate::host::peer::TrustedListener;
-use crate::kubelet::conversation::Followed;
+use crate::kubelet::conversation::{Conversation, Followed};
 use crate::kubelet::services::Services;
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt as _, TryStreamExt as _};
@@ -178,20 +178,29 @@ pub fn serve_nothing(path: &Path) -> io::Result<Mute> {
 /// The stream of one ListAndWatch, in one dialect's messages.
 type Listing<M> = BoxStream<'static, Result<M, Status>>;
 
-/// A plugin's lists as messages. One that the kubelet would not take is left out: what was sent last stays true for it.
-fn listing<M: Message + 'static>(plugin: &dyn Plugin, message: fn(&Offering) -> M) -> Result<Listing<M>, Status> {
-    let fitting = move |offering: Arc<Offering>| async move {
-        let list = message(&offering);
-        if list.encoded_len() > LIST_BYTES_MAX {
-            tracing::error!(
-                resource = %offering.spec.name, devices = offering.devices.len(),
-                "the list is larger than the kubelet takes in one message; offer fewer replicas, or split the resource"
-            );
-            return None;
-        }
-        Some(Ok(list))
+/// A plugin's lists as messages, for this request. One that the kubelet would not take is left out: what was sent last stays true for it.
+fn listing<T, M: Message + 'static>(plugin: &dyn Plugin, request: &Request<T>, message: fn(&Offering) -> M) -> Result<Listing<M>, Status> {
+    let lists = plugin.lists()?;
+    // The connection is one that reads lists, for as long as the stream is there.
+    let reading = request.extensions().get::<Conversation>().map(Conversation::reading);
+    let fitting = move |offering: Arc<Offering>| {
+        let _held = &reading;
+        std::future::ready(fitting(&offering, message))
     };
-    Ok(plugin.lists()?.filter_map(fitting).boxed())
+    Ok(lists.filter_map(fitting).boxed())
+}
+
+/// A list, if the kubelet takes it.
+fn fitting<M: Message>(offering: &Offering, message: fn(&Offering) -> M) -> Option<Result<M, Status>> {
+    let list = message(offering);
+    if list.encoded_len() > LIST_BYTES_MAX {
+        tracing::error!(
+            resource = %offering.spec.name, devices = offering.devices.len(),
+            "the list is larger than the kubelet takes in one message; offer fewer replicas, or split the resource"
+        );
+        return None;
+    }
+    Some(Ok(list))
 }
 
 /// A request whose deadline is sent along, as grpc-timeout.
