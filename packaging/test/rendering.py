@@ -11,6 +11,7 @@ from pathlib import Path
 GROUPS = {
     "v1": {"ServiceAccount": "serviceaccounts", "ConfigMap": "configmaps", "Service": "services", "Secret": "secrets"},
     "apps/v1": {"DaemonSet": "daemonsets"},
+    "networking.k8s.io/v1": {"NetworkPolicy": "networkpolicies"},
     "monitoring.coreos.com/v1": {"ServiceMonitor": "servicemonitors"},
 }
 
