@@ -44,15 +44,15 @@ const HEADERS_MAX: usize = 64;
 const REQUESTS_MAX: u32 = 32;
 /// How long an answer may take still when the time of its connection is over.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-/// Connections that are taken in a second, and of these at once. Each takes some ten microseconds, and whoever makes more than these has
-/// to wait: its connections stay in the kernel's queue.
-const TAKES: (u32, u32) = (8000, 64);
+/// Connections that are taken in a second, and of these at once. No scraper makes a hundredth of these. Whoever makes more has to wait, and
+/// does not keep the processors busy meanwhile.
+const TAKES: (u32, u32) = (2000, 32);
 /// Requests that are answered in a second beside the first of each connection, and of these at once.
 const FOLLOWS: (u32, u32) = (2000, 32);
 /// The kernel's queue of connections that were not taken yet. When it is full the first packet of a connection is lost, and sent again after
 /// a second: so whoever connects faster than it is let in stands still for that time. It is short, so that a probe behind a full
 /// one is let in within a tenth of a second.
-const BACKLOG: u32 = 512;
+const BACKLOG: u32 = 256;
 /// What the kernel keeps of an answer that is not read, in bytes: up to megabytes otherwise, which count for the container.
 const SEND_BYTES: u32 = 64 << 10;
 /// What the kernel keeps of a request that is not taken yet, in bytes.
