@@ -46,6 +46,17 @@ impl Kind {
         }
     }
 
+    /// The series in which the daemon counts it.
+    pub(crate) fn counted(self) -> Option<&'static str> {
+        match self {
+            Kind::Idle | Kind::Halves => Some("holdfast_connections_evicted_total{socket=\"telemetry\"}"),
+            Kind::LargeHeads => Some("holdfast_requests_refused_total{socket=\"telemetry\",reason=\"head_too_large\"}"),
+            Kind::Http2 => Some("holdfast_requests_refused_total{socket=\"telemetry\",reason=\"not_understood\"}"),
+            Kind::Unread => Some("holdfast_requests_refused_total{socket=\"telemetry\",reason=\"busy\"}"),
+            Kind::Flood | Kind::Requests => None,
+        }
+    }
+
     fn is_held(self) -> bool {
         !matches!(self, Kind::Flood | Kind::Requests)
     }
@@ -82,14 +93,17 @@ impl Attack {
         Attack { kind, stop, made, threads }
     }
 
-    /// Waits until all that are held have been made, and ends what goes on without an end. Those that this side has open, and how many
-    /// were made.
-    pub(crate) fn end(mut self) -> (Vec<TcpStream>, usize) {
+    /// How many connections were made, or are being made.
+    pub(crate) fn made(&self) -> usize {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// Waits until all that are held have been made, and ends what goes on without an end. Those that this side has open.
+    pub(crate) fn end(mut self) -> Vec<TcpStream> {
         if !self.kind.is_held() {
             self.stop.store(true, Ordering::Relaxed);
         }
-        let held = self.threads.drain(..).flat_map(|thread| thread.join().unwrap()).collect();
-        (held, self.made.load(Ordering::Relaxed))
+        self.threads.drain(..).flat_map(|thread| thread.join().unwrap()).collect()
     }
 }
 
