@@ -47,12 +47,12 @@ fn the_documentation_lists_the_table_and_nothing_else() {
 const ELSEWHERE: [(&str, &str); 8] = [
     ("holdfast_actor_restarts_total", "tests/actors.rs"),
     ("holdfast_allocations_of_held_devices_total", "tests/policies.rs"),
-    ("holdfast_connections_evicted_total", "tests/doors/attack.rs"),
+    ("holdfast_connections_evicted_total", "tests/limits/attack.rs"),
     ("holdfast_connections_refused_total", "tests/handover/main.rs"),
     ("holdfast_journal_sync_failures_total", "tests/full_disk.rs"),
     ("holdfast_kubelet_disagreements_total", "tests/edges/taken.rs"),
     ("holdfast_log_lines_lost_total", "src/telemetry/log_writer.rs"),
-    ("holdfast_requests_refused_total", "tests/doors/attack.rs"),
+    ("holdfast_requests_refused_total", "tests/limits/attack.rs"),
 ];
 
 /// A sample: its metric, the names of its labels, and whether it is above 0.

@@ -14,8 +14,8 @@ use crate::domain::{DeviceId, Grant, Instruction, Timestamp};
 use crate::host::peer::TrustedListener;
 use crate::messages::{Instruct, InstructError, Mailbox, Publish};
 use crate::store::{Export, Store, StoreError, Told, Verification};
-use crate::telemetry::door::{self, Door, Limits};
 use crate::telemetry::metrics;
+use crate::telemetry::server::{self, Limits, Listener};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, State};
@@ -49,13 +49,12 @@ const CHUNKS_MAX: usize = 2;
 const READER_PATIENCE: Duration = Duration::from_secs(30);
 /// How many may read the ledger at the same time. They are people and their scripts; each has a thread.
 const READERS_MAX: usize = 4;
-/// What a verb sends, in bytes: an order, or the path of a binary with its arguments.
+/// Bytes of the body of a request: an order, or the path of a binary and its arguments.
 const BODY_BYTES_MAX: usize = 256 * 1024;
-/// How long a verb may take to send the head of its request. It connects for each, and sends it at once.
+/// How long the head of a request may take. A verb sends it as soon as it has connected.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
-/// How long a verb may be answered: longer than any of them waits for the next words (`client.rs`), and a history of hundreds of megabytes
-/// is read in less.
-const LASTS: Duration = Duration::from_secs(15 * 60);
+/// The lifetime of a connection: longer than each wait of a verb (`client.rs`), and a history of hundreds of megabytes is read in less.
+const LIFETIME: Duration = Duration::from_secs(15 * 60);
 /// How often a ledger in use is looked at again that seems to be wrong.
 const VERIFY_TRIES: usize = 2;
 
@@ -255,7 +254,7 @@ async fn status(State(source): State<Source>) -> Reply {
     reply(&Status::of(source.views().await, source.started.elapsed()))
 }
 
-/// Serves the socket, to so many connections at a time. Without it the daemon works on, and says so.
+/// Serves the socket, with so many connections at a time. Without it the daemon works on, and says so.
 pub(super) fn serve(path: &Path, source: Source, connections: usize) -> Option<tokio::task::JoinHandle<()>> {
     let routes = Router::new()
         .route("/v1/grants", route(grants))
@@ -267,10 +266,10 @@ pub(super) fn serve(path: &Path, source: Source, connections: usize) -> Option<t
         .route("/v1/handover", post(hand_over))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(source);
-    let limits = Limits { door: "control", connections, head_within: HEAD_WITHIN, lasts: LASTS, takes_bodies: true };
+    let limits = Limits { socket: "control", connections, head_within: HEAD_WITHIN, lifetime: LIFETIME, bodies: true };
     // Grants name pods. A file of an earlier daemon goes: the ledger's lock has made sure that this one is the only one.
     match TrustedListener::bind(path, || metrics::refused("control")) {
-        Ok(listener) => Some(tokio::spawn(door::serve(Door::Unix(listener), routes, limits))),
+        Ok(listener) => Some(tokio::spawn(server::serve(Listener::Unix(listener), routes, limits))),
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "no control socket: `who` and `status` cannot ask this daemon");
             None

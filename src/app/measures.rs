@@ -20,8 +20,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// So many unhealthy ids are told by name. A pool, or one device with many shares, would be hundreds.
 const UNHEALTHY_DEVICES_MAX: usize = 64;
 
-/// The page of `/metrics` of a daemon that starts now. Snapshots are copied before anything is written: whoever publishes the next one
-/// waits for those who look at this one, and this thread may be put behind every other one meanwhile.
+/// The page of `/metrics` of a daemon that starts now. It copies each snapshot before it writes: this thread has a low
+/// priority, and while it borrows a snapshot the publisher of the next one waits.
 pub(super) fn scrape(views: Views, state_dir: PathBuf) -> Scrape {
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Arc::new(move || {

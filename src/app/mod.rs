@@ -43,7 +43,7 @@ pub use views::{Actors, Views};
 
 use self::supervisor::{Policy, Slot, Supervision};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
-use crate::domain::doors::Doors;
+use crate::domain::limits::ConnectionLimits;
 use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
@@ -158,8 +158,8 @@ impl App {
         // One connection for all who ask.
         let pod_resources = PodResources::new(settings.pod_resources());
         let store = Arc::new(Mutex::new(store));
-        let doors = Doors::of(host::open_files());
-        let sockets = Arc::new(Sockets::new(&settings.device_plugins(), doors.plugin));
+        let limits = ConnectionLimits::of(host::open_files());
+        let sockets = Arc::new(Sockets::new(&settings.device_plugins(), limits.plugin));
         sockets.sweep();
 
         let discovery = Slot::<DiscoveryActor>::new("discovery");
@@ -341,17 +341,17 @@ impl App {
             let scrape = measures::scrape(views.clone(), roots.state.clone());
             let pages = Pages::new(settings.config.token_file.clone().map(Token::new));
             let routes = http::routes(scrape, ready_view, pages.clone()).merge(page::routes(views.clone(), pages));
-            tasks.push(http::serve(address, routes, doors.telemetry, not_served));
+            tasks.push(http::serve(address, routes, limits.telemetry, not_served));
         }
         let control = control::socket_path(&roots.run);
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };
         let (upgrade, upgrades) = mpsc::channel(1);
         let (publish, instruct) = (actors.ledger.mailbox(), actors.health.mailbox());
         let source = control::Source::new(views.clone(), &store, publish, instruct, processors, upgrade);
-        tasks.extend(control::serve(&control, source, doors.control));
+        tasks.extend(control::serve(&control, source, limits.control));
         // One at a time, and one that waits.
         let (ask, asked) = mpsc::channel(1);
-        tasks.extend(handover::listen(&roots.run, Arc::clone(&sockets), ask, doors.handover));
+        tasks.extend(handover::listen(&roots.run, Arc::clone(&sockets), ask, limits.handover));
         let files = vec![control, handover::socket_path(&roots.run)];
 
         Ok(App {

@@ -6,7 +6,6 @@
 
 mod contract;
 mod device;
-pub mod doors;
 mod durability;
 mod edits;
 mod evidence;
@@ -15,6 +14,7 @@ mod grant;
 mod health;
 mod hook;
 mod inventory;
+pub mod limits;
 mod nvlink;
 mod nvml;
 mod observation;

@@ -6,7 +6,7 @@
 //!
 //! Whoever takes a connection over has to know as much: which of its calls is that for the lists.
 
-use crate::domain::doors::Claim;
+use crate::domain::limits::Use;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
@@ -24,10 +24,9 @@ pub struct Conversation(Arc<Asked>);
 #[derive(Debug, Default)]
 struct Asked {
     calls: AtomicU32,
-    /// Of these, calls that are not answered yet.
-    under_way: AtomicU32,
-    /// Streams of lists that are open.
-    reading: AtomicU32,
+    in_flight: AtomicU32,
+    /// Open streams of lists.
+    list_streams: AtomicU32,
     options: AtomicBool,
     /// The stream of the lists, 0 as long as they were not asked for.
     lists: AtomicU32,
@@ -52,28 +51,28 @@ impl Conversation {
         Some(self.0.lists.load(Ordering::Relaxed)).filter(|stream| *stream > 0)
     }
 
-    /// A call that is being answered, until what is returned is dropped.
+    /// Counts a call in flight, until the returned value is dropped.
     #[must_use]
-    pub fn answering(&self) -> Answering {
-        self.0.under_way.fetch_add(1, Ordering::Relaxed);
-        Answering(self.clone())
+    pub fn call_in_flight(&self) -> CallInFlight {
+        self.0.in_flight.fetch_add(1, Ordering::Relaxed);
+        CallInFlight(self.clone())
     }
 
-    /// A stream of lists that is open on it, until what is returned is dropped.
+    /// Counts an open stream of lists, until the returned value is dropped.
     #[must_use]
-    pub fn reading(&self) -> Reading {
-        self.0.reading.fetch_add(1, Ordering::Relaxed);
-        Reading(self.clone())
+    pub fn list_stream(&self) -> ListStream {
+        self.0.list_streams.fetch_add(1, Ordering::Relaxed);
+        ListStream(self.clone())
     }
 
-    /// How much the connection is worth when one has to go.
+    /// What the connection is used for.
     #[must_use]
-    pub fn claim(&self) -> Claim {
+    pub fn usage(&self) -> Use {
         let Conversation(asked) = self;
-        match (asked.reading.load(Ordering::Relaxed), asked.under_way.load(Ordering::Relaxed)) {
-            (0, 0) => Claim::Idle,
-            (0, _) => Claim::Busy,
-            _ => Claim::Kept,
+        match (asked.list_streams.load(Ordering::Relaxed), asked.in_flight.load(Ordering::Relaxed)) {
+            (0, 0) => Use::Idle,
+            (0, _) => Use::Request,
+            _ => Use::Lists,
         }
     }
 
@@ -83,23 +82,23 @@ impl Conversation {
     }
 }
 
-/// A call that is being answered.
+/// A call that is not answered yet.
 #[derive(Debug)]
-pub struct Answering(Conversation);
+pub struct CallInFlight(Conversation);
 
-impl Drop for Answering {
+impl Drop for CallInFlight {
     fn drop(&mut self) {
-        (self.0).0.under_way.fetch_sub(1, Ordering::Relaxed);
+        (self.0).0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// A stream of lists that is open.
+/// An open stream of lists.
 #[derive(Debug)]
-pub struct Reading(Conversation);
+pub struct ListStream(Conversation);
 
-impl Drop for Reading {
+impl Drop for ListStream {
     fn drop(&mut self) {
-        (self.0).0.reading.fetch_sub(1, Ordering::Relaxed);
+        (self.0).0.list_streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

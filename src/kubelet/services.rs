@@ -17,49 +17,48 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{self, BoxFuture, Bytes, Service};
 use tonic::server::NamedService;
 
-/// What all calls that are not answered yet have sent, in bytes: two of the largest that are taken (`api`), and as many small ones as
-/// may come.
-const UNANSWERED_BYTES_MAX: usize = 16 << 20;
+/// Bytes of all requests in flight: two of the largest (`api`), and many small ones.
+const IN_FLIGHT_BYTES_MAX: usize = 16 << 20;
 
-/// These bytes, of all services.
-static UNANSWERED: AtomicUsize = AtomicUsize::new(0);
+/// The bytes of all requests in flight, of all sockets.
+static IN_FLIGHT_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// What one call has sent, until it is answered.
+/// The bytes of one request, until it is answered.
 #[derive(Default)]
-struct Taken(AtomicUsize);
+struct RequestBytes(AtomicUsize);
 
-impl Taken {
-    /// Counts more of it, if there is room.
-    fn more(&self, bytes: usize) -> Result<(), Status> {
+impl RequestBytes {
+    /// Adds bytes, unless all requests together are too large.
+    fn add(&self, bytes: usize) -> Result<(), Status> {
         self.0.fetch_add(bytes, Ordering::Relaxed);
-        if UNANSWERED.fetch_add(bytes, Ordering::Relaxed) + bytes <= UNANSWERED_BYTES_MAX {
+        if IN_FLIGHT_BYTES.fetch_add(bytes, Ordering::Relaxed) + bytes <= IN_FLIGHT_BYTES_MAX {
             return Ok(());
         }
         metrics::request_refused("plugin", "memory");
-        Err(Status::resource_exhausted("the calls that are not answered yet are too large together; ask again"))
+        Err(Status::resource_exhausted("the requests in flight are too large together; try again"))
     }
 }
 
-impl Drop for Taken {
+impl Drop for RequestBytes {
     fn drop(&mut self) {
-        UNANSWERED.fetch_sub(*self.0.get_mut(), Ordering::Relaxed);
+        IN_FLIGHT_BYTES.fetch_sub(*self.0.get_mut(), Ordering::Relaxed);
     }
 }
 
-/// A request that is counted as it comes.
-struct Counted {
+/// The body of a request, whose bytes are counted.
+struct CountedBody {
     body: Body,
-    taken: Arc<Taken>,
+    bytes: Arc<RequestBytes>,
 }
 
-impl codegen::Body for Counted {
+impl codegen::Body for CountedBody {
     type Data = Bytes;
     type Error = Status;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         if let Poll::Ready(Some(Ok(frame))) = &polled
-            && let Some(Err(error)) = frame.data_ref().map(|data| self.taken.more(data.len()))
+            && let Some(Err(error)) = frame.data_ref().map(|data| self.bytes.add(data.len()))
         {
             return Poll::Ready(Some(Err(error)));
         }
@@ -116,13 +115,13 @@ impl Service<Request<Body>> for Services {
         conversation.called(method);
         match self.named(name) {
             Some(answers) => {
-                let taken = Arc::new(Taken::default());
-                let answering = conversation.answering();
-                let counted = Arc::clone(&taken);
-                let answer = answers(request.map(|body| Body::new(Counted { body, taken: counted })));
+                let bytes = Arc::new(RequestBytes::default());
+                let in_flight = conversation.call_in_flight();
+                let counted = Arc::clone(&bytes);
+                let answer = answers(request.map(|body| Body::new(CountedBody { body, bytes: counted })));
                 Box::pin(async move {
                     let answer = answer.await;
-                    drop((taken, answering));
+                    drop((bytes, in_flight));
                     answer
                 })
             }
@@ -163,13 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn what_unanswered_calls_have_sent_is_bounded_and_forgotten_with_them() {
-        let large = Taken::default();
-        assert!(large.more(UNANSWERED_BYTES_MAX - 4096).is_ok(), "other tests of this process send little");
-        let one_more = Taken::default();
-        assert_eq!(one_more.more(8192).unwrap_err().code(), tonic::Code::ResourceExhausted);
+    fn the_bytes_of_requests_in_flight_are_limited() {
+        let large = RequestBytes::default();
+        assert!(large.add(IN_FLIGHT_BYTES_MAX - 4096).is_ok(), "other tests of this process send little");
+        let one_more = RequestBytes::default();
+        assert_eq!(one_more.add(8192).unwrap_err().code(), tonic::Code::ResourceExhausted);
         drop(large);
-        assert!(one_more.more(1).is_ok());
+        assert!(one_more.add(1).is_ok());
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! The kubelet's connections, so that they can be handed on: as long as somebody holds one open, the kubelet does not see its end.
 
-use crate::domain::doors::Guests;
+use crate::domain::limits::ConnectionTable;
 use crate::host::peer::is_hung_up;
 use crate::kubelet::conversation::{Conversation, Followed};
 use crate::telemetry::metrics;
@@ -20,11 +20,11 @@ pub struct Connection {
 /// Those that are served here, and those of former instances, which nobody serves any more.
 #[derive(Debug)]
 pub struct Connections {
-    served: Mutex<Guests<(), Served>>,
+    served: Mutex<ConnectionTable<(), Served>>,
     held: Mutex<Vec<Connection>>,
 }
 
-/// One that is served here, for as long as it is.
+/// A connection that is served here.
 #[derive(Debug)]
 struct Served {
     file: Weak<OwnedFd>,
@@ -37,25 +37,25 @@ fn lock<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Connections {
-    /// With room for so many that are served.
+    /// With room for `max` connections without lists.
     #[must_use]
     pub fn new(max: usize) -> Self {
-        Connections { served: Mutex::new(Guests::new(max)), held: Mutex::default() }
+        Connections { served: Mutex::new(ConnectionTable::new(max)), held: Mutex::default() }
     }
 
-    /// Takes down one that is served, for as long as it is. Where there is no room, another one is closed for it: one on which nothing is
-    /// asked, before those that are answered; never one on which lists are read.
+    /// Adds a connection that is served. When there are too many, an idle one is closed, or else one with a call in flight; never one on
+    /// which lists are read.
     pub(super) fn serve(&self, followed: &mut Followed) {
         match followed.take_down() {
             Ok((file, conversation)) => {
                 let mut served = lock(&self.served);
                 served.retain(|other| other.file.strong_count() > 0);
-                served.weigh(|other| other.conversation.claim());
-                let (_, evicted) = served.enter((), Served { file, conversation });
+                served.set_use(|other| other.conversation.usage());
+                let (_, evicted) = served.add((), Served { file, conversation });
                 drop(served);
                 if let Some(file) = evicted.and_then(|evicted| evicted.file.upgrade()) {
                     metrics::connection_evicted("plugin");
-                    // Whoever serves it sees its end. One that has ended is as good.
+                    // Its server sees the end. It may have ended already.
                     let _ended = shutdown(&file, Shutdown::Both);
                 }
                 self.forget_ended();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_there_is_no_room_the_kubelets_lists_stay_and_the_oldest_without_any_goes() {
+    async fn connections_with_lists_are_never_evicted_and_idle_ones_first() {
         let connections = Connections::new(2);
         let serve = || {
             let (ours, theirs) = UnixStream::pair().unwrap();
@@ -141,9 +141,9 @@ mod tests {
             (served, theirs)
         };
         let (kubelet, kubelets) = serve();
-        let reading = kubelet.connect_info().reading();
+        let lists = kubelet.connect_info().list_stream();
         let (busy, busys) = serve();
-        let answering = busy.connect_info().answering();
+        let call = busy.connect_info().call_in_flight();
         let mut idle = Vec::new();
         for _ in 0..10 {
             idle.push(serve());
@@ -151,10 +151,10 @@ mod tests {
         let ended = |of: &UnixStream| is_hung_up(of);
         assert_eq!(idle.iter().filter(|(_, theirs)| !ended(theirs)).count(), 1, "the newest");
         assert!(!ended(&kubelets) && !ended(&busys));
-        drop(answering);
+        drop(call);
         idle.push(serve());
         assert!(!ended(&kubelets) && ended(&busys));
-        drop(reading);
+        drop(lists);
         idle.push(serve());
         assert!(ended(&kubelets), "its lists have ended, and it is the oldest");
         drop((kubelet, busy));

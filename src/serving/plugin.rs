@@ -8,7 +8,7 @@ use super::placement;
 use super::prepare::{Prepared, Preparer, Request};
 use super::refusals::Refusals;
 use super::sockets::Sockets;
-use crate::domain::doors::LISTS_MAX;
+use crate::domain::limits::LISTS_MAX;
 use crate::domain::{AllocId, ContainerEdits, Device, DeviceId, Grant, Inventory, Offering, Refusal, ResourceName, Stage, Wire};
 use crate::hook::Performer;
 use crate::host::{self, Awake};

@@ -35,8 +35,8 @@ const BUCKETS: [(u64, &str); 14] = [
 /// So many series has a metric at most; what comes after them is not counted. A node has some ten resources.
 const SERIES_MAX: usize = 1000;
 
-/// A lock for each metric, which is held for no longer than it takes to find or to copy its series: a page is made by a thread that may
-/// be put behind every other one, also while it holds a lock that an Allocate waits for.
+/// A lock for each metric. It is held only to find or to copy series: the thread that renders a page has a low priority, and an Allocate
+/// may wait for the lock.
 static SERIES: [Mutex<Vec<Series>>; TABLE.len()] = [const { Mutex::new(Vec::new()) }; TABLE.len()];
 
 #[derive(Clone)]
@@ -243,7 +243,7 @@ pub fn connection_evicted(socket: &'static str) {
     count(Metric::Evicted, &[socket]);
 }
 
-/// A request, or a connection before its first one, was refused for a limit or for want of the token.
+/// A request was refused, or a connection before its first request, by a limit or without the token.
 pub fn request_refused(socket: &'static str, reason: &'static str) {
     count(Metric::RequestsRefused, &[socket, reason]);
 }

@@ -1,20 +1,20 @@
 //! Telemetry: logs, the one table of metrics, what is counted of it, and the HTTP that serves them;
 //! and the labels of the node.
 
-pub mod door;
+mod connections;
 pub mod exposition;
 pub mod http;
 pub mod labels;
 mod log_writer;
 pub mod logging;
 pub mod metrics;
-mod pace;
-mod press;
+mod rate;
+mod render;
+pub mod server;
 pub mod table;
 mod thread;
 mod token;
-mod visit;
 
-pub use press::Subject;
+pub use connections::Connection;
+pub use render::PageKey;
 pub use token::Token;
-pub use visit::Visit;

@@ -140,7 +140,7 @@ table! {
     Releases = Counter "holdfast_releases_total" ["released_by"]
         "Grants that were given back, by proof (pod_gone, handed_on, superseded or never_started).";
     RequestsRefused = Counter "holdfast_requests_refused_total" ["socket", "reason"]
-        "Requests and connections refused for a limit, or for want of the token, by socket (telemetry, plugin or control) and reason.";
+        "Requests and connections refused by a limit or without the token, by socket (telemetry, plugin or control) and reason.";
     Registered = Gauge "holdfast_resource_registered" ["resource"]
         "1 while the kubelet has a stream of the resource open.";
     Scan = Histogram "holdfast_scan_duration_seconds" []

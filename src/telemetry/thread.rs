@@ -1,5 +1,5 @@
-//! Telemetry's own thread. Whoever reaches its address decides how much there is to do, so it is not the thread that answers the
-//! kubelet, and it steps back behind that one.
+//! The thread of telemetry. Any peer that reaches its address causes work, so it is not the thread that answers the kubelet, and it has a
+//! lower priority.
 
 use crate::host;
 use std::future::pending;
@@ -8,27 +8,26 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use tokio::runtime::{Builder, Handle};
 
-/// Polls between two looks at what the sockets have. What is pushed out of the room lives for several of these at least.
-const LOOKS_EVERY: u32 = 16;
+/// Tasks that run between two polls of the sockets. A connection that is evicted was open for several of these polls.
+const EVENT_INTERVAL: u32 = 16;
+/// Under contention the thread gets a third of the processor time of the kubelet's thread. With less, probes would be late on a node
+/// without spare processors.
+const NICENESS: i32 = 5;
 
-/// How far it steps back: a third of the processor time of the kubelet's thread where both want all of it. Further back the probes would
-/// not be answered in time on a node that is short of processors.
-const BEHIND: i32 = 5;
-
-/// The runtime of that thread, which is begun when it is first asked for and lasts as long as the process.
+/// The runtime of the thread. The first call starts it, and it lasts as long as the process.
 ///
 /// # Errors
 /// When no thread can be started; the next call tries again.
 pub(super) fn handle() -> io::Result<Handle> {
-    static THREAD: Mutex<Option<Handle>> = Mutex::new(None);
-    let mut running = THREAD.lock().unwrap_or_else(PoisonError::into_inner);
+    static RUNTIME: Mutex<Option<Handle>> = Mutex::new(None);
+    let mut running = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(handle) = &*running {
         return Ok(handle.clone());
     }
-    let runtime = Builder::new_current_thread().enable_all().event_interval(LOOKS_EVERY).build()?;
+    let runtime = Builder::new_current_thread().enable_all().event_interval(EVENT_INTERVAL).build()?;
     let handle = runtime.handle().clone();
     thread::Builder::new().name("telemetry".into()).spawn(move || {
-        host::lower_priority(BEHIND);
+        host::lower_priority(NICENESS);
         runtime.block_on(pending::<()>());
     })?;
     Ok(running.insert(handle).clone())

@@ -1,4 +1,4 @@
-//! Who may read the pages, where a token is asked for: `Authorization: Bearer …` (RFC 6750), compared with what is in a file.
+//! The token of requests for pages: `Authorization: Bearer …` (RFC 6750), compared with the content of a file.
 
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
@@ -9,39 +9,39 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A token file has no more bytes: tokens of Kubernetes have some 1,500.
+/// Bytes of a token file. A token of Kubernetes has about 1,500.
 const TOKEN_BYTES_MAX: u64 = 4096;
 
-/// The token of a file, which is read at each request: whoever exchanges the file exchanges the token.
+/// A token in a file. Each request reads the file, so a new token counts at once.
 #[derive(Debug, Clone)]
-pub struct Token(Arc<Kept>);
+pub struct Token(Arc<TokenFile>);
 
 #[derive(Debug)]
-struct Kept {
+struct TokenFile {
     path: PathBuf,
-    /// Whether the log says that it cannot be read.
-    said: AtomicBool,
+    /// Whether the log already tells that it cannot be read.
+    logged: AtomicBool,
 }
 
-/// Why somebody may not read.
+/// Why a request may not read pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// There is no token in the request, or another one.
+    /// It has no token, or a wrong one.
     Unknown,
-    /// It cannot be known: the file cannot be read.
+    /// The file cannot be read.
     NoToken,
 }
 
 impl Token {
-    /// The token of this file. One that cannot be read is logged at once, and lets nobody read until it can.
+    /// The token of this file. While the file cannot be read, all requests are refused.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        let token = Token(Arc::new(Kept { path, said: AtomicBool::new(false) }));
+        let token = Token(Arc::new(TokenFile { path, logged: AtomicBool::new(false) }));
         drop(token.read());
         token
     }
 
-    /// Whether these headers have the token.
+    /// Checks the headers of a request.
     pub(super) fn check(&self, headers: &HeaderMap) -> Result<(), Denied> {
         let token = self.read()?;
         let given = headers.get(AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
@@ -49,19 +49,19 @@ impl Token {
     }
 
     fn read(&self) -> Result<Vec<u8>, Denied> {
-        let Kept { path, said } = &*self.0;
+        let TokenFile { path, logged } = &*self.0;
         match read(path) {
             Ok(token) => {
-                if said.swap(false, Ordering::Relaxed) {
+                if logged.swap(false, Ordering::Relaxed) {
                     tracing::info!(path = %path.display(), "the token file can be read again");
                 }
                 Ok(token)
             }
             Err(error) => {
-                if !said.swap(true, Ordering::Relaxed) {
+                if !logged.swap(true, Ordering::Relaxed) {
                     tracing::error!(
                         path = %path.display(), %error,
-                        "the token file cannot be read, so /metrics and / are refused; mend `telemetry.token_file`"
+                        "the token file cannot be read, so /metrics and / are refused; check `telemetry.token_file`"
                     );
                 }
                 Err(Denied::NoToken)
@@ -72,7 +72,7 @@ impl Token {
 
 fn read(path: &std::path::Path) -> io::Result<Vec<u8>> {
     let problem = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
-    // A pipe would be waited for.
+    // Opening a pipe would block.
     if !fs::metadata(path)?.is_file() {
         return problem("it is no regular file");
     }
@@ -85,13 +85,13 @@ fn read(path: &std::path::Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// What is behind `Bearer`, in any case.
+/// The token of a `Bearer` header.
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
 }
 
-/// Whether both are the same, in a time that tells their lengths and nothing of what is in them.
+/// Compares in a time that depends on the lengths only.
 fn same(given: &[u8], token: &[u8]) -> bool {
     let differing = given.iter().zip(token).fold(0, |differing, (one, other)| black_box(differing | (one ^ other)));
     given.len() == token.len() && differing == 0
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_of_the_file_is_let_in_and_nothing_else_and_a_new_one_counts_at_once() {
+    fn only_the_token_of_the_file_is_accepted_and_a_new_one_counts_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         fs::write(&path, "s3cret\n").unwrap();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_lets_nobody_in() {
+    fn without_a_readable_file_every_request_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let token = Token::new(path.clone());

@@ -4,7 +4,7 @@ use super::super::ending::Frozen;
 use super::super::{App, Settings, StartError};
 use super::start_when_free;
 use super::wire::{Heard, PROTOCOL, Peer, Word, socket_path};
-use crate::domain::doors::Doors;
+use crate::domain::limits::ConnectionLimits;
 use crate::domain::{Gather, ResourceName};
 use crate::host;
 use crate::host::peer::TrustedListener;
@@ -67,7 +67,7 @@ pub enum Given {
 #[derive(Debug)]
 pub struct Connection(#[expect(dead_code, reason = "held, for the other one to hear its end")] Peer);
 
-/// Listens for instances that want to take over, so many at a time. Without that the daemon works on, and says so.
+/// Listens for instances that want to take over, with so many connections at a time. Without that the daemon works on, and says so.
 pub(in super::super) fn listen(run_dir: &Path, sockets: Arc<Sockets>, asked: mpsc::Sender<Asked>, most: usize) -> Option<JoinHandle<()>> {
     let path = socket_path(run_dir);
     match TrustedListener::bind(&path, || metrics::refused("handover")) {
@@ -107,7 +107,7 @@ async fn hear_out(stream: UnixStream, sockets: Arc<Sockets>, asked: mpsc::Sender
     }
     drop(sockets);
     if let Heard::Word(Word::Take { version }) = peer.hear_within(FIRST_WORD_WITHIN).await {
-        // What it has sent along is nothing that this side takes.
+        // This side takes no files.
         drop(peer.files());
         // One after the other; who has waited too long has gone by then, which is heard.
         drop(asked.send(Asked { peer, version }).await);
@@ -197,7 +197,7 @@ async fn converse(
                 frozen.pass_on(Arc::new(below(sockets, names)));
                 // Whoever probes this instance still finds it alive, where the other one has not the same address.
                 if let Some(address) = settings.config.listen {
-                    standby.spawn(http::stand_by(address, Doors::of(host::open_files()).telemetry));
+                    standby.spawn(http::stand_by(address, ConnectionLimits::of(host::open_files()).telemetry));
                 }
             }
             Heard::Word(Word::Leave) => {

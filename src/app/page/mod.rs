@@ -1,7 +1,7 @@
 //! The page at `/` of the telemetry address: the daemon at a glance, for a browser. Made when it is asked for, out of the same
 //! snapshots as `status`; nothing of it is kept.
 //!
-//! Whoever reaches that address may read it, where no token is asked for, so it says who has which device and how devices are, and nothing of what a
+//! Without a token every peer that reaches the address may read it. So it says who has which device and how devices are, and nothing of what a
 //! container was given: no environment, no paths of mounts.
 
 mod html;
@@ -13,7 +13,7 @@ use crate::domain::{DeviceId, Timestamp};
 use crate::host;
 use crate::picture::{self, Cpus, Leaf, fold, svg};
 use crate::telemetry::http::{Pages, Refused};
-use crate::telemetry::{Subject, Visit};
+use crate::telemetry::{Connection, PageKey};
 use axum::Router;
 use axum::extract::Extension;
 use axum::http::{HeaderMap, Uri, header};
@@ -30,9 +30,9 @@ const REFRESH: std::ops::RangeInclusive<u32> = 1..=3600;
 /// The route.
 pub(super) fn routes(views: Views, pages: Pages) -> Router {
     let started = Instant::now();
-    let page = move |Extension(visit): Extension<Arc<Visit>>, uri: Uri, headers: HeaderMap| async move {
+    let page = move |Extension(connection): Extension<Arc<Connection>>, uri: Uri, headers: HeaderMap| async move {
         let refresh = refresh(uri.query().unwrap_or_default());
-        let html = pages.page(&visit, &headers, Subject::Overview(refresh), move || page(&views, started, refresh)).await?;
+        let html = pages.page(&connection, &headers, PageKey::Overview(refresh), move || page(&views, started, refresh)).await?;
         let headers = [
             (header::CONTENT_TYPE, "text/html; charset=utf-8"),
             (header::CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'"),
@@ -69,7 +69,7 @@ fn page(views: &Views, started: Instant, refresh: Option<u32>) -> String {
 
 /// What is offered, each device once, with those who have shares of it.
 fn leaves(views: &Views) -> Vec<Leaf> {
-    // Copies: nobody who publishes waits until the page is made.
+    // Copies: a publisher must not wait for the page.
     let (grants, inventory) = (Arc::clone(&views.grants.borrow()), Arc::clone(&views.inventory.borrow()));
     let holders = picture::holders(grants.iter().map(AsRef::as_ref));
     let mut leaves: BTreeMap<DeviceId, Leaf> = BTreeMap::new();

@@ -30,13 +30,13 @@ use tonic::{Request, Status};
 /// Every dialect that is spoken, the preferred one first.
 pub const DIALECTS: &[&dyn Dialect] = &[&v1beta1::V1Beta1, &v1alpha::V1Alpha];
 
-/// A request of the kubelet names each id of a list twice at most: as available, and as one that must be included.
+/// A request of the kubelet has each id of a list twice at most: as available, and as one that must be included.
 const REQUEST_BYTES_MAX: usize = 2 * LIST_BYTES_MAX;
 
-/// Calls of one connection at a time. The kubelet has a handful of them; more wait until others are answered.
+/// Calls in flight on one connection. The kubelet has a few; more wait for an answer of others.
 const CALLS_MAX: u32 = 128;
 
-/// Headers of a call, in bytes: those of a kubelet are some hundred.
+/// Bytes of the headers of a call. The kubelet sends a few hundred.
 const HEADERS_BYTES_MAX: u32 = 8 << 10;
 
 /// The kubelet takes 4 MiB in one message, and ends the stream at more: an endless loop of registrations.
@@ -143,7 +143,7 @@ pub trait Plugin: fmt::Debug + Send + Sync {
     async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status>;
 }
 
-/// A server of one socket, with its limits (I13).
+/// A server for one socket, with its limits (I13).
 pub fn server() -> Server {
     Server::builder().max_concurrent_streams(CALLS_MAX).http2_max_header_list_size(HEADERS_BYTES_MAX)
 }
@@ -181,10 +181,10 @@ type Listing<M> = BoxStream<'static, Result<M, Status>>;
 /// A plugin's lists as messages, for this request. One that the kubelet would not take is left out: what was sent last stays true for it.
 fn listing<T, M: Message + 'static>(plugin: &dyn Plugin, request: &Request<T>, message: fn(&Offering) -> M) -> Result<Listing<M>, Status> {
     let lists = plugin.lists()?;
-    // The connection is one that reads lists, for as long as the stream is there.
-    let reading = request.extensions().get::<Conversation>().map(Conversation::reading);
+    // While the stream is open, the connection is not evicted.
+    let stream = request.extensions().get::<Conversation>().map(Conversation::list_stream);
     let fitting = move |offering: Arc<Offering>| {
-        let _held = &reading;
+        let _open = &stream;
         std::future::ready(fitting(&offering, message))
     };
     Ok(lists.filter_map(fitting).boxed())

@@ -2,7 +2,7 @@
 
 use super::{DEVICES, OWN_DESCRIPTORS, Stage, gpu};
 use crate::common::{allocate, dial, offered, run, until};
-use holdfast::domain::doors::LISTS_MAX;
+use holdfast::domain::limits::LISTS_MAX;
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::sim::kubelet::EventKind;
 use std::io::{BufRead as _, BufReader};
@@ -31,7 +31,7 @@ fn connections_of_the_plugin_sockets_are_few_and_the_kubelets_stays() {
     run(async {
         let stage = Stage::new(256).await;
         let held = connect(&plugin_socket(&stage), 300);
-        let most = OWN_DESCRIPTORS + 2 * stage.doors.plugin;
+        let most = OWN_DESCRIPTORS + 2 * stage.limits.plugin;
         until("the others closed", || stage.descriptors(), |open| *open <= most);
         // The list comes on the stream that the kubelet has had open.
         stage.node.create_device("gpu", DEVICES);
@@ -104,7 +104,7 @@ fn connections_of_the_control_and_the_handover_socket_are_few_and_who_comes_is_a
         let stage = Stage::new(256).await;
         let run_dir = stage.node.path("run");
         let held: Vec<_> = ["control.sock", "handover.sock"].map(|name| connect(&run_dir.join(name), 60)).into_iter().flatten().collect();
-        let most = OWN_DESCRIPTORS + stage.doors.control + stage.doors.handover;
+        let most = OWN_DESCRIPTORS + stage.limits.control + stage.limits.handover;
         until("the others closed", || stage.descriptors(), |open| *open <= most);
         let status = stage.node.output(&["status"]);
         assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));

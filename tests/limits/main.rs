@@ -1,4 +1,4 @@
-//! The limits of the doors (I13): whatever comes to telemetry's address and to the sockets, the kubelet is answered, the probes are
+//! The limits of the sockets (I13): whatever comes to telemetry's address and to the sockets, the kubelet is answered, the probes are
 //! answered, and the daemon stays as small as it was.
 //!
 //! `HOLDFAST_CONNECTIONS` is the number of connections of each attack, `HOLDFAST_BIN` another binary, such as the release build; with
@@ -15,7 +15,7 @@ mod sockets;
 use attack::{Attack, Kind, is_closed, is_hung_up};
 use common::{Daemon, HANG, Node, allocate, dial, http_get, name, offered, percentiles, resource, run, telemetry, until};
 use holdfast::domain::ResourceName;
-use holdfast::domain::doors::{BATCH, Doors};
+use holdfast::domain::limits::{BATCH, ConnectionLimits};
 use holdfast::sim::kubelet::Kubelet;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
@@ -57,7 +57,7 @@ struct Stage {
     kubelet: Kubelet,
     daemon: Daemon,
     address: SocketAddr,
-    doors: Doors,
+    limits: ConnectionLimits,
 }
 
 impl Stage {
@@ -69,7 +69,7 @@ impl Stage {
         let daemon = Daemon::spawn(&mut limited(&node.command(&["run"]), descriptors));
         offered(&kubelet, &gpu(), DEVICES).await;
         let address = telemetry(&daemon).await;
-        Stage { node, kubelet, daemon, address, doors: Doors::of(Some(descriptors)) }
+        Stage { node, kubelet, daemon, address, limits: ConnectionLimits::of(Some(descriptors)) }
     }
 
     fn descriptors(&self) -> usize {
@@ -108,10 +108,10 @@ impl Stage {
         page.lines().any(|line| line.strip_prefix(series).is_some_and(|count| count != " 0"))
     }
 
-    /// The daemon has no more open than its own, and what the door allows.
+    /// The daemon has no more open than its own, and what telemetry's limit allows.
     fn check_descriptors(&self) {
-        let (open, most) = (self.descriptors(), OWN_DESCRIPTORS + self.doors.telemetry + BATCH);
-        assert!(open <= most, "{open} descriptors, of which telemetry may have {}", self.doors.telemetry);
+        let (open, most) = (self.descriptors(), OWN_DESCRIPTORS + self.limits.telemetry + BATCH);
+        assert!(open <= most, "{open} descriptors, of which telemetry may have {}", self.limits.telemetry);
     }
 }
 
@@ -163,7 +163,7 @@ fn whatever_comes_to_telemetry_the_kubelet_and_the_probes_are_answered_and_the_d
     }
 }
 
-/// Fewer descriptors than the doors would have: each has its share, and the rest is the daemon's.
+/// Fewer descriptors than the sockets would take: each has its share, and the rest is the daemon's.
 #[test]
 fn with_few_descriptors_everything_but_telemetry_goes_on() {
     run(async {
