@@ -43,7 +43,7 @@ pub use views::{Actors, Views};
 
 use self::supervisor::{Policy, Slot, Supervision};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
-use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage};
+use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage, Unread};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::Performer;
@@ -148,6 +148,7 @@ impl App {
         let verdicts = Arc::new(recovered.verdicts().clone());
         let (judgement, judgement_view) = watch::channel(Judgement { verdicts, ..Judgement::default() });
         let judgement = Arc::new(judgement);
+        let (unread, unread_view) = watch::channel(Unread::default());
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
         let (stage, stage_view) = watch::channel(Stage::default());
@@ -224,6 +225,7 @@ impl App {
             names: names_view,
             nvml,
             question,
+            unread: Arc::new(unread),
             remember: actors.ledger.mailbox(),
             discovered: actors.health.mailbox(),
         };
@@ -315,6 +317,7 @@ impl App {
             inventory: inventory_view,
             grants: grants_view,
             judgement: judgement_view,
+            unread: unread_view,
             due: due_view,
             registrations: registrations_view,
             kubelet: kubelet_view,

@@ -7,7 +7,7 @@ use super::{Global, show};
 use crate::domain::{
     Device, DeviceClass, DeviceId, Gather, Health, NvmlLibrary, NvmlSnapshot, PciAddress, Reason, Verdicts, asks_for_names,
 };
-use crate::hardware::{self, Discovery, node_health};
+use crate::hardware::{self, Discovery, Known, node_health};
 use crate::host::{self, HostRoot};
 use crate::store;
 use serde::Serialize;
@@ -31,7 +31,7 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let (names, verdicts) = store::peek(&global.state_dir).map(|recovered| (recovered.names, recovered.verdicts)).unwrap_or_default();
     let mut discovery = hardware::discover_in(&root, scan.clone(), &specs, &names);
     if let Some(nvml) = ask_nvml(&root, &config.nvml, &discovery) {
-        discovery = hardware::discover_told(&root, scan, &specs, &names, &nvml);
+        discovery = hardware::discover_knowing(&root, scan, &specs, &Known { nvml: &nvml, ..Known::names(&names) });
     }
     for warning in &discovery.selection.warnings {
         super::eprintln(format_args!("holdfast: {warning}"));

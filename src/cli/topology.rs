@@ -322,7 +322,13 @@ nodes of /dev
             r#"{"id":"GPU-z","key":"","resources":[],"health":null,"reason":"cordoned","detail":"fan","state":"healthy",
                 "healthy_in_seconds":null,"cordoned":"fan","flaps":0,"incidents":[]}"#,
         );
-        let held = |id: &str, key: &str| GrantedDevice { id: DeviceId::new(id), key: key.into(), numa_nodes: vec![0], nodes: Vec::new() };
+        let held = |id: &str, key: &str| GrantedDevice {
+            id: DeviceId::new(id),
+            key: key.into(),
+            numa_nodes: vec![0],
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        };
         let pod = PodRef { uid: "u".into(), namespace: Some("ml".into()), name: Some("train-0".into()) };
         let grant = Grant {
             alloc_id: AllocId::new("a-1"),

@@ -3,6 +3,7 @@
 use super::device::DeviceId;
 use super::edits::ContainerEdits;
 use super::hook::OwedHook;
+use super::object::{Object, is_driver_wide, share};
 use super::resource::ResourceName;
 use super::time::Timestamp;
 use super::verdict::Verdict;
@@ -104,6 +105,9 @@ pub struct GrantedDevice {
     /// Its nodes on the host, less those that the answer names: others reach the container by a name, of a GPU or of CDI.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+    /// What is held with it ([`super::Device::objects`]); none where that was not noted: [`Grant::objects`] tells in any case.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub objects: Vec<Object>,
 }
 
 impl GrantedDevice {
@@ -180,6 +184,28 @@ pub struct Grant {
 }
 
 impl Grant {
+    /// What its container holds. Where that was not noted, as in grants of earlier versions and in one of a pool, it is what the keys and the
+    /// nodes of the answer name.
+    #[must_use]
+    pub fn objects(&self) -> Vec<Object> {
+        let of = |device: &GrantedDevice| -> Vec<Object> {
+            if !device.objects.is_empty() {
+                return device.objects.clone();
+            }
+            let is_char = device.key.starts_with("dev:");
+            let nodes = self.edits.devices.iter().map(|node| &node.host).chain(&device.nodes);
+            let own = nodes.filter(|node| is_char || !is_driver_wide(node)).map(|node| Object::node(node));
+            Object::of_key(&device.key).into_iter().chain(own).collect()
+        };
+        self.devices.iter().flat_map(of).collect()
+    }
+
+    /// Whether an id may be given beside it although it leads to what this holds.
+    #[must_use]
+    pub fn is_beside(&self, resource: &ResourceName, id: &DeviceId) -> bool {
+        self.devices.iter().any(|held| share((&self.resource, &held.id), (resource, id)))
+    }
+
     /// Whether it still holds its devices: everything but released.
     #[must_use]
     pub fn is_live(&self) -> bool {

@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(question(&root, &Selection::default()), [(address, asked)].into());
 
         let gpu = PciFunction { class: Some(0x03_0200), ..gpu() };
-        let scan = Scan { functions: [(address, gpu.clone())].into() };
+        let scan = Scan::of([(address, gpu.clone())].into());
         let described = |mig_mode| {
             let mut told = NvmlSnapshot::default();
             told.gpus.entry(address).or_default().mig_mode = mig_mode;

@@ -6,10 +6,10 @@ use super::files::SpecFiles;
 use crate::contract;
 use crate::domain::{
     AllocId, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal,
-    ResourceName, Wire,
+    ResourceName, Sharing, Wire,
 };
 use crate::hardware;
-use crate::host::{self, HostRoot, Listings};
+use crate::host::{self, HostRoot, Listings, ReadFailure};
 use crate::messages::Record;
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -74,25 +74,29 @@ impl Preparer {
         let inventory = Arc::clone(&self.inventory.borrow());
         let offering = inventory.resources.get(resource).ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
         let offered = core::decide(offering, ids)?;
-        let nodes = Nodes::new(self);
+        let root = self.host_root.recording();
+        let nodes = Nodes::new(&root, &self.directories);
         let node_exists = |path: &str| nodes.exist(path);
         // The list may be older than the loss of a node.
         for (id, offered) in ids.iter().zip(&offered) {
             let missing = |node: &DeviceNode| node.required && !node_exists(&node.host);
             if offered.device.nodes.iter().any(missing) {
+                no_failure(&root, resource, id)?;
                 return Err(Refusal::Unhealthy { resource: resource.clone(), id: id.clone(), reason: Reason::NodeMissing });
             }
             // A held device stays in the list while NVML does not tell its name.
             let unanswerable = contract::unanswerable(&offering.spec, &offered.device);
             // Nor is a disk given away that has been mounted since the list was made.
-            let used = || hardware::used_for(&self.host_root, &offered.device).map(|by| format!("the host uses it: {by}"));
-            if let Some(why) = unanswerable.or_else(used) {
+            let used = hardware::used_for(&self.host_root, &offered.device).map_err(|failure| unreadable(resource, id, &failure))?;
+            if let Some(why) = unanswerable.or(used.map(|by| format!("the host uses it: {by}"))) {
                 return Err(Refusal::Unanswerable { resource: resource.clone(), id: id.clone(), why });
             }
         }
         let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
         let request = contract::Request { spec: &offering.spec, devices: &devices, alloc_id: &alloc_id, node_exists: &node_exists };
         let mut edits = contract::edits(&request);
+        // A node that could not be looked for would be missing from the answer.
+        no_failure(&root, resource, &ids[0])?;
         core::fits(&offering.spec, &edits, wire)?;
         self.files.ensure(&offering.spec, ids.iter().zip(devices.iter().copied()), &node_exists)?;
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
@@ -101,6 +105,8 @@ impl Preparer {
             key: device.key.clone(),
             numa_nodes: device.numa_nodes.clone(),
             nodes: nodes_behind(device, &edits),
+            // The answer names the nodes of a whole pool already.
+            objects: if matches!(offering.spec.sharing, Sharing::Pool(_)) { Vec::new() } else { device.objects() },
         };
         let grant = Arc::new(Grant {
             resource: resource.clone(),
@@ -117,6 +123,15 @@ impl Preparer {
     }
 }
 
+/// Refuses what could not be looked at: that a node was not found then shows nothing.
+fn no_failure(root: &HostRoot, resource: &ResourceName, id: &DeviceId) -> Result<(), Refusal> {
+    root.take_failures().first().map_or(Ok(()), |failure| Err(unreadable(resource, id, failure)))
+}
+
+fn unreadable(resource: &ResourceName, id: &DeviceId, failure: &ReadFailure) -> Refusal {
+    Refusal::Unreadable { resource: resource.clone(), id: id.clone(), why: failure.to_string() }
+}
+
 /// Which nodes exist, looked at once each for one Allocate.
 struct Nodes<'a> {
     root: &'a HostRoot,
@@ -125,13 +140,13 @@ struct Nodes<'a> {
 }
 
 impl<'a> Nodes<'a> {
-    fn new(Preparer { host_root, directories, .. }: &'a Preparer) -> Self {
+    fn new(root: &'a HostRoot, directories: &'a Mutex<(Instant, Listings)>) -> Self {
         // What is half known after a panic is looked at again.
         let mut known = directories.lock().unwrap_or_else(PoisonError::into_inner);
         if known.0.elapsed() > DIRECTORIES_KNOWN_FOR {
             *known = (Instant::now(), Listings::default());
         }
-        Nodes { root: host_root, directories: RefCell::new(known), seen: RefCell::default() }
+        Nodes { root, directories: RefCell::new(known), seen: RefCell::default() }
     }
 
     fn exist(&self, path: &str) -> bool {

@@ -307,7 +307,13 @@ fn what_is_held_loses_its_driver_too() {
 fn grant(trial: &HealthTrial, id: &DeviceId) -> Arc<Grant> {
     let mut offered = trial.inventory().resources.iter();
     let (resource, device) = offered.find_map(|(name, offering)| Some((name, &offering.devices.get(id)?.device))).unwrap();
-    let device = GrantedDevice { id: id.clone(), key: device.key.clone(), numa_nodes: device.numa_nodes.clone(), nodes: Vec::new() };
+    let device = GrantedDevice {
+        id: id.clone(),
+        key: device.key.clone(),
+        numa_nodes: device.numa_nodes.clone(),
+        nodes: Vec::new(),
+        objects: Vec::new(),
+    };
     Arc::new(Grant {
         alloc_id: AllocId::new("a-1"),
         resource: resource.clone(),

@@ -17,7 +17,9 @@ impl Judge {
         for spec in self.specs.iter().filter(|spec| matches!(spec.sharing, Sharing::Pool(_))) {
             self.cases.scanned(&pool::id(spec), false, evidence.began, BTreeSet::new());
         }
-        for device in selected.iter().filter_map(|id| evidence.devices.get(*id)) {
+        // What could not be read is as it was, and that is no look at it.
+        let seen = selected.iter().filter_map(|id| evidence.devices.get(*id)).filter(|device| evidence.unread.why_of(device).is_none());
+        for device in seen {
             let found = device.health(evidence.has_nodes(device)).reason().map(|reason| complaint(reason, Some(device), evidence));
             let broken =
                 self.broken.get(&device.id).map(|(reason, _)| Complaint { reason: *reason, detail: "found by an Allocate".into() });

@@ -19,7 +19,7 @@ pub fn rebuild(kept: Vec<KeptGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap
     let device = |(id, numa_nodes): (DeviceId, Vec<u32>)| {
         let whole = id.shared();
         let key = keys.get(&id).or_else(|| keys.get(whole.as_ref()?)).map_or_else(String::new, |key| (*key).clone());
-        GrantedDevice { id, key, numa_nodes, nodes: Vec::new() }
+        GrantedDevice { id, key, numa_nodes, nodes: Vec::new(), objects: Vec::new() }
     };
     let lost = kept.into_iter().filter(|kept| !known.contains(&kept.alloc_id));
     let mut grants: BTreeMap<AllocId, Grant> = BTreeMap::new();
@@ -75,7 +75,13 @@ mod tests {
         assert_eq!((grant.alloc_id.as_str(), grant.granted_at), (id, Timestamp(0x0189_0a5d_ac96)));
         assert_eq!(
             grant.devices,
-            [GrantedDevice { id: DeviceId::new("GPU-1"), key: "pci:0000:01:00.0".into(), numa_nodes: vec![1], nodes: Vec::new() }]
+            [GrantedDevice {
+                id: DeviceId::new("GPU-1"),
+                key: "pci:0000:01:00.0".into(),
+                numa_nodes: vec![1],
+                nodes: Vec::new(),
+                objects: Vec::new()
+            }]
         );
         assert_eq!((grant.pod().unwrap().uid.as_str(), grant.container(), grant.state_name()), ("u1", Some("main"), "bound"));
         assert_eq!(grant.edits.cdi_devices, ["a/b=c"]);

@@ -17,7 +17,7 @@
 //! Anything less is granted, and told: [`Doubt`].
 
 use super::{Ledger, Watchlist};
-use crate::domain::{AllocId, Checkpoint, DeviceId, Grant, GrantState, PodRef, Safeguard};
+use crate::domain::{AllocId, Checkpoint, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Refusal, Safeguard, overlap};
 
 /// What can be seen at the moment of an Allocate.
 pub trait Sight {
@@ -75,6 +75,33 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
             None
         })
         .or(first)
+}
+
+/// Why a grant would give a second container what a live grant has by another id (I2): an id is a way to a kernel object, and the object is
+/// held. No kubelet hands that on to the next container of a pod, so nothing more is to be proven. `pending` grants are about to be
+/// written.
+#[must_use]
+pub fn held_as_other<'a>(ledger: &'a Ledger, mut pending: impl Iterator<Item = &'a Grant>, wanted: &Grant) -> Option<Refusal> {
+    let by_pending = pending.find_map(|other| {
+        let others = other.objects();
+        let is_other = |device: &&GrantedDevice| !other.is_beside(&wanted.resource, &device.id) && overlap(&device.objects, &others);
+        wanted.devices.iter().find(is_other).map(|device| (device, other))
+    });
+    let (device, holder) = by_pending.or_else(|| ledger.holder_by_another_id(wanted))?;
+    let holds = |held: &&GrantedDevice| overlap(&device.objects, &held.objects);
+    let held = holder.devices.iter().find(holds).or(holder.devices.first())?;
+    let theirs = holder.objects();
+    let object = device.objects.iter().find(|object| overlap(std::slice::from_ref(object), &theirs))?;
+    let who =
+        holder.pod().map_or_else(|| format!("a container that was given it by grant {}", holder.alloc_id), |pod| format!("pod {pod}"));
+    Some(Refusal::HeldAsOther {
+        resource: wanted.resource.clone(),
+        id: device.id.clone(),
+        object: object.clone(),
+        holder: who,
+        held: held.id.clone(),
+        by: holder.resource.clone(),
+    })
 }
 
 fn is_checkpointed(sight: &impl Sight, alloc_id: &AllocId) -> bool {

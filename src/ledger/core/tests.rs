@@ -27,7 +27,13 @@ fn grant(n: u64, device: &str, boot: &str) -> Grant {
     Grant {
         alloc_id: alloc(n),
         resource: resource(),
-        devices: vec![GrantedDevice { id: DeviceId::new(device), key: format!("pci:{device}"), numa_nodes: vec![], nodes: Vec::new() }],
+        devices: vec![GrantedDevice {
+            id: DeviceId::new(device),
+            key: format!("pci:{device}"),
+            numa_nodes: vec![],
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        }],
         edits: ContainerEdits::default(),
         boot_id: boot.into(),
         kubelet: None,

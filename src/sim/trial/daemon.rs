@@ -248,8 +248,13 @@ impl Sight for Now<'_> {
 
 /// The grant of a request.
 pub(super) fn grant(inner: &Inner, resource: &ResourceName, alloc_id: AllocId, ids: &[DeviceId], edits: ContainerEdits) -> Grant {
-    let device =
-        |id: &DeviceId| crate::domain::GrantedDevice { id: id.clone(), key: format!("pci:{id}"), numa_nodes: vec![0], nodes: Vec::new() };
+    let device = |id: &DeviceId| crate::domain::GrantedDevice {
+        id: id.clone(),
+        key: format!("pci:{id}"),
+        numa_nodes: vec![0],
+        nodes: Vec::new(),
+        objects: Vec::new(),
+    };
     Grant {
         alloc_id,
         resource: resource.clone(),
