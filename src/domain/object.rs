@@ -90,9 +90,9 @@ impl Object {
     #[must_use]
     pub fn kernel_device(path: &str) -> Self {
         let path = path.trim_matches('/');
-        let is_function = |name: &str| name.parse::<super::PciAddress>().is_ok();
-        let begins = path.match_indices('/').map(|(at, _)| at + 1);
-        let nearest = std::iter::once(0).chain(begins).filter(|at| is_function(path[*at..].split('/').next().unwrap_or_default())).last();
+        let begins = path.match_indices('/').map(|(at, _)| at + 1).rev().chain([0]);
+        let is_function = |at: &usize| path[*at..].split('/').next().is_some_and(|name| name.parse::<super::PciAddress>().is_ok());
+        let nearest = begins.into_iter().find(is_function);
         Object(nearest.map_or_else(|| format!("sys:{path}"), |at| format!("pci:{}", &path[at..])).into())
     }
 

@@ -74,6 +74,8 @@ pub struct Signals {
     pub remarks: BTreeSet<String>,
     /// What could not be read for want of a privilege.
     pub off: BTreeSet<Source>,
+    /// What could not be looked for, since a read failed: that nothing of it is among the complaints shows nothing (I12).
+    pub unread: BTreeSet<Reason>,
 }
 
 /// Something that happened to a device, as the kernel told.

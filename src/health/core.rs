@@ -320,21 +320,7 @@ impl Judge {
             }
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
         }
-        // What is held is there by its id too, and may have other nodes by now than its holder was given.
-        for (resource, ids) in &held.ids {
-            let devices = resources.get(resource).map(|offering: &Offering| &offering.devices);
-            let listed = ids.keys().filter_map(|id| Some((id, devices?.get(id)?)));
-            claims.extend(listed.map(|(id, offered)| Claim::of(resource, id, &offered.device, true)));
-        }
-        // What a last holder has left on it, no other id gives away.
-        let owed = due.values().flat_map(BTreeMap::values).filter(|hook| !hook.objects.is_empty());
-        claims.extend(owed.map(|hook| Claim {
-            resource: hook.resource.clone(),
-            ids: vec![hook.device.clone()],
-            objects: hook.objects.clone(),
-            is_held: true,
-        }));
-        self.waits = keep_apart(&mut resources, &claims, held);
+        self.waits = keep_apart(&mut resources, claims, held, due);
         (self.leaving, self.emptied, self.complete) = (leaving, emptied, complete);
         self.earlier.clear();
         self.inventory = self.inventory.followed_by(resources);

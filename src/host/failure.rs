@@ -125,12 +125,20 @@ pub(crate) use injected::call;
 /// Faults for tests: which of the calls of this thread fail, and how.
 #[cfg(test)]
 pub(crate) mod injected {
+    use nix::libc;
     use std::cell::{Cell, RefCell};
     use std::io;
 
+    /// What the system may say where it could not look.
+    pub(crate) const ERRORS: [i32; 9] =
+        [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN, libc::EACCES, libc::EPERM, libc::EIO, libc::EBUSY, libc::ETIMEDOUT];
+
+    /// The errno with which the call of this number fails.
+    type Fault = Box<dyn FnMut(u64) -> Option<i32>>;
+
     thread_local! {
         static COUNT: Cell<u64> = const { Cell::new(0) };
-        static FAULT: RefCell<Option<Box<dyn FnMut(u64) -> Option<i32>>>> = const { RefCell::new(None) };
+        static FAULT: RefCell<Option<Fault>> = const { RefCell::new(None) };
     }
 
     /// The call, or the error that the test wants in its place.

@@ -38,7 +38,7 @@ pub use self::hooks::{HeldBack, ReleaseHooks, ended, owing, undue};
 pub use self::passage::{Passage, View, passage};
 pub use self::rebuild::{rebuild, unheard_of};
 pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist, reconcile};
-pub use self::refusal::{Doubt, Sight, doubt, held_as_other};
+pub use self::refusal::{Doubt, Proof, Sight, doubt, held_as_other};
 
 use crate::domain::{
     AllocId, Checkpoint, DeviceId, Entry, Gather, Grant, GrantedDevice, HookState, Inventory, Listed, Objects, Owed, ResourceName,

@@ -5,6 +5,8 @@
 //! of health before a host's files, without waiting.
 
 pub mod executor;
+#[cfg(test)]
+mod faults;
 pub mod hardware;
 pub mod health;
 pub mod kubelet;

@@ -8,7 +8,9 @@
 //! id: `domain/object.rs` has the rule.
 
 use super::{Held, Judge, Rules};
-use crate::domain::{Device, DeviceId, Evidence, Gather, Health, Object, Objects, Offering, Reason, ResourceName, ResourceSpec, share};
+use crate::domain::{
+    Device, DeviceId, Evidence, Gather, Health, Object, Objects, Offering, Owed, Reason, ResourceName, ResourceSpec, share,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,9 +84,24 @@ impl Judge {
     }
 }
 
-/// Has nobody offer what may be in use under another id. Whether there is such a thing.
-pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, claims: &[Claim], held: &Held) -> bool {
+/// Has nobody offer what may be in use under another id: what is held, what is owed a hook, and what is about to leave (`claims`). Whether
+/// there is such a thing.
+pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, mut claims: Vec<Claim>, held: &Held, due: &Owed) -> bool {
     let mut waits = false;
+    // What is held is there by its id too, and may have other nodes by now than its holder was given.
+    for (resource, ids) in &held.ids {
+        let devices = resources.get(resource).map(|offering| &offering.devices);
+        let listed = ids.keys().filter_map(|id| Some((id, devices?.get(id)?)));
+        claims.extend(listed.map(|(id, offered)| Claim::of(resource, id, &offered.device, true)));
+    }
+    // What a last holder has left on it, no other id gives away.
+    let owed = due.values().flat_map(BTreeMap::values).filter(|hook| !hook.objects.is_empty());
+    claims.extend(owed.map(|hook| Claim {
+        resource: hook.resource.clone(),
+        ids: vec![hook.device.clone()],
+        objects: hook.objects.clone(),
+        is_held: true,
+    }));
     let claims: Vec<&Claim> = claims.iter().chain(&held.grants).collect();
     if claims.is_empty() {
         return waits;
@@ -105,7 +122,7 @@ pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, claim
                 continue;
             }
             let is_other = |claim: &&Claim| !claim.is_beside(name, id);
-            let by_id = || by_device.get(&offered.device.id).is_some_and(|claims| claims.iter().any(|claim| is_other(claim)));
+            let by_id = || by_device.get(&offered.device.id).is_some_and(|claims| claims.iter().any(&is_other));
             if by_id() || objects.conflict(&offered.device.objects(), |index| claims[*index].is_beside(name, id)).is_some() {
                 offered.health = Health::Unhealthy(Reason::HeldAsOther);
                 waits = true;

@@ -25,7 +25,10 @@ pub trait Sight {
     fn kubelet_settled(&self) -> bool;
     /// Whether any container of a pod runs. Its sandbox alone is none: it runs on for a moment when the pod is through
     /// and the kubelet has given its devices away, rightly.
-    fn has_running_container(&self, uid: &str) -> bool;
+    ///
+    /// # Errors
+    /// When that cannot be found out, with the reason.
+    fn has_running_container(&self, uid: &str) -> Result<bool, String>;
     /// Whether the kubelet lists the container that holds this grant with its devices.
     fn is_listed(&self, alloc_id: &AllocId) -> bool;
     /// The kubelet's checkpoint, if it can be read.
@@ -42,7 +45,19 @@ pub struct Doubt {
     /// Its container.
     pub container: String,
     /// Whether that is proven: then the grant is refused.
-    pub proven: bool,
+    pub proof: Proof,
+}
+
+/// How much speaks for a doubt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Proof {
+    /// Not enough.
+    None,
+    /// Everything but that a container runs, which cannot be found out, for this reason. To give the device away all the same would be to
+    /// take a failed read for an absence.
+    Unreadable(String),
+    /// All of it.
+    Complete,
 }
 
 /// Whether somebody has one of the ids of a grant that is to be made; the proven doubt before any other. Meant for
@@ -58,17 +73,21 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
                 return None;
             };
             let is_listed = sight.is_listed(&holder.alloc_id);
-            if !is_listed && !sight.has_running_container(&pod.uid) {
-                return None;
-            }
+            let proof = match sight.has_running_container(&pod.uid) {
+                _ if is_listed => Proof::Complete,
+                Ok(true) => Proof::Complete,
+                Ok(false) => return None,
+                Err(why) => Proof::Unreadable(why),
+            };
             let gave_it = wanted.kubelet.is_some() && holder.kubelet == wanted.kubelet;
             let knew_it = wanted.kubelet.is_some_and(|kubelet| watchlist.was_known_to(kubelet, &holder.alloc_id));
             let is_unlisted = matches!(holder.state, GrantState::Suspect { .. });
             let remembers = is_listed || gave_it || knew_it || is_unlisted || is_checkpointed(sight, &holder.alloc_id);
             let may_be_proven = Safeguard::RefusalOnProof.is_on() && sight.kubelet_settled() && remembers;
             let proven = may_be_proven && sight.checkpoint().and_then(|checkpoint| checkpoint.in_place_of(holder)).is_none();
-            let doubt = Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proven };
-            if proven {
+            let proof = if proven { proof } else { Proof::None };
+            let doubt = Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proof };
+            if doubt.proof != Proof::None {
                 return Some(doubt);
             }
             first.get_or_insert(doubt);

@@ -765,8 +765,8 @@ impl Sight for Seen {
         self.settled
     }
 
-    fn has_running_container(&self, uid: &str) -> bool {
-        uid == "u1" && self.running
+    fn has_running_container(&self, uid: &str) -> Result<bool, String> {
+        Ok(uid == "u1" && self.running)
     }
 
     fn is_listed(&self, alloc_id: &AllocId) -> bool {
@@ -793,7 +793,7 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
             &wanted,
             &seen,
         )
-        .map(|doubt| doubt.proven)
+        .map(|doubt| doubt.proof == Proof::Complete)
     };
     let with = |entries| Checkpoint { entries, written_at: Timestamp(WALL) };
     let all = || Seen { settled: true, running: true, listed: false, checkpoint: with(vec![entry("u1", "main", "gpu0", Some(alloc(1)))]) };
@@ -875,7 +875,7 @@ fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
             Owed::new(),
             BTreeMap::new(),
         );
-        doubt(&held, &Watchlist::default(), &Grant { kubelet, ..grant(9, "gpu0", BOOT) }, &seen).map(|doubt| doubt.proven)
+        doubt(&held, &Watchlist::default(), &Grant { kubelet, ..grant(9, "gpu0", BOOT) }, &seen).map(|doubt| doubt.proof == Proof::Complete)
     };
     let main = |device, alloc_id| entry("u1", "main", device, alloc_id);
     assert_eq!(ask(vec![main("gpu0", Some(alloc(1)))]), Some(true));

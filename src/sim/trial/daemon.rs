@@ -232,8 +232,8 @@ impl Sight for Now<'_> {
         self.settled
     }
 
-    fn has_running_container(&self, uid: &str) -> bool {
-        self.node.view(|view| view.holders().iter().any(|holder| holder.pod_uid == uid))
+    fn has_running_container(&self, uid: &str) -> Result<bool, String> {
+        Ok(self.node.view(|view| view.holders().iter().any(|holder| holder.pod_uid == uid)))
     }
 
     /// Here every container's cgroup can be seen.
