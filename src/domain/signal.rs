@@ -108,6 +108,8 @@ pub enum EventKind {
     Unbound,
     /// NVIDIA's driver reported an error by its number.
     Xid(u32),
+    /// NVIDIA's driver says what a GPU needs before it can be used, `GPU Reset Required`; `None` when it needs nothing any more.
+    RecoveryAction(Option<String>),
 }
 
 impl EventKind {
@@ -118,8 +120,8 @@ impl EventKind {
             EventKind::RecoveryBegan => Some(Reason::ErrorRecovery),
             EventKind::RecoveryFailed => Some(Reason::RecoveryFailed),
             EventKind::Wedged(_) => Some(Reason::Wedged),
-            EventKind::Xid(_) => Some(Reason::Xid),
-            EventKind::Recovered | EventKind::WasReset | EventKind::Bound | EventKind::Unbound => None,
+            EventKind::Xid(_) | EventKind::RecoveryAction(Some(_)) => Some(Reason::Xid),
+            EventKind::Recovered | EventKind::WasReset | EventKind::Bound | EventKind::Unbound | EventKind::RecoveryAction(None) => None,
         }
     }
 }

@@ -195,7 +195,8 @@ impl Cases {
     /// had been; a recovery that begins ends well as a rule, and a part follows its whole.
     pub(super) fn notes(&self, device: &Device, kind: &EventKind) -> bool {
         let may_be_offered = device.class != DeviceClass::Other && device.attribute("part").is_none();
-        let stays = matches!(kind, EventKind::RecoveryFailed | EventKind::Wedged(_) | EventKind::Xid(_));
+        let stays =
+            matches!(kind, EventKind::RecoveryFailed | EventKind::Wedged(_) | EventKind::Xid(_) | EventKind::RecoveryAction(Some(_)));
         may_be_offered && (stays || self.verdicts.contains_key(&device.id))
     }
 
