@@ -405,6 +405,7 @@ impl Alone {
             devices: devices.into(),
             selected: [(gpu(), selected)].into(),
             missing_nodes: Default::default(),
+            unfulfilled: Default::default(),
             unread: Default::default(),
         };
         let scan = Box::new(move || {

@@ -7,7 +7,7 @@ use super::{Global, show};
 use crate::domain::{
     Device, DeviceClass, DeviceId, Gather, Health, NvmlLibrary, NvmlSnapshot, PciAddress, Reason, Verdicts, asks_for_names,
 };
-use crate::hardware::{self, Discovery, Known, node_health};
+use crate::hardware::{self, Discovery, Known};
 use crate::host::{self, HostRoot};
 use crate::store;
 use serde::Serialize;
@@ -167,7 +167,7 @@ pub fn document(root: &HostRoot, discovery: &Discovery, all: bool) -> Document {
         if !all && resource.is_none() && device.class == DeviceClass::Other {
             return None;
         }
-        let health = resource.and_then(|_| node_health(root, device));
+        let health = resource.and_then(|_| discovery.health(root, device));
         Some(row(root, device, resource.map(ToString::to_string), health))
     });
     Document { schema: SCHEMA, devices: rows.collect() }

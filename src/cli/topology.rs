@@ -175,7 +175,7 @@ pub fn picture(root: &HostRoot, discovery: &Discovery, known: &Known) -> Picture
     for device in &discovery.devices {
         let resource = resources.get(device.key.as_str()).map(ToString::to_string);
         if device.class != DeviceClass::Other || resource.is_some() {
-            leaves.push(known.leaf(device, resource, known.judged.get(device.id.as_str()), || node_health(root, device)));
+            leaves.push(known.leaf(device, resource, known.judged.get(device.id.as_str()), || discovery.health(root, device)));
         }
     }
     leaves.extend(known.gone(root, &found));

@@ -187,7 +187,14 @@ pub(crate) fn evidence<'a>(
     }
     let ids = |devices: &Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).gather();
     let selected = found.selection.resources.iter().map(|(name, devices)| (name.clone(), ids(devices))).gather();
-    Evidence { began, devices, selected, missing_nodes: found.missing_nodes.clone(), unread: found.unread.clone() }
+    Evidence {
+        began,
+        devices,
+        selected,
+        missing_nodes: found.missing_nodes.clone(),
+        unfulfilled: found.unfulfilled.clone(),
+        unread: found.unread.clone(),
+    }
 }
 
 /// The `/dev` node of an id that no resource may name any more: the one that its holder has, else the one that its key leads to now.

@@ -199,7 +199,8 @@ impl Device {
     /// this is a part.
     pub fn own_nodes(&self) -> impl Iterator<Item = &DeviceNode> {
         let is_of_whole = |node: &str| self.attribute("part") == Some("mig") && !node.starts_with("/dev/nvidia-caps/");
-        let is_own = move |node: &&DeviceNode| self.class == DeviceClass::Char || !is_driver_wide(&node.host) && !is_of_whole(&node.host);
+        let is_own =
+            move |node: &&DeviceNode| self.class == DeviceClass::Char || !is_driver_wide(&node.container) && !is_of_whole(&node.container);
         self.nodes.iter().filter(|node| node.required).filter(is_own)
     }
 

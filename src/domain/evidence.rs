@@ -63,14 +63,17 @@ pub struct Evidence {
     pub selected: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
     /// Required device nodes that were not there.
     pub missing_nodes: BTreeSet<String>,
+    /// What a container would miss of a device that its resource selects, although all nodes that are known of it are there.
+    pub unfulfilled: BTreeMap<DeviceId, &'static str>,
     /// What could not be read.
     pub unread: Unread,
 }
 
 impl Evidence {
-    /// Whether every node that the device cannot do without was there.
+    /// What is missing that the device cannot do without: a node, or what its name begins with.
     #[must_use]
-    pub fn has_nodes(&self, device: &Device) -> bool {
-        !device.nodes.iter().any(|node| node.required && self.missing_nodes.contains(&node.host))
+    pub fn missing_node<'a>(&'a self, device: &'a Device) -> Option<&'a str> {
+        let missing = device.nodes.iter().find(|node| node.required && self.missing_nodes.contains(&node.host));
+        missing.map(|node| node.host.as_str()).or_else(|| self.unfulfilled.get(&device.id).copied())
     }
 }

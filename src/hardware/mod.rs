@@ -47,7 +47,10 @@ pub use select::{NearMiss, Selection, near_misses, select};
 pub use signals::signals;
 pub use xid::xid;
 
-use crate::domain::{Device, DeviceClass, DeviceId, Health, NvmlQuestion, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec, Unread};
+use crate::contract;
+use crate::domain::{
+    Device, DeviceClass, DeviceId, Gather, Health, NvmlQuestion, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec, Unread,
+};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -66,6 +69,8 @@ pub struct Discovery {
     pub named: Vec<(String, DeviceId)>,
     /// Nodes that a device needs and that are not there.
     pub missing_nodes: BTreeSet<String>,
+    /// What a container would miss of a selected device, although all nodes that are known of it are there.
+    pub unfulfilled: BTreeMap<DeviceId, &'static str>,
     /// What could not be read: that is as the former pass found it (I12).
     pub unread: Unread,
 }
@@ -163,7 +168,8 @@ pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>]
             .flat_map(|former| kept.clone().filter(|node| former.missing_nodes.contains(&node.host)))
             .map(|node| node.host.clone()),
     );
-    Discovery { devices, selection, named, scan, missing_nodes, unread }
+    let unfulfilled = unfulfilled(&selection, specs);
+    Discovery { devices, selection, named, scan, missing_nodes, unfulfilled, unread }
 }
 
 /// The devices of the PCI functions. A function of which something cannot be read has the devices that the former pass found.
@@ -191,11 +197,30 @@ fn functions(
     devices
 }
 
+/// What containers would miss of the selected devices.
+fn unfulfilled(selection: &Selection, specs: &[Arc<ResourceSpec>]) -> BTreeMap<DeviceId, &'static str> {
+    let with_spec = specs.iter().filter_map(|spec| Some((spec, selection.resources.get(&spec.name)?)));
+    let of = |(spec, devices): (&Arc<ResourceSpec>, &Vec<Arc<Device>>)| {
+        devices.iter().filter_map(|device| Some((device.id.clone(), contract::missing(spec, device)?))).collect::<Vec<_>>()
+    };
+    with_spec.flat_map(of).gather()
+}
+
 /// The nodes of `/dev` that a pass has offered, with their resources.
 fn former_nodes(former: &Discovery) -> Vec<(ResourceName, Arc<Device>)> {
     let offered = former.selection.resources.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (name, device)));
     let nodes = offered.filter(|(_, device)| device.class == DeviceClass::Char);
     nodes.map(|(name, device)| (name.clone(), Arc::clone(device))).collect()
+}
+
+impl Discovery {
+    /// [`node_health`] of a device of it, as its resource needs it.
+    #[must_use]
+    pub fn health(&self, root: &HostRoot, device: &Device) -> Option<Health> {
+        let health = node_health(root, device)?;
+        let is_unfulfilled = health.is_healthy() && self.unfulfilled.contains_key(&device.id);
+        Some(if is_unfulfilled { device.health(false) } else { health })
+    }
 }
 
 /// What a device's record and its nodes say of its health: a required node that is missing makes it useless. `None` where

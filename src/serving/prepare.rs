@@ -80,7 +80,8 @@ impl Preparer {
         // The list may be older than the loss of a node.
         for (id, offered) in ids.iter().zip(&offered) {
             let missing = |node: &DeviceNode| node.required && !node_exists(&node.host);
-            if offered.device.nodes.iter().any(missing) {
+            // What is held stays in the list while it has not all that a container needs.
+            if offered.device.nodes.iter().any(missing) || contract::missing(&offering.spec, &offered.device).is_some() {
                 no_failure(&root, resource, id)?;
                 return Err(Refusal::Unhealthy { resource: resource.clone(), id: id.clone(), reason: Reason::NodeMissing });
             }

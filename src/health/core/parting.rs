@@ -199,6 +199,7 @@ mod tests {
                 devices: ["a", "b"].map(|id| (DeviceId::new(id), device(id))).into(),
                 selected: plan.iter().map(|(resource, _, selected)| (name(resource), ids(selected))).collect(),
                 missing_nodes: BTreeSet::new(),
+                unfulfilled: Default::default(),
                 unread: crate::domain::Unread::default(),
             };
             self.judge.discovered(Arc::new(evidence));
@@ -266,6 +267,7 @@ mod tests {
             devices: [(DeviceId::new("a"), device("a"))].into(),
             selected: BTreeMap::new(),
             missing_nodes: BTreeSet::new(),
+            unfulfilled: Default::default(),
             unread: crate::domain::Unread::default(),
         };
         stage.judge.discovered(Arc::new(evidence));

@@ -35,6 +35,7 @@ fn evidence(secs: u64, found: &[&str], selected: &[&str], missing: &[&str]) -> A
         devices: found.iter().map(|id| (DeviceId::new(*id), device(id))).collect(),
         selected: BTreeMap::from([(spec(1).name.clone(), selected.iter().map(|id| DeviceId::new(*id)).collect())]),
         missing_nodes: missing.iter().map(|path| (*path).to_owned()).collect(),
+        unfulfilled: Default::default(),
         unread: crate::domain::Unread::default(),
     })
 }

@@ -82,6 +82,13 @@ impl Hardware {
             devices.insert(id.clone(), Arc::new(device));
             selected.entry(resource.clone()).or_default().insert(id.clone());
         }
-        Arc::new(Evidence { began: node.moment(), devices, selected, missing_nodes: BTreeSet::new(), unread: Unread::default() })
+        Arc::new(Evidence {
+            began: node.moment(),
+            devices,
+            selected,
+            missing_nodes: BTreeSet::new(),
+            unfulfilled: Default::default(),
+            unread: Unread::default(),
+        })
     }
 }
