@@ -25,6 +25,7 @@ mod settings;
 mod specs;
 mod status;
 pub mod supervisor;
+mod take_over;
 mod views;
 mod watcher;
 
@@ -199,6 +200,9 @@ impl App {
         };
         ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
 
+        // Who has what another plugin gave is known before anything is judged, too.
+        take_over::from_other_plugins(&actors.ledger.mailbox(), names.clone()).await;
+
         let probed_root = host_root.clone();
         let config = HealthConfig {
             plan: plan_view.clone(),
@@ -310,7 +314,8 @@ impl App {
         };
 
         let labels = settings.config.features_directory.clone().map(|folder| tokio::spawn(labels::keep(folder, inventory_view.clone())));
-        let reloader = reload::Reloader::new(&settings.config, host_root.clone(), plan, actors.discovery.mailbox());
+        let reloader =
+            reload::Reloader::new(&settings.config, host_root.clone(), plan, actors.discovery.mailbox(), actors.ledger.mailbox());
         let (ready, ready_view) = watch::channel(specs.is_empty());
         let (not_served, not_served_view) = watch::channel(None);
         let views = Views {

@@ -20,6 +20,9 @@ use std::sync::Arc;
 #[serde(transparent)]
 pub struct AllocId(Arc<str>);
 
+/// How the id of a grant begins that another plugin has made.
+const OTHER_PLUGIN: &str = "other-plugin";
+
 impl AllocId {
     /// The annotation's key.
     pub const ANNOTATION: &'static str = "holdfast.dev/alloc-id";
@@ -27,6 +30,19 @@ impl AllocId {
     /// Takes the text as it is.
     pub fn new(text: impl AsRef<str>) -> Self {
         AllocId(Arc::from(text.as_ref()))
+    }
+
+    /// Names what another plugin has given a container of a resource: its answer carries no id, so this is made of what the kubelet's
+    /// checkpoint tells of it, and is the same whenever it is read.
+    #[must_use]
+    pub fn of_other_plugin(pod_uid: &str, container: &str, resource: &ResourceName) -> Self {
+        AllocId(format!("{OTHER_PLUGIN}:{pod_uid}/{container}/{resource}").into())
+    }
+
+    /// Whether another plugin gave the devices.
+    #[must_use]
+    pub fn is_of_other_plugin(&self) -> bool {
+        self.0.strip_prefix(OTHER_PLUGIN).is_some_and(|rest| rest.starts_with(':'))
     }
 
     /// The text of the id.
@@ -193,9 +209,13 @@ impl Grant {
                 return device.objects.clone();
             }
             let is_char = device.key.starts_with("dev:");
-            let nodes = self.edits.devices.iter().map(|node| &node.host).chain(&device.nodes);
-            let own = nodes.filter(|node| is_char || !is_driver_wide(node)).map(|node| Object::node(node));
-            Object::of_key(&device.key).into_iter().chain(own).collect()
+            let answered = self.edits.devices.iter().map(|node| (&node.host, &node.container));
+            let nodes = answered.chain(device.nodes.iter().map(|node| (node, node)));
+            let own = nodes.filter(|(_, name)| is_char || !is_driver_wide(name)).map(|(node, _)| Object::node(node));
+            // The id of a network function is its address.
+            let whole = device.id.shared().unwrap_or_else(|| device.id.clone());
+            let function = whole.as_str().parse().ok().filter(|_| device.key.is_empty()).map(Object::function);
+            Object::of_key(&device.key).into_iter().chain(function).chain(own).collect()
         };
         self.devices.iter().flat_map(of).collect()
     }

@@ -18,7 +18,9 @@
 //! | `iommu_group:12` | what a guest gets whole |
 
 use super::device::DeviceId;
+use super::pci::PciAddress;
 use super::resource::ResourceName;
+use super::safeguard::Safeguard;
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,6 +76,12 @@ impl Object {
         Object(number.to_string().into())
     }
 
+    /// A PCI function.
+    #[must_use]
+    pub fn function(address: PciAddress) -> Self {
+        Object(format!("pci:{address}").into())
+    }
+
     /// A PCI function, or a part of it, by the key of a device: `pci:0000:18:00.0/10de:2330/gi1-ci0`. `None` for other keys.
     #[must_use]
     pub fn of_key(key: &str) -> Option<Self> {
@@ -91,7 +99,7 @@ impl Object {
     pub fn kernel_device(path: &str) -> Self {
         let path = path.trim_matches('/');
         let begins = path.match_indices('/').map(|(at, _)| at + 1).rev().chain([0]);
-        let is_function = |at: &usize| path[*at..].split('/').next().is_some_and(|name| name.parse::<super::PciAddress>().is_ok());
+        let is_function = |at: &usize| path[*at..].split('/').next().is_some_and(|name| name.parse::<PciAddress>().is_ok());
         let nearest = begins.into_iter().find(is_function);
         Object(nearest.map_or_else(|| format!("sys:{path}"), |at| format!("pci:{}", &path[at..])).into())
     }
@@ -152,7 +160,7 @@ pub fn is_driver_wide(node: &str) -> bool {
 pub fn overlap(some: &[Object], others: &[Object]) -> bool {
     let is_part = |part: &str, whole: &str| part.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let overlaps = |one: &Object, other: &Object| is_part(one.as_str(), other.as_str()) || is_part(other.as_str(), one.as_str());
-    some.iter().any(|one| others.iter().any(|other| overlaps(one, other)))
+    Safeguard::HeldObjects.is_on() && some.iter().any(|one| others.iter().any(|other| overlaps(one, other)))
 }
 
 /// Whether two ids may be held beside each other although they lead to one object: one id of one resource, which an init container hands on
@@ -206,7 +214,8 @@ impl<K: Ord + Clone> Objects<K> {
     /// Who has one of these objects, a part of one, or what one is a part of, and may not have it beside whoever asks: **the rule** that no
     /// object has two holders. `is_beside` says which holders may, by [`share`].
     pub fn conflict<'a>(&self, objects: impl IntoIterator<Item = &'a Object>, is_beside: impl Fn(&K) -> bool) -> Option<&K> {
-        objects.into_iter().find_map(|object| self.overlapping(object.as_str()).find(|holder| !is_beside(holder)))
+        let mut objects = objects.into_iter().filter(|_| Safeguard::HeldObjects.is_on());
+        objects.find_map(|object| self.overlapping(object.as_str()).find(|holder| !is_beside(holder)))
     }
 
     /// Who has an object, one of its parts, or what it is a part of.

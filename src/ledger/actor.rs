@@ -212,7 +212,7 @@ impl LedgerActor {
         self.checkpoint_later(context);
     }
 
-    fn publish(&mut self) {
+    pub(super) fn publish(&mut self) {
         (self.unpublished, self.published_at) = (false, Instant::now());
         self.publish_due();
         let grants = Arc::new(self.ledger.grants().cloned().collect::<Vec<_>>());

@@ -125,5 +125,5 @@ pub fn held_as_other<'a>(ledger: &'a Ledger, mut pending: impl Iterator<Item = &
 
 fn is_checkpointed(sight: &impl Sight, alloc_id: &AllocId) -> bool {
     let mut entries = sight.checkpoint().into_iter().flat_map(|checkpoint| &checkpoint.entries);
-    entries.any(|entry| entry.alloc_id.as_ref() == Some(alloc_id))
+    entries.any(|entry| entry.is_of(alloc_id))
 }
