@@ -119,6 +119,9 @@ impl App {
         // Not before: a start that the user can mend ends in one sentence, without a log around it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         rebuild::from_kubelet(&mut store, &mut recovered, &settings.device_plugins());
+        // Earlier versions have not noted what is held with a device, and the kubelet's checkpoint does not tell it.
+        let behind = |node: &str| hardware::behind(&host_root, node);
+        recovered.grants = recovered.grants.into_iter().map(|grant| grant.resolve(behind)).collect();
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
         let recovery = (!recovered.report.is_clean()).then(|| Arc::<str>::from(recovered.report.to_string()));
         if let Some(report) = &recovery {

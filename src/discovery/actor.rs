@@ -1,11 +1,11 @@
 //! The shell: scans on a hint or on the poll, has new names remembered, and hands the evidence on.
 
 use crate::domain::{
-    Device, DeviceClass, DeviceId, DeviceNode, Evidence, Gather, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot,
-    Object, Plan, ResourceName, Unread,
+    Device, DeviceId, Evidence, Gather, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Object, Plan, ResourceName,
+    Unread,
 };
 use crate::hardware::{self, HeldNode};
-use crate::host::{self, HostRoot, Listings};
+use crate::host::{self, HostRoot};
 use crate::messages::{Crash, Discovered, Mailbox, Remember, Rescan};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, AtomicResponse, Context, Handler, WrapFuture};
@@ -178,7 +178,7 @@ pub(crate) fn evidence<'a>(
         if devices.contains_key(&id) {
             continue;
         }
-        let known = known_node(id, key, node, numa_nodes, &root);
+        let known = known_node(&id, key, node, numa_nodes, &root);
         if let Some(failure) = root.take_failures().first() {
             found.unread.resources.entry(resource.clone()).or_insert_with(|| failure.to_string());
         } else if let Some(device) = known {
@@ -198,19 +198,11 @@ pub(crate) fn evidence<'a>(
 }
 
 /// The `/dev` node of an id that no resource may name any more: the one that its holder has, else the one that its key leads to now.
-fn known_node(id: DeviceId, key: &str, node: Option<&str>, numa_nodes: &[u32], root: &HostRoot) -> Option<Device> {
-    let path = key.strip_prefix("dev:")?;
-    let mut listings = Listings::default();
-    let found = node.and_then(|node| root.node_among(&mut listings, node)).or_else(|| root.node_among(&mut listings, path))?;
-    Some(Device {
-        id,
-        key: key.to_owned(),
-        class: DeviceClass::Char,
-        pci: None,
-        numa_nodes: numa_nodes.to_vec(),
-        nodes: vec![DeviceNode { number: found.number, ..DeviceNode::at(found.path) }],
-        attributes: BTreeMap::new(),
-    })
+fn known_node(id: &DeviceId, key: &str, node: Option<&str>, numa_nodes: &[u32], root: &HostRoot) -> Option<Device> {
+    // What is not a node has a key of another kind; of a ledger that was rebuilt the key is not known.
+    let path = key.strip_prefix("dev:").or(node.filter(|_| key.is_empty()))?;
+    let of = |path: &str| hardware::known_node(root, id.clone(), key, path, numa_nodes);
+    node.and_then(of).or_else(|| of(path))
 }
 
 impl Actor for DiscoveryActor {
@@ -300,7 +292,7 @@ impl Handler<Crash> for DiscoveryActor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{Health, Offered, Offering, ResourceSpec};
+    use crate::domain::{DeviceClass, DeviceNode, Health, Offered, Offering, ResourceSpec};
 
     fn device(id: &str, node: &str) -> Arc<Device> {
         let nodes = vec![DeviceNode::at(node)];

@@ -220,6 +220,22 @@ impl Grant {
         self.devices.iter().flat_map(of).collect()
     }
 
+    /// The same with the objects of its devices where these were not noted, as far as the host shows them now: `behind` tells what is behind a
+    /// node. The runtime opens the nodes of the answer by their paths at every start of the container, so what is there now is what is held.
+    #[must_use]
+    pub fn resolve(mut self, behind: impl Fn(&str) -> Vec<Object>) -> Self {
+        if self.devices.iter().all(|device| !device.objects.is_empty()) {
+            return self;
+        }
+        let known = self.objects();
+        let nodes = known.iter().filter_map(Object::as_node).flat_map(&behind);
+        let all: Vec<Object> = nodes.chain(known.iter().cloned()).collect();
+        for device in self.devices.iter_mut().filter(|device| device.objects.is_empty()) {
+            device.objects.clone_from(&all);
+        }
+        self
+    }
+
     /// Whether an id may be given beside it although it leads to what this holds.
     #[must_use]
     pub fn is_beside(&self, resource: &ResourceName, id: &DeviceId) -> bool {

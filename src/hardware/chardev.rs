@@ -8,7 +8,7 @@ use super::describe::Shared;
 use super::disks::Disks;
 use super::node_names::{HeldNode, NamedNode, NodeName, base_name, name_nodes};
 use super::numa::NumaNodes;
-use crate::domain::{CharPath, Device, DeviceClass, DeviceNode, DeviceNumber, Gather, Object, ResourceName, ResourceSpec};
+use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Gather, Object, ResourceName, ResourceSpec};
 use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -112,6 +112,31 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     found
 }
 
+/// A node that no resource need name any more, by an id that it was given by; `None` where it is not there.
+#[must_use]
+pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nodes: &[u32]) -> Option<Device> {
+    let found = root.node_among(&mut Listings::default(), path)?;
+    let record = KernelNames::of(root).of_node(&found);
+    let mut attributes = attributes_of(record.as_ref());
+    let disks = Disks::of(root);
+    note_disks(&mut attributes, &disks, &disks.behind(&found.path));
+    Some(Device {
+        id,
+        key: key.to_owned(),
+        class: DeviceClass::Char,
+        pci: None,
+        numa_nodes: numa_nodes.to_vec(),
+        nodes: vec![DeviceNode { number: found.number, ..DeviceNode::at(found.path) }],
+        attributes,
+    })
+}
+
+/// What a container holds that was given the node at this path, as far as the host shows it now.
+#[must_use]
+pub fn behind(root: &HostRoot, path: &str) -> Vec<Object> {
+    known_node(root, DeviceId::new(path), "", path, &[]).map(|node| node.objects()).unwrap_or_default()
+}
+
 /// A node, and the path of the configuration that led to it.
 struct Match<'a> {
     spec: &'a ResourceSpec,
@@ -151,11 +176,6 @@ fn describe(found: &Match<'_>, name: NodeName, record: Option<&KernelRecord>) ->
         Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(&found.node.path)),
         Some(container) => container.clone(),
     };
-    let mut attributes = BTreeMap::new();
-    if let Some(record) = record {
-        attributes.insert("kernel_name".to_owned(), record.name.clone());
-        attributes.extend(record.device.clone().map(|device| ("kernel_device".to_owned(), device)));
-    }
     let permissions = found.path.permissions.clone();
     Device {
         id: name.id,
@@ -164,8 +184,18 @@ fn describe(found: &Match<'_>, name: NodeName, record: Option<&KernelRecord>) ->
         pci: None,
         numa_nodes: Vec::new(),
         nodes: vec![DeviceNode { host: found.node.path.clone(), container, permissions, required: true, number: found.node.number }],
-        attributes,
+        attributes: attributes_of(record),
     }
+}
+
+/// What the kernel calls a node's device, and where it has it.
+fn attributes_of(record: Option<&KernelRecord>) -> BTreeMap<String, String> {
+    let mut attributes = BTreeMap::new();
+    if let Some(record) = record {
+        attributes.insert("kernel_name".to_owned(), record.name.clone());
+        attributes.extend(record.device.clone().map(|device| ("kernel_device".to_owned(), device)));
+    }
+    attributes
 }
 
 /// Notes what the host does with a node that is a disk, or leads to one.
@@ -174,18 +204,24 @@ fn note_use(device: &mut Device, disks: &Disks<'_>) {
     if names.is_empty() {
         return;
     }
-    let identities: Vec<(String, Option<u32>)> = names.iter().filter_map(|name| disks.identity(name)).collect();
-    if let [(id, partition)] = &identities[..] {
-        device.attributes.insert("disk_id".to_owned(), id.clone());
-        device.attributes.extend(partition.map(|number| ("disk_partition".to_owned(), number.to_string())));
-    } else if !identities.is_empty() {
-        let ids: Vec<String> = identities.into_iter().map(|(id, _)| id).collect();
-        device.attributes.insert("disk_id".to_owned(), ids.join(","));
-    }
+    let names: Vec<String> = names.into_iter().collect();
+    note_disks(&mut device.attributes, disks, &names);
     for name in &names {
         disks.note(&mut device.attributes, name);
     }
-    device.attributes.insert("disk".to_owned(), names.into_iter().collect::<Vec<_>>().join(","));
+    device.attributes.insert("disk".to_owned(), names.join(","));
+}
+
+/// Notes the identities of the disks that a node leads to.
+fn note_disks(attributes: &mut BTreeMap<String, String>, disks: &Disks<'_>, names: &[String]) {
+    let identities: Vec<(String, Option<u32>)> = names.iter().filter_map(|name| disks.identity(name)).collect();
+    if let [(id, partition)] = &identities[..] {
+        attributes.insert("disk_id".to_owned(), id.clone());
+        attributes.extend(partition.map(|number| ("disk_partition".to_owned(), number.to_string())));
+    } else if !identities.is_empty() {
+        let ids: Vec<String> = identities.into_iter().map(|(id, _)| id).collect();
+        attributes.insert("disk_id".to_owned(), ids.join(","));
+    }
 }
 
 /// Notes the PCI function that a node's device is below, and the NUMA nodes of that.

@@ -38,6 +38,7 @@ pub(crate) mod testing;
 mod vfio;
 mod xid;
 
+pub use chardev::{behind, known_node};
 pub use disks::used_for;
 pub use event::event;
 pub use identity::remember;

@@ -12,7 +12,7 @@ use super::report;
 use super::sight::{refusal, unseen};
 use super::upkeep::Upkeep;
 use crate::domain::{AllocId, Entry, Grant, Inventory, Refusal, WhenNotDurable};
-use crate::host;
+use crate::host::{self, HostRoot};
 use crate::messages::{Crash, Publish, Record, RecordError};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metrics;
@@ -102,6 +102,11 @@ impl LedgerActor {
             looks: Looks::new(),
             _life: Box::new(life),
         }
+    }
+
+    /// The host's files.
+    pub(super) fn host_root(&self) -> HostRoot {
+        HostRoot::new(&self.config.host_root)
     }
 
     /// What is about to be written.

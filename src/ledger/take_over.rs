@@ -7,6 +7,7 @@
 use super::actor::{LedgerActor, lock};
 use super::core::rebuild;
 use crate::domain::{AllocId, Entry, Gather, KeptGrant, ResourceName};
+use crate::hardware;
 use crate::host;
 use crate::kubelet::checkpoint::{self, CheckpointError};
 use crate::messages::{Reconcile, TakeOver};
@@ -44,7 +45,10 @@ impl Handler<TakeOver> for LedgerActor {
         let record = |read: Result<(Vec<KeptGrant>, BTreeSet<AllocId>), String>, this: &mut Self, context: &mut Self::Context| {
             let entries: Result<Vec<Entry>, String> = read.map(|(kept, known)| {
                 let grants = rebuild(kept, &known, this.ledger.names(), host::now().wall);
-                grants.into_iter().map(|grant| Entry::Grant(Arc::new(grant))).collect()
+                grants
+                    .into_iter()
+                    .map(|grant| Entry::Grant(Arc::new(grant.resolve(|node| hardware::behind(&this.host_root(), node)))))
+                    .collect()
             });
             let recorded = entries.map(|entries| {
                 let count = entries.len();

@@ -9,6 +9,8 @@ pub mod executor;
 mod faults;
 pub mod hardware;
 pub mod health;
+#[cfg(test)]
+mod held_objects;
 pub mod kubelet;
 pub mod memory;
 pub mod random;
