@@ -3,10 +3,9 @@
 use super::exit::{CONFIG, FAILURE, Failed};
 use super::{Global, Output, print, show};
 use crate::config::import::{self, Imported, Peer};
-use crate::config::{Change, ConfigError, Examined, Node, ResourceChange, Section, Shown};
+use crate::config::{self, Change, ConfigError, Examined, Node, ResourceChange, Section, Shown};
 use clap::Subcommand;
 use serde::Serialize;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// What can be done with the configuration, all of it without a daemon.
@@ -111,9 +110,7 @@ fn diff(global: &Global, file: &Path, node: Option<&str>) -> Result<(), Failed> 
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, Failed> {
-    let mut bytes = Vec::new();
-    let read = if file == Path::new("-") { io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes) } else { std::fs::read(file) };
-    read.map_err(|error| Failed::new(CONFIG, format_args!("`{}` cannot be read: {error}", file.display())))
+    config::read_file(file).map_err(|error| Failed::new(CONFIG, format_args!("`{}` cannot be read: {error}", file.display())))
 }
 
 #[derive(Debug, Serialize)]
@@ -125,6 +122,8 @@ struct CheckDocument<'a> {
     resources: Vec<String>,
     sections: Vec<SectionEntry<'a>>,
     problems: Vec<Problem<'a>>,
+    /// How many there are beside these.
+    more_problems: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -205,6 +204,7 @@ impl<'a> CheckDocument<'a> {
             resources,
             sections: sections(&examined.sections),
             problems: problems.iter().map(problem).collect(),
+            more_problems: examined.more_problems,
         }
     }
 
@@ -218,7 +218,11 @@ impl<'a> CheckDocument<'a> {
             let file = problem.file.map(|file| format!("{}{place}: ", file.display())).unwrap_or_default();
             format!("{file}{}\n", problem.problem)
         };
-        self.problems.iter().map(line).collect()
+        let mut text: String = self.problems.iter().map(line).collect();
+        if self.more_problems > 0 {
+            text.push_str(&format!("and {} more mistakes\n", self.more_problems));
+        }
+        text
     }
 
     fn praise(&self) -> String {
@@ -260,7 +264,7 @@ impl<'a> ChangeDocument<'a> {
 
 impl<'a> ShowDocument<'a> {
     fn of(node: &'a Node, examined: &'a Examined, shown: &'a Shown) -> Self {
-        let value = |(key, value, origin): &'a (String, serde_json::Value, Option<crate::config::Origin>)| ValueEntry {
+        let value = |(key, value, origin): &'a (String, serde_json::Value, Option<config::Origin>)| ValueEntry {
             key,
             value,
             file: origin.as_ref().map(|origin| origin.file.as_path()),
@@ -307,7 +311,7 @@ mod tests {
         let expected = concat!(
             r#"{"schema":1,"valid":true,"node":"cpu-1","files":["/etc/holdfast/config.toml"],"resources":["nvidia.com/gpu"],"#,
             r#""sections":[{"file":"/etc/holdfast/config.toml","line":4,"matches":false,"why":"the name is like none of its patterns"}],"#,
-            r#""problems":[]}"#,
+            r#""problems":[],"more_problems":0}"#,
         );
         assert_eq!(json(&document), expected);
     }
@@ -325,7 +329,7 @@ mod tests {
         let expected = concat!(
             r#"{"schema":1,"valid":false,"node":null,"files":["/etc/holdfast/config.toml"],"resources":[],"sections":[],"problems":["#,
             r#"{"file":"/etc/holdfast/config.toml","line":1,"column":2,"problem":"unknown key `ledgr`; did you mean `ledger`?"},"#,
-            r#"{"file":"/etc/holdfast/config.toml","line":4,"column":10,"problem":"found integer `3`, where a text in quotes is expected"}]}"#,
+            r#"{"file":"/etc/holdfast/config.toml","line":4,"column":10,"problem":"found integer `3`, where a text in quotes is expected"}],"more_problems":0}"#,
         );
         assert_eq!(json(&document), expected);
     }

@@ -6,10 +6,33 @@ use super::keys;
 use super::node::{Node, Section};
 use super::tree::{Entry, Is, Table, Value};
 use super::{Config, ConfigError, DEFAULT_PATH, typed, validate};
-use crate::domain::Arrange;
-use std::collections::BTreeSet;
-use std::io;
+use crate::domain::{Arrange, Gather};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+
+/// So many mistakes are kept: whoever has more has the wrong file, or one mistake again and again. The others are counted.
+pub const PROBLEMS_MAX: usize = 100;
+
+/// A ConfigMap has 1 MiB at most. Whatever is much larger is another file, or has no end.
+const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
+/// Reads a configuration file, or another plugin's; `-` is standard input.
+///
+/// # Errors
+/// What the system said; `FileTooLarge` for more than 16 MiB.
+pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    fn bounded(from: impl Read) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        from.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 16 MiB, which no configuration has"));
+        }
+        Ok(bytes)
+    }
+    if path == Path::new("-") { bounded(io::stdin().lock()) } else { bounded(File::open(path)?) }
+}
 
 /// Loads the configuration from `file` (else the default path), the `*.toml` drop-ins of `config.d` beside it, and their
 /// sections for this node.
@@ -30,8 +53,10 @@ pub struct Examined {
     pub files: Vec<PathBuf>,
     /// The sections for some nodes, in the order in which they are laid over the rest.
     pub sections: Vec<Section>,
-    /// The mistakes, at most one of each table and resource.
+    /// The mistakes, at most one of each table and resource, and [`PROBLEMS_MAX`] of all.
     pub problems: Vec<ConfigError>,
+    /// How many more there are.
+    pub more_problems: usize,
     pub(super) merged: Table,
     /// CRC-32 of the texts of the files.
     hash: u32,
@@ -55,16 +80,16 @@ impl Examined {
     fn read(main: &Path, place: &Path, may_be_missing: bool, node: &Node) -> Self {
         let mut examined = Examined::default();
         let drop_ins = drop_ins(place).unwrap_or_else(|problem| {
-            examined.problems.push(problem);
+            examined.problem(|| problem);
             Vec::new()
         });
         // A drop-in was there when they were listed: one that is gone was taken away since.
         let drop_ins = drop_ins.into_iter().map(|path| (path, true));
         for (path, may_be_missing) in std::iter::once((main.to_owned(), may_be_missing)).chain(drop_ins) {
-            match std::fs::read(&path) {
+            match read_file(&path) {
                 Ok(bytes) => examined.take(&bytes, &path, node),
                 Err(error) if may_be_missing && is_absent(&path, &error) => {}
-                Err(error) => examined.problems.push(unreadable(&path, &error, "; `--config` names the file")),
+                Err(error) => examined.problem(|| unreadable(&path, &error, "; `--config` names the file")),
             }
         }
         examined.merge()
@@ -97,7 +122,7 @@ impl Examined {
         let read = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to(), path));
         let mut table = match read.and_then(|text| Table::parse(text, path)) {
             Ok(table) => table,
-            Err(problem) => return self.problems.push(problem),
+            Err(problem) => return self.problem(|| problem),
         };
         let sections = table.take("node");
         self.examine(&table);
@@ -105,7 +130,7 @@ impl Examined {
         let Some(Entry { value, place, .. }) = sections else { return };
         let Some(list) = value.as_list() else {
             let problem = ConfigError::new("`node` is a list of sections; one begins with [[node]]");
-            return self.problems.push(problem.at(place.as_ref()));
+            return self.problem(|| problem.at(place.as_ref()));
         };
         for value in list {
             match Section::read(value, node) {
@@ -114,8 +139,17 @@ impl Examined {
                     self.no_twins(&section.table);
                     self.sections.push(section);
                 }
-                Err(problem) => self.problems.push(problem),
+                Err(problem) => self.problem(|| problem),
             }
+        }
+    }
+
+    /// Keeps a mistake, or counts it.
+    fn problem(&mut self, problem: impl FnOnce() -> ConfigError) {
+        if self.problems.len() < PROBLEMS_MAX {
+            self.problems.push(problem());
+        } else {
+            self.more_problems += 1;
         }
     }
 
@@ -130,10 +164,10 @@ impl Examined {
                     }
                 }
                 (key, _) if keys::TABLES.contains(&key) => self.examine_part(key, entry.value.is.clone(), &whole),
-                (key, _) => {
+                (key, _) => self.problem(|| {
                     let known: Vec<&str> = keys::TABLES.iter().copied().chain(["node"]).collect();
-                    self.problems.push(ConfigError::new(unknown("key", key, &known)).at(entry.place.as_ref()));
-                }
+                    ConfigError::new(unknown("key", key, &known)).at(entry.place.as_ref())
+                }),
             }
         }
     }
@@ -148,7 +182,9 @@ impl Examined {
             }),
             Err(problem) => Some(problem),
         };
-        self.problems.extend(problem.map(|problem| if problem.line().is_some() { problem } else { problem.at(part.place.as_ref()) }));
+        if let Some(problem) = problem {
+            self.problem(|| if problem.line().is_some() { problem } else { problem.at(part.place.as_ref()) });
+        }
     }
 
     /// Every resource needs a name of its own; but one of a section takes the place of the one with its name.
@@ -156,8 +192,8 @@ impl Examined {
         let mut names = BTreeSet::new();
         for name in resources(table).iter().filter_map(name_of) {
             let Some(text) = name.as_text().filter(|text| !names.insert(*text)) else { continue };
-            let problem = format!("two resources are named `{text}`; every resource needs a name of its own");
-            self.problems.push(ConfigError::new(problem).at(name.place.as_ref()));
+            let problem = || format!("two resources are named `{text}`; every resource needs a name of its own");
+            self.problem(|| ConfigError::new(problem()).at(name.place.as_ref()));
         }
     }
 
@@ -176,11 +212,20 @@ impl Examined {
             lay_over(&mut self.merged, table);
             let Some(Is::List(resources)) = resources.map(|entry| entry.value.is) else { continue };
             let Some(there) = self.merged.list_mut("resource") else { continue };
+            let name = |resource: &Value| name_of(resource).and_then(Value::as_text).map(str::to_owned);
+            let at = there.iter().enumerate().rev().filter_map(|(at, resource)| Some((name(resource)?, at)));
+            let mut at: BTreeMap<String, usize> = at.gather();
             for resource in resources {
-                let name = name_of(&resource).and_then(Value::as_text);
-                match there.iter_mut().find(|there| name.is_some() && name_of(there).and_then(Value::as_text) == name) {
+                let Some(name) = name(&resource) else {
+                    there.push(resource);
+                    continue;
+                };
+                match at.get(&name).and_then(|at| there.get_mut(*at)) {
                     Some(there) => *there = resource,
-                    None => there.push(resource),
+                    None => {
+                        at.insert(name, there.len());
+                        there.push(resource);
+                    }
                 }
             }
         }
@@ -188,9 +233,13 @@ impl Examined {
     }
 }
 
-/// Later keys win, resources add up.
-fn lay_over(merged: &mut Table, over: Table) {
-    for entry in over.0 {
+/// Later keys win, resources add up. What is no key was told as a mistake, and is left out: there may be any number of them.
+fn lay_over(merged: &mut Table, mut over: Table) {
+    over.0.retain(|entry| keys::TABLES.contains(&&*entry.key));
+    for mut entry in over.0 {
+        if let Is::Table(table) = &mut entry.value.is {
+            table.0.retain(|below| keys::of(&entry.key).any(|(_, key, _)| *key == below.key));
+        }
         let there = merged.0.iter_mut().find(|there| there.key == entry.key);
         match (there.map(|there| &mut there.value.is), entry.value.is) {
             (Some(Is::Table(there)), Is::Table(over)) => over.0.into_iter().for_each(|entry| there.put(entry)),

@@ -29,7 +29,7 @@ mod tests;
 pub use change::{Change, ResourceChange};
 pub use effective::{Origin, Shown};
 pub use error::ConfigError;
-pub use merge::{Examined, load};
+pub use merge::{Examined, PROBLEMS_MAX, load, read_file};
 pub use node::{Node, Section};
 
 use crate::domain::{Durability, HealthPolicy, NvmlLibrary, Policy, ResourceSpec, Retention};
