@@ -5,6 +5,7 @@ use super::fragments::{self, Class, Fragment, LinkType};
 use super::health;
 use super::hooks::hooks;
 use super::sharing::sharing;
+use super::text;
 use super::{Config, ConfigError, Node};
 use crate::domain::{
     CharPath, DeviceClass, DeviceId, Gather, MountSpec, NvmlLibrary, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention,
@@ -42,14 +43,18 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         resources.push(Arc::new(spec));
     }
     let pod_resources_socket = fragment.kubelet.pod_resources_socket.clone();
-    if pod_resources_socket.as_ref().is_some_and(|path| !path.is_absolute()) {
-        return Err(ConfigError::new("`kubelet.pod_resources_socket` must be an absolute path"));
+    if let Some(path) = &pod_resources_socket {
+        straight(path, "kubelet.pod_resources_socket")?;
     }
     let directory = |key: &str, directory: &Option<PathBuf>, usual: &str| {
         let directory = directory.clone().unwrap_or_else(|| PathBuf::from(usual));
         let problem =
             || ConfigError::new(format!("`{key}.directory` must be an absolute path, one that others read; the usual one is {usual}"));
-        directory.is_absolute().then_some(directory).ok_or_else(problem)
+        if !directory.is_absolute() {
+            return Err(problem());
+        }
+        straight(&directory, &format!("{key}.directory"))?;
+        Ok(directory)
     };
     Ok(Config {
         durability: fragment.ledger.durability.unwrap_or_default(),
@@ -72,6 +77,11 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         node: Node::default(),
         hash: 0,
     })
+}
+
+/// A path that goes straight down from the root.
+fn straight(path: &Path, of: &str) -> Result<(), ConfigError> {
+    text::path(&path.to_string_lossy(), of).map_err(ConfigError::new)
 }
 
 fn retention(ledger: &fragments::Ledger) -> Result<Retention, ConfigError> {
@@ -99,7 +109,7 @@ fn features(folder: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {
     match folder {
         None => Ok(None),
         Some(folder) if folder == Path::new("off") => Ok(None),
-        Some(folder) if folder.is_absolute() => Ok(Some(folder.to_owned())),
+        Some(folder) if folder.is_absolute() => straight(folder, "labels.features_d").map(|()| Some(folder.to_owned())),
         Some(_) => {
             Err(ConfigError::new(format!("`labels.features_d` must be an absolute path, the usual one is {FEATURES_DIRECTORY}, or `off`")))
         }
@@ -110,7 +120,7 @@ fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
     match text {
         "auto" => Ok(NvmlLibrary::Auto),
         "off" => Ok(NvmlLibrary::Off),
-        path if path.starts_with('/') => Ok(NvmlLibrary::At(path.into())),
+        path if path.starts_with('/') => straight(Path::new(path), "nvidia.nvml").map(|()| NvmlLibrary::At(path.into())),
         other => Err(ConfigError::new(format!(
             "`nvidia.nvml` is `{other}`, but must be `auto`, `off`, or the absolute path of libnvidia-ml.so.1"
         ))),
@@ -135,10 +145,7 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     if let Some((target, first, second)) = clash(&paths) {
         return Err(format!("`{first}` and `{second}` would both be `{target}` in the container; give each a path of its own"));
     }
-    let env_is_valid = |key: &String| !key.is_empty() && !key.contains(['=', '\0']);
-    if let Some(key) = resource.env.keys().find(|key| !env_is_valid(key)) {
-        return Err(format!("`{key}` cannot be the name of an environment variable"));
-    }
+    text::environment(&resource.env)?;
     let contract = contract(resource, class, &select)?;
     let (sharing, per_container) = sharing(resource, &contract)?;
     let hooks = hooks(resource, class, &select, sharing)?;
@@ -154,7 +161,7 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
         per_container,
         placement: resource.placement.unwrap_or_default(),
         env: resource.env.clone(),
-        mounts: resource.mounts.iter().map(mount).collect::<Result<_, _>>()?,
+        mounts: mounts(&resource.mounts)?,
         hooks,
     })
 }
@@ -211,6 +218,9 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
 
 fn path(path: &fragments::Path) -> Result<CharPath, String> {
     let host = &path.host;
+    if host.contains(char::is_control) {
+        return Err(format!("the path `{host}` of `paths` has a control character in it"));
+    }
     let parts = host.strip_prefix("/dev/").map(|rest| rest.split('/').any(|part| matches!(part, "" | "." | "..")));
     if parts != Some(false) {
         return Err(format!("the path `{host}` must begin with `/dev/` and go straight down"));
@@ -218,8 +228,8 @@ fn path(path: &fragments::Path) -> Result<CharPath, String> {
     if let Err(error) = glob::Pattern::new(host) {
         return Err(format!("the path `{host}` is not a valid glob: {error}"));
     }
-    if path.container.as_ref().is_some_and(|path| !path.starts_with('/')) {
-        return Err(format!("the container's path for `{host}` must be absolute"));
+    if let Some(container) = &path.container {
+        text::path(container, "paths")?;
     }
     if let Some(container) = path.container.as_ref().filter(|container| is_wildcard(host) && !container.ends_with('/')) {
         return Err(format!(
@@ -252,11 +262,20 @@ fn clash(paths: &[CharPath]) -> Option<(String, &str, &str)> {
     })
 }
 
-fn mount(mount: &fragments::Mount) -> Result<MountSpec, String> {
-    for path in [&mount.host, &mount.container] {
-        if !path.starts_with('/') {
-            return Err(format!("the path `{path}` of a mount must be absolute"));
+fn mounts(mounts: &[fragments::Mount]) -> Result<Vec<MountSpec>, String> {
+    let mut taken = BTreeMap::new();
+    for fragments::Mount { host, container, .. } in mounts {
+        text::path(host, "mounts")?;
+        text::path(container, "mounts")?;
+        let place = container.trim_matches('/');
+        if place.is_empty() {
+            return Err(format!("the mount of `{host}` at `{container}` of `mounts` would hide the container's own files"));
+        }
+        if let Some(first) = taken.insert(place, host) {
+            return Err(format!("`{first}` and `{host}` of `mounts` would both be `{container}` in the container"));
         }
     }
-    Ok(MountSpec { host: mount.host.clone(), container: mount.container.clone(), read_only: mount.read_only })
+    let mount =
+        |mount: &fragments::Mount| MountSpec { host: mount.host.clone(), container: mount.container.clone(), read_only: mount.read_only };
+    Ok(mounts.iter().map(mount).collect())
 }
