@@ -183,7 +183,7 @@ fn every_mistake_is_said_at_once_each_with_its_place() {
         (1, 2, "unknown key `ledgr`; did you mean `ledger`?"),
         (3, 1, "`telemetry.listen` is `9477`, but must be an address and port such as `127.0.0.1:9477`, or `off`"),
         (5, 1, "unknown key `pol`; did you mean `poll`?"),
-        (9, 1, "resource `a.b/c`: `replicas` is 0, but must be between 1 and 10000"),
+        (9, 1, "resource `a.b/c`: `replicas` is 0, but must be between 1 and 16384"),
         (10, 1, "missing field `name`"),
         (13, 8, "two resources are named `a.b/c`; every resource needs a name of its own"),
         (20, 5, "unknown key `hots`; did you mean `host`?"),
