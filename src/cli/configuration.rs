@@ -1,6 +1,6 @@
 //! `holdfast config`: whether the configuration is valid, what it comes to on a node, and what another plugin's comes to.
 
-use super::exit::{CONFIG, FAILURE, Failed};
+use super::exit::{CONFIG, FAILURE, Failed, INCOMPLETE};
 use super::{Global, Output, print, show};
 use crate::config::import::{self, Imported, Peer};
 use crate::config::{self, Change, ConfigError, Examined, Node, ResourceChange, Section, Shown};
@@ -66,13 +66,26 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
         Verb::Import { peer, file, key, prefix } => {
             let text =
                 String::from_utf8(read(file)?).map_err(|_| Failed::new(FAILURE, format_args!("`{}` is not text", file.display())))?;
-            let imported = import::import(*peer, &text, key.as_deref(), prefix.as_deref())
-                .map_err(|error| Failed::new(FAILURE, format_args!("`{}` cannot be taken over: {error}", file.display())))?;
-            let Imported { toml, warnings } = &imported;
+            let imported = import::import(*peer, &text, key.as_deref(), prefix.as_deref()).map_err(|error| {
+                error.warnings.iter().for_each(|warning| super::eprintln(format_args!("warning: {warning}")));
+                Failed::new(FAILURE, format_args!("`{}` cannot be taken over: {error}", file.display()))
+            })?;
+            let Imported { toml, warnings, wrong } = &imported;
             if global.output != Output::Json {
                 warnings.iter().for_each(|warning| super::eprintln(format_args!("warning: {warning}")));
             }
-            show(global.output, &ImportDocument { schema: 1, toml, warnings }, |document| document.toml.to_owned())
+            show(global.output, &ImportDocument { schema: 1, toml, warnings, wrong: *wrong }, |document| document.toml.to_owned())?;
+            if *wrong == 0 {
+                return Ok(());
+            }
+            let file = file.display();
+            Err(Failed::new(
+                INCOMPLETE,
+                match wrong {
+                    1 => format!("a part of `{file}` has a wrong value and is left out"),
+                    parts => format!("{parts} parts of `{file}` have wrong values and are left out"),
+                },
+            ))
         }
     }
 }
@@ -182,6 +195,8 @@ struct ImportDocument<'a> {
     schema: u32,
     toml: &'a str,
     warnings: &'a [String],
+    /// How many parts were left out because a value in them is wrong.
+    wrong: usize,
 }
 
 fn sections(sections: &[Section]) -> Vec<SectionEntry<'_>> {

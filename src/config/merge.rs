@@ -173,17 +173,8 @@ impl Examined {
     }
 
     fn examine_part(&mut self, key: &str, is: Is, part: &Value) {
-        let mut alone = Table::default();
-        alone.set(key, is);
-        let problem = match typed::read::<Fragment>(&alone) {
-            Ok(fragment) => validate::validate(&fragment, Vec::new()).err().map(|problem| {
-                let place = part.place_of(beside_name(problem.problem()));
-                problem.at(place.as_ref())
-            }),
-            Err(problem) => Some(problem),
-        };
-        if let Some(problem) = problem {
-            self.problem(|| if problem.line().is_some() { problem } else { problem.at(part.place.as_ref()) });
+        if let Some(problem) = problem_of(key, is, part) {
+            self.problem(|| problem);
         }
     }
 
@@ -231,6 +222,20 @@ impl Examined {
         }
         self
     }
+}
+
+/// The mistake of a part of a file, looked at by itself: a table, or one resource.
+pub(super) fn problem_of(key: &str, is: Is, part: &Value) -> Option<ConfigError> {
+    let mut alone = Table::default();
+    alone.set(key, is);
+    let problem = match typed::read::<Fragment>(&alone) {
+        Ok(fragment) => validate::validate(&fragment, Vec::new()).err().map(|problem| {
+            let place = part.place_of(beside_name(problem.problem()));
+            problem.at(place.as_ref())
+        }),
+        Err(problem) => Some(problem),
+    };
+    problem.map(|problem| if problem.line().is_some() { problem } else { problem.at(part.place.as_ref()) })
 }
 
 /// Later keys win, resources add up. What is no key was told as a mistake, and is left out: there may be any number of them.
@@ -435,6 +440,16 @@ mod tests {
         ] {
             std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\npaths = [{paths}]")).unwrap();
             load(Some(&file), &Node::default()).unwrap();
+        }
+        for paths in [
+            "{ host = \"/dev/video*\", container = \"/dev/cam\" }",
+            "{ host = \"/dev/a\", container = \"/dev/x\" }, { host = \"/dev/b\", container = \"/dev/x\" }",
+        ] {
+            let text = format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\npaths = [{paths}]");
+            std::fs::write(&file, format!("{text}\nper_container = \"one\"\n")).unwrap();
+            load(Some(&file), &Node::default()).unwrap();
+            std::fs::write(&file, format!("{text}\nreplicas = 2\nper_container = \"distinct\"\n")).unwrap();
+            load(Some(&file), &Node::default()).unwrap_err();
         }
     }
 

@@ -8,8 +8,8 @@ use super::sharing::sharing;
 use super::text;
 use super::{Config, ConfigError, Node};
 use crate::domain::{
-    CharPath, DeviceClass, DeviceId, Gather, MountSpec, NvmlLibrary, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention,
-    Select,
+    CharPath, DeviceClass, DeviceId, Gather, MountSpec, NvmlLibrary, PciAddress, PerContainer, PfSelect, Policy, ResourceName,
+    ResourceSpec, Retention, Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -141,9 +141,13 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     if is_char && select != (Select { id: select.id.clone(), ..Select::default() }) {
         return Err("the class `char` is selected by `paths`; of `select` it knows `id` only".into());
     }
-    let paths = resource.paths.iter().map(path).collect::<Result<Vec<_>, _>>()?;
-    if let Some((target, first, second)) = clash(&paths) {
-        return Err(format!("`{first}` and `{second}` would both be `{target}` in the container; give each a path of its own"));
+    // Where a container has one device, all of them may be the same path in it.
+    let is_one = resource.per_container == Some(PerContainer::One);
+    let paths = resource.paths.iter().map(|path| self::path(path, is_one)).collect::<Result<Vec<_>, _>>()?;
+    if let Some((target, first, second)) = clash(&paths).filter(|_| !is_one) {
+        return Err(format!(
+            "`{first}` and `{second}` would both be `{target}` in the container; give each a path of its own, or say per_container = \"one\""
+        ));
     }
     text::environment(&resource.env)?;
     let contract = contract(resource, class, &select)?;
@@ -216,7 +220,7 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
     })
 }
 
-fn path(path: &fragments::Path) -> Result<CharPath, String> {
+fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
     let host = &path.host;
     if host.contains(char::is_control) {
         return Err(format!("the path `{host}` of `paths` has a control character in it"));
@@ -231,9 +235,10 @@ fn path(path: &fragments::Path) -> Result<CharPath, String> {
     if let Some(container) = &path.container {
         text::path(container, "paths")?;
     }
-    if let Some(container) = path.container.as_ref().filter(|container| is_wildcard(host) && !container.ends_with('/')) {
+    if let Some(container) = path.container.as_ref().filter(|container| is_wildcard(host) && !container.ends_with('/') && !is_one) {
         return Err(format!(
-            "all that `{host}` matches would be `{container}` in the container; a folder ends in `/`, as in `{container}/`"
+            "all that `{host}` matches would be `{container}` in the container; a folder ends in `/`, as in `{container}/`; with \
+             per_container = \"one\" a container has one of them"
         ));
     }
     let permissions = path.permissions.clone().unwrap_or_else(|| "rw".into());

@@ -1,7 +1,8 @@
 //! smarter-device-manager: `conf.yaml`, a list of patterns, each node that matches being a resource of its own.
 
 use super::super::tree::{Is, Value};
-use super::doc::Field;
+use super::field::{Decoder, Field};
+use super::source::Source;
 use super::{Draft, ImportError, plain, resource, text};
 use std::collections::BTreeSet;
 
@@ -11,7 +12,14 @@ const NAMES_MAX: usize = 64;
 /// Folders of nodes, which the plugin gives whole.
 const FOLDERS: [&str; 7] = ["snd", "dri", "input", "infiniband", "vfio", "bus", "net"];
 
-pub(super) fn read(root: &Field<'_>, draft: &mut Draft) -> Result<(), ImportError> {
+/// Every key that is read.
+pub(super) const KEYS: &[&str] = &["[].devicematch", "[].nummaxdevices"];
+
+pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError> {
+    let Some(file) = &source.file else {
+        return Err(ImportError::new("the manifest has the plugin's container and not its file; add the ConfigMap, behind a line `---`"));
+    };
+    let root = &Field::root(file, Decoder::Yaml);
     let mut taken = BTreeSet::new();
     for item in root.items()? {
         let pattern = item.get("devicematch").ok_or_else(|| item.wrong("a `devicematch` and `nummaxdevices`"))?;
@@ -46,9 +54,10 @@ pub(super) fn read(root: &Field<'_>, draft: &mut Draft) -> Result<(), ImportErro
             if most > 1 {
                 offered.set("replicas", plain(most));
             }
-            draft.resources.push(offered);
+            draft.offer(offered, &item);
         }
     }
+    draft.unknown(root, KEYS);
     draft.warn("ids are others here: drain the node before the change, so that no running pod holds one that is gone");
     Ok(())
 }
