@@ -90,6 +90,10 @@ impl Watcher {
                 let fixed = path.host.split(['*', '?', '[']).next().unwrap_or_default();
                 let dir = fixed.rsplit_once('/').map_or("/dev", |(dir, _)| dir);
                 dirs.insert(self.host_root.path(dir.trim_start_matches('/')));
+                // Where it is a folder, what is in it matters; the watch of a node is that of its folder.
+                if fixed.len() == path.host.len() {
+                    dirs.insert(self.host_root.path(path.host.trim_start_matches('/')));
+                }
             }
         }
         dirs

@@ -133,16 +133,23 @@ pub(crate) fn evidence<'a>(
     (Evidence { began, devices, selected, missing_nodes }, found.selection.warnings, found.named)
 }
 
-/// The `/dev` node of an id, found by the path in its key: no resource may name it any more.
+/// The `/dev` node of an id, or the folder of nodes, found by the path in its key: no resource may name it any more.
 fn known_node(id: DeviceId, key: &str, numa_nodes: &[u32], host_root: &HostRoot) -> Option<Device> {
-    let node = host_root.canonical_node(key.strip_prefix("dev:")?)?;
+    let path = key.strip_prefix("dev:")?;
+    let nodes = match host_root.canonical_node(path) {
+        Some(node) => vec![node],
+        None => host_root.folder_nodes(path).ok().flatten()?.nodes.into_iter().map(|node| node.path).collect(),
+    };
+    if nodes.is_empty() {
+        return None;
+    }
     Some(Device {
         id,
         key: key.to_owned(),
         class: DeviceClass::Char,
         pci: None,
         numa_nodes: numa_nodes.to_vec(),
-        nodes: vec![DeviceNode::at(node)],
+        nodes: nodes.into_iter().map(DeviceNode::at).collect(),
         attributes: BTreeMap::new(),
     })
 }

@@ -1,13 +1,17 @@
-//! Plain nodes in `/dev`, named by the configuration.
+//! Plain nodes in `/dev`, named by the configuration, and folders of them.
+//!
+//! A path that leads to a folder (`/dev/snd`) is one device with every node in it. A wildcard that matches nodes and folders means the
+//! nodes.
 //!
 //! A node is found by what it is now (`/dev/ttyUSB0`) and named by what stays the same: udev's link to it, else the
 //! kernel's subsystem and name. No node is ever opened: that alone can reset a modem or arm a watchdog.
 
 use super::disks::Disks;
 use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, Gather, ResourceName, ResourceSpec};
-use crate::host::{HostNode, HostRoot, Listings};
+use crate::host::{HostNode, HostRoot, Listings, NodeFolder};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
 
 /// Folders of udev's links, best first: the thing's own identity, then the place where it is plugged in.
@@ -27,7 +31,7 @@ const LINK_FOLDERS: [&str; 8] = [
 pub(super) struct CharDevices {
     /// By resource, in the order of their nodes. Each node is in the first resource that names it.
     pub(super) by_resource: BTreeMap<ResourceName, Vec<Device>>,
-    /// Globs that match nothing.
+    /// Globs that match nothing, or nothing that is left.
     pub(super) warnings: Vec<String>,
 }
 
@@ -39,53 +43,114 @@ pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], disks: &Dis
     }
     let links = stable_links(root);
     let kernel = KernelNames::of(root);
-    let (mut taken, mut listings) = (BTreeSet::new(), Listings::default());
+    let (mut taken, mut listings) = (BTreeMap::new(), Listings::default());
     for spec in specs {
         let devices = found.by_resource.entry(spec.name.clone()).or_default();
+        let mut warn = |warning: String| found.warnings.push(format!("{}: {warning}", spec.name));
         for path in &spec.paths {
-            // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
-            let paths = root.glob_among(&mut listings, &path.host);
-            let nodes = paths.into_iter().filter_map(|node| root.node_among(&mut listings, &node));
-            let nodes: BTreeSet<HostNode> = nodes.filter(|node| node.path.starts_with("/dev/")).gather();
-            if nodes.is_empty() {
-                found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
-            }
-            for node in nodes {
-                if taken.insert(node.path.clone()) {
-                    let mut device = describe(&node, path, &links, &kernel);
-                    note_use(&mut device, base_name(&node.path), disks);
+            let things = match things(root, &mut listings, path) {
+                Ok(things) if things.is_empty() => {
+                    let is_folder = root.is_dir(path.host.trim_start_matches('/'));
+                    let why = if is_folder { ", which is a folder without one" } else { "" };
+                    warn(format!("no device node matches {}{why}", path.host));
+                    continue;
+                }
+                Ok(things) => things,
+                Err(error) => {
+                    warn(format!("{} cannot be looked at: {error}", path.host));
+                    continue;
+                }
+            };
+            let (before, mut of_other) = (devices.len(), None);
+            for Thing { folder, nodes } in things {
+                let (mine, others): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|node| !taken.contains_key(&node.path));
+                of_other = others.first().and_then(|node| taken.get(&node.path)).filter(|other| **other != spec.name).cloned().or(of_other);
+                let disk = mine.iter().map(|node| base_name(&node.path)).find(|name| folder.is_some() && disks.has(name));
+                if let Some(disk) = disk {
+                    warn(format!("{} is a folder with the disk {disk} in it; name disks by their paths", path.host));
+                    continue;
+                }
+                if let Some(mut device) = describe(folder.as_deref(), &mine, path, &links, &kernel) {
+                    taken.extend(mine.into_iter().map(|node| (node.path, spec.name.clone())));
+                    if folder.is_none() {
+                        let name = device.nodes.first().map(|node| base_name(&node.host).to_owned()).unwrap_or_default();
+                        note_use(&mut device, &name, disks);
+                    }
                     devices.push(device);
                 }
+            }
+            if let Some(other) = of_other.filter(|_| devices.len() == before) {
+                warn(format!("what {} leads to is in {other} already, the first resource that names it", path.host));
             }
         }
     }
     found
 }
 
-fn describe(found: &HostNode, path: &CharPath, links: &BTreeMap<String, String>, kernel: &KernelNames<'_>) -> Device {
-    let node = found.path.as_str();
+/// What a path leads to that is one device: a node, or a folder of nodes.
+struct Thing {
+    folder: Option<String>,
+    nodes: Vec<HostNode>,
+}
+
+fn things(root: &HostRoot, listings: &mut Listings, path: &CharPath) -> io::Result<Vec<Thing>> {
+    let paths = root.glob_among(listings, &path.host);
+    // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
+    let nodes = paths.iter().filter_map(|path| root.node_among(listings, path));
+    let nodes: BTreeSet<HostNode> = nodes.filter(|node| node.path.starts_with("/dev/")).gather();
+    if !nodes.is_empty() {
+        return Ok(nodes.into_iter().map(|node| Thing { folder: None, nodes: vec![node] }).collect());
+    }
+    let mut folders = BTreeMap::new();
+    for path in paths {
+        if let Some(NodeFolder { path, nodes }) = root.folder_nodes(&path)?.filter(|folder| !folder.nodes.is_empty()) {
+            folders.insert(path, nodes);
+        }
+    }
+    Ok(folders.into_iter().map(|(path, nodes)| Thing { folder: Some(path), nodes }).collect())
+}
+
+/// The device of a node, or of a folder and its nodes; none of no node.
+fn describe(
+    folder: Option<&str>,
+    nodes: &[HostNode],
+    path: &CharPath,
+    links: &BTreeMap<String, String>,
+    kernel: &KernelNames<'_>,
+) -> Option<Device> {
+    let first = nodes.first()?;
+    let thing = folder.unwrap_or(&first.path);
     let container = match &path.container {
-        None => node.to_owned(),
-        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(node)),
+        None => thing.to_owned(),
+        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(thing)),
         Some(container) => container.clone(),
     };
-    let link = links.get(node);
-    let kernel = kernel.of_node(found);
-    let id = link.map(|link| base_name(link).to_owned()).or_else(|| kernel.clone()).unwrap_or_else(|| plain_id(node));
+    let link = links.get(thing);
+    let kernel = kernel.of_node(first).filter(|_| folder.is_none());
+    let id = link.map(|link| base_name(link).to_owned()).or_else(|| kernel.clone()).unwrap_or_else(|| plain_id(thing));
     let mut attributes = BTreeMap::new();
     if let Some(kernel) = kernel {
         attributes.insert("kernel_name".to_owned(), kernel);
     }
-    Device {
+    let node = |node: &HostNode| {
+        let below = node.path.strip_prefix(thing).unwrap_or_default();
+        DeviceNode {
+            host: node.path.clone(),
+            container: format!("{container}{below}"),
+            permissions: path.permissions.clone(),
+            required: true,
+        }
+    };
+    Some(Device {
         id: DeviceId::new(id),
         // The link where there is one: after a replug another thing may be /dev/ttyUSB0.
-        key: format!("dev:{}", link.map_or(node, String::as_str)),
+        key: format!("dev:{}", link.map_or(thing, String::as_str)),
         class: DeviceClass::Char,
         pci: None,
         numa_nodes: Vec::new(),
-        nodes: vec![DeviceNode { host: node.to_owned(), container, permissions: path.permissions.clone(), required: true }],
+        nodes: nodes.iter().map(node).collect(),
         attributes,
-    }
+    })
 }
 
 /// Notes what the host does with a node that is a disk.
@@ -218,7 +283,11 @@ mod tests {
         assert_eq!(found.by_resource[&specs[0].name][0].nodes[0].host, "/dev/ttyACM0");
         assert_eq!(found.by_resource[&specs[0].name].len(), 1);
         assert!(found.by_resource[&specs[1].name].is_empty(), "the first resource has it");
-        assert_eq!(found.warnings, ["example.com/second: no device node matches /dev/none*"]);
+        let expected = [
+            "example.com/second: what /dev/ttyACM0 leads to is in example.com/first already, the first resource that names it",
+            "example.com/second: no device node matches /dev/none*",
+        ];
+        assert_eq!(found.warnings, expected);
     }
 
     #[test]
@@ -231,5 +300,51 @@ mod tests {
             let found = found(&dir, &[Arc::new(spec.clone())]);
             assert_eq!(found.by_resource[&spec.name][0].nodes[0].container, expected);
         }
+    }
+    #[test]
+    fn a_folder_is_one_device_with_every_node_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for node in [
+            "snd/controlC0",
+            "snd/pcmC0D0p",
+            "snd/seq",
+            "dvb/adapter0/demux0",
+            "dvb/adapter1/demux0",
+            "input/event0",
+            "input/by/x",
+            "mapper/sda",
+        ] {
+            write(dir.path(), &format!("dev/{node}"), "");
+        }
+        std::fs::create_dir_all(dir.path().join("dev/empty")).unwrap();
+        write(dir.path(), "sys/class/block/sda/dev", "8:0");
+        let nodes = |found: &CharDevices, spec: &ResourceSpec| -> Vec<(String, Vec<String>)> {
+            let of = |device: &Device| (device.id.to_string(), device.nodes.iter().map(|node| node.container.clone()).collect());
+            found.by_resource[&spec.name].iter().map(of).collect()
+        };
+        let mut moved = (*char_spec("example.com/moved", &["/dev/dvb/adapter*"])).clone();
+        moved.paths[0].container = Some("/x/".into());
+        let specs = [
+            char_spec("example.com/seq", &["/dev/snd/seq"]),
+            char_spec("example.com/audio", &["/dev/snd"]),
+            Arc::new(moved),
+            char_spec("example.com/input", &["/dev/input/*"]),
+            char_spec("example.com/late", &["/dev/snd/pcm*", "/dev/snd"]),
+            char_spec("example.com/none", &["/dev/empty", "/dev/mapper"]),
+        ];
+        let found = found(&dir, &specs);
+        let of = |id: &str, nodes: &[&str]| (id.to_owned(), nodes.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(nodes(&found, &specs[1]), [of("dev:snd", &["/dev/snd/controlC0", "/dev/snd/pcmC0D0p"])]);
+        assert_eq!(found.by_resource[&specs[1].name][0].key, "dev:/dev/snd");
+        let adapters = [of("dev:dvb-adapter0", &["/x/adapter0/demux0"]), of("dev:dvb-adapter1", &["/x/adapter1/demux0"])];
+        assert_eq!(nodes(&found, &specs[2]), adapters);
+        assert_eq!(nodes(&found, &specs[3]), [of("dev:input-event0", &["/dev/input/event0"])], "of nodes and folders the nodes are meant");
+        let expected = [
+            "example.com/late: what /dev/snd/pcm* leads to is in example.com/audio already, the first resource that names it",
+            "example.com/late: what /dev/snd leads to is in example.com/audio already, the first resource that names it",
+            "example.com/none: no device node matches /dev/empty, which is a folder without one",
+            "example.com/none: /dev/mapper is a folder with the disk sda in it; name disks by their paths",
+        ];
+        assert_eq!(found.warnings, expected);
     }
 }

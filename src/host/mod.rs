@@ -9,6 +9,7 @@ mod filesystem;
 mod folder;
 mod inotify_room;
 mod kmsg;
+mod nodes;
 mod nvml;
 pub mod peer;
 pub mod pods;
@@ -30,6 +31,7 @@ pub use filesystem::{
 pub use folder::Folder;
 pub use inotify_room::{InotifyRoom, Refused, inotify_room};
 pub use kmsg::{KernelLog, KernelRecord};
+pub use nodes::NodeFolder;
 pub use nvml::{NvmlAnswer, ask_nvml};
 pub use process::{hang_up, raise_open_files, terminate};
 pub use reset::{ResetError, reset_function};

@@ -44,6 +44,15 @@ pub struct HostNode {
     pub numbers: Option<(u64, u64)>,
 }
 
+impl HostNode {
+    pub(super) fn of(path: String, metadata: &Metadata) -> Self {
+        let kind = metadata.file_type();
+        let has_numbers = kind.is_char_device() || kind.is_block_device();
+        let numbers = has_numbers.then(|| (major(metadata.rdev()), minor(metadata.rdev())));
+        HostNode { path, numbers }
+    }
+}
+
 impl HostRoot {
     /// Looks at the host below `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
@@ -190,10 +199,7 @@ impl HostRoot {
     #[must_use]
     pub fn node_among(&self, listings: &mut Listings, host_path: &str) -> Option<HostNode> {
         let (path, metadata) = self.resolve_among(listings, host_path)?;
-        let kind = metadata.file_type();
-        let has_numbers = kind.is_char_device() || kind.is_block_device();
-        let numbers = has_numbers.then(|| (major(metadata.rdev()), minor(metadata.rdev())));
-        self.is_node(&metadata).then_some(HostNode { path, numbers })
+        self.is_node(&metadata).then(|| HostNode::of(path, &metadata))
     }
 
     fn resolve_among(&self, listings: &mut Listings, host_path: &str) -> Option<(String, Metadata)> {
@@ -257,14 +263,14 @@ impl HostRoot {
         begun.filter(|name| wanted.matches_with(name, options)).map(|name| format!("{below}/{name}")).collect()
     }
 
-    fn is_node(&self, metadata: &Metadata) -> bool {
+    pub(super) fn is_node(&self, metadata: &Metadata) -> bool {
         let kind = metadata.file_type();
         kind.is_char_device() || kind.is_block_device() || (!self.live && kind.is_file())
     }
 
     /// Follows every link of `host_path` inside the root: an absolute target starts at the root again, and `..` ends
     /// there, as they do for the host itself.
-    fn resolve(&self, host_path: &str) -> Option<(String, Metadata)> {
+    pub(super) fn resolve(&self, host_path: &str) -> Option<(String, Metadata)> {
         let mut pending: VecDeque<String> = host_path.split('/').map(str::to_owned).collect();
         let mut real = String::new();
         let mut metadata = None;
