@@ -7,6 +7,7 @@ mod common;
 use common::{HANG, Node, allocate, dial, name, offered, run, soon};
 use holdfast::domain::ResourceName;
 use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
+use nix::sys::signal::Signal;
 use std::fs;
 
 /// Waits for a list of so many healthy and so many other devices.
@@ -83,5 +84,79 @@ fn sixteen_thousand_shares_are_one_list_that_is_remembered() {
         node.remove_device(id, 0);
         let _daemon = node.start_daemon();
         listed(&kubelet, &gpu, (0, SHARES)).await;
+    });
+}
+
+#[test]
+fn each_node_that_comes_is_a_resource_and_what_is_held_outlives_its_node() {
+    run(async {
+        let node = Node::with(&[]);
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"board/{node}\"\nclass = \"char\"\npaths = [{ regex = \"^i2c-[0-9]*$\" }, { regex = \"^snd$\" }]\n",
+        );
+        make(&node, "i2c-1");
+        make(&node, "i2c-x");
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        let (first, second, sound) = (name("board/i2c-1"), name("board/i2c-13"), name("board/snd"));
+        listed(&kubelet, &first, (1, 0)).await;
+        make(&node, "i2c-13");
+        listed(&kubelet, &second, (1, 0)).await;
+        make(&node, "snd/timer");
+        listed(&kubelet, &sound, (1, 0)).await;
+        assert_eq!(nodes_of_a_pod(&kubelet, "sound", &sound).await, ["/dev/snd/timer"]);
+        assert_eq!(nodes_of_a_pod(&kubelet, "bus", &second).await, ["/dev/i2c-13"]);
+        let resources = |document: &serde_json::Value| -> Vec<String> {
+            let devices = document["devices"].as_array().unwrap();
+            devices.iter().filter_map(|device| device["resource"].as_str().map(str::to_owned)).collect()
+        };
+        assert_eq!(resources(&node.json(&["discover"])), ["board/i2c-1", "board/i2c-13", "board/snd"]);
+
+        // Its resource has no node any more, and goes when it is free.
+        fs::remove_file(node.path("host/dev/i2c-13")).unwrap();
+        listed(&kubelet, &second, (0, 1)).await;
+        daemon.kill();
+        let daemon = node.start_daemon();
+        daemon.logged("registered with the kubelet").await;
+        listed(&kubelet, &second, (0, 1)).await;
+        make(&node, "i2c-13");
+        listed(&kubelet, &second, (1, 0)).await;
+        assert_eq!(node.grants().len(), 2);
+
+        // Another configuration counts with what is there.
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"board/{node}\"\nclass = \"char\"\npaths = [{ regex = \"^i2c-[0-9]*$\" }]\nreplicas = 3\n",
+        );
+        assert!(node.command(&["config", "check"]).output().unwrap().status.success());
+        daemon.signal(Signal::SIGHUP);
+        // The former id stays for a while.
+        listed(&kubelet, &first, (3, 1)).await;
+        listed(&kubelet, &sound, (1, 0)).await;
+    });
+}
+
+#[test]
+fn a_dev_that_cannot_be_read_takes_no_resource_away() {
+    run(async {
+        let node = Node::with(&[]);
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"board/{node}\"\nclass = \"char\"\npaths = [{ regex = \"^i2c-[0-9]*$\" }]\n",
+        );
+        make(&node, "i2c-1");
+        make(&node, "x/y");
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        let (first, second) = (name("board/i2c-1"), name("board/i2c-2"));
+        listed(&kubelet, &first, (1, 0)).await;
+        // In the place of the folder stands what cannot be read as one, not even by root; its nodes are elsewhere.
+        fs::rename(node.path("host/dev"), node.path("host/kept")).unwrap();
+        fs::write(node.path("host/dev"), "").unwrap();
+        daemon.logged("resources for each node stay as they are").await;
+        listed(&kubelet, &first, (0, 1)).await;
+        fs::remove_file(node.path("host/dev")).unwrap();
+        fs::rename(node.path("host/kept"), node.path("host/dev")).unwrap();
+        make(&node, "i2c-2");
+        listed(&kubelet, &second, (1, 0)).await;
+        listed(&kubelet, &first, (1, 0)).await;
     });
 }

@@ -6,7 +6,7 @@ use super::keys;
 use super::node::{Node, Section};
 use super::tree::{Entry, Is, Table, Value};
 use super::{Config, ConfigError, DEFAULT_PATH, typed, validate};
-use crate::domain::{Arrange, Gather};
+use crate::domain::{Arrange, Gather, NODE};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
@@ -178,11 +178,12 @@ impl Examined {
         }
     }
 
-    /// Every resource needs a name of its own; but one of a section takes the place of the one with its name.
+    /// Every resource needs a name of its own; but one of a section takes the place of the one with its name. A name for each node may
+    /// be that of several, of which each has other nodes.
     fn no_twins(&mut self, table: &Table) {
         let mut names = BTreeSet::new();
         for name in resources(table).iter().filter_map(name_of) {
-            let Some(text) = name.as_text().filter(|text| !names.insert(*text)) else { continue };
+            let Some(text) = name.as_text().filter(|text| !text.contains(NODE) && !names.insert(*text)) else { continue };
             let problem = || format!("two resources are named `{text}`; every resource needs a name of its own");
             self.problem(|| ConfigError::new(problem()).at(name.place.as_ref()));
         }
@@ -202,22 +203,8 @@ impl Examined {
             let resources = table.take("resource");
             lay_over(&mut self.merged, table);
             let Some(Is::List(resources)) = resources.map(|entry| entry.value.is) else { continue };
-            let Some(there) = self.merged.list_mut("resource") else { continue };
-            let name = |resource: &Value| name_of(resource).and_then(Value::as_text).map(str::to_owned);
-            let at = there.iter().enumerate().rev().filter_map(|(at, resource)| Some((name(resource)?, at)));
-            let mut at: BTreeMap<String, usize> = at.gather();
-            for resource in resources {
-                let Some(name) = name(&resource) else {
-                    there.push(resource);
-                    continue;
-                };
-                match at.get(&name).and_then(|at| there.get_mut(*at)) {
-                    Some(there) => *there = resource,
-                    None => {
-                        at.insert(name, there.len());
-                        there.push(resource);
-                    }
-                }
+            if let Some(there) = self.merged.list_mut("resource") {
+                lay_resources(there, resources);
             }
         }
         self
@@ -252,6 +239,24 @@ fn lay_over(merged: &mut Table, mut over: Table) {
             (_, is) => merged.put(Entry { value: Value { is, ..entry.value }, ..entry }),
         }
     }
+}
+
+/// A resource of a section takes the place of the one with its name, else it comes behind them. Those with a name for each node come
+/// before others of this kind: the first that means a node has it.
+fn lay_resources(there: &mut Vec<Value>, resources: Vec<Value>) {
+    let name = |resource: &Value| name_of(resource).and_then(Value::as_text).map(str::to_owned);
+    let is_for_each_node = |resource: &Value| name(resource).is_some_and(|name| name.contains(NODE));
+    let at = there.iter().enumerate().rev().filter_map(|(at, resource)| Some((name(resource)?, at)));
+    let mut at: BTreeMap<String, usize> = at.gather();
+    let (patterns, others): (Vec<Value>, Vec<Value>) = resources.into_iter().partition(is_for_each_node);
+    for resource in others {
+        match name(&resource).map(|name| *at.entry(name).or_insert(there.len())).and_then(|at| there.get_mut(at)) {
+            Some(there) => *there = resource,
+            None => there.push(resource),
+        }
+    }
+    let first = there.iter().position(is_for_each_node).unwrap_or(there.len());
+    there.splice(first..first, patterns);
 }
 
 fn resources(table: &Table) -> &[Value] {
@@ -372,6 +377,19 @@ mod tests {
             (resource("replicas = 0\npaths = [\"/dev/fuse\"]"), "resource `a.b/c`: `replicas` is 0"),
             (resource(""), "resource `a.b/c`: the class `char` needs `paths`"),
             (resource("paths = [\"fuse\"]"), "must begin with `/dev/`"),
+            (resource("paths = [{ regex = \"^a(\" }]"), "`regex` is `^a(`, which is no regular expression: "),
+            (resource("paths = [{ regex = \"\" }]"), "`regex` is ``, but must be a regular expression"),
+            (resource("paths = [{ regex = \"^/dev/video\" }]"), "is looked for in paths below /dev"),
+            (resource("paths = [{ regex = \"a{1000}{1000}\" }]"), "`regex` is `a{1000}{1000}`, which is no regular expression: "),
+            (resource("paths = [{ regex = \"a\", host = \"/dev/a\" }]"), "`host` and `regex` exclude each other"),
+            (resource("paths = [{ permissions = \"r\" }]"), "missing field `host`"),
+            (resource("paths = [{ regex = \"^a\", container = \"/dev/a\" }]"), "all that `^a` matches would be `/dev/a` in the container"),
+            (
+                "[[resource]]\nname = \"a.b/{node}\"\nclass = \"gpu\"".to_owned(),
+                "`{node}` in the name is for the class `char`, not for `gpu`",
+            ),
+            ("[[resource]]\nname = \"{node}/a\"\nclass = \"char\"\npaths = [\"/dev/a\"]".to_owned(), "`{node}` stands behind the `/`"),
+            ("[[resource]]\nname = \"a.b/{nod}\"\nclass = \"char\"\npaths = [\"/dev/a\"]".to_owned(), "`a.b/{nod}` is not a resource name"),
             (resource("paths = [\"/dev/[\"]"), "not a valid glob"),
             (resource("paths = [{ host = \"/dev/fuse\", permissions = \"rx\" }]"), "permissions `rx`"),
             (
@@ -451,6 +469,32 @@ mod tests {
             std::fs::write(&file, format!("{text}\nreplicas = 2\nper_container = \"distinct\"\n")).unwrap();
             load(Some(&file), &Node::default()).unwrap_err();
         }
+    }
+
+    #[test]
+    fn a_name_for_each_node_may_be_that_of_several_resources() {
+        let pattern = |header: &str, regex: &str, replicas: u32| {
+            format!("[[{header}]]\nname = \"d/{{node}}\"\nclass = \"char\"\npaths = [{{ regex = \"{regex}\" }}]\nreplicas = {replicas}\n")
+        };
+        let plain = "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n";
+        let section = format!(
+            "[[node]]\nmatch = {{ name = \"x\" }}\n{}{}",
+            pattern("node.resource", "^i2c-9$", 7),
+            pattern("node.resource", "^i2c-8$", 8)
+        );
+        let text = [plain, &pattern("resource", "^i2c-[0-9]*$", 1), &pattern("resource", "^video", 20), &section].concat();
+        let of = |node: &str| {
+            let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::named(node, Path::new("/")));
+            assert_eq!(examined.problems, []);
+            let config = examined.config().unwrap();
+            let paths = |spec: &crate::domain::ResourceSpec| spec.paths.iter().map(|path| path.host.to_string()).collect::<String>();
+            config.resources.iter().map(|spec| (spec.name.to_string(), paths(spec))).collect::<Vec<_>>()
+        };
+        let of_node = |regex: &str| ("d/{node}".to_owned(), regex.to_owned());
+        let plain = ("a.b/c".to_owned(), String::new());
+        assert_eq!(of("y"), [plain.clone(), of_node("^i2c-[0-9]*$"), of_node("^video")]);
+        // What is for one node comes before what is for all of them.
+        assert_eq!(of("x"), [plain, of_node("^i2c-9$"), of_node("^i2c-8$"), of_node("^i2c-[0-9]*$"), of_node("^video")]);
     }
 
     #[test]

@@ -8,8 +8,8 @@ use super::sharing::sharing;
 use super::text;
 use super::{Config, ConfigError, Node};
 use crate::domain::{
-    CharPath, DeviceClass, DeviceId, Gather, MountSpec, NvmlLibrary, PciAddress, PerContainer, PfSelect, Policy, ResourceName,
-    ResourceSpec, Retention, Select,
+    CharPath, DeviceClass, DeviceId, Gather, MountSpec, NODE, NodePattern, NvmlLibrary, PciAddress, PerContainer, PfSelect, Policy,
+    ResourceName, ResourceSpec, Retention, Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -34,6 +34,8 @@ const FEATURES_DIRECTORY: &str = "/etc/kubernetes/node-feature-discovery/feature
 const HISTORY_AGE_MIN: Duration = Duration::from_secs(24 * 3600);
 /// For the same reason.
 const HISTORY_SIZE_MIN: u64 = 1000;
+/// What a regular expression may come to in memory: thousands of times what one for names has.
+const REGEX_BYTES_MAX: usize = 256 * 1024;
 
 /// Names of resources are compared where it is known who may have the same (`merge`).
 pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Config, ConfigError> {
@@ -128,9 +130,14 @@ fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
 }
 
 fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
-    let name: ResourceName = resource.name.parse().map_err(|error: crate::domain::InvalidResourceName| error.to_string())?;
+    let is_each = resource.name.contains(NODE);
+    let name = if is_each { ResourceName::for_each_node(&resource.name) } else { resource.name.parse() };
+    let name = name.map_err(|error| error.to_string())?;
     let class = class(resource.class);
     let is_char = class == DeviceClass::Char;
+    if is_each && !is_char {
+        return Err(format!("`{NODE}` in the name is for the class `char`, not for `{class}`"));
+    }
     if is_char && resource.paths.is_empty() {
         return Err("the class `char` needs `paths`, such as paths = [\"/dev/fuse\"]".into());
     }
@@ -141,8 +148,8 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     if is_char && select != (Select { id: select.id.clone(), ..Select::default() }) {
         return Err("the class `char` is selected by `paths`; of `select` it knows `id` only".into());
     }
-    // Where a container has one device, all of them may be the same path in it.
-    let is_one = resource.per_container == Some(PerContainer::One);
+    // Where a container, or a resource, has one device, all of them may be the same path in it.
+    let is_one = resource.per_container == Some(PerContainer::One) || is_each;
     let paths = resource.paths.iter().map(|path| self::path(path, is_one)).collect::<Result<Vec<_>, _>>()?;
     if let Some((target, first, second)) = clash(&paths).filter(|_| !is_one) {
         return Err(format!(
@@ -222,20 +229,14 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
 
 fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
     let host = &path.host;
-    if host.contains(char::is_control) {
-        return Err(format!("the path `{host}` of `paths` has a control character in it"));
-    }
-    let parts = host.strip_prefix("/dev/").map(|rest| rest.split('/').any(|part| matches!(part, "" | "." | "..")));
-    if parts != Some(false) {
-        return Err(format!("the path `{host}` must begin with `/dev/` and go straight down"));
-    }
-    if let Err(error) = glob::Pattern::new(host) {
-        return Err(format!("the path `{host}` is not a valid glob: {error}"));
+    match host {
+        NodePattern::Glob(glob) => self::glob(glob)?,
+        NodePattern::Regex(regex) => self::regex(regex)?,
     }
     if let Some(container) = &path.container {
         text::path(container, "paths")?;
     }
-    if let Some(container) = path.container.as_ref().filter(|container| is_wildcard(host) && !container.ends_with('/') && !is_one) {
+    if let Some(container) = path.container.as_ref().filter(|container| host.literal().is_none() && !container.ends_with('/') && !is_one) {
         return Err(format!(
             "all that `{host}` matches would be `{container}` in the container; a folder ends in `/`, as in `{container}/`; with \
              per_container = \"one\" a container has one of them"
@@ -249,21 +250,43 @@ fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
     Ok(CharPath { host: host.clone(), container: path.container.clone(), permissions })
 }
 
-fn is_wildcard(host: &str) -> bool {
-    host.contains(['*', '?', '['])
+fn glob(host: &str) -> Result<(), String> {
+    if host.contains(char::is_control) {
+        return Err(format!("the path `{host}` of `paths` has a control character in it"));
+    }
+    let parts = host.strip_prefix("/dev/").map(|rest| rest.split('/').any(|part| matches!(part, "" | "." | "..")));
+    if parts != Some(false) {
+        return Err(format!("the path `{host}` must begin with `/dev/` and go straight down"));
+    }
+    glob::Pattern::new(host).map(drop).map_err(|error| format!("the path `{host}` is not a valid glob: {error}"))
+}
+
+fn regex(regex: &str) -> Result<(), String> {
+    if regex.is_empty() || regex.contains(char::is_control) {
+        return Err(format!("`regex` is `{regex}`, but must be a regular expression for paths below /dev, such as `^video[0-9]+$`"));
+    }
+    // The beginning of a path of the host, where everything is told by what is below /dev.
+    if regex.trim_start_matches('^').starts_with("/dev/") {
+        return Err(format!("`regex` is `{regex}`, but is looked for in paths below /dev, which do not begin with `/dev/`"));
+    }
+    regex_lite::RegexBuilder::new(regex)
+        .size_limit(REGEX_BYTES_MAX)
+        .build()
+        .map(drop)
+        .map_err(|error| format!("`regex` is `{regex}`, which is no regular expression: {error}"))
 }
 
 /// Two hosts with one path in the container, and that path. A host counts by its name; what a wildcard matches is not known here.
 fn clash(paths: &[CharPath]) -> Option<(String, &str, &str)> {
     let mut taken = BTreeMap::new();
-    paths.iter().filter(|path| !is_wildcard(&path.host)).find_map(|CharPath { host, container, .. }| {
+    paths.iter().filter_map(|path| Some((path.host.literal()?, &path.container))).find_map(|(host, container)| {
         let target = match container {
-            None => host.clone(),
+            None => host.to_owned(),
             Some(folder) if folder.ends_with('/') => format!("{folder}{}", host.rsplit('/').next().unwrap_or(host)),
             Some(container) => container.clone(),
         };
         let first: &str = taken.entry(target.clone()).or_insert(host);
-        (first != host).then_some((target, first, host.as_str()))
+        (first != host).then_some((target, first, host))
     })
 }
 

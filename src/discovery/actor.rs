@@ -2,6 +2,7 @@
 
 use crate::domain::{
     Device, DeviceClass, DeviceId, DeviceNode, Evidence, Gather, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Plan,
+    ResourceSpec,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot, Listings};
@@ -25,8 +26,8 @@ const HAND_ON_DEADLINE: Duration = Duration::from_secs(5);
 pub struct DiscoveryConfig {
     /// The root of the host's trees.
     pub host_root: HostRoot,
-    /// The resources that select devices.
-    pub plan: watch::Receiver<Arc<Plan>>,
+    /// The resources that select devices; published anew when nodes come or go that are resources of their own.
+    pub plan: watch::Sender<Arc<Plan>>,
     /// Who holds what: a held node is looked at even when no resource names it any more.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// What is in the list: so is such a node.
@@ -60,8 +61,38 @@ impl DiscoveryActor {
         DiscoveryActor { config, looked_at: None, said: BTreeSet::new(), _life: Box::new(life) }
     }
 
+    /// The plan, with a resource for each node that is there now of those that have a name for each. Where nobody can say what is there,
+    /// nothing has come and nothing has gone. Returns warnings beside it.
+    fn planned(&self) -> (Arc<Plan>, Vec<String>) {
+        let plan = self.config.plan.borrow().clone();
+        if plan.patterns.is_empty() {
+            return (plan, Vec::new());
+        }
+        let hardware::Each { specs, warnings } = match hardware::each(&self.config.host_root, &plan.patterns) {
+            Ok(each) => each,
+            Err(error) => return (plan, vec![format!("/dev cannot be looked at, and resources for each node stay as they are: {error}")]),
+        };
+        // What only the ledger knows stays until its last id has left.
+        let orphans = plan.specs.iter().filter(|spec| spec.is_orphan() && !specs.iter().any(|known| known.name == spec.name));
+        let orphans: Vec<_> = orphans.cloned().collect();
+        // Equal resources are the same ones: nothing is kept twice.
+        let same = |spec: Arc<ResourceSpec>| plan.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
+        let specs: Arc<[_]> = specs.into_iter().chain(orphans).map(same).collect();
+        if specs != plan.specs {
+            self.config.plan.send_if_modified(|current| {
+                // Another configuration since then has nodes of its own; the next scan, which it asks for, sees them.
+                let is_current = current.number == plan.number;
+                if is_current {
+                    *current = Arc::new(Plan { number: plan.number + 1, specs, ..Plan::clone(&plan) });
+                }
+                is_current
+            });
+        }
+        (self.config.plan.borrow().clone(), warnings)
+    }
+
     /// Looks at the host. Returns the evidence, and the names that are new.
-    fn look(&mut self, plan: &Plan) -> (Evidence, Vec<(String, DeviceId)>) {
+    fn look(&mut self, plan: &Plan, of_plan: Vec<String>) -> (Evidence, Vec<(String, DeviceId)>) {
         let (began, clock) = (host::now(), Instant::now());
         let DiscoveryConfig { host_root, names, .. } = &self.config;
         let remembered = names.borrow().clone();
@@ -81,7 +112,7 @@ impl DiscoveryActor {
         let listed = inventory.resources.values().flat_map(|offering| offering.devices.values());
         let (evidence, warnings, named) = evidence(host_root, began, found, held, listed.map(|listed| listed.device.as_ref()));
         metrics::scanned(clock.elapsed());
-        let warnings: BTreeSet<String> = warnings.into_iter().gather();
+        let warnings: BTreeSet<String> = of_plan.into_iter().chain(warnings).gather();
         for warning in warnings.difference(&self.said) {
             tracing::warn!("{warning}");
         }
@@ -186,8 +217,8 @@ impl Handler<Rescan> for DiscoveryActor {
             return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
         }
         self.looked_at = Some(host::now().boot);
-        let plan = self.config.plan.borrow().clone();
-        let (evidence, named) = self.look(&plan);
+        let (plan, warnings) = self.planned();
+        let (evidence, named) = self.look(&plan, warnings);
         let (remember, discovered) = (self.config.remember.clone(), self.config.discovered.clone());
         AtomicResponse::new(Box::pin(hand_on(evidence, plan, named, remember, discovered).into_actor(self)))
     }

@@ -7,7 +7,8 @@
 //! kernel's subsystem and name. No node is ever opened: that alone can reset a modem or arm a watchdog.
 
 use super::disks::Disks;
-use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, Gather, ResourceName, ResourceSpec};
+use super::each::Dev;
+use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, Gather, NodePattern, ResourceName, ResourceSpec};
 use crate::host::{HostNode, HostRoot, Listings, NodeFolder};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,13 +45,14 @@ pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], disks: &Dis
     let links = stable_links(root);
     let kernel = KernelNames::of(root);
     let (mut taken, mut listings) = (BTreeMap::new(), Listings::default());
+    let dev = Dev::of(root, specs.iter().flat_map(|spec| &spec.paths).map(|path| &path.host));
     for spec in specs {
         let devices = found.by_resource.entry(spec.name.clone()).or_default();
         let mut warn = |warning: String| found.warnings.push(format!("{}: {warning}", spec.name));
         for path in &spec.paths {
-            let things = match things(root, &mut listings, path) {
+            let things = match things(root, &dev, &mut listings, path) {
                 Ok(things) if things.is_empty() => {
-                    let is_folder = root.is_dir(path.host.trim_start_matches('/'));
+                    let is_folder = path.host.literal().is_some_and(|path| root.is_dir(path.trim_start_matches('/')));
                     let why = if is_folder { ", which is a folder without one" } else { "" };
                     warn(format!("no device node matches {}{why}", path.host));
                     continue;
@@ -93,13 +95,16 @@ struct Thing {
     nodes: Vec<HostNode>,
 }
 
-fn things(root: &HostRoot, listings: &mut Listings, path: &CharPath) -> io::Result<Vec<Thing>> {
-    let paths = root.glob_among(listings, &path.host);
+fn things(root: &HostRoot, dev: &io::Result<Dev>, listings: &mut Listings, path: &CharPath) -> io::Result<Vec<Thing>> {
+    let dev = dev.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
+    let paths = dev.paths(root, listings, &path.host);
     // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
     let nodes = paths.iter().filter_map(|path| root.node_among(listings, path));
     let nodes: BTreeSet<HostNode> = nodes.filter(|node| node.path.starts_with("/dev/")).gather();
-    if !nodes.is_empty() {
-        return Ok(nodes.into_iter().map(|node| Thing { folder: None, nodes: vec![node] }).collect());
+    let is_glob = matches!(path.host, NodePattern::Glob(_));
+    let mut things: Vec<Thing> = nodes.into_iter().map(|node| Thing { folder: None, nodes: vec![node] }).collect();
+    if is_glob && !things.is_empty() {
+        return Ok(things);
     }
     let mut folders = BTreeMap::new();
     for path in paths {
@@ -107,7 +112,8 @@ fn things(root: &HostRoot, listings: &mut Listings, path: &CharPath) -> io::Resu
             folders.insert(path, nodes);
         }
     }
-    Ok(folders.into_iter().map(|(path, nodes)| Thing { folder: Some(path), nodes }).collect())
+    things.extend(folders.into_iter().map(|(path, nodes)| Thing { folder: Some(path), nodes }));
+    Ok(things)
 }
 
 /// The device of a node, or of a folder and its nodes; none of no node.

@@ -17,6 +17,7 @@ pub mod defaults;
 mod describe;
 mod disks;
 mod drm;
+mod each;
 mod event;
 mod facts;
 mod fpga;
@@ -38,6 +39,7 @@ mod vfio;
 mod xid;
 
 pub use disks::used_for;
+pub use each::{Each, each};
 pub use event::event;
 pub use identity::remember;
 pub use pci::{Scan, scan};
@@ -58,6 +60,8 @@ pub struct Discovery {
     /// A device for every PCI function, of the class `other` too, in the order of their addresses, each followed by its
     /// parts; then the nodes of the `char` resources.
     pub devices: Vec<Arc<Device>>,
+    /// The resources, those for each node among them: see [`each`].
+    pub specs: Vec<Arc<ResourceSpec>>,
     /// Which resource offers which of them.
     pub selection: Selection,
     /// Names of selected devices that are not remembered yet (I6): to be made durable before they are published.
@@ -103,10 +107,14 @@ pub fn discover_told(
     remembered: &BTreeMap<String, DeviceId>,
     nvml: &NvmlSnapshot,
 ) -> Discovery {
+    let Each { specs, mut warnings } = each(root, specs).unwrap_or_else(|error| {
+        let specs = specs.iter().filter(|spec| !spec.name.is_for_each_node()).cloned().collect();
+        Each { specs, warnings: vec![format!("/dev cannot be looked at, so nothing is known of resources for each node: {error}")] }
+    });
     let disks = disks::Disks::of(root);
     let describer = describe::Describer::new(root, &scan, nvml, &disks);
     let mut devices: Vec<Device> = scan.functions.values().flat_map(|function| describer.devices(function)).collect();
-    let found = chardev::discover(root, specs, &disks);
+    let found = chardev::discover(root, &specs, &disks);
     let mut chars: BTreeMap<String, ResourceName> = BTreeMap::new();
     for (resource, nodes) in found.by_resource {
         for node in nodes {
@@ -117,15 +125,16 @@ pub fn discover_told(
     identity::make_unique(&mut devices);
     let mut named = remember(&mut devices, remembered);
     let devices: Vec<Arc<Device>> = devices.into_iter().map(Arc::new).collect();
-    let mut selection = select(&devices, &chars, specs);
-    selection.warnings.splice(0..0, found.warnings);
+    let mut selection = select(&devices, &chars, &specs);
+    warnings.extend(found.warnings);
+    selection.warnings.splice(0..0, warnings);
     if specs.iter().any(|spec| spec.class == DeviceClass::Gpu) {
         selection.warnings.extend(nvidia::without_instances(&devices));
     }
     // What is not published needs no memory: a node has hundreds of bridges.
     let selected = selection.resource_of();
     named.retain(|(key, _)| selected.contains_key(key.as_str()));
-    Discovery { devices, selection, named, scan }
+    Discovery { devices, specs, selection, named, scan }
 }
 
 /// What a device's record and its nodes say of its health: a required node that is missing makes it useless. `None` where

@@ -4,6 +4,7 @@ mod awake;
 mod clock;
 mod command;
 pub mod descriptors;
+mod dev;
 mod direct;
 mod filesystem;
 mod folder;
@@ -24,6 +25,7 @@ mod watch;
 pub use awake::Awake;
 pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
 pub use command::{CommandError, run as run_command};
+pub use dev::DevEntry;
 pub use direct::open_direct;
 pub use filesystem::{
     Medium, disk_error, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, room_of_root, selinux_label, size_below,
