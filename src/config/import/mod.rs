@@ -27,6 +27,7 @@ use super::error::{nearest, printable};
 use super::merge::{Examined, problem_of};
 use super::node::Node;
 use super::tree::{Entry, Is, Place, Table, Value, written};
+use crate::domain::NODE;
 use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -191,7 +192,7 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
             let at = problem.file().zip(problem.line()).map_or(place, |(path, line)| format!("`{}` (line {line})", path.display()));
             let why = problem.problem().strip_prefix(&format!("resource `{name}`: ")).unwrap_or(problem.problem());
             draft.wrong(&name, &ImportError::new(format!("{at}: {why}")));
-        } else if names.insert(name.clone()) {
+        } else if names.insert(name.clone()) || name.contains(NODE) {
             resources.push(resource);
         } else {
             draft.wrong(&format!("{name} at {place}"), &ImportError::new("another resource has this name"));

@@ -2,7 +2,7 @@
 //! a red test.
 
 use super::tests::take_asked;
-use super::{Imported, Peer, generic, import, nvidia, rdma_shared, sriov};
+use super::{Imported, Peer, generic, import, nvidia, rdma_shared, smarter, sriov};
 use std::collections::BTreeSet;
 
 const PAGE: &str = include_str!("../../../docs/importers.md");
@@ -125,4 +125,9 @@ fn every_setting_of_mellanox_plugin_is_in_the_table_and_comes_out_so() {
 #[test]
 fn every_setting_of_squats_plugin_is_in_the_table_and_comes_out_so() {
     hold(Peer::Generic, "generic", generic::KEYS);
+}
+
+#[test]
+fn every_setting_of_smarters_plugin_is_in_the_table_and_comes_out_so() {
+    hold(Peer::Smarter, "smarter", smarter::KEYS);
 }

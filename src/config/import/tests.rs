@@ -115,7 +115,8 @@ fn squats() {
 #[test]
 fn smarters() {
     let nodes = config(&of(Peer::Smarter, "smarter-conf", None).toml);
-    assert_eq!(nodes.resources.len(), 10 + 2 + 1);
+    assert_eq!(nodes.resources.len(), 5);
+    assert!(nodes.resources.iter().all(|spec| spec.name.is_for_each_node()));
 }
 
 #[test]
@@ -140,7 +141,12 @@ fn what_cannot_be_taken_over_has_a_reason_with_its_place() {
             "line 3: `configList[0].rdmaHcaMax` is `lots`, where a whole number",
         ),
         (Peer::Generic, "devices: 3", "line 1: `devices` is `3`, where a list is expected", ""),
-        (Peer::Smarter, "- devicematch: x", NONE, "`x` does not begin with `^`"),
+        (
+            Peer::Smarter,
+            "- devicematch: x",
+            NONE,
+            "`[0]` (line 1) is left out: line 1: `[0]` is keys and values, where a `devicematch` and",
+        ),
         (Peer::Smarter, "a: [", "neither YAML nor JSON", ""),
         (Peer::Smarter, "", "the file has 0 documents", ""),
         (Peer::Nvidia, "kind: ConfigMap\ndata: { a: x, b: y }", "the ConfigMap has the entries `a`, `b`; `--key` says which", ""),
