@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 const DEPTH_MAX: usize = 32;
 /// A file may name a part of itself again and again: what comes of it has an end.
 const NODES_MAX: usize = 50_000;
+/// So has the text in it, in bytes.
+const COPIED_MAX: usize = 4 << 20;
 
 /// A node of the file.
 #[derive(Debug, Clone)]
@@ -69,7 +71,9 @@ impl Doc {
     /// # Errors
     /// What is neither YAML nor JSON, with its line.
     pub(super) fn parse(text: &str, lines: Lines) -> Result<Vec<Doc>, ImportError> {
-        let mut builder = Builder { events: Parser::new_from_str(text), lines, anchors: BTreeMap::new(), nodes: 0 };
+        // Of many short texts in one file none may become a long one.
+        let nodes_max = NODES_MAX.min(2 * text.len());
+        let mut builder = Builder { events: Parser::new_from_str(text), lines, anchors: BTreeMap::new(), nodes: 0, nodes_max, copied: 0 };
         let mut documents = Vec::new();
         while let Some((event, line)) = builder.next()? {
             match event {
@@ -88,12 +92,21 @@ impl Doc {
         Doc { line, is, state: Cell::new(State::Unread) }
     }
 
-    fn count(&self) -> usize {
-        1 + match &self.is {
-            Is::Null | Is::Scalar(_) => 0,
-            Is::List(list) => list.iter().map(Doc::count).sum(),
-            Is::Map(map) => map.iter().map(|(_, doc)| doc.count()).sum(),
-        }
+    /// What stands at a key of a map, as it is spelt.
+    pub(super) fn value(&self, key: &str) -> Option<&Doc> {
+        let Is::Map(map) = &self.is else { return None };
+        map.iter().find(|(known, _)| known == key).map(|(_, doc)| doc)
+    }
+
+    /// How many nodes it has, and how many bytes of text.
+    fn size(&self) -> (usize, usize) {
+        let (nodes, bytes) = match &self.is {
+            Is::Null => (0, 0),
+            Is::Scalar(scalar) => (0, scalar.text.len()),
+            Is::List(list) => list.iter().map(Doc::size).fold((0, 0), sum),
+            Is::Map(map) => map.iter().map(|(key, doc)| sum((0, key.len()), doc.size())).fold((0, 0), sum),
+        };
+        (nodes + 1, bytes)
     }
 
     /// Everything here and below counts as read.
@@ -109,12 +122,23 @@ impl Doc {
     }
 }
 
+fn too_large(line: usize) -> ImportError {
+    ImportError::new(format!("line {line}: larger or deeper than a configuration can be"))
+}
+
+fn sum(a: (usize, usize), b: (usize, usize)) -> (usize, usize) {
+    (a.0 + b.0, a.1 + b.1)
+}
+
 struct Builder<'a> {
     events: Parser<'a, StrInput<'a>>,
     lines: Lines,
     /// What an alias stands for, by the anchor's number.
     anchors: BTreeMap<usize, Doc>,
     nodes: usize,
+    nodes_max: usize,
+    /// How many bytes of text were copied.
+    copied: usize,
 }
 
 impl<'a> Builder<'a> {
@@ -151,8 +175,8 @@ impl<'a> Builder<'a> {
 
     fn node(&mut self, event: Event<'a>, line: usize, depth: usize) -> Result<Doc, ImportError> {
         self.nodes += 1;
-        if self.nodes > NODES_MAX || depth > DEPTH_MAX {
-            return Err(ImportError::new(format!("line {line}: larger or deeper than a configuration can be")));
+        if self.nodes > self.nodes_max || depth > DEPTH_MAX {
+            return Err(too_large(line));
         }
         let (doc, anchor) = match event {
             Event::Scalar(text, style, anchor, tag) => {
@@ -170,14 +194,24 @@ impl<'a> Builder<'a> {
             }
             Event::MappingStart(_, anchor, _) => (Doc::new(line, Is::Map(self.map(depth)?)), anchor),
             Event::Alias(anchor) => {
-                let meant = self.anchors.get(&anchor).cloned();
+                let meant = self.anchors.get(&anchor);
                 let meant = meant.ok_or_else(|| ImportError::new(format!("line {line}: an alias of something that holds it")))?;
-                self.nodes += meant.count();
+                let (nodes, bytes) = meant.size();
+                self.nodes += nodes;
+                self.copied += bytes;
+                if self.copied > COPIED_MAX {
+                    return Err(too_large(line));
+                }
+                let meant = meant.clone();
                 (Doc { line, ..meant }, 0)
             }
             _ => return Err(ImportError::new(format!("line {line}: a value is missing"))),
         };
         if anchor > 0 {
+            self.copied += doc.size().1;
+            if self.copied > COPIED_MAX {
+                return Err(too_large(line));
+            }
             self.anchors.insert(anchor, doc.clone());
         }
         Ok(doc)
@@ -297,6 +331,17 @@ mod tests {
             .map(|n| format!("a{n}: &a{n} [{}]\n", if n == 0 { "x, x".into() } else { vec![format!("*a{}", n - 1); 9].join(", ") }))
             .collect();
         assert!(read(&bomb).unwrap_err().contains("larger or deeper"));
+        // Few nodes, and gigabytes of text.
+        for text in [
+            format!("a: &a {}\nb:\n", "x".repeat(1 << 20)) + &"- *a\n".repeat(4000),
+            format!("a: &a {{ {}: 1 }}\nb:\n", "x".repeat(1 << 20)) + &"- *a\n".repeat(4000),
+        ] {
+            assert!(read(&text).unwrap_err().contains("larger or deeper"));
+        }
+        assert!(read("a: &a { b: c }\nd: [*a, *a, *a]").is_ok());
+        // Many such texts in one file cost no more than it is long.
+        let short = "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b]\n";
+        assert!(read(short).unwrap_err().contains("line 3: larger or deeper"));
         let doc = read("a: [b]").unwrap();
         let said = Field::root(&doc, Decoder::Json).get("a").unwrap().text().unwrap_err().to_string();
         assert_eq!(said, "line 1: `a` is a list, where a text is expected");

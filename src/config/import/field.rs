@@ -63,6 +63,10 @@ impl<'a> Field<'a> {
         Field { is_exact: true, ..self.clone() }
     }
 
+    pub(super) fn doc(&self) -> &'a Doc {
+        self.doc
+    }
+
     pub(super) fn line(&self) -> usize {
         self.doc.line
     }

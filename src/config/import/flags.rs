@@ -31,24 +31,22 @@ pub(super) struct Elsewhere {
 }
 
 impl Flags {
-    /// Those of a container. `booleans` are flags that take no word behind them.
-    pub(super) fn of(container: &Field<'_>, booleans: &[&str]) -> Flags {
-        let mut found = Flags::default();
-        let env = container.get("env").and_then(|env| env.items().ok()).unwrap_or_default();
-        for variable in env {
-            let Some(name) = variable.get("name").and_then(|name| name.text().ok()).map(str::to_owned) else { continue };
-            match variable.get("value").and_then(|value| value.holding().ok().map(|scalar| (value, scalar))) {
+    /// Adds those of a container. `booleans` are flags that take no word behind them.
+    pub(super) fn read(&mut self, container: &Field<'_>, booleans: &[&str]) {
+        for (name, variable) in variables(container) {
+            // Charts have the value at the name.
+            let value = variable.get("value").or_else(|| Some(variable.clone()).filter(|value| !value.is_map()));
+            match value.and_then(|value| value.holding().ok().map(|scalar| (value, scalar))) {
                 Some((value, scalar)) => {
                     let value_of = Doc::new(value.line(), Is::Scalar(unquoted(scalar, &scalar.text)));
-                    found.variables.push(Flag { name, value: value_of, path: value.path });
+                    self.variables.push(Flag { name, value: value_of, path: value.path });
                 }
-                None if variable.get("valueFrom").is_some() => found.elsewhere.push(Elsewhere { name, place: variable.place() }),
+                None if variable.get("valueFrom").is_some() => self.elsewhere.push(Elsewhere { name, place: variable.place() }),
                 None => {}
             }
             variable.read_all();
         }
-        found.read_words(&words(container), booleans);
-        found
+        self.read_words(&words(container), booleans);
     }
 
     fn read_words(&mut self, words: &[(Field<'_>, Scalar)], booleans: &[&str]) {
@@ -109,6 +107,16 @@ impl Flag {
     pub(super) fn field(&self, decoder: Decoder) -> Field<'_> {
         Field::at(&self.value, decoder, &self.path)
     }
+}
+
+/// The variables of a container: a list in Kubernetes, by their names in charts.
+fn variables<'a>(container: &Field<'a>) -> Vec<(String, Field<'a>)> {
+    let Some(env) = container.get("env") else { return Vec::new() };
+    if let Ok(entries) = env.entries() {
+        return entries.into_iter().map(|(name, variable)| (name.to_owned(), variable)).collect();
+    }
+    let named = |variable: Field<'a>| Some((variable.get("name")?.text().ok()?.to_owned(), variable));
+    env.items().unwrap_or_default().into_iter().filter_map(named).collect()
 }
 
 /// The words of the command line behind the program, with their places.

@@ -1,12 +1,13 @@
 //! Takes over the configuration of another plugin: its file in, ours out, and a warning for whatever has no equal.
 //!
 //! `source` finds the plugin's file, and the flags of its container, in what the user has: the file, a ConfigMap, a manifest (`flags`
-//! reads a command line). `doc` is the file as a tree, `field` reads it as the plugin's own decoder does. Each peer has a file that
+//! reads a command line, `chart` the values of a chart). `doc` is the file as a tree, `field` reads it as the plugin's own decoder does. Each peer has a file that
 //! says what its settings mean here; docs/importers.md has them all, and a test (`table`) holds both together.
 //!
 //! One wrong value costs what it touches, a resource or a setting, and is told with its line. Whatever nobody read of the source
 //! becomes a warning by itself, and what comes out has passed our own validation.
 
+mod chart;
 mod doc;
 mod field;
 mod flags;

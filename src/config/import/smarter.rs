@@ -21,10 +21,8 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
         return Err(ImportError::new("the manifest has the plugin's container and not its file; add the ConfigMap, behind a line `---`"));
     };
     let root = Field::root(file, Decoder::Yaml);
-    // The values of its chart have the file as a list.
-    let list = root.get("config").filter(Field::is_list).unwrap_or_else(|| root.clone());
     let mut patterns: Vec<(String, Field<'_>)> = Vec::new();
-    for item in list.items()? {
+    for item in root.items()? {
         let offered = offer(&item, draft).unwrap_or_else(|error| {
             draft.wrong(&item.place(), &error);
             None

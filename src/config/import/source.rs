@@ -1,10 +1,14 @@
 //! Finds what a plugin reads in what a user has: its file, a ConfigMap with one or several of them, a manifest, what `kubectl get -o
 //! yaml` prints, the values of a chart.
 
+use super::chart;
 use super::doc::{Doc, Is, Scalar};
 use super::field::{Decoder, Field};
-use super::flags::{Flag, Flags};
+use super::flags::Flags;
 use super::{ImportError, Peer};
+
+/// So many entries of a ConfigMap are named.
+const NAMES_MAX: usize = 30;
 
 /// What a plugin reads.
 #[derive(Debug)]
@@ -18,9 +22,9 @@ pub(super) struct Source {
 }
 
 /// What tells a plugin's container, and its file.
-struct Facts {
+pub(super) struct Facts {
     /// Part of its image's name.
-    image: &'static str,
+    pub(super) image: &'static str,
     /// Its program.
     program: &'static str,
     /// Flags that take no word behind them.
@@ -78,18 +82,27 @@ fn facts(peer: Peer) -> Facts {
     }
 }
 
-/// A text of the source that may be the plugin's file.
-struct Candidate<'a> {
+/// A part of the source that may be the plugin's file.
+pub(super) struct Candidate<'a> {
     /// Its key in the ConfigMap.
-    key: String,
+    pub(super) key: String,
     /// What has it, such as `kube-system/sriovdp-config`.
-    of: String,
-    text: &'a Scalar,
+    pub(super) of: String,
+    pub(super) part: Part<'a>,
 }
 
-impl Candidate<'_> {
+/// How a file stands in something else.
+pub(super) enum Part<'a> {
+    Text(&'a Scalar),
+    Tree(&'a Doc),
+}
+
+impl Part<'_> {
     fn parse(&self) -> Result<Vec<Doc>, ImportError> {
-        Doc::parse(&self.text.text, self.text.lines)
+        match self {
+            Part::Text(text) => Doc::parse(&text.text, text.lines),
+            Part::Tree(doc) => Ok(vec![(*doc).clone()]),
+        }
     }
 }
 
@@ -98,28 +111,33 @@ impl Candidate<'_> {
 /// # Errors
 /// Where nothing of this plugin is there, or more than one file of it.
 pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
+    let facts = facts(peer);
     let objects = objects(documents);
     let mut source = Source { file: None, flags: Flags::default(), notes: Vec::new() };
-    let mut candidates = Vec::new();
-    for object in &objects {
-        candidates.extend(held(peer, object));
+    let texts = chart::texts(&objects)?;
+    let mut values = chart::values(&objects, &texts);
+    if objects.is_empty() {
+        values.extend(documents.first().map(|values| Field::root(values, Decoder::Yaml)));
+    }
+    let mut found = chart::Found::default();
+    values.iter().for_each(|values| chart::look(peer, &facts, values, &mut found));
+    if objects.is_empty() && found.candidates.is_empty() && !found.containers.iter().any(|container| is_meant(&facts, container)) {
+        return plain(documents, key);
     }
     let mut usual = "default".to_owned();
-    if objects.is_empty() {
-        let values = documents.first().filter(|_| peer == Peer::Nvidia).map(|values| Field::root(values, Decoder::Yaml));
-        if let Some(values) = &values {
-            candidates.extend(chart(values));
-        }
-        let Some(values) = values.filter(|_| !candidates.is_empty()) else { return plain(documents, key) };
-        read_chart(&values, &mut usual, &mut source.flags);
+    chart::read_nvidia(&found, &mut usual, &mut source.flags);
+    let mut candidates = found.candidates;
+    for object in &objects {
+        candidates.extend(held(&facts, object));
     }
-    let containers: Vec<Field<'_>> = objects.iter().flat_map(containers).collect();
-    let container = containers.iter().find(|container| is_meant(&facts(peer), container));
+    let mut containers: Vec<Field<'_>> = objects.iter().flat_map(containers).collect();
+    containers.extend(found.containers);
+    let container = containers.iter().find(|container| is_meant(&facts, container));
     // Whoever builds an image of their own may call it anything.
     let only = || containers.first().filter(|only| containers.len() == 1 && program(only).is_none());
     let container = container.or_else(only);
     if let Some(chosen) = choose(peer, &candidates, key, &usual, container.is_some(), &mut source.notes)? {
-        let mut parsed = chosen.parse()?;
+        let mut parsed = chosen.part.parse()?;
         note_more(&parsed, &mut source.notes);
         source.file = (!parsed.is_empty()).then(|| parsed.swap_remove(0));
         if source.file.is_none() {
@@ -127,9 +145,9 @@ pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<S
         }
     }
     if let Some(container) = container {
-        read_container(peer, container, &mut source);
+        read_container(&facts, container, &mut source);
     } else if source.file.is_none() {
-        return Err(nothing(peer, &objects, &containers));
+        return Err(nothing(&facts, &objects, &containers));
     }
     Ok(source)
 }
@@ -188,63 +206,28 @@ fn name(object: &Field<'_>) -> String {
 }
 
 /// The texts that an object holds.
-fn held<'a>(peer: Peer, object: &Field<'a>) -> Vec<Candidate<'a>> {
+fn held<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     let kind = object.get("kind").and_then(|kind| kind.text().ok()).unwrap_or_default();
     if let Some(data) = object.get("data").filter(|_| kind == "ConfigMap" || kind.is_empty()) {
         for (key, entry) in data.entries().unwrap_or_default() {
-            candidates.extend(entry.holding().map(|text| Candidate { key: key.to_owned(), of: name(object), text }));
+            candidates.extend(entry.holding().map(|text| Candidate { key: key.to_owned(), of: name(object), part: Part::Text(text) }));
         }
     }
-    for (_, path) in facts(peer).objects.iter().filter(|(of, _)| *of == kind) {
+    for (_, path) in facts.objects.iter().filter(|(of, _)| *of == kind) {
         let field = path.iter().try_fold(object.clone(), |field, key| field.get(key));
         let key = path.join(".");
-        candidates.extend(field.and_then(|field| field.holding().ok()).map(|text| Candidate { key, of: name(object), text }));
+        let text = field.and_then(|field| field.holding().ok());
+        candidates.extend(text.map(|text| Candidate { key, of: name(object), part: Part::Text(text) }));
     }
     candidates
 }
 
-/// The files that the values of NVIDIA's chart have below `config.map`.
-fn chart<'a>(values: &Field<'a>) -> Vec<Candidate<'a>> {
-    let map = values.get("config").and_then(|config| config.get("map"));
-    let candidate =
-        |(key, entry): (&str, Field<'a>)| Some(Candidate { key: key.to_owned(), of: "config.map".to_owned(), text: entry.holding().ok()? });
-    let entries = map.and_then(|map| map.entries().ok()).unwrap_or_default();
-    entries.into_iter().filter_map(candidate).collect()
-}
-
-/// What these values say beside: which of the files is the usual one, and variables of the container.
-fn read_chart(values: &Field<'_>, usual: &mut String, flags: &mut Flags) {
-    const VARIABLES: [(&str, &str); 10] = [
-        ("migStrategy", "MIG_STRATEGY"),
-        ("failOnInitError", "FAIL_ON_INIT_ERROR"),
-        ("compatWithCPUManager", "PASS_DEVICE_SPECS"),
-        ("deviceListStrategy", "DEVICE_LIST_STRATEGY"),
-        ("deviceIDStrategy", "DEVICE_ID_STRATEGY"),
-        ("nvidiaDriverRoot", "NVIDIA_DRIVER_ROOT"),
-        ("gdrcopyEnabled", "GDRCOPY_ENABLED"),
-        ("gdsEnabled", "GDS_ENABLED"),
-        ("mofedEnabled", "MOFED_ENABLED"),
-        ("deviceDiscoveryStrategy", "DEVICE_DISCOVERY_STRATEGY"),
-    ];
-    let said = values.get("config").and_then(|config| config.get("default")).and_then(|name| name.text().ok());
-    if let Some(name) = said.filter(|name| !name.is_empty()) {
-        name.clone_into(usual);
-    }
-    let root = values.get("mps").and_then(|mps| mps.get("root")).map(|root| (root, "MPS_ROOT"));
-    let said = VARIABLES.into_iter().filter_map(|(key, variable)| Some((values.get(key)?, variable)));
-    for (value, variable) in said.chain(root) {
-        if let Ok(scalar) = value.holding() {
-            let of = Doc::new(value.line(), Is::Scalar(scalar.clone()));
-            flags.variables.push(Flag { name: variable.to_owned(), value: of, path: value.path });
-        }
-    }
-}
-
-/// Whether a text may be the plugin's file.
-fn looks_right(peer: Peer, candidate: &Candidate<'_>) -> bool {
-    let Ok(documents) = candidate.parse() else { return false };
-    let is_key = |key: &str| facts(peer).keys.iter().any(|known| known.eq_ignore_ascii_case(key));
+/// Whether it may be the plugin's file.
+pub(super) fn looks_right(peer: Peer, part: &Part<'_>) -> bool {
+    let Ok(documents) = part.parse() else { return false };
+    let keys = facts(peer).keys;
+    let is_key = |key: &str| keys.iter().any(|known| known.eq_ignore_ascii_case(key));
     let has_key = |doc: &Doc| matches!(&doc.is, Is::Map(map) if map.iter().any(|(key, _)| is_key(key)));
     match documents.first().map(|doc| (doc, &doc.is)) {
         Some((_, Is::List(list))) => peer == Peer::Smarter && list.first().is_some_and(has_key),
@@ -267,7 +250,11 @@ fn choose<'c, 'a>(
         let name = |candidate: &&Candidate<'_>| {
             if is_one { format!("`{}`", candidate.key) } else { format!("`{}` of {}", candidate.key, candidate.of) }
         };
-        candidates.iter().map(name).collect::<Vec<_>>().join(", ")
+        let told = candidates.iter().take(NAMES_MAX).map(name).collect::<Vec<_>>().join(", ");
+        match candidates.len().saturating_sub(NAMES_MAX) {
+            0 => told,
+            more => format!("{told} and {more} more"),
+        }
     };
     let all: Vec<&Candidate<'_>> = candidates.iter().collect();
     let named: Vec<&Candidate<'_>> = all.iter().copied().filter(|candidate| key.is_none_or(|key| candidate.key == key)).collect();
@@ -280,7 +267,7 @@ fn choose<'c, 'a>(
     if let (Some(_), [one]) = (key, named.as_slice()) {
         return Ok(Some(one));
     }
-    let likely: Vec<&Candidate<'_>> = named.iter().copied().filter(|candidate| looks_right(peer, candidate)).collect();
+    let likely: Vec<&Candidate<'_>> = named.iter().copied().filter(|candidate| looks_right(peer, &candidate.part)).collect();
     match (likely.as_slice(), named.as_slice()) {
         ([one], _) => Ok(Some(one)),
         ([], [one]) if !has_container => Ok(Some(one)),
@@ -324,13 +311,15 @@ fn program(container: &Field<'_>) -> Option<String> {
     Some(path.rsplit('/').next().unwrap_or(path).to_owned())
 }
 
+/// The name of a container's image; charts have its parts below it.
 fn image(container: &Field<'_>) -> String {
-    container.get("image").and_then(|image| image.text().ok()).unwrap_or_default().to_owned()
+    let image = container.get("image");
+    let image = image.as_ref().and_then(|image| image.get("repository")).or(image);
+    image.and_then(|image| image.text().ok()).unwrap_or_default().to_owned()
 }
 
-fn read_container(peer: Peer, container: &Field<'_>, source: &mut Source) {
-    let facts = facts(peer);
-    source.flags = Flags::of(container, facts.booleans);
+fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {
+    source.flags.read(container, facts.booleans);
     if container.get("envFrom").is_some_and(|from| from.says_something()) {
         source.notes.push("the container's `envFrom` is not followed; what it says is missing here".to_owned());
     }
@@ -348,7 +337,7 @@ fn read_container(peer: Peer, container: &Field<'_>, source: &mut Source) {
 }
 
 /// Why there is nothing.
-fn nothing(peer: Peer, objects: &[Field<'_>], containers: &[Field<'_>]) -> ImportError {
+fn nothing(facts: &Facts, objects: &[Field<'_>], containers: &[Field<'_>]) -> ImportError {
     let images: Vec<String> = containers.iter().map(|container| format!("`{}`", image(container))).collect();
     let shell = containers.iter().any(|container| program(container).is_some_and(|program| matches!(&*program, "sh" | "bash" | "ash")));
     let kinds: Vec<&str> = objects.iter().filter_map(|object| object.get("kind")?.text().ok()).collect();
@@ -359,8 +348,8 @@ fn nothing(peer: Peer, objects: &[Field<'_>], containers: &[Field<'_>]) -> Impor
             let more = if shell { "; a shell's command line is not read: import the file, or what one flag says" } else { "" };
             format!(
                 "no container of it runs `{}` or has `{}` as its image; the images are {}{more}",
-                facts(peer).program,
-                facts(peer).image,
+                facts.program,
+                facts.image,
                 images.join(", ")
             )
         }
@@ -429,6 +418,9 @@ mod tests {
         let maps = format!("{two}---\n{}", two.replace("name: m", "name: n, namespace: s"));
         let said = import(Peer::Sriov, &maps, Some("node-1"), None).unwrap_err().to_string();
         assert_eq!(said, "the ConfigMap has the entries `node-1` of m, `node-1` of s/n; `--key` says which");
+        let many: String = (0..1000).map(|n| format!("  node-{n}: |\n    {POOL}\n")).collect();
+        let said = import(Peer::Sriov, &format!("kind: ConfigMap\ndata:\n{many}"), None, None).unwrap_err().to_string();
+        assert!(said.contains("`node-29` and 970 more; `--key` says which") && said.len() < 1000, "{said}");
     }
 
     #[test]
