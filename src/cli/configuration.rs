@@ -33,17 +33,19 @@ pub enum Verb {
         #[arg(long, value_name = "NAME")]
         node: Option<String>,
     },
-    /// Print the configuration that does what another plugin's does; what has no equal is a warning
+    /// Print the configuration that does what another plugin's does
+    ///
+    /// What has no equal is a warning. A wrong value costs what it touches, and the exit code is 9.
     Import {
         /// Whose it is
         #[arg(value_name = "PLUGIN")]
         peer: Peer,
-        /// Its file, YAML or JSON, or a ConfigMap that holds it; `-` is standard input
+        /// Its file, YAML or JSON; a manifest, what `kubectl get -o yaml` prints, or chart values that hold it; `-` is standard input
         file: PathBuf,
-        /// Which entry of the ConfigMap, where it has several
+        /// Which entry of a ConfigMap, where several are files of the plugin
         #[arg(long)]
         key: Option<String>,
-        /// The domain of its resources, where a flag told it: `-resource-prefix`, `--domain`
+        /// The domain of its resources, in place of what a flag in the manifest says: `-resource-prefix`, `--domain`
         #[arg(long, value_name = "DOMAIN")]
         prefix: Option<String>,
     },

@@ -334,7 +334,7 @@ mod tests {
         // Few nodes, and gigabytes of text.
         for text in [
             format!("a: &a {}\nb:\n", "x".repeat(1 << 20)) + &"- *a\n".repeat(4000),
-            format!("a: &a {{ {}: 1 }}\nb:\n", "x".repeat(1 << 20)) + &"- *a\n".repeat(4000),
+            format!("a: &a {{ ? {} : 1 }}\nb:\n", "x".repeat(1 << 20)) + &"- *a\n".repeat(4000),
         ] {
             assert!(read(&text).unwrap_err().contains("larger or deeper"));
         }

@@ -22,6 +22,9 @@ const UNSAYABLE: [&str; 4] = ["acpiIndexes", "ddpProfiles", "pKeys", "auxTypes"]
 /// What hands a function to a guest or a program, which leaves it without an RDMA device. Under any other driver it may have one.
 const HANDS_OVER: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
+/// A word of the SR-IOV operator's policies, where it stands for the driver that a function has by itself.
+const NO_DRIVER: &str = "netdevice";
+
 /// Every key that is read.
 pub(super) const KEYS: &[&str] = &[
     "resourceList[].resourceName",
@@ -119,6 +122,12 @@ fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Tab
         Err(why) => return Ok(Err(why)),
     };
     let has = |key: &str, is: &dyn Fn(&str) -> bool| selector.lists.get(key).is_some_and(|list| list.iter().all(|text| is(text)));
+    if let Some(of) = selector.places.get("driver").filter(|_| selector.lists["driver"].iter().any(|driver| driver == NO_DRIVER)) {
+        draft.warn(format!(
+            "{}: `{NO_DRIVER}` is no driver, and no function has it, there as here; without `drivers` any driver is right",
+            of.place()
+        ));
+    }
     let is_mellanox =
         has("vendor", &|vendor| vendor.trim_start_matches("0x") == "15b3") || has("driver", &|driver| driver.starts_with("mlx"));
     let drivers = selector.lists.get("driver").map(Vec::as_slice).unwrap_or_default();
