@@ -9,6 +9,10 @@ use super::{Draft, ImportError, plain, resource, set_from, text};
 /// What the plugin lets a container do with a node unless the file says otherwise.
 const PERMISSIONS: &str = "mrw";
 
+/// The domain of resources where nothing else is told, and that since a version.
+const DOMAIN: &str = "squat.ai";
+const NEW_DOMAIN: ((u32, u32), &str) = ((0, 2), "devic.es");
+
 /// Every key that is read.
 pub(super) const KEYS: &[&str] = &[
     "domain",
@@ -32,7 +36,18 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
     let flag = source.flags.last(&["domain"], "DOMAIN").map(|flag| flag.field(Decoder::JsonOfYaml));
     let domain = draft.setting(flag, |domain| domain.text().map(str::to_owned));
     let in_file = draft.setting(root.as_ref().and_then(|root| root.get("domain")), |domain| domain.text().map(str::to_owned));
-    let domain = prefix.map(str::to_owned).or(domain).or(in_file).unwrap_or_else(|| "squat.ai".to_owned());
+    let said = prefix.map(str::to_owned).or(domain).or(in_file);
+    let domain = said.unwrap_or_else(|| match source.image.as_deref().and_then(minor_version) {
+        Some(version) if version >= NEW_DOMAIN.0 => NEW_DOMAIN.1.to_owned(),
+        Some(_) => DOMAIN.to_owned(),
+        None => {
+            draft.warn(format!(
+                "no domain is told: `{DOMAIN}` is that of versions before 0.2, and later ones have `{}`; `--prefix` says it",
+                NEW_DOMAIN.1
+            ));
+            DOMAIN.to_owned()
+        }
+    });
     for elsewhere in &source.flags.elsewhere {
         if matches!(&*elsewhere.name, "domain" | "DOMAIN") {
             draft.warn(format!("`{}` at {} is not told by the manifest; `--prefix` tells it", elsewhere.name, elsewhere.place));
@@ -73,6 +88,13 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
         draft.unknown(read, KEYS);
     }
     Ok(())
+}
+
+/// The version that an image's tag tells, such as `0.2` of `squat/generic-device-plugin:0.2.0@sha256:…`.
+fn minor_version(image: &str) -> Option<(u32, u32)> {
+    let (_, tag) = image.split('@').next()?.rsplit('/').next()?.split_once(':')?;
+    let mut numbers = tag.strip_prefix('v').unwrap_or(tag).split(['.', '-']).map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
 }
 
 /// What the `--device` flags say, each a file of its own.
@@ -125,20 +147,25 @@ struct Group {
 fn offer(device: &Field<'_>, domain: &str, draft: &mut Draft) -> Result<Result<Table, String>, ImportError> {
     let name = name_of(device, domain)?;
     let groups = device.get("groups").ok_or_else(|| device.wrong("a `name` and `groups`"))?;
-    let mut told: Vec<Group> = Vec::new();
+    let (mut told, mut left_out): (Vec<Group>, Vec<String>) = (Vec::new(), Vec::new());
     for group in groups.items()? {
         match group_of(&group, draft)? {
             Ok(group) => told.push(group),
-            Err(why) => return Ok(Err(why)),
+            Err(why) => {
+                group.read_all();
+                left_out.push(why);
+            }
         }
     }
-    let Some(first) = told.first() else { return Ok(Err("it has no groups".into())) };
+    let Some(first) = told.first() else { return Ok(Err(left_out.into_iter().next().unwrap_or_else(|| "it has no groups".into()))) };
     if told.iter().any(|group| group.count != first.count) {
         return Ok(Err("its groups go to different numbers of containers, and a resource has one `replicas`".into()));
     }
     if told.iter().any(|group| written(&group.mounts) != written(&first.mounts)) {
         return Ok(Err("its groups have different mounts, and those of a resource go to every container".into()));
     }
+    // Each group has devices of its own.
+    left_out.iter().for_each(|why| draft.warn(format!("a group of {name} is left out: {why}")));
     let mut offered = resource(&name, "char");
     let (count, mounts) = (first.count, first.mounts.clone());
     let mut paths: Vec<&String> = told.iter().filter_map(|group| group.one_path.as_ref()).collect();
@@ -321,7 +348,23 @@ fn glob(pattern: &str) -> Result<String, &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::glob;
+    use super::{glob, minor_version};
+
+    #[test]
+    fn the_tag_of_an_image_tells_its_version() {
+        for (image, version) in [
+            ("squat/generic-device-plugin:0.2.0", Some((0, 2))),
+            ("reg.example.org:5000/generic-device-plugin:v0.1-rc1@sha256:0123", Some((0, 1))),
+            ("squat/generic-device-plugin:1.12", Some((1, 12))),
+            ("squat/generic-device-plugin:latest", None),
+            ("squat/generic-device-plugin:36bfc606bba2064de6ede0ff2764cbb52edff70d", None),
+            ("reg.example.org:5000/generic-device-plugin", None),
+            ("squat/generic-device-plugin@sha256:0123", None),
+            ("", None),
+        ] {
+            assert_eq!(minor_version(image), version, "{image}");
+        }
+    }
 
     #[test]
     fn a_pattern_of_go_is_one_of_ours() {

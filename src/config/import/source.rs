@@ -17,6 +17,8 @@ pub(super) struct Source {
     pub(super) file: Option<Doc>,
     /// What its container is started with; nothing where there is only the file.
     pub(super) flags: Flags,
+    /// The image of this container.
+    pub(super) image: Option<String>,
     /// What the user is to know of it.
     pub(super) notes: Vec<String>,
 }
@@ -113,7 +115,7 @@ impl Part<'_> {
 pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
     let facts = facts(peer);
     let objects = objects(documents);
-    let mut source = Source { file: None, flags: Flags::default(), notes: Vec::new() };
+    let mut source = Source { file: None, flags: Flags::default(), image: None, notes: Vec::new() };
     let texts = chart::texts(&objects)?;
     let mut values = chart::values(&objects, &texts);
     if objects.is_empty() {
@@ -160,7 +162,7 @@ fn plain(documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
     let first = documents.first().ok_or_else(|| ImportError::new("the file has 0 documents, where one is expected"))?;
     let mut notes = Vec::new();
     note_more(documents, &mut notes);
-    Ok(Source { file: Some(first.clone()), flags: Flags::default(), notes })
+    Ok(Source { file: Some(first.clone()), flags: Flags::default(), image: None, notes })
 }
 
 /// All of these plugins read the first document of a file.
@@ -313,13 +315,18 @@ fn program(container: &Field<'_>) -> Option<String> {
 
 /// The name of a container's image; charts have its parts below it.
 fn image(container: &Field<'_>) -> String {
-    let image = container.get("image");
-    let image = image.as_ref().and_then(|image| image.get("repository")).or(image);
-    image.and_then(|image| image.text().ok()).unwrap_or_default().to_owned()
+    let Some(image) = container.get("image") else { return String::new() };
+    let part = |key: &str| image.get(key).and_then(|part| part.text().ok());
+    match (part("repository"), part("tag")) {
+        (Some(name), Some(tag)) => format!("{name}:{tag}"),
+        (Some(name), None) => name.to_owned(),
+        _ => image.text().unwrap_or_default().to_owned(),
+    }
 }
 
 fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {
     source.flags.read(container, facts.booleans);
+    source.image = Some(image(container));
     if container.get("envFrom").is_some_and(|from| from.says_something()) {
         source.notes.push("the container's `envFrom` is not followed; what it says is missing here".to_owned());
     }
@@ -374,7 +381,8 @@ mod tests {
             assert!(told.contains(wanted), "{told}\nshould contain {wanted}");
         }
         if warnings.is_empty() {
-            assert!(found.warnings.iter().all(|warning| warning.starts_with("ids are others here")), "{told}");
+            let usual = |warning: &String| warning.starts_with("ids are others here") || warning.starts_with("no domain is told");
+            assert!(found.warnings.iter().all(usual), "{told}");
         }
     }
 
@@ -494,6 +502,14 @@ mod tests {
         has(Peer::Generic, &format!("{}---\n{map}", daemon_set("args: [--config, /x, --domain, lab.org]")), None, &["\"lab.org/a\""], &[]);
         let both = format!("{}---\n{map}", daemon_set("args: [--device, '{name: b, groups: [{paths: [{path: /dev/b}]}]}']"));
         has(Peer::Generic, &both, None, &["\"squat.ai/b\""], &["the file's `devices` are left out"]);
+        let inline = "'{name: fuse, groups: [{paths: [{path: /dev/fuse}]}]}'";
+        let tagged = |tag: &str| daemon_set(&format!("args: [--device, {inline}]")).replace("@sha256:0123", tag);
+        let known = [(":0.1.3", "squat.ai", false), (":v0.2.0@sha256:01", "devic.es", false), (":latest", "squat.ai", true)];
+        for (tag, domain, is_unsure) in known {
+            let found = imported(Peer::Generic, &tagged(tag), None);
+            assert!(found.toml.contains(&format!("\"{domain}/fuse\"")), "{tag}: {}", found.toml);
+            assert_eq!(found.warnings.iter().any(|warning| warning.starts_with("no domain is told")), is_unsure, "{tag}");
+        }
         // An image may have any name.
         let mine = "kind: Pod\nspec: { containers: [{ image: mine, args: [--device, '{name: b, groups: [{paths: [{path: /dev/b}]}]}'] }] }";
         has(Peer::Generic, mine, None, &["\"squat.ai/b\""], &[]);
