@@ -61,36 +61,6 @@ impl DiscoveryActor {
         DiscoveryActor { config, looked_at: None, said: BTreeSet::new(), _life: Box::new(life) }
     }
 
-    /// The plan, with a resource for each node that is there now of those that have a name for each. Where nobody can say what is there,
-    /// nothing has come and nothing has gone. Returns warnings beside it.
-    fn planned(&self) -> (Arc<Plan>, Vec<String>) {
-        let plan = self.config.plan.borrow().clone();
-        if plan.patterns.is_empty() {
-            return (plan, Vec::new());
-        }
-        let hardware::Each { specs, warnings } = match hardware::each(&self.config.host_root, &plan.patterns) {
-            Ok(each) => each,
-            Err(error) => return (plan, vec![format!("/dev cannot be looked at, and resources for each node stay as they are: {error}")]),
-        };
-        // What only the ledger knows stays until its last id has left.
-        let orphans = plan.specs.iter().filter(|spec| spec.is_orphan() && !specs.iter().any(|known| known.name == spec.name));
-        let orphans: Vec<_> = orphans.cloned().collect();
-        // Equal resources are the same ones: nothing is kept twice.
-        let same = |spec: Arc<ResourceSpec>| plan.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
-        let specs: Arc<[_]> = specs.into_iter().chain(orphans).map(same).collect();
-        if specs != plan.specs {
-            self.config.plan.send_if_modified(|current| {
-                // Another configuration since then has nodes of its own; the next scan, which it asks for, sees them.
-                let is_current = current.number == plan.number;
-                if is_current {
-                    *current = Arc::new(Plan { number: plan.number + 1, specs, ..Plan::clone(&plan) });
-                }
-                is_current
-            });
-        }
-        (self.config.plan.borrow().clone(), warnings)
-    }
-
     /// Looks at the host. Returns the evidence, and the names that are new.
     fn look(&mut self, plan: &Plan, of_plan: Vec<String>) -> (Evidence, Vec<(String, DeviceId)>) {
         let (began, clock) = (host::now(), Instant::now());
@@ -217,7 +187,7 @@ impl Handler<Rescan> for DiscoveryActor {
             return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
         }
         self.looked_at = Some(host::now().boot);
-        let (plan, warnings) = self.planned();
+        let (plan, warnings) = planned(&self.config.host_root, &self.config.plan);
         let (evidence, named) = self.look(&plan, warnings);
         let (remember, discovered) = (self.config.remember.clone(), self.config.discovered.clone());
         AtomicResponse::new(Box::pin(hand_on(evidence, plan, named, remember, discovered).into_actor(self)))
@@ -263,10 +233,40 @@ impl Handler<Crash> for DiscoveryActor {
     }
 }
 
+/// The plan, with a resource for each node that is there now of those that have a name for each. Where nobody can say what is there,
+/// nothing has come and nothing has gone. Returns warnings beside it.
+fn planned(root: &HostRoot, current: &watch::Sender<Arc<Plan>>) -> (Arc<Plan>, Vec<String>) {
+    let plan = current.borrow().clone();
+    if plan.patterns.is_empty() {
+        return (plan, Vec::new());
+    }
+    let hardware::Each { specs, warnings } = match hardware::each(root, &plan.patterns) {
+        Ok(each) => each,
+        Err(error) => return (plan, vec![format!("/dev cannot be looked at, and resources for each node stay as they are: {error}")]),
+    };
+    // What only the ledger knows stays until its last id has left.
+    let orphans = plan.specs.iter().filter(|spec| spec.is_orphan() && !specs.iter().any(|known| known.name == spec.name));
+    let orphans: Vec<_> = orphans.cloned().collect();
+    // Equal resources are the same ones: nothing is kept twice.
+    let same = |spec: Arc<ResourceSpec>| plan.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
+    let specs: Arc<[_]> = specs.into_iter().chain(orphans).map(same).collect();
+    if specs != plan.specs {
+        current.send_if_modified(|current| {
+            // Another configuration since then has nodes of its own; the next scan, which it asks for, sees them.
+            let is_current = current.number == plan.number;
+            if is_current {
+                *current = Arc::new(Plan { number: plan.number + 1, specs, ..Plan::clone(&plan) });
+            }
+            is_current
+        });
+    }
+    (current.borrow().clone(), warnings)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{Health, Offered, Offering, ResourceSpec};
+    use crate::domain::{CharPath, Health, NodePattern, Offered, Offering, ResourceName, ResourceSpec};
 
     fn device(id: &str, node: &str) -> Arc<Device> {
         let nodes = vec![DeviceNode::at(node)];
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_device_that_has_not_changed_is_in_memory_once() {
-        let name: crate::domain::ResourceName = "example.com/x".parse().unwrap();
+        let name: ResourceName = "example.com/x".parse().unwrap();
         let offered = |(id, device)| (DeviceId::new(id), Offered { device, health: Health::Healthy });
         let (same, moved, shared) = (device("same", "/dev/a"), device("moved", "/dev/b"), device("shared", "/dev/c"));
         let listed = [("same", same.clone()), ("moved", moved.clone()), ("shared::0", shared.clone()), ("shared::1", shared.clone())];
@@ -311,5 +311,38 @@ mod tests {
         let (told, ..) = evidence(&HostRoot::new(dir.path()), host::now(), found, std::iter::empty(), std::iter::empty());
         assert_eq!(told.missing_nodes, ["/dev/gone".to_owned()].into());
         assert_eq!(told.devices.len(), 3);
+    }
+
+    #[test]
+    fn a_dev_that_cannot_be_read_leaves_the_resources_of_its_nodes_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let dev = dir.path().join("dev");
+        let host = NodePattern::Regex("^i2c-[0-9]*$".into());
+        let pattern = ResourceSpec {
+            paths: vec![CharPath { host, container: None, permissions: "rw".into() }],
+            ..ResourceSpec::new(ResourceName::for_each_node("board/{node}").unwrap(), DeviceClass::Char)
+        };
+        let plan = Plan { number: 1, patterns: Arc::new([Arc::new(pattern)]), ..Plan::default() };
+        let (root, plan) = (HostRoot::new(dir.path()), watch::Sender::new(Arc::new(plan)));
+        let look = || {
+            let (planned, warnings) = planned(&root, &plan);
+            assert_eq!(planned, *plan.borrow());
+            (planned.number, planned.specs.iter().map(|spec| spec.name.to_string()).collect::<Vec<_>>().join(" "), warnings)
+        };
+        std::fs::create_dir(&dev).unwrap();
+        std::fs::write(dev.join("i2c-1"), "").unwrap();
+        assert_eq!(look(), (2, "board/i2c-1".into(), vec![]));
+        std::fs::write(dev.join("i2c-13"), "").unwrap();
+        assert_eq!(look(), (3, "board/i2c-1 board/i2c-13".into(), vec![]));
+        assert_eq!(look().0, 3, "nothing has changed");
+        std::fs::rename(&dev, dir.path().join("kept")).unwrap();
+        std::fs::write(&dev, "").unwrap();
+        let (number, names, warnings) = look();
+        assert_eq!((number, &*names), (3, "board/i2c-1 board/i2c-13"));
+        assert!(warnings[0].starts_with("/dev cannot be looked at"), "{warnings:?}");
+        std::fs::remove_file(&dev).unwrap();
+        std::fs::rename(dir.path().join("kept"), &dev).unwrap();
+        std::fs::remove_file(dev.join("i2c-1")).unwrap();
+        assert_eq!(look(), (4, "board/i2c-13".into(), vec![]));
     }
 }
