@@ -135,7 +135,9 @@ impl App {
         }
 
         let (health, policy) = (settings.config.health.clone(), settings.config.policy);
-        let (plan, plan_view) = watch::channel(Arc::new(Plan { number: 1, specs: Arc::clone(&specs), health, ledger: policy }));
+        let patterns = specs::patterns(&settings.config);
+        let first = Plan { number: 1, specs: Arc::clone(&specs), patterns, health, ledger: policy };
+        let (plan, plan_view) = watch::channel(Arc::new(first));
 
         // What is published outlives whoever publishes it.
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
@@ -226,7 +228,7 @@ impl App {
         let (asker, question, nvml) = nvml::Asker::new(&settings, &actors, &judgement);
         let config = DiscoveryConfig {
             host_root: host_root.clone(),
-            plan: plan_view.clone(),
+            plan: plan.clone(),
             grants: grants_view.clone(),
             inventory: inventory_view.clone(),
             names: names_view,

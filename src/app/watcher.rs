@@ -2,7 +2,7 @@
 //! a slow poll looks anyway.
 
 use super::reload;
-use crate::domain::{DeviceClass, KubeletGeneration, Plan, Source};
+use crate::domain::{CharPath, DeviceClass, KubeletGeneration, Plan, Source};
 use crate::hardware;
 use crate::health::Judgement;
 use crate::host::{self, Change, DirWatch, HostRoot, Uevent, UeventSocket};
@@ -81,15 +81,17 @@ impl Watcher {
     fn directories(&self) -> BTreeSet<PathBuf> {
         let mut dirs = BTreeSet::from([self.device_plugins.clone(), self.sockets.directory().to_owned()]);
         dirs.extend(self.config_dirs.iter().cloned());
-        for spec in self.plan.borrow().specs.iter() {
+        let plan = self.plan.borrow();
+        // What comes may be a resource of its own.
+        for spec in plan.specs.iter().chain(plan.patterns.iter()) {
             if spec.class != DeviceClass::Char {
                 dirs.insert(self.host_root.path("dev"));
             }
-            for path in &spec.paths {
-                // The deepest directory before the first wildcard.
-                let fixed = path.host.split(['*', '?', '[']).next().unwrap_or_default();
-                let dir = fixed.rsplit_once('/').map_or("/dev", |(dir, _)| dir);
-                dirs.insert(self.host_root.path(dir.trim_start_matches('/')));
+            for CharPath { host, .. } in &spec.paths {
+                let folder = host.folder();
+                dirs.insert(self.host_root.path(folder.trim_start_matches('/')));
+                // Where it is a folder, what is in it matters; the watch of a node is that of its folder.
+                dirs.extend(host.literal().map(|path| self.host_root.path(path.trim_start_matches('/'))));
             }
         }
         dirs
