@@ -21,6 +21,7 @@ mod problems;
 mod processors;
 mod rebuild;
 mod reload;
+mod rescans;
 mod settings;
 mod specs;
 mod status;
