@@ -47,7 +47,7 @@ pub use event::event;
 pub use identity::remember;
 pub use node_names::{HeldNode, NamedNode, NodeName, name_nodes};
 pub use pci::{Scan, scan, scan_after};
-pub use select::{NearMiss, Selection, near_misses, select};
+pub use select::{NearMiss, Nearest, Selection, near_misses, select};
 pub use signals::signals;
 pub use xid::xid;
 
@@ -67,7 +67,7 @@ pub struct Discovery {
     /// A device for every PCI function, of the class `other` too, in the order of their addresses, each followed by its
     /// parts; then the nodes of the `char` resources.
     pub devices: Vec<Arc<Device>>,
-    /// The resources, those for each node among them: see [`each`].
+    /// The resources, those for each node among them: see [`each()`].
     pub specs: Vec<Arc<ResourceSpec>>,
     /// Which resource offers which of them.
     pub selection: Selection,
