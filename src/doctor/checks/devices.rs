@@ -60,7 +60,7 @@ pub(super) fn driver_nodes(facts: &Facts) -> Option<Vec<Finding>> {
     let directory = facts.host.as_ref()?.driver_nodes;
     let find = |directory: &str| {
         let found = "a driver container has made the nodes of NVIDIA's driver here, and /dev has none";
-        let todo = "make the same nodes in /dev after every start of the driver container, or install the driver on the host";
+        let todo = "for `pass_device_specs`, make the same nodes in /dev after every start of the driver container";
         Finding::new(&DRIVER_NODES_ELSEWHERE, directory, found, todo).by(format!("cp -a {directory}/nvidia* /dev/"))
     };
     let is_nvidia = facts.resources.as_ref()?.iter().any(|resource| resource.is_nvidia);
