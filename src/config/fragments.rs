@@ -210,7 +210,7 @@ impl<'de> Deserialize<'de> for Path {
                     (Some(host), None) => NodePattern::Glob(host),
                     (None, Some(regex)) => NodePattern::Regex(regex),
                     (Some(_), Some(_)) => {
-                        return Err(A::Error::custom("`host` and `regex` exclude each other: a path is told by one of them"));
+                        return Err(A::Error::custom("`host` and `regex` exclude each other: give one of them"));
                     }
                     (None, None) => return Err(A::Error::missing_field("host")),
                 };

@@ -9,7 +9,7 @@ use super::{Draft, ImportError, plain, resource, set_from, text};
 /// What the plugin lets a container do with a node unless the file says otherwise.
 const PERMISSIONS: &str = "mrw";
 
-/// The domain of resources where nothing else is told, and that since a version.
+/// The domain of resources where none is given, and that since a version.
 const DOMAIN: &str = "squat.ai";
 const NEW_DOMAIN: ((u32, u32), &str) = ((0, 2), "devic.es");
 
@@ -42,7 +42,7 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
         Some(_) => DOMAIN.to_owned(),
         None => {
             draft.warn(format!(
-                "no domain is told: `{DOMAIN}` is that of versions before 0.2, and later ones have `{}`; `--prefix` says it",
+                "no domain is given: `{DOMAIN}` is that of versions before 0.2, and later ones have `{}`; `--prefix` says it",
                 NEW_DOMAIN.1
             ));
             DOMAIN.to_owned()
@@ -50,7 +50,7 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
     });
     for elsewhere in &source.flags.elsewhere {
         if matches!(&*elsewhere.name, "domain" | "DOMAIN") {
-            draft.warn(format!("`{}` at {} is not told by the manifest; `--prefix` tells it", elsewhere.name, elsewhere.place));
+            draft.warn(format!("`{}` at {} has no value in the manifest; `--prefix` gives one", elsewhere.name, elsewhere.place));
         } else if elsewhere.name == "device" {
             draft.warn(format!("`--device` at {} is left out: what it says is not in the manifest", elsewhere.place));
         }

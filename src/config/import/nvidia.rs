@@ -321,7 +321,7 @@ fn shared(entry: &Field<'_>, draft: &mut Draft) -> Result<Option<u32>, ImportErr
         return Ok(None);
     }
     if !(2..=SHARES_MAX).contains(&replicas) {
-        return Err(field.wrong(&format!("a number from 2 to {SHARES_MAX}, of which the kubelet takes a list in one message,")));
+        return Err(field.wrong(&format!("a number from 2 to {SHARES_MAX}, the most that fit into one message to the kubelet,")));
     }
     Ok(Some(replicas))
 }

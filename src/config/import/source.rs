@@ -381,7 +381,7 @@ mod tests {
             assert!(told.contains(wanted), "{told}\nshould contain {wanted}");
         }
         if warnings.is_empty() {
-            let usual = |warning: &String| warning.starts_with("ids are others here") || warning.starts_with("no domain is told");
+            let usual = |warning: &String| warning.starts_with("ids are others here") || warning.starts_with("no domain is given");
             assert!(found.warnings.iter().all(usual), "{told}");
         }
     }
@@ -477,7 +477,7 @@ mod tests {
             &daemon_set(&elsewhere),
             None,
             &["\"squat.ai/fuse\""],
-            &["`DOMAIN` at `spec.template.spec.containers[1].env[0]` (line 13) is not told by the manifest", "`--device` at"],
+            &["`DOMAIN` at `spec.template.spec.containers[1].env[0]` (line 13) has no value in the manifest", "`--device` at"],
         );
         let wrong = format!(
             "args:\n- --device\n- {inline}\n- --device\n- |\n  name: b\n  groups:\n    - count: many\n      paths: [{{ path: /dev/b }}]\n- --device\n- 'name: ['\n"
@@ -508,7 +508,7 @@ mod tests {
         for (tag, domain, is_unsure) in known {
             let found = imported(Peer::Generic, &tagged(tag), None);
             assert!(found.toml.contains(&format!("\"{domain}/fuse\"")), "{tag}: {}", found.toml);
-            assert_eq!(found.warnings.iter().any(|warning| warning.starts_with("no domain is told")), is_unsure, "{tag}");
+            assert_eq!(found.warnings.iter().any(|warning| warning.starts_with("no domain is given")), is_unsure, "{tag}");
         }
         // An image may have any name.
         let mine = "kind: Pod\nspec: { containers: [{ image: mine, args: [--device, '{name: b, groups: [{paths: [{path: /dev/b}]}]}'] }] }";

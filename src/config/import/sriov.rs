@@ -62,7 +62,7 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
     let prefix = prefix.or(said.as_deref()).unwrap_or("intel.com");
     let cdi = draft.setting(flag(&["use-cdi"]), Field::truth).unwrap_or(false);
     for elsewhere in source.flags.elsewhere.iter().filter(|elsewhere| elsewhere.name == "resource-prefix") {
-        draft.warn(format!("`resource-prefix` at {} is not told by the manifest; `--prefix` tells it", elsewhere.place));
+        draft.warn(format!("`resource-prefix` at {} has no value in the manifest; `--prefix` gives one", elsewhere.place));
     }
     let list = root.get("resourceList").ok_or_else(|| root.wrong("a configuration with `resourceList`"))?;
     for pool in list.items()? {
@@ -175,7 +175,7 @@ fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Tab
         }
         set_table(&mut options, "additional_info", by_address);
     }
-    draft.no_equal(pool.get("excludeTopology"), "the kubelet is always told the NUMA node");
+    draft.no_equal(pool.get("excludeTopology"), "the kubelet always gets the NUMA node");
     let mut select = Table::default();
     for (_, key) in LISTS {
         if let Some((list, from)) = selector.lists.get(key).zip(selector.places.get(key)) {
@@ -258,10 +258,7 @@ fn selector<'a>(field: &Field<'a>, is_accelerator: bool) -> Result<Result<Select
         }
         told.places.insert(ours, list.clone());
         if told.lists.insert(ours, texts).is_some() {
-            return Ok(Err(format!(
-                "{} has `pfNames` and `rootDevices`, of which both must match there, and one does here",
-                field.place()
-            )));
+            return Ok(Err(format!("{} has `pfNames` and `rootDevices`: there both must match, here one of them", field.place())));
         }
     }
     Ok(Ok(told))

@@ -58,7 +58,7 @@ fn plain(path: &str) -> String {
 }
 
 /// Warnings that docs/importers.md gives for every file of a plugin.
-const OF_EVERY_FILE: [&str; 2] = ["ids are others here", "no domain is told"];
+const OF_EVERY_FILE: [&str; 2] = ["ids are others here", "no domain is given"];
 
 fn hold(peer: Peer, word: &str, keys: &[&str]) {
     let rows = rows(word);
