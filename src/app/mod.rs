@@ -14,6 +14,7 @@ pub mod heartbeat;
 mod hooks;
 mod kernel_log;
 mod labels;
+mod listen;
 mod measures;
 mod nvml;
 mod page;
@@ -21,10 +22,12 @@ mod problems;
 mod processors;
 mod rebuild;
 mod reload;
+mod rescans;
 mod settings;
 mod specs;
 mod status;
 pub mod supervisor;
+mod take_over;
 mod views;
 mod watcher;
 
@@ -44,7 +47,7 @@ pub use views::{Actors, Views};
 use self::supervisor::{Policy, Slot, Supervision};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
 use crate::domain::limits::ConnectionLimits;
-use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage};
+use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage, Unread};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::Performer;
@@ -55,8 +58,6 @@ use crate::ledger::{LedgerActor, LedgerConfig, release_hooks};
 use crate::registration::{Registration, RegistrationConfig};
 use crate::serving::{Affinity, Preparer, Refusals, Serving, Shared, Sockets, SpecFiles};
 use crate::store::Store;
-use crate::telemetry::Token;
-use crate::telemetry::http::{self, Pages};
 use actix::Arbiter;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -120,6 +121,9 @@ impl App {
         // Not before: a start that the user can mend ends in one sentence, without a log around it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         rebuild::from_kubelet(&mut store, &mut recovered, &settings.device_plugins());
+        // Earlier versions have not noted what is held with a device, and the kubelet's checkpoint does not tell it.
+        let behind = |node: &str| hardware::behind(&host_root, node);
+        recovered.grants = recovered.grants.into_iter().map(|grant| grant.resolve(behind)).collect();
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
         let recovery = (!recovered.report.is_clean()).then(|| Arc::<str>::from(recovered.report.to_string()));
         if let Some(report) = &recovery {
@@ -133,7 +137,9 @@ impl App {
         }
 
         let (health, policy) = (settings.config.health.clone(), settings.config.policy);
-        let (plan, plan_view) = watch::channel(Arc::new(Plan { number: 1, specs: Arc::clone(&specs), health, ledger: policy }));
+        let patterns = specs::patterns(&settings.config);
+        let first = Plan { number: 1, specs: Arc::clone(&specs), patterns, health, ledger: policy };
+        let (plan, plan_view) = watch::channel(Arc::new(first));
 
         // What is published outlives whoever publishes it.
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
@@ -150,6 +156,7 @@ impl App {
         let verdicts = Arc::new(recovered.verdicts().clone());
         let (judgement, judgement_view) = watch::channel(Judgement { verdicts, ..Judgement::default() });
         let judgement = Arc::new(judgement);
+        let (unread, unread_view) = watch::channel(Unread::default());
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
         let (stage, stage_view) = watch::channel(Stage::default());
@@ -201,6 +208,9 @@ impl App {
         };
         ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
 
+        // Who has what another plugin gave is known before anything is judged, too.
+        take_over::from_other_plugins(&actors.ledger.mailbox(), names.clone()).await;
+
         let probed_root = host_root.clone();
         let config = HealthConfig {
             plan: plan_view.clone(),
@@ -221,12 +231,13 @@ impl App {
         let (asker, question, nvml) = nvml::Asker::new(&settings, &actors, &judgement);
         let config = DiscoveryConfig {
             host_root: host_root.clone(),
-            plan: plan_view.clone(),
+            plan: plan.clone(),
             grants: grants_view.clone(),
             inventory: inventory_view.clone(),
             names: names_view,
             nvml,
             question,
+            unread: Arc::new(unread),
             remember: actors.ledger.mailbox(),
             discovered: actors.health.mailbox(),
         };
@@ -311,13 +322,15 @@ impl App {
         };
 
         let labels = settings.config.features_directory.clone().map(|folder| tokio::spawn(labels::keep(folder, inventory_view.clone())));
-        let reloader = reload::Reloader::new(&settings.config, host_root.clone(), plan, actors.discovery.mailbox());
+        let reloader =
+            reload::Reloader::new(&settings.config, host_root.clone(), plan, actors.discovery.mailbox(), actors.ledger.mailbox());
         let (ready, ready_view) = watch::channel(specs.is_empty());
         let (not_served, not_served_view) = watch::channel(None);
         let views = Views {
             inventory: inventory_view,
             grants: grants_view,
             judgement: judgement_view,
+            unread: unread_view,
             due: due_view,
             registrations: registrations_view,
             kubelet: kubelet_view,
@@ -327,7 +340,7 @@ impl App {
             plan: plan_view,
             recovery,
             not_served: not_served_view,
-            ready: ready_view.clone(),
+            ready: ready_view,
         };
         let mut tasks = vec![tokio::spawn(watcher.run()), tokio::spawn(status::become_ready(views.clone(), ready))];
         // What the log tells of devices is understood now that they are known.
@@ -337,12 +350,7 @@ impl App {
         tasks.push(tokio::spawn(checker.run()));
         tasks.push(tokio::spawn(keeper.run()));
         tasks.extend(labels);
-        if let Some(address) = settings.config.listen {
-            let scrape = measures::scrape(views.clone(), roots.state.clone());
-            let pages = Pages::new(settings.config.token_file.clone().map(Token::new));
-            let routes = http::routes(scrape, ready_view, pages.clone()).merge(page::routes(views.clone(), pages));
-            tasks.push(http::serve(address, routes, limits.telemetry, not_served));
-        }
+        tasks.extend(listen::serve(&settings, &views, limits.telemetry, not_served));
         let control = control::socket_path(&roots.run);
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };
         let (upgrade, upgrades) = mpsc::channel(1);

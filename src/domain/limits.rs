@@ -1,4 +1,4 @@
-//! How many connections each socket has open at a time (I13), and which one is closed to make room for another.
+//! How many connections each socket has open at a time (I14), and which one is closed to make room for another.
 //!
 //! A peer decides how many connections come in. Without a limit one socket takes every descriptor of the process; then no
 //! registration, no file of the ledger and no scan can open one. The arithmetic of descriptors is here and nowhere else. With L

@@ -1,11 +1,19 @@
-//! Plain nodes in `/dev`, named by the configuration.
+//! Plain nodes in `/dev`, named by the configuration, and folders of them.
+//!
+//! A path that leads to a folder (`/dev/snd`) is one device with every node in it. A wildcard that matches nodes and folders means the
+//! nodes.
 //!
 //! A node is found by what it is now (`/dev/ttyUSB0`) and named by what stays the same: udev's link to it, else the
 //! kernel's subsystem and name. No node is ever opened: that alone can reset a modem or arm a watchdog.
 
+use super::Scan;
+use super::describe::Shared;
 use super::disks::Disks;
-use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, Gather, ResourceName, ResourceSpec};
-use crate::host::{HostNode, HostRoot, Listings};
+use super::matches::{Match, matches};
+use super::node_names::{HeldNode, NamedNode, NodeName, base_name, name_nodes};
+use super::numa::NumaNodes;
+use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Gather, Object, ResourceName, ResourceSpec};
+use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,90 +35,217 @@ const LINK_FOLDERS: [&str; 8] = [
 pub(super) struct CharDevices {
     /// By resource, in the order of their nodes. Each node is in the first resource that names it.
     pub(super) by_resource: BTreeMap<ResourceName, Vec<Device>>,
-    /// Globs that match nothing.
+    /// Patterns that match nothing, or nothing that is left.
     pub(super) warnings: Vec<String>,
+    /// The resources of which nodes that are not here may be there all the same, and why.
+    pub(super) unread: BTreeMap<ResourceName, String>,
 }
 
-pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], disks: &Disks<'_>) -> CharDevices {
+/// What the nodes of `/dev` are looked for by.
+pub(super) struct Search<'a> {
+    pub(super) specs: &'a [Arc<ResourceSpec>],
+    pub(super) disks: &'a Disks<'a>,
+    pub(super) scan: &'a Scan,
+    pub(super) numa: &'a Shared<NumaNodes>,
+    /// Which nodes somebody holds, and by which ids.
+    pub(super) held: &'a [HeldNode],
+    /// What the former pass found, with the resource of each.
+    pub(super) former: &'a [(ResourceName, Arc<Device>)],
+}
+
+/// Finds and names them. `root` records: a node of which something cannot be read is as the former pass found it, and one that is new is
+/// not offered yet.
+pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     let mut found = CharDevices::default();
-    let specs: Vec<_> = specs.iter().filter(|spec| spec.class == DeviceClass::Char).collect();
+    let specs: Vec<_> = search.specs.iter().filter(|spec| spec.class == DeviceClass::Char).collect();
     if specs.is_empty() {
         return found;
     }
-    let links = stable_links(root);
+    let matches = matches(root, &specs, search.disks, &mut found);
     let kernel = KernelNames::of(root);
-    let (mut taken, mut listings) = (BTreeSet::new(), Listings::default());
-    for spec in specs {
-        let devices = found.by_resource.entry(spec.name.clone()).or_default();
-        for path in &spec.paths {
-            // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
-            let paths = root.glob_among(&mut listings, &path.host);
-            let nodes = paths.into_iter().filter_map(|node| root.node_among(&mut listings, &node));
-            let nodes: BTreeSet<HostNode> = nodes.filter(|node| node.path.starts_with("/dev/")).gather();
-            if nodes.is_empty() {
-                found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
-            }
-            for node in nodes {
-                if taken.insert(node.path.clone()) {
-                    let mut device = describe(&node, path, &links, &kernel);
-                    note_use(&mut device, base_name(&node.path), disks);
-                    devices.push(device);
-                }
-            }
+    let links = links(root);
+    let described = matches.iter().map(|found| {
+        let path = found.thing().to_owned();
+        let mut named = NamedNode { links: links.get(&path).cloned().unwrap_or_default(), path, kernel: None, objects: Vec::new() };
+        let mut record = None;
+        for node in &found.nodes {
+            record = kernel.of_node(node);
+            named.objects.extend(objects(node));
+            named.objects.extend(record.iter().filter_map(|record| record.device.as_deref()).map(Object::kernel_device));
+        }
+        // The kernel has a name for each node, and none for the folder.
+        let record = record.filter(|_| found.folder.is_none());
+        named.kernel = record.as_ref().map(|record| record.name.clone());
+        (named, record)
+    });
+    let (nodes, records): (Vec<_>, Vec<_>) = described.unzip();
+    let failures = root.take_failures();
+    if !failures.is_empty() {
+        // Without its links a node would have another name.
+        specs.iter().for_each(|spec| note_failure(&mut found, spec, &failures));
+        keep_unread(&mut found, search.former);
+        return found;
+    }
+    let names = name_nodes(&nodes, search.held);
+    for ((found_at, name), record) in matches.iter().zip(names).zip(records) {
+        let mut device = describe(found_at, name, record.as_ref());
+        note_use(&mut device, search.disks);
+        near(root, &mut device, search);
+        let failures = root.take_failures();
+        if failures.is_empty() {
+            found.by_resource.entry(found_at.spec.name.clone()).or_default().push(device);
+        } else {
+            note_failure(&mut found, found_at.spec, &failures);
         }
     }
+    keep_unread(&mut found, search.former);
     found
 }
 
-fn describe(found: &HostNode, path: &CharPath, links: &BTreeMap<String, String>, kernel: &KernelNames<'_>) -> Device {
-    let node = found.path.as_str();
-    let container = match &path.container {
-        None => node.to_owned(),
-        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(node)),
+/// A node, or a folder of nodes, that no resource need name any more, by an id that it was given by; `None` where it is not there.
+#[must_use]
+pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nodes: &[u32]) -> Option<Device> {
+    let (nodes, record) = match root.node_among(&mut Listings::default(), path) {
+        Some(node) => {
+            let record = KernelNames::of(root).of_node(&node);
+            (vec![node], record)
+        }
+        None => (root.folder_nodes(path).ok().flatten()?.nodes, None),
+    };
+    let mut attributes = attributes_of(record.as_ref());
+    let disks = Disks::of(root);
+    let behind: BTreeSet<String> = nodes.iter().flat_map(|node| disks.behind(&node.path)).gather();
+    note_disks(&mut attributes, &disks, &behind.into_iter().collect::<Vec<_>>());
+    let nodes: Vec<DeviceNode> = nodes.into_iter().map(|node| DeviceNode { number: node.number, ..DeviceNode::at(node.path) }).collect();
+    let is_there = !nodes.is_empty();
+    let device =
+        || Device { id, key: key.to_owned(), class: DeviceClass::Char, pci: None, numa_nodes: numa_nodes.to_vec(), nodes, attributes };
+    is_there.then(device)
+}
+
+/// What a container holds that was given the node at this path, as far as the host shows it now.
+#[must_use]
+pub fn behind(root: &HostRoot, path: &str) -> Vec<Object> {
+    known_node(root, DeviceId::new(path), "", path, &[]).map(|node| node.objects()).unwrap_or_default()
+}
+
+pub(super) fn note_failure(found: &mut CharDevices, spec: &ResourceSpec, failures: &[ReadFailure]) {
+    if let Some(failure) = failures.first() {
+        found.unread.entry(spec.name.clone()).or_insert_with(|| failure.to_string());
+    }
+}
+
+/// Takes over what the former pass found for resources that could not be looked at completely, where it was not found now.
+fn keep_unread(found: &mut CharDevices, former: &[(ResourceName, Arc<Device>)]) {
+    for (resource, device) in former.iter().filter(|(resource, _)| found.unread.contains_key(resource)) {
+        let is_known = |known: &Device| known.id == device.id || known.key == device.key || known.nodes == device.nodes;
+        if !found.by_resource.values().flatten().any(is_known)
+            && let Some(devices) = found.by_resource.get_mut(resource)
+        {
+            devices.push((**device).clone());
+        }
+    }
+}
+
+/// What is held with a node, as far as it shows itself.
+fn objects(node: &HostNode) -> Vec<Object> {
+    std::iter::once(Object::node(&node.path)).chain(node.number.map(Object::number)).collect()
+}
+
+fn describe(found: &Match<'_>, name: NodeName, record: Option<&KernelRecord>) -> Device {
+    let thing = found.thing();
+    let container = match &found.path.container {
+        // Where a program looks for it, which is configured with the stable path and not with the number of the day.
+        None => found.matched.clone(),
+        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(thing)),
         Some(container) => container.clone(),
     };
-    let link = links.get(node);
-    let kernel = kernel.of_node(found);
-    let id = link.map(|link| base_name(link).to_owned()).or_else(|| kernel.clone()).unwrap_or_else(|| plain_id(node));
-    let mut attributes = BTreeMap::new();
-    if let Some(kernel) = kernel {
-        attributes.insert("kernel_name".to_owned(), kernel);
-    }
+    let node = |node: &HostNode| DeviceNode {
+        host: node.path.clone(),
+        container: format!("{container}{}", node.path.strip_prefix(thing).unwrap_or_default()),
+        permissions: found.path.permissions.clone(),
+        required: true,
+        number: node.number,
+    };
     Device {
-        id: DeviceId::new(id),
-        // The link where there is one: after a replug another thing may be /dev/ttyUSB0.
-        key: format!("dev:{}", link.map_or(node, String::as_str)),
+        id: name.id,
+        key: name.key,
         class: DeviceClass::Char,
         pci: None,
         numa_nodes: Vec::new(),
-        nodes: vec![DeviceNode { host: node.to_owned(), container, permissions: path.permissions.clone(), required: true }],
-        attributes,
+        nodes: found.nodes.iter().map(node).collect(),
+        attributes: attributes_of(record),
     }
 }
 
-/// Notes what the host does with a node that is a disk.
-fn note_use(device: &mut Device, name: &str, disks: &Disks<'_>) {
-    if disks.has(name) {
-        device.attributes.insert("disk".to_owned(), name.to_owned());
+/// What the kernel calls a node's device, and where it has it.
+fn attributes_of(record: Option<&KernelRecord>) -> BTreeMap<String, String> {
+    let mut attributes = BTreeMap::new();
+    if let Some(record) = record {
+        attributes.insert("kernel_name".to_owned(), record.name.clone());
+        attributes.extend(record.device.clone().map(|device| ("kernel_device".to_owned(), device)));
+    }
+    attributes
+}
+
+/// Notes what the host does with a node that is a disk, or leads to one.
+fn note_use(device: &mut Device, disks: &Disks<'_>) {
+    let names: BTreeSet<String> = device.nodes.iter().flat_map(|node| disks.behind(&node.host)).gather();
+    if names.is_empty() {
+        return;
+    }
+    let names: Vec<String> = names.into_iter().collect();
+    note_disks(&mut device.attributes, disks, &names);
+    for name in &names {
         disks.note(&mut device.attributes, name);
     }
+    device.attributes.insert("disk".to_owned(), names.join(","));
 }
 
-/// udev's best link to each node, by the node's real path.
-fn stable_links(root: &HostRoot) -> BTreeMap<String, String> {
-    let mut links = BTreeMap::new();
+/// Notes the identities of the disks that a node leads to.
+fn note_disks(attributes: &mut BTreeMap<String, String>, disks: &Disks<'_>, names: &[String]) {
+    let identities: Vec<(String, Option<u32>)> = names.iter().filter_map(|name| disks.identity(name)).collect();
+    if let [(id, partition)] = &identities[..] {
+        attributes.insert("disk_id".to_owned(), id.clone());
+        attributes.extend(partition.map(|number| ("disk_partition".to_owned(), number.to_string())));
+    } else if !identities.is_empty() {
+        let ids: Vec<String> = identities.into_iter().map(|(id, _)| id).collect();
+        attributes.insert("disk_id".to_owned(), ids.join(","));
+    }
+}
+
+/// Notes the PCI function that a node's device is below, and the NUMA nodes of that.
+fn near(root: &HostRoot, device: &mut Device, search: &Search<'_>) {
+    let parent = device.attribute("kernel_device").and_then(|path| path.rsplit('/').find_map(|name| name.parse().ok()));
+    let Some(function) = parent.and_then(|address| search.scan.functions.get(&address)) else { return };
+    device.attributes.insert("pci_parent".to_owned(), function.address.to_string());
+    device.numa_nodes = search.numa.get(root).near(root, function);
+}
+
+/// udev's links to each node, best first, by the node's real path.
+fn links(root: &HostRoot) -> BTreeMap<String, Vec<String>> {
+    let mut links: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for folder in LINK_FOLDERS {
         for name in root.entries(folder) {
             let link = format!("/{folder}/{name}");
             if let Some(node) = root.canonical_node(&link).filter(|node| *node != link) {
-                links.entry(node).or_insert(link);
+                links.entry(node).or_default().push(link);
             }
         }
     }
     links
 }
 
-/// What the kernel calls a node: `subsystem:name`.
+/// What the kernel has behind a node.
+#[derive(Debug, Clone)]
+struct KernelRecord {
+    /// `subsystem:name`.
+    name: String,
+    /// Its path below `/sys/devices`, where it is known.
+    device: Option<String>,
+}
+
+/// Looks up what the kernel has behind a node.
 struct KernelNames<'a> {
     root: &'a HostRoot,
     /// The one class that has a device of a name, `None` where several have; listed when the first node without numbers is met.
@@ -124,16 +259,17 @@ impl<'a> KernelNames<'a> {
 
     /// From `sys/dev/{char,block}/MAJOR:MINOR`; in a captured tree, where a node has no numbers, from the one class that has a
     /// device of its name.
-    fn of_node(&self, node: &HostNode) -> Option<String> {
-        let Some((major, minor)) = node.numbers else {
+    fn of_node(&self, node: &HostNode) -> Option<KernelRecord> {
+        let Some(DeviceNumber { is_block, major, minor }) = node.number else {
             let name = base_name(&node.path);
             let class = self.class_of.get_or_init(|| self.list_classes()).get(name)?.as_ref()?;
-            return Some(format!("{class}:{name}"));
+            let device = self.root.link_target(&format!("sys/class/{class}/{name}"));
+            return Some(KernelRecord { name: format!("{class}:{name}"), device: device.as_deref().and_then(below_devices) });
         };
-        ["char", "block"].iter().find_map(|kind| {
-            let link = format!("sys/dev/{kind}/{major}:{minor}");
-            Some(format!("{}:{}", self.root.link_name(&format!("{link}/subsystem"))?, self.root.link_name(&link)?))
-        })
+        let link = format!("sys/dev/{}/{major}:{minor}", if is_block { "block" } else { "char" });
+        let target = self.root.link_target(&link)?;
+        let name = format!("{}:{}", self.root.link_name(&format!("{link}/subsystem"))?, base_name(&target));
+        Some(KernelRecord { name, device: below_devices(&target) })
     }
 
     fn list_classes(&self) -> BTreeMap<String, Option<String>> {
@@ -149,13 +285,10 @@ impl<'a> KernelNames<'a> {
     }
 }
 
-/// `dev:` and the path below `/dev`, with `-` for each `/`.
-fn plain_id(node: &str) -> String {
-    format!("dev:{}", node.strip_prefix("/dev/").unwrap_or(node).replace('/', "-"))
-}
-
-fn base_name(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or(path)
+/// What follows `devices/` in the target of a link to a device.
+fn below_devices(target: &str) -> Option<String> {
+    let (up, device) = target.split_once("devices/")?;
+    up.split('/').all(|name| matches!(name, "" | "." | ".." | "sys")).then(|| device.to_owned())
 }
 
 #[cfg(test)]
@@ -170,7 +303,10 @@ mod tests {
 
     fn found(dir: &tempfile::TempDir, specs: &[Arc<ResourceSpec>]) -> CharDevices {
         let root = HostRoot::new(dir.path());
-        discover(&root, specs, &Disks::of(&root))
+        let root = root.recording();
+        let numa = Shared::default();
+        let search = Search { specs, disks: &Disks::of(&root), scan: &Scan::default(), numa: &numa, held: &[], former: &[] };
+        discover(&root, &search)
     }
 
     #[test]
@@ -218,7 +354,11 @@ mod tests {
         assert_eq!(found.by_resource[&specs[0].name][0].nodes[0].host, "/dev/ttyACM0");
         assert_eq!(found.by_resource[&specs[0].name].len(), 1);
         assert!(found.by_resource[&specs[1].name].is_empty(), "the first resource has it");
-        assert_eq!(found.warnings, ["example.com/second: no device node matches /dev/none*"]);
+        let expected = [
+            "example.com/second: what /dev/ttyACM0 leads to is in example.com/first already, the first resource that names it",
+            "example.com/second: no device node matches /dev/none*",
+        ];
+        assert_eq!(found.warnings, expected);
     }
 
     #[test]
@@ -231,5 +371,52 @@ mod tests {
             let found = found(&dir, &[Arc::new(spec.clone())]);
             assert_eq!(found.by_resource[&spec.name][0].nodes[0].container, expected);
         }
+    }
+
+    #[test]
+    fn a_folder_is_one_device_with_every_node_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for node in [
+            "snd/controlC0",
+            "snd/pcmC0D0p",
+            "snd/seq",
+            "dvb/adapter0/demux0",
+            "dvb/adapter1/demux0",
+            "input/event0",
+            "input/by/x",
+            "mapper/sda",
+        ] {
+            write(dir.path(), &format!("dev/{node}"), "");
+        }
+        std::fs::create_dir_all(dir.path().join("dev/empty")).unwrap();
+        write(dir.path(), "sys/class/block/sda/dev", "8:0");
+        let nodes = |found: &CharDevices, spec: &ResourceSpec| -> Vec<(String, Vec<String>)> {
+            let of = |device: &Device| (device.id.to_string(), device.nodes.iter().map(|node| node.container.clone()).collect());
+            found.by_resource[&spec.name].iter().map(of).collect()
+        };
+        let mut moved = (*char_spec("example.com/moved", &["/dev/dvb/adapter*"])).clone();
+        moved.paths[0].container = Some("/x/".into());
+        let specs = [
+            char_spec("example.com/seq", &["/dev/snd/seq"]),
+            char_spec("example.com/audio", &["/dev/snd"]),
+            Arc::new(moved),
+            char_spec("example.com/input", &["/dev/input/*"]),
+            char_spec("example.com/late", &["/dev/snd/pcm*", "/dev/snd"]),
+            char_spec("example.com/none", &["/dev/empty", "/dev/mapper"]),
+        ];
+        let found = found(&dir, &specs);
+        let of = |id: &str, nodes: &[&str]| (id.to_owned(), nodes.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(nodes(&found, &specs[1]), [of("dev:snd", &["/dev/snd/controlC0", "/dev/snd/pcmC0D0p"])]);
+        assert_eq!(found.by_resource[&specs[1].name][0].key, "dev:/dev/snd");
+        let adapters = [of("dev:dvb-adapter0", &["/x/adapter0/demux0"]), of("dev:dvb-adapter1", &["/x/adapter1/demux0"])];
+        assert_eq!(nodes(&found, &specs[2]), adapters);
+        assert_eq!(nodes(&found, &specs[3]), [of("dev:input-event0", &["/dev/input/event0"])], "of nodes and folders the nodes are meant");
+        let expected = [
+            "example.com/late: what /dev/snd/pcm* leads to is in example.com/audio already, the first resource that names it",
+            "example.com/late: what /dev/snd leads to is in example.com/audio already, the first resource that names it",
+            "example.com/none: no device node matches /dev/empty, which is a folder without one",
+            "example.com/none: /dev/mapper is a folder with the disk sda in it; name disks by their paths",
+        ];
+        assert_eq!(found.warnings, expected);
     }
 }

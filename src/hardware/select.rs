@@ -2,11 +2,12 @@
 
 mod near;
 
-pub use near::{NearMiss, near_misses};
+pub use near::{NearMiss, Nearest, near_misses};
 
 use crate::contract;
 use crate::domain::{
-    Arrange, ContractKind, Device, DeviceClass, Gather, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select, Sharing,
+    Arrange, ContractKind, Device, DeviceClass, Gather, Object, Objects, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select,
+    Sharing,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -43,11 +44,11 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
             chosen.insert(&device.key, spec);
         }
     }
+    warn_of_wholes(devices, specs, &host, &chosen, &mut selection.warnings);
     withhold_kept(devices, &mut chosen, &mut selection.warnings);
     withhold_unanswerable(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
     withhold_second_ways(devices, &mut chosen, &mut selection.warnings);
-    withhold_nodes_of_functions(devices, &mut chosen, &mut selection.warnings);
     for (device, spec) in devices.iter().filter_map(|device| Some((device, chosen.get(device.key.as_str())?))) {
         let blocked = device.attribute("group_blocked_by").zip(device.iommu_group());
         selection.warnings.extend(
@@ -69,13 +70,53 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
         }
         let mut mine = by_resource.remove(&spec.name).unwrap_or_default();
         mine.arrange_by(|a, b| a.id.cmp(&b.id));
-        // A glob that matches nothing was reported with its text already.
-        if mine.is_empty() && spec.class != DeviceClass::Char {
-            selection.warnings.push(format!("{}: no device of class {} on this host matches", spec.name, spec.class));
-        }
         selection.resources.insert(spec.name.clone(), mine);
     }
+    warn_of_nothing(devices, specs, &mut selection);
     selection
+}
+
+/// Says of each resource without a device what is near to one. A glob that matches nothing was reported with its text already.
+fn warn_of_nothing(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], selection: &mut Selection) {
+    let is_empty = |spec: &&Arc<ResourceSpec>| selection.resources.get(&spec.name).is_some_and(Vec::is_empty);
+    let empty: Vec<_> = specs.iter().filter(|spec| spec.class != DeviceClass::Char).filter(is_empty).collect();
+    if empty.is_empty() {
+        return;
+    }
+    let taken = selection.resource_of();
+    let mut named = BTreeSet::new();
+    let mut warnings = Vec::new();
+    for spec in empty.into_iter().filter(|spec| named.insert(&spec.name)) {
+        let near = near_misses(devices, &taken, spec);
+        let near = Nearest::of(&near).map(|nearest| format!("; {nearest}")).unwrap_or_default();
+        warnings.push(format!("{}: no device of class {} on this host matches{near}", spec.name, spec.class));
+    }
+    selection.warnings.extend(warnings);
+}
+
+/// Says of each whole that a resource asks for and that is cut into parts, where no resource offers one of these.
+fn warn_of_wholes(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], host: &Host<'_>, chosen: &Chosen<'_>, warnings: &mut Vec<String>) {
+    let address = |device: &Device| device.pci.as_ref().map(|function| function.address);
+    let is_offered = |device: &&Arc<Device>| chosen.contains_key(device.key.as_str());
+    let cut = devices.iter().filter(is_offered).filter(|device| device.attribute("part").is_some());
+    let cut: BTreeSet<_> = cut.filter_map(|device| address(device)).gather();
+    for device in devices {
+        let Some(parts) = device.attribute("parts").filter(|_| !address(device).is_some_and(|whole| cut.contains(&whole))) else {
+            continue;
+        };
+        let asks = |spec: &&Arc<ResourceSpec>| {
+            spec.class == device.class
+                && spec.select.part == Some(false)
+                && host.matches(&spec.select, device)
+                && !host.excludes(spec, device)
+        };
+        if let Some(spec) = specs.iter().find(asks) {
+            warnings.push(format!(
+                "{}: {} is not offered, because it is cut into parts ({parts}), and no resource offers these: `part = false` asks for wholes",
+                spec.name, device.id,
+            ));
+        }
+    }
 }
 
 /// The resource of each device that is selected, by the device's key.
@@ -152,49 +193,45 @@ fn withhold_unanswerable(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warni
     }
 }
 
-/// What two devices lead to is offered once: an IOMMU group, which a guest gets whole, and a disk that several controllers
-/// reach.
+/// What two devices lead to is offered once: an IOMMU group, which a guest gets whole; a disk that several controllers reach, or that is named
+/// with its partition; a node that a PCI function comes with, where both are for one container at a time.
 fn withhold_second_ways(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
-    let mut firsts: BTreeMap<String, &Device> = BTreeMap::new();
-    for device in devices {
-        let Some(thing) = leads_to(device).filter(|_| chosen.contains_key(device.key.as_str())) else { continue };
-        if let Some(first) = firsts.get(&thing) {
-            if let Some(spec) = chosen.remove(device.key.as_str()) {
-                warnings.push(format!("{}: {} is not offered on its own, because {thing} comes with {}", spec.name, device.id, first.id));
-            }
+    let mut given: Objects<usize> = Objects::default();
+    // A second path to a disk comes behind the one that has its name.
+    let (firsts, seconds): (Vec<_>, Vec<_>) = devices.iter().enumerate().partition(|(_, device)| device.attribute("second_path").is_none());
+    for (index, device) in firsts.into_iter().chain(seconds) {
+        let Some(spec) = chosen.get(device.key.as_str()) else { continue };
+        let objects = device.objects();
+        let may_stay = |other: &usize| {
+            let other = chosen.get(devices[*other].key.as_str());
+            let is_node = device.class == DeviceClass::Char;
+            is_node && !(spec.is_exclusive() && other.is_some_and(|other| other.is_exclusive()))
+        };
+        if let Some(first) = given.conflict(&objects, may_stay).map(|first| &devices[*first]) {
+            let thing = common(&objects, first);
+            warnings.push(format!("{}: {} is not offered on its own, because {thing} comes with {}", spec.name, device.id, first.id));
+            chosen.remove(device.key.as_str());
         } else {
-            firsts.insert(thing, device);
+            given.hold(&index, objects);
         }
     }
 }
 
-/// A node that is named by its path, and is given away with a PCI function too, would have two containers, each of which has it
-/// alone. What several functions need belongs to their driver.
-fn withhold_nodes_of_functions(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
-    let mut of_functions: BTreeMap<&str, Option<&Device>> = BTreeMap::new();
-    let exclusive = |device: &&Arc<Device>| chosen.get(device.key.as_str()).is_some_and(|spec| spec.is_exclusive());
-    let (functions, nodes): (Vec<_>, Vec<_>) = devices.iter().filter(exclusive).partition(|device| device.pci.is_some());
-    if nodes.is_empty() {
-        return;
+/// What a person calls the thing that a device has in common with another one.
+fn common(objects: &[Object], other: &Device) -> String {
+    let mut of_other = Objects::default();
+    of_other.hold(&(), other.objects());
+    let shared = objects.iter().filter(|object| of_other.conflict([*object], |()| false).is_some()).map(Object::as_str);
+    let mut named: Vec<&str> = shared.collect();
+    // The node says most to whoever reads it.
+    named.sort_by_key(|text| (!text.starts_with("iommu_group:"), !text.starts_with("node:")));
+    let text = named.first().copied().unwrap_or_default();
+    match text.split_once(':') {
+        Some(("iommu_group", group)) => format!("IOMMU group {group}"),
+        Some(("node", path)) => path.to_owned(),
+        Some(("disk", id)) => format!("the disk {id}"),
+        _ => text.to_owned(),
     }
-    for (node, device) in functions.iter().flat_map(|device| device.nodes.iter().map(move |node| (node.host.as_str(), device))) {
-        of_functions.entry(node).and_modify(|only| *only = None).or_insert(Some(device));
-    }
-    for device in nodes {
-        let way = device.own_nodes().find_map(|node| Some((node, (*of_functions.get(node)?)?)));
-        if let Some(((node, function), spec)) = way.and_then(|way| Some((way, chosen.remove(device.key.as_str())?))) {
-            warnings.push(format!("{}: {} is not offered on its own, because {node} comes with {}", spec.name, device.id, function.id));
-        }
-    }
-}
-
-/// The one thing that is given away with a device, and may be with others.
-fn leads_to(device: &Device) -> Option<String> {
-    if device.nodes.iter().any(|node| node.host.starts_with("/dev/vfio/")) {
-        return device.iommu_group().map(|group| format!("IOMMU group {group}"));
-    }
-    // A `/dev` node was found once for all resources already.
-    device.own_nodes().next().filter(|_| device.pci.is_some()).map(str::to_owned)
 }
 
 /// A physical function is shared by its virtual functions: offered beside them, it would hand out the same hardware
@@ -255,7 +292,11 @@ impl<'a> Host<'a> {
             DeviceClass::Char => named == Some(&spec.name),
             class => device.class == class && is_usable(device) && means_it(&spec.select, device),
         };
-        of_class && self.matches(&spec.select, device) && !spec.exclude.as_ref().is_some_and(|exclude| self.matches(exclude, device))
+        of_class && self.matches(&spec.select, device) && !self.excludes(spec, device)
+    }
+
+    fn excludes(&self, spec: &ResourceSpec, device: &Device) -> bool {
+        spec.exclude.as_ref().is_some_and(|exclude| self.matches(exclude, device))
     }
 
     /// Every list that is not empty holds one match. What is unknown of a device matches no list.
@@ -312,7 +353,9 @@ mod tests {
 
     fn gpu(address: &str, vendor: u16, physfn: Option<&str>) -> Arc<Device> {
         let mut gpu = device(address, address);
-        gpu.nodes.push(DeviceNode::at("/dev/dri/renderD128"));
+        let PciAddress { bus, function, .. } = address.parse().unwrap();
+        let number = 128 + u32::from(bus) * 8 + u32::from(function);
+        gpu.nodes.push(DeviceNode::at(format!("/dev/dri/renderD{number}")));
         let function = gpu.pci.as_mut().unwrap();
         function.vendor = Some(vendor);
         function.physfn = physfn.map(|pf| pf.parse().unwrap());
@@ -642,6 +685,29 @@ mod tests {
         let specs = [Arc::new(excluding), char_spec("a.com/tty", &["/dev/ttyS*"])];
         let selection = select(&[gpu("0000:01:00.0", 0x10de, None)], &BTreeMap::new(), &specs);
         assert_eq!(chosen(&selection), [("a.com/gpu".into(), vec![]), ("a.com/tty".into(), vec![])]);
-        assert_eq!(selection.warnings, ["a.com/gpu: no device of class gpu on this host matches"]);
+        let near = "0000:01:00.0 would be offered but for `exclude`: wanted is not excluded, and it is excluded";
+        assert_eq!(selection.warnings, [format!("a.com/gpu: no device of class gpu on this host matches; {near}")]);
+        let other = spec("a.com/other", DeviceClass::Gpu, Select { vendor: vec![1], device: vec![1], ..Select::default() });
+        let selection = select(&[gpu("0000:01:00.0", 0x10de, None)], &BTreeMap::new(), &[other]);
+        assert_eq!(selection.warnings, ["a.com/other: no device of class gpu on this host matches"], "two things keep it out");
+    }
+
+    #[test]
+    fn a_whole_that_is_cut_is_told_of_where_nothing_offers_its_parts() {
+        let disk = |id: &str, attribute: (&str, &str)| {
+            let mut disk = device("0000:01:00.0", id);
+            (disk.class, disk.pci.as_mut().unwrap().driver) = (DeviceClass::Nvme, Some("nvme".into()));
+            disk.attributes.insert(attribute.0.into(), attribute.1.into());
+            disk.nodes.push(DeviceNode::at(format!("/dev/{id}")));
+            Arc::new(disk)
+        };
+        let devices =
+            [disk("nvme0", ("parts", "namespaces")), disk("nvme0n1", ("part", "namespace")), disk("nvme0n2", ("part", "namespace"))];
+        let wholes = spec("a.com/whole", DeviceClass::Nvme, Select { part: Some(false), ..Select::default() });
+        let parts = spec("a.com/part", DeviceClass::Nvme, Select { part: Some(true), ..Select::default() });
+        let warnings = |specs: &[Arc<ResourceSpec>]| select(&devices, &BTreeMap::new(), specs).warnings;
+        let cut = "it is cut into parts (namespaces), and no resource offers these: `part = false` asks for wholes";
+        assert_eq!(warnings(std::slice::from_ref(&wholes))[0], format!("a.com/whole: nvme0 is not offered, because {cut}"));
+        assert!(warnings(&[wholes, parts]).iter().all(|warning| !warning.contains("is cut into parts (")));
     }
 }

@@ -4,11 +4,15 @@ mod awake;
 mod clock;
 mod command;
 pub mod descriptors;
+mod dev;
 mod direct;
+mod failure;
 mod filesystem;
 mod folder;
+mod glob;
 mod inotify_room;
 mod kmsg;
+mod nodes;
 mod nvml;
 pub mod peer;
 pub mod pods;
@@ -23,13 +27,18 @@ mod watch;
 pub use awake::Awake;
 pub use clock::{LateTimers, boot_id, lower_priority, now, step_back, until_tick};
 pub use command::{CommandError, run as run_command};
+pub use dev::DevEntry;
 pub use direct::open_direct;
+#[cfg(test)]
+pub(crate) use failure::injected as faults;
+pub use failure::{ReadFailure, is_absence};
 pub use filesystem::{
     Medium, disk_error, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, room_of_root, selinux_label, size_below,
 };
 pub use folder::Folder;
 pub use inotify_room::{InotifyRoom, Refused, inotify_room};
 pub use kmsg::{KernelLog, KernelRecord};
+pub use nodes::{NodeFolder, TooMany};
 pub use nvml::{NvmlAnswer, ask_nvml};
 pub use process::{hang_up, open_files, raise_open_files, terminate};
 pub use reset::{ResetError, reset_function};

@@ -1,6 +1,6 @@
 //! What can be seen while an Allocate waits. Only a held id makes it look.
 
-use super::core::{Doubt, Ledger, Sight, Watchlist, doubt};
+use super::core::{Doubt, Ledger, Proof, Sight, Watchlist, doubt};
 use super::observe::Looker;
 use super::report;
 use crate::domain::{AllocId, Checkpoint, Grant, GrantState, Refusal, Refuse};
@@ -25,9 +25,14 @@ pub(super) fn refusal(
 ) -> Option<Refusal> {
     let doubt = doubt(ledger, watchlist, grant, &Now { looker, settled, listed, checkpoint: OnceCell::new() })?;
     report::doubted(grant, &doubt, refuse);
-    let Doubt { id, pod, container, proven } = doubt;
+    let Doubt { id, pod, container, proof } = doubt;
     let resource = grant.resource.clone();
-    (proven && refuse == Refuse::Proven).then(|| Refusal::InUse { resource, id, pod: pod.to_string(), container })
+    match proof {
+        _ if refuse != Refuse::Proven => None,
+        Proof::None => None,
+        Proof::Unreadable(why) => Some(Refusal::Unreadable { resource, id, why }),
+        Proof::Complete => Some(Refusal::InUse { resource, id, pod: pod.to_string(), container }),
+    }
 }
 
 /// Those that hold a device of a grant without a container that is seen to run: of them the kubelet is asked.
@@ -35,7 +40,8 @@ pub(super) fn unseen(ledger: &Ledger, grant: &Grant, looker: &Looker) -> Vec<Arc
     let holders = grant.devices.iter().flat_map(|device| ledger.holders(&grant.resource, &device.id));
     let is_unseen = |holder: &&Arc<Grant>| {
         let (GrantState::Bound { pod, .. } | GrantState::Suspect { pod, .. }) = &holder.state else { return false };
-        pod.name.is_some() && pod.namespace.is_some() && looker.populated_below(&pod.uid) < RUNNING_BELOW
+        let is_seen = looker.populated_below(&pod.uid).is_ok_and(|running| running >= RUNNING_BELOW);
+        pod.name.is_some() && pod.namespace.is_some() && !is_seen
     };
     holders.filter(is_unseen).cloned().collect()
 }
@@ -53,8 +59,9 @@ impl Sight for Now<'_> {
         self.settled
     }
 
-    fn has_running_container(&self, uid: &str) -> bool {
-        self.looker.populated_below(uid) >= RUNNING_BELOW
+    fn has_running_container(&self, uid: &str) -> Result<bool, String> {
+        let running = self.looker.populated_below(uid);
+        running.map(|running| running >= RUNNING_BELOW).map_err(|error| format!("the cgroup of pod {uid} cannot be read: {error}"))
     }
 
     fn is_listed(&self, alloc_id: &AllocId) -> bool {

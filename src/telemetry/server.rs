@@ -1,4 +1,4 @@
-//! HTTP/1 with limits (I13): on the address of telemetry, and on the control socket.
+//! HTTP/1 with limits (I14): on the address of telemetry, and on the control socket.
 //!
 //! ```text
 //!   accept ─▶ Connections, which may evict another one ─▶ a task, until the first of these:

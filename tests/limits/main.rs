@@ -1,4 +1,4 @@
-//! The limits of the sockets (I13): whatever comes to telemetry's address and to the sockets, the kubelet is answered, the probes are
+//! The limits of the sockets (I14): whatever comes to telemetry's address and to the sockets, the kubelet is answered, the probes are
 //! answered, and the daemon stays as small as it was.
 //!
 //! `HOLDFAST_CONNECTIONS` is the number of connections of each attack, `HOLDFAST_BIN` another binary, such as the release build; with

@@ -143,7 +143,7 @@ pub trait Plugin: fmt::Debug + Send + Sync {
     async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status>;
 }
 
-/// A server for one socket, with its limits (I13).
+/// A server for one socket, with its limits (I14).
 pub fn server() -> Server {
     Server::builder().max_concurrent_streams(CALLS_MAX).http2_max_header_list_size(HEADERS_BYTES_MAX)
 }
