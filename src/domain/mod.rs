@@ -37,7 +37,7 @@ pub use contract::{
     NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
 };
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
-pub use durability::{Durability, Kept};
+pub use durability::{Because, Durability, Kept, Unreadable};
 pub use edits::{ContainerEdits, EditDevice, EditMount, Wire};
 pub use evidence::Evidence;
 pub use gather::{Arrange, Gather};

@@ -8,12 +8,16 @@
 //! error.
 
 mod reader;
+mod refusal;
 
 pub(super) use self::reader::Reader;
 use self::reader::{history_key, hook_key, released_id};
+#[cfg(test)]
+pub(super) use self::refusal::refusal_of;
+pub(super) use self::refusal::{Refusal, guard};
+use self::refusal::{check_files, failure};
 use super::StoreError;
 use super::codec;
-use super::error::wants_room;
 use super::layout::{note, sync_data, sync_directory};
 use super::replay::OwedAt;
 use crate::domain::{AllocId, DeviceId, Grant, HookState, OwedHook, Retention, Timestamp};
@@ -21,7 +25,6 @@ use crate::host::LateTimers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -40,6 +43,9 @@ const LOG_SEGMENT_BYTES: usize = 128 * 1024;
 /// How far the clock is believed to have gone on between two checkpoints. A clock that is wrong by a year would forget the
 /// whole history at once; so it forgets a day of it at a time, until somebody sets the clock.
 const CLOCK_STEP_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// The directory of sled's large pages.
+const BLOBS: &str = "blobs";
 
 const APPLIED: &str = "applied";
 const OPENED: &str = "opened";
@@ -82,32 +88,11 @@ pub(super) struct Image {
     pub(super) newer: Option<u32>,
 }
 
-/// Why the database could not be opened or is not to be used.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    /// Another process has it.
-    InUse,
-    /// A later version wrote it.
-    Newer(u32),
-    /// The file system takes nothing more, and says nothing against the database.
-    NoRoom(io::Error),
-    /// It is damaged, with what could be read.
-    Damaged { why: String, readable: Box<Image> },
-}
-
-impl From<sled::Error> for Refusal {
-    fn from(error: sled::Error) -> Self {
-        match error {
-            sled::Error::Io(error) if wants_room(&error) => Refusal::NoRoom(error),
-            error => Refusal::Damaged { why: error.to_string(), readable: Box::default() },
-        }
-    }
-}
-
 impl Shelf {
     /// Opens or creates the database in `dir`, however long that takes and whether or not it panics.
     pub(super) fn open_here(dir: &Path) -> Result<(Self, Image), Refusal> {
         let fresh = !dir.exists();
+        check_files(dir)?;
         let began = Instant::now();
         let (db, _late_timers) = loop {
             // sled's seven threads wake up every second for nothing to do. They are born here, with the first segment that
@@ -132,7 +117,7 @@ impl Shelf {
         if fresh {
             let parent = dir.parent().unwrap_or(dir);
             shelf.set_number(SCHEMA, codec::TREES.into()).and_then(|()| shelf.persist())?;
-            sync_directory(dir).and_then(|()| sync_directory(parent)).map_err(|error| reported(&error))?;
+            sync_directory(dir).and_then(|()| sync_directory(parent)).map_err(|error| Refusal::Unable(error.to_string()))?;
         }
         let image = shelf.reader().scan()?;
         if shelf.number(SCHEMA)?.is_none() {
@@ -149,8 +134,7 @@ impl Shelf {
         }
         match shelf.probe() {
             Ok(()) => Ok((shelf, image)),
-            Err(sled::Error::Io(error)) if wants_room(&error) => Err(Refusal::NoRoom(error)),
-            Err(error) => Err(Refusal::Damaged { why: error.to_string(), readable: Box::new(image) }),
+            Err(error) => Err(Refusal::of(&error, image)),
         }
     }
 
@@ -230,7 +214,7 @@ impl Shelf {
         note("flush");
         self.db.flush()?;
         // Large pages are files that sled does not sync either. There are none as long as grants are small.
-        let blobs = self.dir.join("blobs");
+        let blobs = self.dir.join(BLOBS);
         for blob in fs::read_dir(&blobs)? {
             match File::open(blob?.path()) {
                 Ok(blob) => blob.sync_data()?,
@@ -288,7 +272,7 @@ impl Shelf {
             }
             Ok(found)
         });
-        found.map_err(|error| failure(&self.dir, error))
+        found.map_err(|error| failure(&self.dir, &error))
     }
 
     fn number(&self, key: &str) -> sled::Result<Option<u64>> {
@@ -302,9 +286,9 @@ impl Shelf {
     fn run<T>(&mut self, operation: impl FnOnce(&mut Self) -> sled::Result<T>) -> Result<T, StoreError> {
         #[cfg(test)]
         if self.dir.join("unwritable").exists() {
-            return Err(failure(&self.dir, sled::Error::ReportableBug("as after a power cut".into())));
+            return Err(failure(&self.dir, &sled::Error::ReportableBug("as after a power cut".into())));
         }
-        guard(|| operation(self)).map_err(|error| failure(&self.dir, error))
+        guard(|| operation(self)).map_err(|error| failure(&self.dir, &error))
     }
 
     /// Writes as a later version of Holdfast would: its trees, or one record.
@@ -357,25 +341,4 @@ fn released_at(key: &[u8]) -> u64 {
 
 fn number(meta: &sled::Tree, key: &str) -> sled::Result<Option<u64>> {
     Ok(meta.get(key)?.and_then(|value| value.as_ref().try_into().ok()).map(u64::from_le_bytes))
-}
-
-/// Runs something of sled's; a panic becomes an error.
-pub(super) fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> sled::Result<T> {
-    catch_unwind(AssertUnwindSafe(operation)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-        Err(sled::Error::ReportableBug(text.unwrap_or_else(|| "it panicked".into())))
-    })
-}
-
-/// What has failed of the database in `dir`.
-fn failure(dir: &Path, error: sled::Error) -> StoreError {
-    match error {
-        sled::Error::Io(source) if wants_room(&source) => StoreError::io("write", dir)(source),
-        error => StoreError::Database { path: dir.to_owned(), why: error.to_string() },
-    }
-}
-
-fn reported(error: &StoreError) -> sled::Error {
-    sled::Error::ReportableBug(error.to_string())
 }

@@ -13,6 +13,7 @@ use super::codec;
 use super::direct::Direct;
 use super::layout::{note, sync_data, sync_directory};
 use crate::domain::{Arrange, Durability};
+use crate::host;
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt as _;
@@ -118,7 +119,8 @@ impl Journal {
         let head_bytes = bytes.len() as u64;
         codec::frame(&mut bytes, first + head.len() as u64, entries.iter().map(Vec::as_slice));
         // One of an earlier attempt is of no use.
-        let file = File::create(&draft).map_err(StoreError::io("create", &draft))?;
+        let file = host::open_regular(&draft, File::options().create(true).truncate(true).write(true));
+        let file = file.map_err(StoreError::io("create", &draft))?;
         note("write");
         let written = file.write_all_at(&bytes, 0).map_err(StoreError::io("write", &draft)).and_then(|()| sync(&file, &draft, true));
         if let Err(error) = written {
@@ -283,7 +285,7 @@ fn header(records: usize) -> String {
 
 /// Bytes of everything that was appended to the segments in `dir`, their heads included; what is behind is room.
 pub(super) fn bytes_used(dir: &Path) -> Result<u64, StoreError> {
-    let used = |path: &Path| fs::read(path).map(|bytes| used(&bytes) as u64).map_err(StoreError::io("read", path));
+    let used = |path: &Path| host::read_regular(path).map(|bytes| used(&bytes) as u64).map_err(StoreError::io("read", path));
     segments(dir)?.iter().map(|(_, path)| used(path)).sum()
 }
 

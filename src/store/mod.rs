@@ -22,6 +22,7 @@ mod desk;
 mod direct;
 mod error;
 mod export;
+mod follow;
 mod journal;
 mod layout;
 mod open;
@@ -31,12 +32,16 @@ mod recovery;
 mod replay;
 #[cfg(test)]
 mod samples;
+mod shared;
 mod shelver;
+#[cfg(test)]
+mod slow_tests;
 mod take_over;
 #[cfg(test)]
 mod tests;
 mod upkeep;
 mod verify;
+mod work;
 
 pub use codec::VERSION as RECORDS;
 pub use error::StoreError;
@@ -231,16 +236,34 @@ impl Store {
         self.live.contains_key(id)
     }
 
-    /// Which of these grants it knows, live or released.
+    /// Which of these grants it knows, live or released. While the query database opens, only what is live is known: one that was
+    /// released and is taken for held is released again when its pod is seen to be gone.
     ///
     /// # Errors
     /// When the query database fails: then nobody knows what was released.
     pub fn known_among(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
         let mut known: BTreeSet<AllocId> = ids.iter().filter(|id| self.is_live(id)).cloned().gather();
         if known.len() < ids.len() {
-            known.extend(self.past()?.look_up(ids)?.0);
+            match self.past().and_then(|past| past.look_up(ids)) {
+                Ok((released, _)) => known.extend(released),
+                Err(StoreError::Unopened { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(known)
+    }
+
+    /// What the journal had lost and the query database had, which was opened behind the start: to be appended again. Each is returned
+    /// once, and not when it has become known by another way meanwhile.
+    #[must_use]
+    pub fn take_found(&self) -> Vec<Entry> {
+        let is_unknown = |entry: &Entry| match entry {
+            Entry::Grant(grant) => !self.is_live(&grant.alloc_id),
+            Entry::Named { key, .. } => !self.notes.names.contains_key(key),
+            Entry::Hook(hook) => self.notes.owed.get(&hook.resource).is_none_or(|owed| !owed.contains_key(&hook.device)),
+            Entry::Moved { .. } | Entry::Listed { .. } | Entry::Judged { .. } => false,
+        };
+        self.shelver.take_found().into_iter().filter(is_unknown).collect()
     }
 
     /// Takes over grants that it had lost, and says so in its report.
@@ -274,7 +297,7 @@ impl Store {
     #[must_use]
     pub fn kept(&self) -> Kept {
         let (journal, database) = self.is_sound();
-        Kept { journal, database, not_durable: self.owed.len() }
+        Kept { journal, database, not_durable: self.owed.len(), unreadable: self.shelver.unreadable() }
     }
 
     fn has_failed(&self) -> bool {

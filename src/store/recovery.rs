@@ -10,10 +10,11 @@
 
 use super::StoreError;
 use super::codec;
-use super::database::{Image, Shelf};
+use super::database::Image;
+use super::desk::damaged;
 use super::journal::Journal;
 use super::replay::{Fold, OwedAt};
-use crate::domain::{AllocId, DeviceId, Entry, Gather, Grant, GrantState, HookState, Listed, Owed, OwedHook, Verdict, Verdicts, note_hook};
+use crate::domain::{AllocId, DeviceId, Entry, Gather, Grant, GrantState, Listed, Owed, Verdict, Verdicts, note_hook};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -127,6 +128,7 @@ pub(super) fn merge(
     report.segments = fold.segments.len();
     report.entries = fold.entries;
     report.torn_bytes = fold.torn_bytes;
+    let broken = fold.is_broken();
     let mut truth = Truth {
         last: fold.last.max(image.last),
         names: fold.names,
@@ -140,7 +142,6 @@ pub(super) fn merge(
         if grant.is_live() { &mut truth.live } else { &mut truth.released }.insert(id, (seq, grant));
     }
 
-    let broken = fold.torn_bytes > 0 || !fold.gaps.is_empty() || !fold.damaged.is_empty();
     let mut unreadable = 0;
     for (id, (seq, payload)) in &image.live {
         let known = truth.live.get(id).or_else(|| truth.released.get(id)).map(|(seq, _)| *seq);
@@ -234,7 +235,7 @@ fn missing(gaps: &[(u64, u64)], image: &Image, applied: u64) -> u64 {
 
 /// What is wrong with the journal, in words.
 pub(super) fn journal_findings(fold: &Fold) -> Vec<String> {
-    fold.damaged.iter().map(|path| format!("journal segment `{}` is damaged", path.display())).collect()
+    fold.damaged.iter().map(|path| damaged(path)).collect()
 }
 
 /// What is wrong with the database beside a journal whose oldest segment begins at `oldest`, in words.
@@ -312,38 +313,4 @@ pub(super) fn open_segment(dir: &Path, first: u64, live: &LivePayloads, notes: &
     let records = head.len() as u64;
     // An entry has a number only if the head before it is complete, so an empty head still takes none.
     Ok((Journal::create(dir, first, head.into_iter())?, first + records))
-}
-
-/// Gives sled what it lacks. What it has already is not written again.
-pub(super) fn catch_up(shelf: &mut Shelf, image: &Image, truth: &Truth, live: &LivePayloads) -> Result<(), StoreError> {
-    // A grant that was released and is in sled's live tree moves; a stale one that nobody knows any more goes.
-    for (seq, grant) in truth.released.values() {
-        if *seq > image.applied || image.live.contains_key(&grant.alloc_id) {
-            shelf.retire(grant, *seq, &encode(&Entry::Grant(Arc::new(grant.clone())))?)?;
-        }
-    }
-    for id in image.live.keys().filter(|id| !live.contains_key(*id) && !truth.released.contains_key(*id)) {
-        shelf.discard(id)?;
-    }
-    for (id, (seq, payload)) in live {
-        if image.live.get(id).is_none_or(|(_, there)| there != payload) {
-            shelf.put(id, *seq, payload)?;
-        }
-    }
-    for (key, (seq, id)) in &truth.names {
-        if image.names.get(key).is_none_or(|(_, there)| there != id) {
-            shelf.name(key, *seq, id)?;
-        }
-    }
-    for (key, (seq, hook)) in &truth.owed {
-        if image.hooks.get(key).is_none_or(|(_, there)| there != hook) {
-            shelf.hook(hook, *seq, &encode(&Entry::Hook(Box::new(hook.clone())))?)?;
-        }
-    }
-    for (key, (seq, hook)) in &image.hooks {
-        if !truth.owed.contains_key(key) {
-            shelf.hook(&OwedHook { state: HookState::Done, ..hook.clone() }, *seq, &[])?;
-        }
-    }
-    Ok(())
 }

@@ -11,8 +11,8 @@ use super::{OLD_SEGMENTS_MAX, StoreError};
 use crate::domain::{
     AllocId, DeviceId, Entry, Grant, GrantState, HookState, Listed, OwedHook, ResourceName, Verdicts, note_list, note_verdict,
 };
+use crate::host;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -103,7 +103,7 @@ impl Fold {
     }
 
     /// Nothing read yet.
-    fn of(state_dir: &Path) -> Self {
+    pub(super) fn of(state_dir: &Path) -> Self {
         Fold { confirmed: peek_confirmed(state_dir), ..Fold::default() }
     }
 
@@ -118,16 +118,41 @@ impl Fold {
     }
 
     fn with_segments(mut self, segments: &[(u64, PathBuf)]) -> Result<Self, StoreError> {
-        self.segments = segments.to_vec();
-        for (first, path) in segments {
-            match fs::read(path) {
-                Ok(bytes) => self.segment(*first, path, &bytes)?,
-                // The disk cannot read its own sectors: that is damage, and the other copy is asked.
-                Err(error) if error.raw_os_error() == Some(EIO) => self.damaged.push(path.clone()),
-                Err(error) => return Err(StoreError::io("read", path)(error)),
-            }
-        }
+        segments.iter().try_for_each(|(first, path)| self.read_segment(*first, path))?;
         Ok(self)
+    }
+
+    /// Reads the next segment.
+    pub(super) fn read_segment(&mut self, first: u64, path: &Path) -> Result<(), StoreError> {
+        self.segments.push((first, path.to_owned()));
+        match host::read_regular(path) {
+            Ok(bytes) => self.segment(first, path, &bytes),
+            // The disk cannot read its own sectors: that is damage, and the other copy is asked.
+            Err(error) if error.raw_os_error() == Some(EIO) => {
+                self.damaged.push(path.to_owned());
+                Ok(())
+            }
+            Err(error) => Err(StoreError::io("read", path)(error)),
+        }
+    }
+
+    /// Forgets the grants that were given back, and returns them with the number of the entry that says so. Nothing follows that entry.
+    pub(super) fn take_released(&mut self) -> Vec<(u64, Grant)> {
+        let released: Vec<AllocId> = self.grants.iter().filter(|(_, (_, grant))| !grant.is_live()).map(|(id, _)| id.clone()).collect();
+        released.iter().for_each(|id| drop(self.payloads.remove(id)));
+        released.iter().filter_map(|id| self.grants.remove(id)).collect()
+    }
+
+    /// Forgets the grants of which only such states are known, and returns these.
+    pub(super) fn take_orphans(&mut self, is_wanted: impl Fn(&GrantState) -> bool) -> BTreeMap<AllocId, (u64, GrantState)> {
+        let (taken, left) = std::mem::take(&mut self.orphans).into_iter().partition(|(_, (_, state))| is_wanted(state));
+        self.orphans = left;
+        taken
+    }
+
+    /// Whether an entry may be missing.
+    pub(super) fn is_broken(&self) -> bool {
+        self.torn_bytes > 0 || !self.gaps.is_empty() || !self.damaged.is_empty()
     }
 
     /// Whether it has everything that is live, without doubt: all of it was readable, from a complete head on.

@@ -1,10 +1,10 @@
 //! What keeps the open store in order: syncs behind the answers, checkpoints, new segments, and the end.
 
-use super::desk::Order;
 use super::journal::{self, PendingSync};
 use super::layout::journal_dir;
 use super::recovery::open_segment;
 use super::shelver::PendingCheckpoint;
+use super::work::Order;
 use super::{SEGMENT_BYTES, Store, StoreError};
 
 impl Store {

@@ -236,7 +236,7 @@ impl Check {
         let mut found = Verification { schema: 1, moved_aside: moved_aside(state_dir), ..Verification::default() };
         found.journal = journal.found.clone();
         let JournalCheck { to, missing, damaged, cut_off_bytes, .. } = &mut found.journal;
-        found.problems.extend(damaged.iter().map(|path| format!("journal segment `{}` is damaged", path.display())));
+        found.problems.extend(damaged.iter().map(|path| super::desk::damaged(path)));
         if *missing > 0 {
             found.problems.push(format!("entries missing from the journal: {missing}"));
         }

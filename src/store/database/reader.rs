@@ -34,7 +34,7 @@ pub(in crate::store) struct Reader {
 impl Reader {
     /// Reads every live grant, every name and every hook that is owed.
     pub(in crate::store) fn image(&self) -> Result<Image, StoreError> {
-        guard(|| self.scan()).map_err(|error| failure(&self.dir, error))
+        guard(|| self.scan()).map_err(|error| failure(&self.dir, &error))
     }
 
     pub(super) fn scan(&self) -> sled::Result<Image> {
@@ -98,7 +98,7 @@ impl Reader {
 
     /// The latest release that was forgotten on purpose, of age or for the number of them: the history is whole after that.
     pub(in crate::store) fn forgotten_until(&self) -> Result<Option<Timestamp>, StoreError> {
-        guard(|| number(&self.meta, FORGOTTEN)).map(|at| at.map(Timestamp)).map_err(|error| failure(&self.dir, error))
+        guard(|| number(&self.meta, FORGOTTEN)).map(|at| at.map(Timestamp)).map_err(|error| failure(&self.dir, &error))
     }
 
     /// Every record of the history: its grant and the entry that released it; `None` for one that cannot be read.
@@ -141,7 +141,7 @@ impl Reader {
             }
             Ok(())
         });
-        read.map_err(|error| failure(&self.dir, error))
+        read.map_err(|error| failure(&self.dir, &error))
     }
 
     /// The time of the newest key, found bit by bit.
