@@ -283,7 +283,7 @@ mod tests {
         drop_in("30.toml.rpmsave", "nonsense");
         let config = load(Some(&file), &Node::default()).unwrap();
         assert_eq!(config.listen, None);
-        assert_eq!(config.retention, Retention { age: Duration::from_secs(365 * 24 * 3600), grants: 5000 });
+        assert_eq!(config.retention, Retention { age: Duration::from_secs(365 * 24 * 3600), ..Retention::of_grants(5000) });
         assert_eq!(config.resources.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["a.b/c", "a.b/d"]);
         assert_eq!(config.files.len(), 3);
     }
@@ -340,6 +340,10 @@ mod tests {
             ("[ledger]\nhistory_age = \"90\"".to_owned(), "`ledger.history_age` is `90`, but must be a time such as `90d`"),
             ("[ledger]\nhistory_age = \"1h\"".to_owned(), "`ledger.history_age` is `1h`, but must be at least a day"),
             ("[ledger]\nhistory_size = 10".to_owned(), "`ledger.history_size` is 10, but must be at least 1000"),
+            ("[ledger]\nhistory_size = -10".to_owned(), "a size such as \"256MiB\", or a number of grants"),
+            ("[ledger]\nhistory_size = \"lots\"".to_owned(), "`ledger.history_size` is `lots`, but must be a size such as `256MiB`"),
+            ("[ledger]\nhistory_size = \"99999999999999999GiB\"".to_owned(), "must be a size such as `256MiB`"),
+            ("[ledger]\nhistory_size = \"100KiB\"".to_owned(), "`ledger.history_size` is `100KiB`, but must be at least `4MiB`"),
             ("[ledger]\nrefuse = \"nevr\"".to_owned(), "unknown value `nevr`; did you mean `never`?"),
             ("[ledger]\nwhen_not_durabel = \"serve\"".to_owned(), "unknown key `when_not_durabel`; did you mean `when_not_durable`?"),
             ("[ledger]\nwhen_not_durable = \"server\"".to_owned(), "unknown value `server`; did you mean `serve`?"),

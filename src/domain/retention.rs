@@ -1,4 +1,4 @@
-//! How long the history is kept.
+//! How long the history is kept, and how much room it may take.
 
 use std::time::Duration;
 
@@ -9,11 +9,43 @@ pub struct Retention {
     pub age: Duration,
     /// Released grants that are kept, at most.
     pub grants: u64,
+    /// What these may take of the disk. In the files of their database records take at least three times their length, so they are kept
+    /// to a third of it; and the whole state directory stays below four times as much, whatever is under way there.
+    pub bytes: u64,
+}
+
+impl Retention {
+    /// What a grant is counted with where only a number of grants is said: one of a device takes it.
+    pub const BYTES_PER_GRANT: u64 = 4096;
+
+    /// As many grants, of the usual age and size.
+    #[must_use]
+    pub fn of_grants(grants: u64) -> Self {
+        Retention { grants, bytes: grants.saturating_mul(Self::BYTES_PER_GRANT), ..Retention::default() }
+    }
+
+    /// As many bytes of the disk, of the usual age.
+    #[must_use]
+    pub fn of_bytes(bytes: u64) -> Self {
+        Retention { bytes, ..Retention::default() }
+    }
+
+    /// Bytes of records that are kept.
+    #[must_use]
+    pub fn records(&self) -> u64 {
+        self.bytes / 3
+    }
+
+    /// Bytes that the journal may gather for a database that cannot be written.
+    #[must_use]
+    pub fn journal(&self) -> u64 {
+        self.bytes / 2
+    }
 }
 
 impl Default for Retention {
-    /// Longer than the question "who had it when it failed?" usually takes to be asked.
+    /// Longer than the question "who had it when it failed?" usually takes to be asked; some 70,000 grants of one device.
     fn default() -> Self {
-        Retention { age: Duration::from_secs(90 * 24 * 3600), grants: 100_000 }
+        Retention { age: Duration::from_secs(90 * 24 * 3600), grants: u64::MAX, bytes: 256 * 1024 * 1024 }
     }
 }

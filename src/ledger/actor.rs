@@ -190,7 +190,7 @@ impl LedgerActor {
         if untold.is_empty() {
             return;
         }
-        lock(&self.config.store).follow_up();
+        self.follow_up();
         for (change, entry) in &untold {
             report::tell(change, entry);
         }

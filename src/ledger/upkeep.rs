@@ -101,6 +101,18 @@ impl LedgerActor {
         self.look_after_database(context);
     }
 
+    /// Readies the store for what comes, and begins a checkpoint when the journal has become long.
+    pub(super) fn follow_up(&self) {
+        let mut store = lock(&self.config.store);
+        store.follow_up();
+        if store.wants_checkpoint() {
+            if let Err(error) = store.begin_checkpoint() {
+                tracing::warn!(%error, "the query database lags behind the journal");
+            }
+            store.follow_up();
+        }
+    }
+
     /// A checkpoint in a while; and another look after it, since nobody waits for its end.
     fn look_after_database(&mut self, context: &mut Context<Self>) {
         if self.upkeep.checkpoint_timer.is_some() {

@@ -13,13 +13,16 @@
 //! that is read when the database is open.
 
 mod attempts;
+mod bounds;
 
 use self::attempts::Next;
+#[cfg(test)]
+pub(super) use self::bounds::forget_aside;
 use super::StoreError;
 use super::database::Shelf;
 use super::follow::{Start, catch_up, follow};
 use super::journal;
-use super::layout::{database_dir, has_room, journal_dir};
+use super::layout::{clear_up, database_dir, has_room, journal_dir};
 use super::opening::{Attempt, Opened};
 use super::recovery::{LivePayloads, Truth};
 use super::shared::Shared;
@@ -31,10 +34,6 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
-
-/// Older segments that are kept for a database that cannot be written, before the oldest are given up (their live grants
-/// are in every later head; what goes is history).
-const OLD_SEGMENTS_WITHOUT_DATABASE_MAX: usize = 64;
 
 /// How long the room that was seen is counted on: some hundred entries that come at once take a tenth of it.
 const ROOM_SEEN_FOR: Duration = Duration::from_millis(1);
@@ -67,6 +66,10 @@ pub(super) struct Desk {
     is_beside_stuck: bool,
     /// The directory of that, when its copy has taken its place.
     stuck: Option<PathBuf>,
+    /// Segments of the journal were given up; the latest release in them, or 0.
+    given_up: Option<Timestamp>,
+    /// It could not be written anew, which is not tried again.
+    stays_large: bool,
     /// When there was room last.
     room_seen: Option<Instant>,
     shared: Arc<Shared>,
@@ -88,6 +91,8 @@ impl Desk {
             waiting: Vec::new(),
             is_beside_stuck: false,
             stuck: None,
+            given_up: None,
+            stays_large: false,
             room_seen: None,
             shared,
         }
@@ -97,6 +102,9 @@ impl Desk {
     pub(super) fn serve(&mut self, database: Database, work: &Receiver<Work>) {
         let shared = Arc::clone(&self.shared);
         shared.while_at_it(|| self.begin(database));
+        if let Err(error) = clear_up(&self.dir) {
+            tracing::warn!(%error, "what an earlier process has left stays");
+        }
         loop {
             let told = match self.wakes_after() {
                 None => work.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -190,6 +198,7 @@ impl Desk {
                 }
                 // Nobody needs to wait for it.
                 drop(done.send(result));
+                self.keep_small();
             }
             Work::Read(answer) => {
                 let closed = || StoreError::Unopened { path: self.dir.clone(), why: self.why.clone() };
@@ -240,8 +249,11 @@ impl Desk {
             self.write(|shelf| shelf.checkpoint(order.applied, now, retention));
         }
         check_mine(&self.shared, &self.dir)?;
-        let keep = if self.shelf.is_some() && !waits { 0 } else { OLD_SEGMENTS_WITHOUT_DATABASE_MAX };
-        journal::delete_before(&journal_dir(&self.state_dir), order.newest_segment, keep)
+        if self.shelf.is_some() && !waits {
+            journal::delete_before(&journal_dir(&self.state_dir), order.newest_segment)
+        } else {
+            self.give_up_oldest(order.newest_segment)
+        }
     }
 
     /// Reads from the journal what it was not told.

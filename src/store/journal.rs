@@ -313,17 +313,24 @@ pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
     Ok(found)
 }
 
-/// Deletes all segments before `first` but the newest `keep` of them; the oldest first, so that what a reader beside it
-/// still finds has no gap.
-pub(super) fn delete_before(dir: &Path, first: u64, keep: usize) -> Result<(), StoreError> {
-    let mut old = segments(dir)?;
-    old.retain(|(number, _)| *number < first);
-    old.truncate(old.len().saturating_sub(keep));
-    for (_, path) in &old {
-        note("delete");
-        fs::remove_file(path).map_err(StoreError::io("delete", path))?;
-    }
-    Ok(())
+/// The segments before `first`, oldest first: the number of each, its file and how long that is.
+pub(super) fn sizes_before(dir: &Path, first: u64) -> Result<Vec<(u64, PathBuf, u64)>, StoreError> {
+    let size = |(number, path): (u64, PathBuf)| match path.metadata() {
+        Ok(about) => Ok((number, path, about.len())),
+        Err(error) => Err(StoreError::io("read", &path)(error)),
+    };
+    segments(dir)?.into_iter().filter(|(number, _)| *number < first).map(size).collect()
+}
+
+/// Deletes all segments before `first`; the oldest first, so that what a reader beside it still finds has no gap.
+pub(super) fn delete_before(dir: &Path, first: u64) -> Result<(), StoreError> {
+    segments(dir)?.iter().filter(|(number, _)| *number < first).try_for_each(|(_, path)| delete(path))
+}
+
+/// Deletes one segment.
+pub(super) fn delete(path: &Path) -> Result<(), StoreError> {
+    note("delete");
+    fs::remove_file(path).map_err(StoreError::io("delete", path))
 }
 
 #[cfg(test)]

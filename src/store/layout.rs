@@ -152,7 +152,7 @@ fn confirmed(text: &str) -> Option<u64> {
 }
 
 /// sled writes segments of 128 KiB, a few at a time. What is left after that is the journal's.
-const ROOM_MIN: u64 = 1024 * 1024;
+pub(super) const ROOM_MIN: u64 = 1024 * 1024;
 
 /// Whether sled may write to `dir`: after an error for want of room it may never answer again. Where nothing is yet, the
 /// directory above it tells. A limit of file sizes is a want of room too, since sled has one file.
@@ -199,6 +199,50 @@ pub(super) fn exchange(dir: &Path) -> Result<PathBuf, StoreError> {
     fs::rename(&copy, dir).map_err(StoreError::io("rename", &copy))?;
     sync_directory(dir.parent().unwrap_or(dir))?;
     Ok(aside)
+}
+
+/// Where a database is written anew. What is there means nothing.
+pub(super) fn fresh_dir(dir: &Path) -> PathBuf {
+    dir.with_extension("fresh")
+}
+
+/// Where a database is for the moment in which the one that was written anew takes its place.
+fn former_dir(dir: &Path) -> PathBuf {
+    dir.with_extension("former")
+}
+
+/// Puts the database that was written anew in the place of the one in `dir`. Nobody has either open.
+pub(super) fn put_fresh_in_place(dir: &Path) -> Result<(), StoreError> {
+    let (fresh, former) = (fresh_dir(dir), former_dir(dir));
+    remove(&former)?;
+    fs::rename(dir, &former).map_err(StoreError::io("rename", dir))?;
+    if let Err(error) = fs::rename(&fresh, dir) {
+        take_former_back(dir);
+        return Err(StoreError::io("rename", &fresh)(error));
+    }
+    sync_directory(dir.parent().unwrap_or(dir))?;
+    remove(&former)
+}
+
+/// The database of a state directory for somebody who reads beside its writer, or after it has ended in any way.
+pub(super) fn database_to_read(state_dir: &Path) -> PathBuf {
+    let dir = database_dir(state_dir);
+    let former = former_dir(&dir);
+    if !dir.exists() && former.exists() { former } else { dir }
+}
+
+/// What a start does first: a process that ended between the two renames has left the former database beside its place.
+pub(super) fn take_former_back(dir: &Path) {
+    if !dir.exists() && former_dir(dir).exists() {
+        // What is not there is made new, and said to be gone.
+        drop(fs::rename(former_dir(dir), dir));
+    }
+}
+
+/// Removes what a process has left that ended while it wrote the database anew.
+pub(super) fn clear_up(dir: &Path) -> Result<(), StoreError> {
+    remove(&fresh_dir(dir))?;
+    if dir.exists() { remove(&former_dir(dir)) } else { Ok(()) }
 }
 
 fn bytes_below(dir: &Path) -> Result<u64, StoreError> {

@@ -16,6 +16,8 @@
 //! or one of the two copies goes through in between; what cannot be found again is counted in [`RecoveryReport`], never
 //! passed over (I1, I9). It does not know what a grant means: it keeps entries and folds them.
 
+#[cfg(test)]
+mod bounds_tests;
 mod codec;
 mod database;
 mod desk;

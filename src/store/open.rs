@@ -16,13 +16,13 @@ use super::database::Image;
 use super::desk::history_stays;
 use super::follow::Start;
 use super::journal::Journal;
-use super::layout::{Lock, database_dir, journal_dir, quarantine};
+use super::layout::{Lock, database_dir, journal_dir, quarantine, take_former_back};
 use super::opening::{Attempt, LATE_AFTER, Opened};
 use super::recovery::{self, Notes, Truth, database_finding, encode_live, journal_findings, open_segment};
 use super::replay::Fold;
 use super::shelver::Shelver;
 use super::work::Database;
-use super::{OLD_SEGMENTS_MAX, Recovered, RecoveryReport, Store, StoreError, journal};
+use super::{OLD_SEGMENTS_MAX, Recovered, RecoveryReport, SEGMENT_BYTES_MAX, Store, StoreError, journal};
 use crate::domain::{Durability, Retention};
 use std::fs;
 use std::path::Path;
@@ -55,6 +55,7 @@ impl Store {
         let mut lock = Lock::take(state_dir)?;
 
         let database_dir = database_dir(state_dir);
+        take_former_back(&database_dir);
         let had_database = database_dir.exists();
         let newest = journal::segments(&journal_dir)?.last().map(|(first, _)| *first);
         let vouched = boot_id.is_some() && (lock.is_of_boot(boot_id) || lock.is_closed_with(newest));
@@ -126,7 +127,7 @@ impl Store {
                 Err(error) if error.is_for_want_of_room() => tracing::error!(%error, "the ledger was damaged and cannot be mended"),
                 done => done?,
             }
-        } else if journal::segments(&journal_dir)?.len() > OLD_SEGMENTS_MAX + 1 {
+        } else if is_long(&journal_dir, first)? {
             store.begin_checkpoint()?;
         }
         store.report.took = began.elapsed();
@@ -134,6 +135,13 @@ impl Store {
         let recovered = Recovered { grants, names, listed, owed, verdicts, report: store.report.clone() };
         Ok((store, recovered))
     }
+}
+
+/// Whether the segments before this one should not wait for the first checkpoint: a daemon that does not live that long adds one at each
+/// start.
+fn is_long(journal_dir: &Path, first: u64) -> Result<bool, StoreError> {
+    let older = journal::sizes_before(journal_dir, first)?;
+    Ok(older.len() > OLD_SEGMENTS_MAX || older.iter().map(|(_, _, bytes)| bytes).sum::<u64>() > SEGMENT_BYTES_MAX)
 }
 
 /// Waits for the database, but not for a slow disk: the attempt itself where that goes on, nothing where the system refuses.

@@ -3,7 +3,7 @@
 //! No lock is taken and nothing is written. The journal's segments alone tell everything that is live.
 
 use super::database::{Image, Shelf};
-use super::layout::{copy_directory, database_dir, journal_dir, peek_confirmed};
+use super::layout::{copy_directory, database_to_read, journal_dir, peek_confirmed};
 use super::replay::Fold;
 use super::{Recovered, RecoveryReport, StoreError, journal, opening, recovery};
 use crate::domain::{AllocId, Arrange, Gather, Grant, GrantState, Timestamp};
@@ -61,7 +61,7 @@ pub fn peek_history(state_dir: &Path) -> Result<History, StoreError> {
     let fold = read(state_dir)?;
     let copied = tempfile::tempdir()
         .map_err(StoreError::io("create", &std::env::temp_dir()))
-        .and_then(|scratch| history_of_copy(&database_dir(state_dir), scratch.path()));
+        .and_then(|scratch| history_of_copy(&database_to_read(state_dir), scratch.path()));
     let ((shelved, forgotten_until), problem) = match copied {
         Ok(read) => (read, None),
         Err(error) => (Default::default(), Some(error)),

@@ -43,6 +43,8 @@ pub(super) struct Shared {
     busy: Mutex<Option<Instant>>,
     /// The thread has been given up, and another one has its place.
     left: AtomicBool,
+    /// Somebody waits for the end.
+    hurries: AtomicBool,
 }
 
 impl Shared {
@@ -67,6 +69,16 @@ impl Shared {
     pub(super) fn is_stuck(&self, patience: Duration) -> bool {
         let at_it = held(&self.busy).map(|since| since.elapsed());
         at_it.is_some_and(|at_it| at_it >= patience && (patience.is_zero() || !host::waits_for_disk()))
+    }
+
+    /// From now on only what has to be done is done.
+    pub(super) fn hurry(&self) {
+        self.hurries.store(true, Ordering::Release);
+    }
+
+    /// Whether somebody waits for the end.
+    pub(super) fn hurries(&self) -> bool {
+        self.hurries.load(Ordering::Acquire)
     }
 
     pub(super) fn leave(&self) {

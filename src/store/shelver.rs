@@ -197,6 +197,11 @@ impl Shelver {
         }
     }
 
+    /// The store is about to be closed: what can wait for the next one is left to it.
+    pub(super) fn hurry(&self) {
+        self.thread.shared.hurry();
+    }
+
     /// Asks for something that comes behind everything so far.
     fn order(&self, work: Work) -> Result<(), StoreError> {
         self.tell_all();
@@ -285,6 +290,7 @@ impl Shelver {
 
 impl Drop for Shelver {
     fn drop(&mut self) {
+        self.hurry();
         self.tell_all();
         if !self.thread.end(PATIENCE_AT_THE_END) {
             tracing::error!(

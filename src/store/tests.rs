@@ -528,7 +528,7 @@ fn history_is_told_newest_first_however_its_times_are_spread() {
     let times: Vec<u64> = crowd.chain(hurry).chain(lonely).chain(wrong).collect();
 
     let dir = tempfile::tempdir().unwrap();
-    let retention = Retention { age: Duration::MAX, grants: u64::MAX };
+    let retention = Retention { age: Duration::MAX, ..Retention::of_bytes(u64::MAX) };
     let (mut store, _) = Store::open_keeping(dir.path(), Durability::ProcessCrash, None, retention).unwrap();
     assert!(store.history(9, |_| true).unwrap().is_empty());
     let entries = times.iter().zip(1..).flat_map(|(at, n)| [made(n), released_at(n, *at)]);
@@ -546,7 +546,7 @@ fn history_is_told_newest_first_however_its_times_are_spread() {
 fn whatever_is_kept_of_the_history_live_grants_are_never_touched() {
     let dir = tempfile::tempdir().unwrap();
     let keep = |age, grants| {
-        let retention = Retention { age: Duration::from_secs(age), grants };
+        let retention = Retention { age: Duration::from_secs(age), grants, bytes: u64::MAX };
         Store::open_keeping(dir.path(), Durability::PowerLoss, Some("this boot"), retention).unwrap()
     };
     let (mut store, _) = keep(3600, 2);
@@ -748,8 +748,12 @@ fn segments_are_kept_as_long_as_the_database_cannot_take_them_over() {
     store.checkpoint().unwrap();
     assert_eq!((store.is_sound(), segments(dir.path()).len()), ((true, false), 2));
     other.close();
+    // It is tried again after a while, whoever wants it.
+    while store.is_sound() != (true, true) {
+        store.checkpoint().unwrap();
+    }
     store.checkpoint().unwrap();
-    assert_eq!((store.is_sound(), segments(dir.path()).len()), ((true, true), 1));
+    assert_eq!(segments(dir.path()).len(), 1);
     assert_eq!(store.history(9, |_| true).unwrap().len(), 1);
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// would have all of the history in memory, 100 MB and more, and leave it there. So each record is looked up this often:
 /// with some 17 records to a page that is enough for every page to push out the one before. Over 100,000 grants the process
 /// then grows by 8 MB, instead of 120.
-const LOOKS: usize = 4;
+pub(super) const LOOKS: usize = 4;
 
 /// How far the clock of a release may be behind that of the grant: it was set meanwhile.
 const CLOCK_ERROR_MS: u64 = 24 * 3600 * 1000;
@@ -29,6 +29,8 @@ pub(in crate::store) struct Reader {
     pub(super) names: sled::Tree,
     pub(super) hooks: sled::Tree,
     pub(super) meta: sled::Tree,
+    /// Held as long as it reads.
+    pub(super) _open: Arc<()>,
 }
 
 impl Reader {

@@ -1,7 +1,7 @@
 //! How the thread comes by an open database, and what it says meanwhile.
 
 use super::{Desk, check_mine, damaged, history_stays};
-use crate::domain::{Because, Unreadable};
+use crate::domain::{Because, Timestamp, Unreadable};
 use crate::store::StoreError;
 use crate::store::database::{Image, Shelf};
 use crate::store::follow::{Start, follow};
@@ -103,12 +103,18 @@ impl Desk {
                 return Err(error);
             }
         };
+        if let Some(until) = self.given_up.filter(|until| *until > Timestamp(0)) {
+            shelf.forget_until(until)?;
+        }
         let mut found = Late { found: followed.found, ..Late::default() };
         match (&salvaged, &start) {
             // That has been said.
             (Some((_, why)), _) if why.is_empty() => {}
             (Some((_, why)), _) => found.findings.push(history_stays(why)),
-            (None, Some(start)) => found.findings.extend(database_finding(followed.oldest, &holds, start.existed)),
+            (None, Some(start)) if self.given_up.is_none() => {
+                found.findings.extend(database_finding(followed.oldest, &holds, start.existed));
+            }
+            (None, Some(_)) => {}
             (None, None) => {}
         }
         for path in followed.damaged.iter().filter(|_| start.is_some()) {
@@ -127,6 +133,7 @@ impl Desk {
                 tracing::warn!(%error, "a database that hangs stays where it is");
             }
         }
+        self.given_up = None;
         self.shared.late().add(found);
         self.is_open(shelf, start.as_ref());
         Ok(())
