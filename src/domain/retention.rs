@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// What the journal has by itself.
+const JOURNAL_BYTES: u64 = 4 * 1024 * 1024;
+
 /// How much of what was given back is remembered. Live grants are no history: no bound of it touches them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
@@ -30,10 +33,13 @@ impl Retention {
         Retention { bytes, ..Retention::default() }
     }
 
-    /// Bytes of records that are kept.
+    /// Bytes of records that are kept beside so many bytes of what is live. Of these, when there are thousands, the journal has up to
+    /// three copies, and the database's files, old and new, nine times as much as of any record: the history gives way to them, since it
+    /// is the history that somebody has bounded.
     #[must_use]
-    pub fn records(&self) -> u64 {
-        self.bytes / 3
+    pub fn records(&self, live: u64) -> u64 {
+        let left = self.bytes.saturating_mul(4).saturating_sub(live.saturating_mul(12)).saturating_sub(JOURNAL_BYTES) / 9;
+        left.min(self.bytes / 3).max(self.bytes / 32)
     }
 
     /// Bytes that the journal may gather for a database that cannot be written.
@@ -47,5 +53,24 @@ impl Default for Retention {
     /// Longer than the question "who had it when it failed?" usually takes to be asked; some 70,000 grants of one device.
     fn default() -> Self {
         Retention { age: Duration::from_secs(90 * 24 * 3600), grants: u64::MAX, bytes: 256 * 1024 * 1024 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_third_is_for_records_and_less_beside_thousands_of_live_grants() {
+        let mib = 1024 * 1024;
+        let sixteen = Retention::of_bytes(16 * mib);
+        assert_eq!(sixteen.records(0), 16 * mib / 3);
+        for live in [mib, 2 * mib, 4 * mib] {
+            let all = 12 * live + 9 * sixteen.records(live);
+            assert!(all <= 60 * mib, "{live}: {all}");
+        }
+        assert_eq!(sixteen.records(99 * mib), mib / 2, "something is always remembered");
+        assert_eq!(Retention::default().records(16 * mib), 256 * mib / 3, "20,000 grants leave all of the usual size");
+        assert!(Retention::of_bytes(u64::MAX).records(7) > 1 << 60);
     }
 }

@@ -57,7 +57,7 @@ fn the_directory_stays_small_however_many_grants_come_and_go() {
     assert!(most < 4 * 4 * MIB, "{most}");
     let left = past(&store);
     let bytes: usize = left.len() * 700;
-    assert!(bytes as u64 <= retention.records() && bytes as u64 > retention.records() / 2, "{} grants are remembered", left.len());
+    assert!(bytes as u64 <= retention.records(0) && bytes as u64 > retention.records(0) / 2, "{} grants are remembered", left.len());
     assert_eq!(left[0], grant(7999).alloc_id, "the newest are");
     store.checkpoint().unwrap();
     let found = store.verifier().verify().unwrap();
@@ -185,13 +185,13 @@ fn a_process_that_is_killed_again_and_again_does_not_lose_count_of_its_history()
 fn a_history_of_an_earlier_version_is_measured_before_it_is_cut() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(dir.path(), Retention::default());
-    come_and_go(&mut store, 0..500, || {});
+    come_and_go(&mut store, 0..2000, || {});
     store.shelver.meddle(|shelf| shelf.as_ref().unwrap().forget_measure_for_test());
     store.close().unwrap();
-    let mut store = open(dir.path(), Retention::of_bytes(300_000));
+    let mut store = open(dir.path(), Retention::of_bytes(3 * MIB));
     store.checkpoint().unwrap();
     let left = past(&store).len();
-    assert!((100..200).contains(&left), "{left} of some 700 bytes each are a third of that");
+    assert!((700..1500).contains(&left), "{left} of some 700 bytes each are a third of that");
 }
 
 #[test]

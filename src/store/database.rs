@@ -230,14 +230,14 @@ impl Shelf {
         })
     }
 
-    /// Trims the history, then makes everything up to `applied` survive a power cut.
-    pub(super) fn checkpoint(&mut self, applied: u64, now: Timestamp, retention: Retention) -> Result<(), StoreError> {
+    /// Trims the history, beside so many bytes of what is live, then makes everything up to `applied` survive a power cut.
+    pub(super) fn checkpoint(&mut self, applied: u64, now: Timestamp, retention: Retention, live: u64) -> Result<(), StoreError> {
         let step = u64::try_from(CLOCK_STEP_MAX.as_millis()).unwrap_or(u64::MAX);
         let now = self.run(|shelf| Ok(shelf.number(CLOCK)?.map_or(now.0, |last| now.0.min(last + step))))?;
         if !self.is_measured {
             self.recount()?;
         }
-        let (old, left) = self.run(|shelf| shelf.outlived(now, retention))?;
+        let (old, left) = self.run(|shelf| shelf.outlived(now, retention, retention.records(live)))?;
         self.run(|shelf| {
             // At once, and before they go: what is counted is there, whatever a power cut leaves of this.
             let mut numbers = Shelf::length(left);
@@ -286,12 +286,12 @@ impl Shelf {
     }
 
     /// Keys of released grants that are to be forgotten, the earliest release first, and how long the history is without them.
-    fn outlived(&self, now: u64, retention: Retention) -> sled::Result<(Vec<sled::IVec>, Length)> {
+    fn outlived(&self, now: u64, retention: Retention, records: u64) -> sled::Result<(Vec<sled::IVec>, Length)> {
         let oldest = now.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX));
         let (mut old, mut left) = (Vec::new(), self.history);
         for pair in &self.past {
             let (key, value) = pair?;
-            let is_too_long = left.count > retention.grants || left.bytes > retention.records();
+            let is_too_long = left.count > retention.grants || left.bytes > records;
             if !is_too_long && released_at(&key) >= oldest {
                 break;
             }

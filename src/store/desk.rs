@@ -246,7 +246,7 @@ impl Desk {
         if waits {
             self.wait_for_room();
         } else {
-            self.write(|shelf| shelf.checkpoint(order.applied, now, retention));
+            self.write(|shelf| shelf.checkpoint(order.applied, now, retention, order.live));
         }
         check_mine(&self.shared, &self.dir)?;
         if self.shelf.is_some() && !waits {

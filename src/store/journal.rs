@@ -271,6 +271,11 @@ impl Journal {
         self.bytes_appended() > bytes.max(self.head_bytes)
     }
 
+    /// Bytes of the head.
+    pub(super) fn head_bytes(&self) -> u64 {
+        self.head_bytes
+    }
+
     /// Bytes after the head.
     pub(super) fn bytes_appended(&self) -> u64 {
         self.bytes - self.head_bytes

@@ -1005,9 +1005,9 @@ fn a_clock_that_goes_wrong_by_a_year_forgets_no_history_and_brings_nothing_back(
     store.append(&[made(1), made(2), made(3), made(4), released_at(1, now)]).unwrap();
     store.checkpoint().unwrap();
     store.append(&[released_at(2, now + year)]).unwrap();
-    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now + year), Retention::default()).unwrap());
+    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now + year), Retention::default(), 0).unwrap());
     store.append(&[released_at(3, now - year)]).unwrap();
-    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now - year), Retention::default()).unwrap());
+    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now - year), Retention::default(), 0).unwrap());
     let told: Vec<_> = store.history(9, |_| true).unwrap().iter().map(|grant| grant.devices[0].id.to_string()).collect();
     assert_eq!(told, ["GPU-2", "GPU-1", "GPU-3"], "by the clock of their release");
     store.append(&[released(4)]).unwrap();

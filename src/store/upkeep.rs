@@ -50,7 +50,12 @@ impl Store {
         }
         self.shelver.replace_stuck()?;
         let sync = self.journal.begin_sync()?;
-        self.shelver.checkpoint(Order { applied: self.next_seq - 1, sync, newest_segment: self.journal.first() })
+        self.shelver.checkpoint(Order {
+            applied: self.next_seq - 1,
+            sync,
+            live: self.journal.head_bytes(),
+            newest_segment: self.journal.first(),
+        })
     }
 
     /// The same, and waits for its end.

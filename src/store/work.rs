@@ -68,6 +68,8 @@ pub(super) struct Order {
     pub(super) applied: u64,
     /// What the journal has to sync first, so that its newest head may stand for the older segments.
     pub(super) sync: Option<PendingSync>,
+    /// Bytes of what is live, as the newest head has it.
+    pub(super) live: u64,
     /// The first segment that is still needed after it.
     pub(super) newest_segment: u64,
 }

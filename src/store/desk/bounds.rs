@@ -2,12 +2,12 @@
 //!
 //! | what | its bound |
 //! | --- | --- |
-//! | the history's records | a third of `history_size` |
+//! | the history's records | a third of `history_size`, and less beside thousands of live grants |
 //! | the database's files | five and a half times its records: then it is written anew beside them, which takes three and a half times more |
 //! | the journal, beside what is live | some megabytes; half of `history_size` while the database cannot be written |
 //! | what was damaged once | `history_size`, and the age of the history; the newest stays whatever its size |
 //!
-//! Together four times `history_size`, beside what is live and what was damaged.
+//! Together four times `history_size`, beside what was damaged: [`Retention::records`] has the sum.
 
 use super::{Desk, check_mine, now};
 use crate::domain::{GrantState, Retention, Timestamp};
