@@ -38,7 +38,7 @@ pub use self::hooks::{HeldBack, ReleaseHooks, ended, owing, undue};
 pub use self::passage::{Passage, View, passage};
 pub use self::rebuild::{rebuild, unheard_of};
 pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist, reconcile};
-pub use self::refusal::{Doubt, Sight, doubt};
+pub use self::refusal::{Doubt, HOLDERS_MAX, Sight, doubt};
 
 use crate::domain::{
     AllocId, Checkpoint, DeviceId, Entry, Gather, Grant, GrantedDevice, HookState, Inventory, Listed, Owed, ResourceName, Verdicts,
@@ -175,7 +175,7 @@ impl Ledger {
     }
 
     /// The live grants that hold an id of a resource, oldest first.
-    pub fn holders(&self, resource: &ResourceName, id: &DeviceId) -> impl Iterator<Item = &Arc<Grant>> {
+    pub fn holders(&self, resource: &ResourceName, id: &DeviceId) -> impl DoubleEndedIterator<Item = &Arc<Grant>> {
         let ids = self.holders.get(resource).and_then(|devices| devices.get(id));
         ids.into_iter().flatten().filter_map(|alloc_id| self.grants.get(alloc_id))
     }

@@ -50,7 +50,9 @@ impl Ledger {
     /// Why a grant has to wait: one of its devices is owed a hook, or will be by what is about to be written.
     pub fn waits<'a>(&self, hooks: &ReleaseHooks, written: impl Iterator<Item = &'a Entry>, wanted: &Grant) -> Option<Refusal> {
         let sharing = hooks.get(&wanted.resource)?;
-        let due = self.due(hooks, &HeldBack::new()).free.remove(&wanted.resource).unwrap_or_default();
+        // As `due` has it, and of the wanted devices alone: an Allocate waits for this.
+        let is_held = |hook: &OwedHook| self.grants.values().any(|grant| holds(grant, *sharing, hook));
+        let due = |whole: &DeviceId| self.owed.get(&wanted.resource)?.get(whole).filter(|hook| !is_held(hook));
         // Of a device that another pod has already only that pod waits.
         let is_free = |hook: &OwedHook| {
             let mut holders = self.grants.values().filter(|grant| holds(grant, *sharing, hook));
@@ -63,7 +65,7 @@ impl Ledger {
         let about: Vec<&OwedHook> = written.filter_map(about).collect();
         let owed = |id: &DeviceId| {
             let whole = sharing.whole(&wanted.resource, id);
-            let hook = due.get(&whole).or_else(|| about.iter().copied().find(|hook| hook.device == whole))?;
+            let hook = due(&whole).or_else(|| about.iter().copied().find(|hook| hook.device == whole))?;
             Some(Refusal::Unhealthy { resource: wanted.resource.clone(), id: id.clone(), reason: hook.reason() })
         };
         wanted.devices.iter().find_map(|device| owed(&device.id))
