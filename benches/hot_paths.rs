@@ -31,6 +31,7 @@ fn grant(number: u64) -> Entry {
         key: format!("pci:{n:x}"),
         numa_nodes: vec![0],
         nodes: Vec::new(),
+        objects: Vec::new(),
     };
     Entry::Grant(Arc::new(Grant {
         alloc_id: AllocId::new(format!("00000000-0000-7000-8000-{number:012x}")),

@@ -6,7 +6,7 @@
 //!   health ─ Judged ───────────────▶ ledger
 //!   serving ─ Record, Pass ────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
 //!   hook runner ─ HookEnded ───────▶ ledger ─ due hooks (watch) ─▶ hook runner, health, cli
-//!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish ─ app
+//!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish, TakeOver ─ app
 //!   serving ─ StreamOpened/Ended, HungUp ─▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
 //!   app ─ Plan (watch) ────────────▶ discovery ─ with Discovered ─▶ health; ledger, host watch
 //!   app ─ Detach, Reattach ────────▶ registration
@@ -212,6 +212,12 @@ pub struct HookEnded {
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct Reconcile;
+
+/// app → ledger: take over what another plugin has given away of these resources, as the kubelet's checkpoint tells, before a list of them
+/// is published. Answers with the number of grants that are new.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "Result<usize, String>")]
+pub struct TakeOver(pub Vec<ResourceName>);
 
 /// app → ledger: publish what is known now; a person who asks after an Allocate is told of it.
 #[derive(Debug, Clone, Copy, Message)]

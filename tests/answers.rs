@@ -365,6 +365,65 @@ fn a_sound_ledger_that_is_older_than_the_kubelets_checkpoint_takes_the_rest_from
     });
 }
 
+/// A node that moves from another plugin to Holdfast while pods run: what the kubelet's checkpoint says that they have is in the first list, also
+/// what the host does not show, and `who` names them.
+#[test]
+fn what_another_plugin_has_given_away_is_in_the_first_list_and_has_its_holders() {
+    run(async {
+        let node = Node::with(&[("gpu", 4)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 4).await;
+        admit(&kubelet, PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2)).await;
+        let probe = admit(&kubelet, PodSpec::new("ops", "probe").app("main", &gpu(), 1)).await;
+        daemon.logged_often(" pod=\"", 3).await;
+        let held = kubelet.devices(&probe, "main").remove(&gpu()).unwrap();
+        let id = held.first().unwrap().as_str().to_owned();
+        kubelet.stop();
+        daemon.kill();
+
+        // Another plugin's answers carry nothing of ours, and Holdfast was never here.
+        let checkpoint = node.path("kubelet/device-plugins/kubelet_internal_checkpoint");
+        let mut kept: Value = serde_json::from_slice(&std::fs::read(&checkpoint).unwrap()).unwrap();
+        for entry in kept["Data"]["PodDeviceEntries"].as_array_mut().unwrap() {
+            entry["AllocResp"] = json!("");
+        }
+        std::fs::write(&checkpoint, kept.to_string()).unwrap();
+        std::fs::remove_dir_all(node.state()).unwrap();
+        node.remove_device("gpu", id.strip_prefix("dev:gpu").unwrap().parse().unwrap());
+
+        let lists = count(&kubelet, |kind| matches!(kind, EventKind::Listed { .. }));
+        kubelet.start_again().await.unwrap();
+        let daemon = node.start_daemon();
+        let first = |view: &holdfast::sim::kubelet::View<'_>| {
+            let mut of_gpus = view.events().iter().filter(|event| event.kind.resource() == Some(&gpu()));
+            let mut listed = of_gpus.by_ref().filter_map(|event| match &event.kind {
+                EventKind::Listed { healthy, unhealthy, .. } => Some((*healthy, *unhealthy)),
+                _ => None,
+            });
+            listed.nth(lists)
+        };
+        assert_eq!(kubelet.wait_for_some(first, HANG).await.unwrap(), (3, 1), "the held one is gone from the host, and listed");
+
+        let names = || -> BTreeSet<String> {
+            let who = rows(&node.json(&["who"]));
+            who.iter()
+                .map(|row| format!("{}/{} {} {}", row["pod"]["namespace"], row["pod"]["name"], row["container"], row["devices"]))
+                .collect()
+        };
+        let named = |names: &BTreeSet<String>| names.iter().all(|name| !name.contains("null/"));
+        until("the pods' names", names, |names| names.len() == 3 && named(names));
+        let of_probe = names().into_iter().find(|name| name.contains("probe")).unwrap();
+        assert_eq!(of_probe, format!("\"ops\"/\"probe\" \"main\" [\"{id}\"]"));
+
+        // Once more: nothing is taken over twice.
+        drop(daemon);
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 3).await;
+        assert_eq!(names().len(), 3);
+    });
+}
+
 #[test]
 fn who_status_and_export_tell_the_same_with_and_without_the_daemon() {
     run(async {

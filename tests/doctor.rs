@@ -301,7 +301,13 @@ fn a_label_that_selinux_would_refuse_is_found_where_it_is_enforcing() {
 
 /// A grant of the present boot, as the host of `quiet` tells it.
 fn grant(number: u64, at: u64) -> Entry {
-    let device = GrantedDevice { id: DeviceId::new("dev:gpu0"), key: "dev:/dev/gpu0".into(), numa_nodes: vec![], nodes: Vec::new() };
+    let device = GrantedDevice {
+        id: DeviceId::new("dev:gpu0"),
+        key: "dev:/dev/gpu0".into(),
+        numa_nodes: vec![],
+        nodes: Vec::new(),
+        objects: Vec::new(),
+    };
     Entry::Grant(Arc::new(Grant {
         alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{number:012}")),
         resource: name("example.com/gpu"),

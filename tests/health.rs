@@ -362,7 +362,8 @@ impl Alone {
         };
         let spec = Arc::new(ResourceSpec::new(gpu(), DeviceClass::Rdma));
         let grants = held.iter().map(|id| {
-            let device = GrantedDevice { id: DeviceId::new(*id), key: (*id).into(), numa_nodes: Vec::new(), nodes: Vec::new() };
+            let device =
+                GrantedDevice { id: DeviceId::new(*id), key: (*id).into(), numa_nodes: Vec::new(), nodes: Vec::new(), objects: Vec::new() };
             Arc::new(Grant {
                 alloc_id: AllocId::new("a-1"),
                 resource: gpu(),
@@ -404,6 +405,8 @@ impl Alone {
             devices: devices.into(),
             selected: [(gpu(), selected)].into(),
             missing_nodes: Default::default(),
+            unfulfilled: Default::default(),
+            unread: Default::default(),
         };
         let scan = Box::new(move || {
             let evidence = Evidence { began: host::now(), ..evidence.clone() };

@@ -65,6 +65,7 @@ fn owe(node: &Node, resource: &ResourceName, device: &str) {
         resource: resource.clone(),
         device: DeviceId::new(device),
         key: String::new(),
+        objects: Vec::new(),
         alloc_id: AllocId::new("a-1"),
         pod: Some(PodRef { uid: "u1".into(), namespace: None, name: None }),
         container: Some("main".into()),

@@ -28,7 +28,13 @@ fn grant(alloc_id: &str, state: GrantState) -> Grant {
     Grant {
         alloc_id: AllocId::new(alloc_id),
         resource: name("example.com/gpu"),
-        devices: vec![GrantedDevice { id: DeviceId::new("gpu0"), key: "dev:/dev/gpu0".into(), numa_nodes: Vec::new(), nodes: Vec::new() }],
+        devices: vec![GrantedDevice {
+            id: DeviceId::new("gpu0"),
+            key: "dev:/dev/gpu0".into(),
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        }],
         edits: ContainerEdits::default(),
         boot_id: "boot".into(),
         kubelet: KUBELET,

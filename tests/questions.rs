@@ -31,7 +31,13 @@ fn grant(n: u64, resource: &str, (key, id): (&str, &str), hours: u64) -> Grant {
     Grant {
         alloc_id: AllocId::new(format!("01890a5d-ac96-774b-bcce-{n:012}")),
         resource: name(resource),
-        devices: vec![GrantedDevice { id: DeviceId::new(id), key: key.into(), numa_nodes: vec![1], nodes: Vec::new() }],
+        devices: vec![GrantedDevice {
+            id: DeviceId::new(id),
+            key: key.into(),
+            numa_nodes: vec![1],
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        }],
         edits: ContainerEdits { envs: BTreeMap::from([("N".into(), n.to_string())]), devices: vec![node], ..ContainerEdits::default() },
         boot_id: "a boot".into(),
         kubelet: None,

@@ -36,6 +36,7 @@ fn grant(n: u64, state: GrantState) -> Entry {
             key: format!("dev:/dev/{id}"),
             numa_nodes: vec![0],
             nodes: Vec::new(),
+            objects: Vec::new(),
         }],
         edits: ContainerEdits { envs: BTreeMap::from([("DEVICES".into(), id.repeat(20))]), ..ContainerEdits::default() },
         boot_id: "unknown".into(),

@@ -284,6 +284,7 @@ mod tests {
                 key: String::new(),
                 numa_nodes: Vec::new(),
                 nodes: Vec::new(),
+                objects: Vec::new(),
             };
             let mut grant = (*holding(&["x"])[0]).clone();
             grant.devices = addresses.iter().map(device).collect();

@@ -47,6 +47,7 @@ fn of_daemon(page: &mut Page, views: &Views) {
     for signal in views.judgement.borrow().off.keys() {
         page.sample(Metric::SignalsOff, &[signal.as_str()], 1);
     }
+    page.sample(Metric::ScanUnread, &[], views.unread.borrow().reasons().len() as u64);
     let registrations = views.registrations.borrow();
     for (resource, status) in registrations.iter() {
         page.sample(Metric::Registered, &[resource.as_str()], u64::from(status.registered));
@@ -174,7 +175,13 @@ mod tests {
     }
 
     fn grant(pod: Option<&str>, container: &str, ids: &[&str]) -> Arc<Grant> {
-        let device = |id: &&str| GrantedDevice { id: DeviceId::new(*id), key: String::new(), numa_nodes: Vec::new(), nodes: Vec::new() };
+        let device = |id: &&str| GrantedDevice {
+            id: DeviceId::new(*id),
+            key: String::new(),
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        };
         let bound = |name: &str| GrantState::Bound {
             pod: PodRef { uid: format!("uid-{name}"), namespace: Some("team".into()), name: Some(name.into()) },
             container: container.into(),

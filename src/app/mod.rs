@@ -25,6 +25,7 @@ mod settings;
 mod specs;
 mod status;
 pub mod supervisor;
+mod take_over;
 mod views;
 mod watcher;
 
@@ -43,7 +44,7 @@ pub use views::{Actors, Views};
 
 use self::supervisor::{Policy, Slot, Supervision};
 use crate::discovery::{DiscoveryActor, DiscoveryConfig};
-use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage};
+use crate::domain::{Durability, Inventory, Plan, ResourceName, Stage, Unread};
 use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::Performer;
@@ -118,6 +119,9 @@ impl App {
         // Not before: a start that the user can mend ends in one sentence, without a log around it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         rebuild::from_kubelet(&mut store, &mut recovered, &settings.device_plugins());
+        // Earlier versions have not noted what is held with a device, and the kubelet's checkpoint does not tell it.
+        let behind = |node: &str| hardware::behind(&host_root, node);
+        recovered.grants = recovered.grants.into_iter().map(|grant| grant.resolve(behind)).collect();
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
         let recovery = (!recovered.report.is_clean()).then(|| Arc::<str>::from(recovered.report.to_string()));
         if let Some(report) = &recovery {
@@ -148,6 +152,7 @@ impl App {
         let verdicts = Arc::new(recovered.verdicts().clone());
         let (judgement, judgement_view) = watch::channel(Judgement { verdicts, ..Judgement::default() });
         let judgement = Arc::new(judgement);
+        let (unread, unread_view) = watch::channel(Unread::default());
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
         let (stage, stage_view) = watch::channel(Stage::default());
@@ -198,6 +203,9 @@ impl App {
         };
         ledger.start(ledger_arbiter.handle(), supervision.clone(), move |life| LedgerActor::new(config.clone(), life));
 
+        // Who has what another plugin gave is known before anything is judged, too.
+        take_over::from_other_plugins(&actors.ledger.mailbox(), names.clone()).await;
+
         let probed_root = host_root.clone();
         let config = HealthConfig {
             plan: plan_view.clone(),
@@ -224,6 +232,7 @@ impl App {
             names: names_view,
             nvml,
             question,
+            unread: Arc::new(unread),
             remember: actors.ledger.mailbox(),
             discovered: actors.health.mailbox(),
         };
@@ -308,13 +317,15 @@ impl App {
         };
 
         let labels = settings.config.features_directory.clone().map(|folder| tokio::spawn(labels::keep(folder, inventory_view.clone())));
-        let reloader = reload::Reloader::new(&settings.config, host_root.clone(), plan, actors.discovery.mailbox());
+        let reloader =
+            reload::Reloader::new(&settings.config, host_root.clone(), plan, actors.discovery.mailbox(), actors.ledger.mailbox());
         let (ready, ready_view) = watch::channel(specs.is_empty());
         let (not_served, not_served_view) = watch::channel(None);
         let views = Views {
             inventory: inventory_view,
             grants: grants_view,
             judgement: judgement_view,
+            unread: unread_view,
             due: due_view,
             registrations: registrations_view,
             kubelet: kubelet_view,

@@ -54,6 +54,11 @@ impl Status {
         if let Some(why) = &self.not_served {
             add(why.clone(), "it is tried again by itself; end what has the address (`ss -ltnp`), or set `telemetry.listen` to a free one");
         }
+        for why in &self.unread {
+            let what =
+                format!("{why}; the devices that this concerns are taken to be as they were, and those that are new are not offered");
+            add(what, "it is tried again by itself; if that lasts, mend what the error names: a limit, a permission, a mount");
+        }
         for ResourceReport { name, registered, problem, disagreement, .. } in &self.resources {
             match problem {
                 Some(problem) => {

@@ -13,10 +13,10 @@
 
 use super::App;
 use crate::config::{Change, Config, ConfigError};
-use crate::domain::{Gather, Plan, ResourceSpec, Timestamp};
+use crate::domain::{Gather, Plan, ResourceName, ResourceSpec, Timestamp};
 use crate::hardware;
 use crate::host::{self, HostRoot};
-use crate::messages::{Mailbox, Rescan};
+use crate::messages::{Mailbox, Rescan, TakeOver};
 use crate::telemetry::metrics;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -72,13 +72,20 @@ pub(super) struct Reloader {
     plan: watch::Sender<Arc<Plan>>,
     report: watch::Sender<ConfigReport>,
     rescan: Mailbox<Rescan>,
+    take_over: Mailbox<TakeOver>,
 }
 
 impl Reloader {
-    pub(super) fn new(config: &Config, host_root: HostRoot, plan: watch::Sender<Arc<Plan>>, rescan: Mailbox<Rescan>) -> Self {
+    pub(super) fn new(
+        config: &Config,
+        host_root: HostRoot,
+        plan: watch::Sender<Arc<Plan>>,
+        rescan: Mailbox<Rescan>,
+        take_over: Mailbox<TakeOver>,
+    ) -> Self {
         let report = watch::Sender::new(report(config, 1, Vec::new()));
         metrics::config_loaded(true, report.borrow().loaded_at);
-        Reloader { host_root, running: config.clone(), latest: config.clone(), plan, report, rescan }
+        Reloader { host_root, running: config.clone(), latest: config.clone(), plan, report, rescan, take_over }
     }
 
     pub(super) fn report(&self) -> watch::Receiver<ConfigReport> {
@@ -133,6 +140,11 @@ impl Reloader {
         let change = Change::between(&self.running, &config);
         self.running = self.running.taking(&config);
         self.latest = config;
+        let known: BTreeSet<ResourceName> = self.plan.borrow().specs.iter().map(|spec| spec.name.clone()).gather();
+        let new: Vec<ResourceName> = specs.iter().map(|spec| spec.name.clone()).filter(|name| !known.contains(name)).collect();
+        if !new.is_empty() {
+            super::take_over::from_other_plugins(&self.take_over, new).await;
+        }
         let is_new = self.publish(specs);
         let generation = self.report.borrow().generation + u64::from(is_new);
         self.report.send_replace(report(&self.latest, generation, change.needs_restart.iter().map(ToString::to_string).collect()));

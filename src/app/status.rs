@@ -8,7 +8,7 @@ use crate::picture::Holder;
 use crate::registration::ResourceStatus;
 use crate::serving::Unrecorded;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -57,6 +57,9 @@ pub struct Status {
     /// Signals of health that are not there, each with the reason.
     #[serde(default)]
     pub signals_off: BTreeMap<Source, String>,
+    /// What the last scan of the host could not read, one sentence each.
+    #[serde(default)]
+    pub unread: BTreeSet<String>,
 }
 
 /// A hook after release of [`Status`].
@@ -102,7 +105,7 @@ impl Status {
         let grants = views.grants.borrow().clone();
         let held = |name: &str| {
             let live = grants.iter().filter(|grant| grant.is_live() && grant.resource.as_str() == name);
-            live.flat_map(|grant| &grant.devices).map(|device| &device.id).gather::<std::collections::BTreeSet<_>>().len()
+            live.flat_map(|grant| &grant.devices).map(|device| &device.id).gather::<BTreeSet<_>>().len()
         };
         let report = |(name, offering): (&crate::domain::ResourceName, &Arc<crate::domain::Offering>)| {
             let registration = registrations.get(name).cloned().unwrap_or_default();
@@ -136,6 +139,7 @@ impl Status {
             resources: views.inventory.borrow().resources.iter().map(report).collect(),
             ailing: devices::reports(views).into_iter().filter(is_ailing).collect(),
             signals_off: views.judgement.borrow().off.clone(),
+            unread: views.unread.borrow().reasons().into_iter().map(str::to_owned).collect(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::reload::ConfigReport;
 use super::supervisor::Handle;
 use crate::discovery::DiscoveryActor;
-use crate::domain::{Due, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName};
+use crate::domain::{Due, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, Unread};
 use crate::health::{HealthActor, Judgement};
 use crate::ledger::LedgerActor;
 use crate::registration::{Registration, ResourceStatus};
@@ -39,6 +39,8 @@ pub struct Views {
     pub due: watch::Receiver<Arc<Due>>,
     /// What is known of the devices' health.
     pub judgement: watch::Receiver<Judgement>,
+    /// What the last scan of the host could not read.
+    pub unread: watch::Receiver<Unread>,
     /// Each resource's place in the kubelet.
     pub registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
     /// The kubelet's socket.

@@ -4,15 +4,16 @@ use super::exit::Failed;
 use super::screen::Tint;
 use super::table::{Table, UNKNOWN};
 use super::{Global, show};
+use crate::discovery;
 use crate::domain::{
-    Device, DeviceClass, DeviceId, Gather, Health, NvmlLibrary, NvmlSnapshot, PciAddress, Reason, Verdicts, asks_for_names,
+    Device, DeviceClass, DeviceId, Gather, Grant, Health, NvmlLibrary, NvmlSnapshot, Objects, PciAddress, Reason, Verdicts, asks_for_names,
 };
-use crate::hardware::{self, Discovery, node_health};
+use crate::hardware::{self, Discovery, Known};
 use crate::host::{self, HostRoot};
 use crate::store;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// How long NVML may take: GPUs that nobody uses are first woken up.
@@ -28,16 +29,19 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, &scan);
     // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
-    let (names, verdicts) = store::peek(&global.state_dir).map(|recovered| (recovered.names, recovered.verdicts)).unwrap_or_default();
-    let mut discovery = hardware::discover_in(&root, scan.clone(), &specs, &names);
-    if let Some(nvml) = ask_nvml(&root, &config.nvml, &discovery) {
-        discovery = hardware::discover_told(&root, scan, &specs, &names, &nvml);
+    let recovered = store::peek(&global.state_dir).unwrap_or_default();
+    let grants: Vec<Arc<Grant>> = recovered.grants.into_iter().map(Arc::new).collect();
+    let held = discovery::held_nodes(&grants);
+    let known = Known { held: &held, ..Known::names(&recovered.names) };
+    let mut found = hardware::discover_knowing(&root, scan.clone(), &specs, &known);
+    if let Some(nvml) = ask_nvml(&root, &config.nvml, &found) {
+        found = hardware::discover_knowing(&root, scan, &specs, &Known { nvml: &nvml, ..known });
     }
-    for warning in &discovery.selection.warnings {
+    for warning in &found.selection.warnings {
         super::eprintln(format_args!("holdfast: {warning}"));
     }
     let boot_id = host::boot_id(&global.host_root).unwrap_or_else(|| "unknown".into());
-    let document = document(&root, &discovery, all).with_verdicts(&verdicts, &boot_id);
+    let document = document(&root, &found, all).with_verdicts(&recovered.verdicts, &boot_id).with_holders(&grants, &found);
     show(global.output, &document, |document| {
         let table = table(document);
         if table.is_empty() { "no devices found; --all lists every PCI function\n".into() } else { table.to_string() }
@@ -157,6 +161,33 @@ impl Document {
     }
 }
 
+impl Document {
+    /// The same, with what containers hold: a device that leads to the same thing as another one's is given to nobody meanwhile.
+    #[must_use]
+    pub fn with_holders(mut self, grants: &[Arc<Grant>], discovery: &Discovery) -> Self {
+        let mut held: Objects<usize> = Objects::default();
+        for (index, grant) in grants.iter().enumerate() {
+            held.hold(&index, grant.objects());
+        }
+        let found: BTreeMap<&str, &Arc<Device>> = discovery.devices.iter().map(|device| (device.id.as_str(), device)).gather();
+        for row in self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str())) {
+            let Some(device) = found.get(row.id.as_str()) else { continue };
+            // The row stands for all of its shares.
+            let is_its = |id: &DeviceId| *id == device.id || id.shared().as_ref() == Some(&device.id) || id.is_number();
+            let is_beside = |grant: &usize| {
+                let grant = &grants[*grant];
+                row.resource.as_deref() == Some(grant.resource.as_str()) && grant.devices.iter().any(|held| is_its(&held.id))
+            };
+            if let Some(holder) = held.conflict(&device.objects(), is_beside) {
+                let reason = Reason::HeldAsOther;
+                (row.health, row.reason) = (Some(Health::Unhealthy(reason).as_str()), Some(reason.as_str()));
+                row.detail = Some(format!("by grant {}", grants[*holder].alloc_id));
+            }
+        }
+        self
+    }
+}
+
 /// Builds the document. Without `all` it holds the devices of known classes and what a resource offers; with it, every
 /// PCI function.
 #[must_use]
@@ -167,7 +198,7 @@ pub fn document(root: &HostRoot, discovery: &Discovery, all: bool) -> Document {
         if !all && resource.is_none() && device.class == DeviceClass::Other {
             return None;
         }
-        let health = resource.and_then(|_| node_health(root, device));
+        let health = resource.and_then(|_| discovery.health(root, device));
         Some(row(root, device, resource.map(ToString::to_string), health))
     });
     Document { schema: SCHEMA, devices: rows.collect() }
@@ -302,6 +333,39 @@ mod tests {
         let (missing, fan) = ((Some("node_missing"), None), (Some("cordoned"), Some("fan".to_owned())));
         assert_eq!(reasons("boot"), [(Some("xid"), Some("Xid 79".to_owned())), missing.clone(), fan.clone(), (None, None)]);
         assert_eq!(reasons("next"), [(None, None), missing, fan, (None, None)]);
+    }
+
+    #[test]
+    fn what_a_container_holds_under_another_id_is_offered_to_nobody() {
+        use crate::domain::{AllocId, ContainerEdits, GrantState, GrantedDevice, Timestamp};
+        let dir = tempfile::tempdir().unwrap();
+        let node = SimNode::create(dir.path()).unwrap();
+        let root = HostRoot::new(node.root());
+        let functions = scan(&root);
+        let specs = defaults::or_usual(&[], &functions);
+        let found = discover_in(&root, functions, &specs, &BTreeMap::new());
+        let health = |resource: &str, as_id: Option<&str>| {
+            let gpu = found.devices.iter().find(|device| device.class == DeviceClass::Gpu).unwrap();
+            let id = as_id.map_or_else(|| gpu.id.clone(), DeviceId::new);
+            let device = GrantedDevice { id, key: gpu.key.clone(), numa_nodes: Vec::new(), nodes: Vec::new(), objects: gpu.objects() };
+            let grant = Arc::new(Grant {
+                alloc_id: AllocId::new("a-1"),
+                resource: resource.parse().unwrap(),
+                devices: vec![device],
+                edits: ContainerEdits::default(),
+                boot_id: "boot".into(),
+                kubelet: None,
+                granted_at: Timestamp(0),
+                version: String::new(),
+                state: GrantState::Granted,
+            });
+            let rows = document(&root, &found, false).with_holders(&[grant], &found).devices;
+            let unhealthy = rows.iter().filter(|row| row.health.is_some_and(|health| health != "Healthy")).count();
+            (unhealthy, rows.into_iter().find(|row| row.id == gpu.id.as_str()).and_then(|row| row.reason))
+        };
+        assert_eq!(health("nvidia.com/gpu", None), (0, None), "its own grant is no obstacle");
+        assert_eq!(health("nvidia.com/gpu", Some("GPU-another")), (1, Some("held_as_other")));
+        assert_eq!(health("example.com/gpu", None), (1, Some("held_as_other")));
     }
 
     #[test]

@@ -234,7 +234,13 @@ mod tests {
     use crate::domain::{AllocId, ContainerEdits, GrantedDevice};
 
     fn grant(state: GrantState) -> Grant {
-        let device = |id: &str| GrantedDevice { id: DeviceId::new(id), key: format!("pci:{id}"), numa_nodes: vec![], nodes: Vec::new() };
+        let device = |id: &str| GrantedDevice {
+            id: DeviceId::new(id),
+            key: format!("pci:{id}"),
+            numa_nodes: vec![],
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        };
         Grant {
             alloc_id: AllocId::new("a-1"),
             resource: "nvidia.com/gpu".parse().unwrap(),

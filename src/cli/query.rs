@@ -284,7 +284,13 @@ mod tests {
         let grant = |id: &str| Grant {
             alloc_id: crate::domain::AllocId::new("a-1"),
             resource: "example.com/fuse".parse().unwrap(),
-            devices: vec![GrantedDevice { id: DeviceId::new(id), key: "dev:/dev/fuse".into(), numa_nodes: vec![], nodes: Vec::new() }],
+            devices: vec![GrantedDevice {
+                id: DeviceId::new(id),
+                key: "dev:/dev/fuse".into(),
+                numa_nodes: vec![],
+                nodes: Vec::new(),
+                objects: Vec::new(),
+            }],
             edits: crate::domain::ContainerEdits::default(),
             boot_id: String::new(),
             kubelet: None,

@@ -124,6 +124,7 @@ mod tests {
             resources: vec![resource("nvidia.com/gpu", true)],
             ailing: Vec::new(),
             signals_off: BTreeMap::new(),
+            unread: Default::default(),
         }
     }
 
@@ -199,6 +200,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             resource: "example.com/sensor".parse().unwrap(),
             device: DeviceId::new("dev:sensor1"),
             key: String::new(),
+            objects: Vec::new(),
             alloc_id: AllocId::new("a-1"),
             pod: None,
             container: None,

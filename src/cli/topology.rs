@@ -175,7 +175,7 @@ pub fn picture(root: &HostRoot, discovery: &Discovery, known: &Known) -> Picture
     for device in &discovery.devices {
         let resource = resources.get(device.key.as_str()).map(ToString::to_string);
         if device.class != DeviceClass::Other || resource.is_some() {
-            leaves.push(known.leaf(device, resource, known.judged.get(device.id.as_str()), || node_health(root, device)));
+            leaves.push(known.leaf(device, resource, known.judged.get(device.id.as_str()), || discovery.health(root, device)));
         }
     }
     leaves.extend(known.gone(root, &found));
@@ -322,7 +322,13 @@ nodes of /dev
             r#"{"id":"GPU-z","key":"","resources":[],"health":null,"reason":"cordoned","detail":"fan","state":"healthy",
                 "healthy_in_seconds":null,"cordoned":"fan","flaps":0,"incidents":[]}"#,
         );
-        let held = |id: &str, key: &str| GrantedDevice { id: DeviceId::new(id), key: key.into(), numa_nodes: vec![0], nodes: Vec::new() };
+        let held = |id: &str, key: &str| GrantedDevice {
+            id: DeviceId::new(id),
+            key: key.into(),
+            numa_nodes: vec![0],
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        };
         let pod = PodRef { uid: "u".into(), namespace: Some("ml".into()), name: Some("train-0".into()) };
         let grant = Grant {
             alloc_id: AllocId::new("a-1"),

@@ -28,7 +28,7 @@ mod sriov;
 mod testing;
 mod xilinx;
 
-use crate::domain::{AllocId, ContainerEdits, Contract, Device, EditMount, ResourceSpec};
+use crate::domain::{AllocId, ContainerEdits, Contract, Device, DeviceClass, EditMount, ResourceSpec, VdpaType};
 
 /// What a contract looks at.
 #[derive(Clone, Copy)]
@@ -75,6 +75,40 @@ pub fn unanswerable(spec: &ResourceSpec, device: &Device) -> Option<String> {
         _ => None,
     }
 }
+
+/// What a container would miss of a device, although every node that is known of it is there: then it is not healthy, since a container that
+/// gets it could do nothing with it. `None` where the answer has all that it needs.
+#[must_use]
+pub fn missing(spec: &ResourceSpec, device: &Device) -> Option<&'static str> {
+    let has = |begin: &str| device.nodes.iter().any(|node| node.required && node.container.starts_with(begin));
+    let lacks = |begin: &'static str| (!has(begin)).then_some(begin);
+    let is_for_guest = device.nodes.iter().any(|node| node.container.starts_with("/dev/vfio/"));
+    match &spec.contract {
+        _ if is_for_guest => device.own_nodes().next().is_none().then_some("/dev/vfio/<group>"),
+        Contract::Nvidia(options) if !options.pass_device_specs => None,
+        Contract::Nvidia(_) => device.own_nodes().next().is_none().then_some("/dev/nvidia<minor>"),
+        Contract::Sriov(options) => match options.vdpa {
+            Some(VdpaType::Vhost) => lacks("/dev/vhost-vdpa-"),
+            // A function in a pod's network namespace shows no RDMA device to the host, and is no device of that class then.
+            None if device.class == DeviceClass::Rdma && sriov::gives_rdma(spec, options) => lacks(UVERBS),
+            Some(VdpaType::Virtio) | None => None,
+        },
+        Contract::RdmaShared => lacks(UVERBS),
+        Contract::Amd | Contract::IntelGpu(_) => lacks(RENDER),
+        Contract::Generic | Contract::IntelFpga(_) | Contract::Xilinx(_) | Contract::Kubevirt => match device.class {
+            DeviceClass::Gpu if device.pci.as_ref().is_some_and(|function| function.driver.as_deref() != Some("nvidia")) => lacks(RENDER),
+            DeviceClass::Rdma => lacks(UVERBS),
+            // An interface is no node.
+            DeviceClass::Nic | DeviceClass::Other => None,
+            _ => device.own_nodes().next().is_none().then_some("/dev"),
+        },
+    }
+}
+
+/// The node through which a container computes on a GPU.
+const RENDER: &str = "/dev/dri/renderD";
+/// The node through which a container uses an RDMA device.
+const UVERBS: &str = "/dev/infiniband/uverbs";
 
 /// What the contract says of devices of which none comes twice.
 fn by_contract(request: &Request<'_>) -> ContainerEdits {

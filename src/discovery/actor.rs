@@ -1,10 +1,11 @@
 //! The shell: scans on a hint or on the poll, has new names remembered, and hands the evidence on.
 
 use crate::domain::{
-    Device, DeviceClass, DeviceId, DeviceNode, Evidence, Gather, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Plan,
+    Device, DeviceId, Evidence, Gather, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Object, Plan, ResourceName,
+    Unread,
 };
-use crate::hardware;
-use crate::host::{self, HostRoot, Listings};
+use crate::hardware::{self, HeldNode};
+use crate::host::{self, HostRoot};
 use crate::messages::{Crash, Discovered, Mailbox, Remember, Rescan};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, AtomicResponse, Context, Handler, WrapFuture};
@@ -16,6 +17,14 @@ use tokio::sync::watch;
 
 /// The slow poll: every hint may be lost, this one is not.
 const POLL: Duration = Duration::from_secs(30);
+
+/// A scan that could not read everything is followed by another one, so long after it; twice as long after the next one, and so on.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// But not longer than this.
+const RETRY_MAX: Duration = Duration::from_secs(10);
+/// So many scans that could not read everything are not handed on while nothing has been: the list of a daemon that has just been started
+/// can wait for a second, and needs the devices.
+const FIRST_TRIES: u32 = 4;
 
 /// How long the ledger may take to make names durable, and health to take the evidence.
 const HAND_ON_DEADLINE: Duration = Duration::from_secs(5);
@@ -37,6 +46,8 @@ pub struct DiscoveryConfig {
     pub nvml: watch::Receiver<Arc<NvmlSnapshot>>,
     /// Where it is published what NVML is to be asked for.
     pub question: Arc<watch::Sender<NvmlQuestion>>,
+    /// Where it is published what the last scan could not read, for those who show it.
+    pub unread: Arc<watch::Sender<Unread>>,
     /// The ledger.
     pub remember: Mailbox<Remember>,
     /// Health.
@@ -49,6 +60,10 @@ pub struct DiscoveryActor {
     config: DiscoveryConfig,
     /// When the last scan began.
     looked_at: Option<Duration>,
+    /// What the last scan has found: what cannot be read is as it was.
+    former: Option<hardware::Discovery>,
+    /// Scans in a row that could not read everything.
+    incomplete: u32,
     /// Warnings that have been logged: the same one of every poll is no news.
     said: BTreeSet<String>,
     _life: Box<dyn Any + Send>,
@@ -57,7 +72,7 @@ pub struct DiscoveryActor {
 impl DiscoveryActor {
     /// Builds one life of the actor.
     pub fn new(config: DiscoveryConfig, life: impl Any + Send) -> Self {
-        DiscoveryActor { config, looked_at: None, said: BTreeSet::new(), _life: Box::new(life) }
+        DiscoveryActor { config, looked_at: None, former: None, incomplete: 0, said: BTreeSet::new(), _life: Box::new(life) }
     }
 
     /// Looks at the host. Returns the evidence, and the names that are new.
@@ -66,7 +81,12 @@ impl DiscoveryActor {
         let DiscoveryConfig { host_root, names, .. } = &self.config;
         let remembered = names.borrow().clone();
         let nvml = self.config.nvml.borrow().clone();
-        let mut found = hardware::discover_told(host_root, hardware::scan(host_root), &plan.specs, &remembered, &nvml);
+        let grants = self.config.grants.borrow().clone();
+        let inventory = self.config.inventory.borrow().clone();
+        let scan = hardware::scan_after(host_root, self.former.as_ref().map_or(&[], |former| &former.devices));
+        let held = held_nodes(&grants);
+        let known = hardware::Known { names: &remembered, nvml: &nvml, held: &held, former: self.former.as_ref() };
+        let mut found = hardware::discover_knowing(host_root, scan, &plan.specs, &known);
         let question = hardware::nvml_question(host_root, &found.selection);
         self.config.question.send_if_modified(|asked| {
             *asked != question && {
@@ -74,20 +94,53 @@ impl DiscoveryActor {
                 true
             }
         });
-        let grants = self.config.grants.borrow().clone();
-        let inventory = self.config.inventory.borrow().clone();
         keep_known(&mut found.devices, &inventory);
-        let held = grants.iter().flat_map(|grant| &grant.devices);
-        let listed = inventory.resources.values().flat_map(|offering| offering.devices.values());
-        let (evidence, warnings, named) = evidence(host_root, began, found, held, listed.map(|listed| listed.device.as_ref()));
+        let listed = inventory
+            .resources
+            .iter()
+            .flat_map(|(name, offering)| offering.devices.values().map(move |listed| (name, listed.device.as_ref())));
+        let evidence = evidence(host_root, began, &mut found, held_devices(&grants), listed);
         metrics::scanned(clock.elapsed());
-        let warnings: BTreeSet<String> = warnings.into_iter().gather();
+        let warnings: BTreeSet<String> = std::mem::take(&mut found.selection.warnings).into_iter().gather();
         for warning in warnings.difference(&self.said) {
             tracing::warn!("{warning}");
         }
         self.said = warnings;
+        let named = std::mem::take(&mut found.named);
+        // Its devices have the functions too.
+        found.scan = hardware::Scan::default();
+        self.former = Some(found);
         (evidence, named)
     }
+
+    /// Notes whether a scan could read everything. When to look again, where it could not.
+    fn note_unread(&mut self, unread: &Unread) -> Option<Duration> {
+        self.config.unread.send_if_modified(|known| {
+            *known != *unread && {
+                known.clone_from(unread);
+                true
+            }
+        });
+        self.incomplete = if unread.is_empty() { 0 } else { self.incomplete.saturating_add(1) };
+        let doublings = self.incomplete.checked_sub(1)?.min(16);
+        Some(RETRY_FIRST.saturating_mul(1 << doublings).min(RETRY_MAX))
+    }
+}
+
+/// The nodes of `/dev` that containers hold.
+pub(crate) fn held_nodes(grants: &[Arc<Grant>]) -> Vec<HeldNode> {
+    let devices = grants.iter().flat_map(|grant| grant.devices.iter().map(move |device| (grant, device)));
+    let nodes = devices.filter(|(_, device)| device.key.starts_with("dev:") || device.key.is_empty());
+    let held = nodes.map(|(grant, device)| HeldNode {
+        id: device.id.shared().unwrap_or_else(|| device.id.clone()),
+        objects: if device.objects.is_empty() { grant.objects() } else { device.objects.clone() },
+    });
+    held.collect()
+}
+
+/// What containers hold, with the resource.
+pub(crate) fn held_devices(grants: &[Arc<Grant>]) -> impl Iterator<Item = (&ResourceName, &GrantedDevice)> {
+    grants.iter().flat_map(|grant| grant.devices.iter().map(move |device| (&grant.resource, device)))
 }
 
 /// What is as it was is the device that is in the list already: the list keeps its own, and ten thousand devices would else be in memory
@@ -102,49 +155,54 @@ fn keep_known(found: &mut [Arc<Device>], inventory: &Inventory) {
     }
 }
 
-/// What a scan that began then says, of nodes too that no resource names any more and that are held, or still in the list; the
-/// warnings, and the names that are new.
+/// What a scan that began then says, of nodes too that no resource names any more and that are held, or still in the list.
 pub(crate) fn evidence<'a>(
     host_root: &HostRoot,
     began: Moment,
-    found: hardware::Discovery,
-    held: impl Iterator<Item = &'a GrantedDevice>,
-    listed: impl Iterator<Item = &'a Device>,
-) -> (Evidence, Vec<String>, Vec<(String, DeviceId)>) {
-    let mut devices: BTreeMap<DeviceId, Arc<Device>> = found.devices.into_iter().map(|device| (device.id.clone(), device)).gather();
+    found: &mut hardware::Discovery,
+    held: impl Iterator<Item = (&'a ResourceName, &'a GrantedDevice)>,
+    listed: impl Iterator<Item = (&'a ResourceName, &'a Device)>,
+) -> Evidence {
+    let root = host_root.recording();
+    let mut devices: BTreeMap<DeviceId, Arc<Device>> = found.devices.iter().map(|device| (device.id.clone(), Arc::clone(device))).gather();
     // That a node has got another name is no reason to look at it by the former one.
-    let keys: BTreeSet<&str> = devices.values().map(|device| device.key.as_str()).gather();
-    let held = held.map(|held| (held.id.shared().unwrap_or_else(|| held.id.clone()), &held.key, &held.numa_nodes));
-    let listed =
-        listed.filter(|device| !keys.contains(device.key.as_str())).map(|device| (device.id.clone(), &device.key, &device.numa_nodes));
-    let unfound = held.chain(listed).filter(|(id, ..)| !devices.contains_key(id));
-    let known: Vec<Device> = unfound.filter_map(|(id, key, numa_nodes)| known_node(id, key, numa_nodes, host_root)).collect();
-    for device in known {
-        devices.entry(device.id.clone()).or_insert_with(|| Arc::new(device));
+    let keys: BTreeSet<&str> = found.devices.iter().map(|device| device.key.as_str()).gather();
+    let held = held.map(|(resource, held)| {
+        let node = held.objects.iter().find_map(Object::as_node);
+        (resource, held.id.shared().unwrap_or_else(|| held.id.clone()), &held.key, node, &held.numa_nodes)
+    });
+    let listed = listed
+        .filter(|(_, device)| !keys.contains(device.key.as_str()))
+        .map(|(resource, device)| (resource, device.id.clone(), &device.key, None, &device.numa_nodes));
+    for (resource, id, key, node, numa_nodes) in held.chain(listed) {
+        if devices.contains_key(&id) {
+            continue;
+        }
+        let known = known_node(&id, key, node, numa_nodes, &root);
+        if let Some(failure) = root.take_failures().first() {
+            found.unread.resources.entry(resource.clone()).or_insert_with(|| failure.to_string());
+        } else if let Some(device) = known {
+            devices.insert(device.id.clone(), Arc::new(device));
+        }
     }
-    // What is nothing but a node was found there a moment ago.
-    let others = devices.values().filter(|device| device.class != DeviceClass::Char);
-    let required = others.flat_map(|device| &device.nodes).filter(|node| node.required);
-    let nodes: BTreeSet<&String> = required.map(|node| &node.host).gather();
-    let mut listings = Listings::default();
-    let missing_nodes = nodes.into_iter().filter(|node| host_root.node_among(&mut listings, node).is_none()).cloned().gather();
-    let ids = |devices: Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).gather();
-    let selected = found.selection.resources.into_iter().map(|(name, devices)| (name, ids(devices))).gather();
-    (Evidence { began, devices, selected, missing_nodes }, found.selection.warnings, found.named)
+    let ids = |devices: &Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).gather();
+    let selected = found.selection.resources.iter().map(|(name, devices)| (name.clone(), ids(devices))).gather();
+    Evidence {
+        began,
+        devices,
+        selected,
+        missing_nodes: found.missing_nodes.clone(),
+        unfulfilled: found.unfulfilled.clone(),
+        unread: found.unread.clone(),
+    }
 }
 
-/// The `/dev` node of an id, found by the path in its key: no resource may name it any more.
-fn known_node(id: DeviceId, key: &str, numa_nodes: &[u32], host_root: &HostRoot) -> Option<Device> {
-    let node = host_root.canonical_node(key.strip_prefix("dev:")?)?;
-    Some(Device {
-        id,
-        key: key.to_owned(),
-        class: DeviceClass::Char,
-        pci: None,
-        numa_nodes: numa_nodes.to_vec(),
-        nodes: vec![DeviceNode::at(node)],
-        attributes: BTreeMap::new(),
-    })
+/// The `/dev` node of an id that no resource may name any more: the one that its holder has, else the one that its key leads to now.
+fn known_node(id: &DeviceId, key: &str, node: Option<&str>, numa_nodes: &[u32], root: &HostRoot) -> Option<Device> {
+    // What is not a node has a key of another kind; of a ledger that was rebuilt the key is not known.
+    let path = key.strip_prefix("dev:").or(node.filter(|_| key.is_empty()))?;
+    let of = |path: &str| hardware::known_node(root, id.clone(), key, path, numa_nodes);
+    node.and_then(of).or_else(|| of(path))
 }
 
 impl Actor for DiscoveryActor {
@@ -173,7 +231,7 @@ impl Handler<Rescan> for DiscoveryActor {
     /// One scan after the other: what an older one found must not overtake what a newer one found.
     type Result = AtomicResponse<Self, ()>;
 
-    fn handle(&mut self, Rescan { asked_at }: Rescan, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, Rescan { asked_at }: Rescan, context: &mut Self::Context) -> Self::Result {
         // Hints come in swarms; the scan that began after this one was given has seen what it hints at.
         if self.looked_at.is_some_and(|looked_at| looked_at > asked_at) {
             return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
@@ -181,6 +239,12 @@ impl Handler<Rescan> for DiscoveryActor {
         self.looked_at = Some(host::now().boot);
         let plan = self.config.plan.borrow().clone();
         let (evidence, named) = self.look(&plan);
+        if let Some(wait) = self.note_unread(&evidence.unread) {
+            context.run_later(wait, |_, context| ask(&context.address()));
+            if self.incomplete <= FIRST_TRIES && self.config.inventory.borrow().resources.is_empty() {
+                return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
+            }
+        }
         let (remember, discovered) = (self.config.remember.clone(), self.config.discovered.clone());
         AtomicResponse::new(Box::pin(hand_on(evidence, plan, named, remember, discovered).into_actor(self)))
     }
@@ -228,7 +292,7 @@ impl Handler<Crash> for DiscoveryActor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{Health, Offered, Offering, ResourceSpec};
+    use crate::domain::{DeviceClass, DeviceNode, Health, Offered, Offering, ResourceSpec};
 
     fn device(id: &str, node: &str) -> Arc<Device> {
         let nodes = vec![DeviceNode::at(node)];
@@ -238,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_device_that_has_not_changed_is_in_memory_once() {
-        let name: crate::domain::ResourceName = "example.com/x".parse().unwrap();
+        let name: ResourceName = "example.com/x".parse().unwrap();
         let offered = |(id, device)| (DeviceId::new(id), Offered { device, health: Health::Healthy });
         let (same, moved, shared) = (device("same", "/dev/a"), device("moved", "/dev/b"), device("shared", "/dev/c"));
         let listed = [("same", same.clone()), ("moved", moved.clone()), ("shared::0", shared.clone()), ("shared::1", shared.clone())];
@@ -252,26 +316,5 @@ mod tests {
         assert_eq!(found, before, "what is found is what is found");
         let kept = [&same, &moved, &shared].map(|known| found.iter().any(|device| Arc::ptr_eq(device, known)));
         assert_eq!(kept, [true, false, true]);
-    }
-
-    #[test]
-    fn a_node_that_a_device_needs_and_that_is_not_there_is_told_as_missing() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("dev")).unwrap();
-        std::fs::write(dir.path().join("dev/there"), "").unwrap();
-        let gpu = |id: &str, nodes: Vec<DeviceNode>| {
-            let mut gpu = (*device(id, "/dev/none")).clone();
-            (gpu.class, gpu.nodes) = (DeviceClass::Gpu, nodes);
-            Arc::new(gpu)
-        };
-        let devices = vec![
-            gpu("whole", vec![DeviceNode::at("/dev/there"), DeviceNode::at("/dev/optional").optional()]),
-            gpu("broken", vec![DeviceNode::at("/dev/there"), DeviceNode::at("/dev/gone")]),
-            device("node", "/dev/there"),
-        ];
-        let found = hardware::Discovery { devices, ..hardware::Discovery::default() };
-        let (told, ..) = evidence(&HostRoot::new(dir.path()), host::now(), found, std::iter::empty(), std::iter::empty());
-        assert_eq!(told.missing_nodes, ["/dev/gone".to_owned()].into());
-        assert_eq!(told.devices.len(), 3);
     }
 }

@@ -6,5 +6,5 @@
 
 mod actor;
 
-pub(crate) use actor::evidence;
 pub use actor::{DiscoveryActor, DiscoveryConfig};
+pub(crate) use actor::{evidence, held_devices, held_nodes};

@@ -1,6 +1,7 @@
 //! A device: one thing that can be offered to a container.
 
 use super::health::{Health, Reason};
+use super::object::{DeviceNumber, Object, is_driver_wide};
 use super::pci::PciFunction;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -100,7 +101,7 @@ impl fmt::Display for DeviceClass {
 }
 
 /// A node in `/dev` that a container gets.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceNode {
     /// Path on the host, as the kubelet and the container runtime see it (without `--host-root`).
     pub host: String,
@@ -110,13 +111,15 @@ pub struct DeviceNode {
     pub permissions: String,
     /// Whether the device is of no use without it. A missing node that is not required is left out.
     pub required: bool,
+    /// Its device number when it was found; `None` where it was not there, and for a plain file in its place.
+    pub number: Option<DeviceNumber>,
 }
 
 impl DeviceNode {
     /// The node at `path`, at the same path in the container, readable and writable, required.
     pub fn at(path: impl Into<String>) -> Self {
         let host = path.into();
-        DeviceNode { container: host.clone(), host, permissions: "rw".into(), required: true }
+        DeviceNode { container: host.clone(), host, permissions: "rw".into(), required: true, number: None }
     }
 
     /// The same node, but the device is usable without it.
@@ -160,11 +163,14 @@ pub struct Device {
     /// | `link_type` | network, RDMA | `ether` or `infiniband` |
     /// | `serial`, `model`, `firmware`, `state` | NVMe, and what of it others know | as the device tells |
     /// | `subsystem_nqn`, `nsid`, `wwid`, `in_use` | NVMe, and the last of any disk | of the controller; of its only namespace, or of this one; by what the host uses the disk |
+    /// | `second_path` | NVMe | id of the disk that another controller reaches too, and that has the disk's name |
     /// | `member_of` | disk | the pool that it is a member of, whether or not that is in use |
     /// | `default_route` | network, RDMA | the interface that the host's default route leads through |
     /// | `vdpa`, `vdpa_driver` | network function | `vdpa0`; `vhost_vdpa` or `virtio_vdpa` |
     /// | `iommu_group`, `group_members`, `group_blocked_by` | for guests | group; all functions in it; who keeps it from guests |
-    /// | `kernel_name`, `disk` | node of `/dev` | `subsystem:name`; its name where it is a disk or a partition |
+    /// | `kernel_name`, `kernel_device`, `disk` | node of `/dev` | `subsystem:name`; the kernel's device, below `/sys/devices`; its name where it is a disk or a partition |
+    /// | `disk_id`, `disk_partition` | node of `/dev` | the identity of the disk (`wwid`), or of several, with commas; the number of the partition |
+    /// | `pci_parent` | node of `/dev` | address of the PCI function that its device is below |
     /// | `part`, `parent` | part of a function | `mig`, `mdev`, `partition`, `port` or `namespace`; id of the whole |
     /// | `parts` | function that is cut into parts | what they are: then the whole is not offered |
     pub attributes: BTreeMap<String, String>,
@@ -189,15 +195,31 @@ impl Device {
         }
     }
 
-    /// The nodes that no two containers have, unless the device is shared. Others belong to a driver as a whole
-    /// (`/dev/nvidiactl`), or lead to nothing without one of these.
-    pub fn own_nodes(&self) -> impl Iterator<Item = &str> {
-        let is_group = |node: &str| node.strip_prefix("/dev/vfio/").is_some_and(|rest| rest.ends_with(|c: char| c.is_ascii_digit()));
-        let is_own = move |node: &&str| match self.class {
-            _ if self.pci.is_none() || is_group(node) => true,
-            class => class == DeviceClass::Nvme && node.starts_with("/dev/nvme"),
-        };
-        self.nodes.iter().filter(|node| node.required).map(|node| node.host.as_str()).filter(is_own)
+    /// The nodes that it needs, and that are this device and no other. Others belong to a driver as a whole (`/dev/nvidiactl`), or to the whole of which
+    /// this is a part.
+    pub fn own_nodes(&self) -> impl Iterator<Item = &DeviceNode> {
+        let is_of_whole = |node: &str| self.attribute("part") == Some("mig") && !node.starts_with("/dev/nvidia-caps/");
+        let is_own =
+            move |node: &&DeviceNode| self.class == DeviceClass::Char || !is_driver_wide(&node.container) && !is_of_whole(&node.container);
+        self.nodes.iter().filter(|node| node.required).filter(is_own)
+    }
+
+    /// What a container holds that has this device, whatever it is called.
+    #[must_use]
+    pub fn objects(&self) -> Vec<Object> {
+        let mut objects: Vec<Object> = Object::of_key(&self.key).into_iter().collect();
+        for node in self.own_nodes() {
+            objects.push(Object::node(&node.host));
+            objects.extend(node.number.map(Object::number));
+        }
+        objects.extend(self.attribute("kernel_device").map(Object::kernel_device));
+        let partition = self.attribute("disk_partition").and_then(|number| number.parse().ok());
+        let disks = self.attribute("disk_id").or_else(|| self.attribute("wwid")).into_iter().flat_map(|ids| ids.split(','));
+        objects.extend(disks.map(|id| Object::disk(id, partition)));
+        if self.own_nodes().any(|node| node.host.starts_with("/dev/vfio/")) {
+            objects.extend(self.iommu_group().map(Object::iommu_group));
+        }
+        objects
     }
 
     /// The IOMMU group that a guest gets with it: its own, else that of its function.

@@ -3,6 +3,7 @@
 use super::device::DeviceId;
 use super::edits::ContainerEdits;
 use super::hook::OwedHook;
+use super::object::{Object, is_driver_wide, share};
 use super::resource::ResourceName;
 use super::time::Timestamp;
 use super::verdict::Verdict;
@@ -19,6 +20,9 @@ use std::sync::Arc;
 #[serde(transparent)]
 pub struct AllocId(Arc<str>);
 
+/// How the id of a grant begins that another plugin has made.
+const OTHER_PLUGIN: &str = "other-plugin";
+
 impl AllocId {
     /// The annotation's key.
     pub const ANNOTATION: &'static str = "holdfast.dev/alloc-id";
@@ -26,6 +30,19 @@ impl AllocId {
     /// Takes the text as it is.
     pub fn new(text: impl AsRef<str>) -> Self {
         AllocId(Arc::from(text.as_ref()))
+    }
+
+    /// Names what another plugin has given a container of a resource: its answer carries no id, so this is made of what the kubelet's
+    /// checkpoint tells of it, and is the same whenever it is read.
+    #[must_use]
+    pub fn of_other_plugin(pod_uid: &str, container: &str, resource: &ResourceName) -> Self {
+        AllocId(format!("{OTHER_PLUGIN}:{pod_uid}/{container}/{resource}").into())
+    }
+
+    /// Whether another plugin gave the devices.
+    #[must_use]
+    pub fn is_of_other_plugin(&self) -> bool {
+        self.0.strip_prefix(OTHER_PLUGIN).is_some_and(|rest| rest.starts_with(':'))
     }
 
     /// The text of the id.
@@ -104,6 +121,9 @@ pub struct GrantedDevice {
     /// Its nodes on the host, less those that the answer names: others reach the container by a name, of a GPU or of CDI.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+    /// What is held with it ([`super::Device::objects`]); none where that was not noted: [`Grant::objects`] tells in any case.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub objects: Vec<Object>,
 }
 
 impl GrantedDevice {
@@ -180,6 +200,48 @@ pub struct Grant {
 }
 
 impl Grant {
+    /// What its container holds. Where that was not noted, as in grants of earlier versions and in one of a pool, it is what the keys and the
+    /// nodes of the answer name.
+    #[must_use]
+    pub fn objects(&self) -> Vec<Object> {
+        let of = |device: &GrantedDevice| -> Vec<Object> {
+            if !device.objects.is_empty() {
+                return device.objects.clone();
+            }
+            let is_char = device.key.starts_with("dev:");
+            let answered = self.edits.devices.iter().map(|node| (&node.host, &node.container));
+            let nodes = answered.chain(device.nodes.iter().map(|node| (node, node)));
+            let own = nodes.filter(|(_, name)| is_char || !is_driver_wide(name)).map(|(node, _)| Object::node(node));
+            // The id of a network function is its address.
+            let whole = device.id.shared().unwrap_or_else(|| device.id.clone());
+            let function = whole.as_str().parse().ok().filter(|_| device.key.is_empty()).map(Object::function);
+            Object::of_key(&device.key).into_iter().chain(function).chain(own).collect()
+        };
+        self.devices.iter().flat_map(of).collect()
+    }
+
+    /// The same with the objects of its devices where these were not noted, as far as the host shows them now: `behind` tells what is behind a
+    /// node. The runtime opens the nodes of the answer by their paths at every start of the container, so what is there now is what is held.
+    #[must_use]
+    pub fn resolve(mut self, behind: impl Fn(&str) -> Vec<Object>) -> Self {
+        if self.devices.iter().all(|device| !device.objects.is_empty()) {
+            return self;
+        }
+        let known = self.objects();
+        let nodes = known.iter().filter_map(Object::as_node).flat_map(&behind);
+        let all: Vec<Object> = nodes.chain(known.iter().cloned()).collect();
+        for device in self.devices.iter_mut().filter(|device| device.objects.is_empty()) {
+            device.objects.clone_from(&all);
+        }
+        self
+    }
+
+    /// Whether an id may be given beside it although it leads to what this holds.
+    #[must_use]
+    pub fn is_beside(&self, resource: &ResourceName, id: &DeviceId) -> bool {
+        self.devices.iter().any(|held| share((&self.resource, &held.id), (resource, id)))
+    }
+
     /// Whether it still holds its devices: everything but released.
     #[must_use]
     pub fn is_live(&self) -> bool {

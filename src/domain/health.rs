@@ -10,6 +10,8 @@ use std::time::Duration;
 pub enum Reason {
     /// Discovery no longer finds the device.
     DeviceGone,
+    /// Nothing could be read of the device since the daemon was started.
+    Unread,
     /// A node in `/dev` that it needs is missing.
     NodeMissing,
     /// No driver, or another one than its resource selects.
@@ -121,6 +123,7 @@ impl Reason {
     pub fn as_str(self) -> &'static str {
         match self {
             Reason::DeviceGone => "device_gone",
+            Reason::Unread => "unread",
             Reason::NodeMissing => "node_missing",
             Reason::DriverLost => "driver_lost",
             Reason::Deselected => "deselected",
@@ -158,6 +161,7 @@ impl Reason {
     pub fn weight(self) -> Weight {
         match self {
             Reason::DeviceGone
+            | Reason::Unread
             | Reason::NodeMissing
             | Reason::DriverLost
             | Reason::Deselected

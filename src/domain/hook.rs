@@ -20,6 +20,7 @@
 use super::device::DeviceId;
 use super::grant::{AllocId, PodRef};
 use super::health::Reason;
+use super::object::Object;
 use super::observation::CgroupState;
 use super::resource::ResourceName;
 use super::time::Timestamp;
@@ -119,6 +120,9 @@ pub struct OwedHook {
     pub device: DeviceId,
     /// Its physical key ([`super::Device::key`]) when it was granted; empty where nobody knew it.
     pub key: String,
+    /// What was held with it ([`super::Device::objects`]); none where that was not noted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub objects: Vec<Object>,
     /// The grant of the last holder.
     pub alloc_id: AllocId,
     /// The pod that held it; `None` when it was never bound.

@@ -16,6 +16,7 @@ mod hook;
 mod inventory;
 mod nvlink;
 mod nvml;
+mod object;
 mod observation;
 mod pci;
 mod plan;
@@ -39,7 +40,7 @@ pub use contract::{
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
 pub use durability::{Because, Durability, Kept, Unreadable};
 pub use edits::{ContainerEdits, EditDevice, EditMount, Wire};
-pub use evidence::Evidence;
+pub use evidence::{Evidence, Unread};
 pub use gather::{Arrange, Gather};
 pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Listed, PodRef, note_list};
 pub use health::{Health, Reason, Weight};
@@ -47,6 +48,7 @@ pub use hook::{Barred, Check, Due, Former, Hook, HookState, Hooks, Owed, OwedHoo
 pub use inventory::{Inventory, Offered, Offering};
 pub use nvlink::NvLinks;
 pub use nvml::{MigPlace, NvmlAsked, NvmlGpu, NvmlLibrary, NvmlQuestion, NvmlSnapshot, asks_for_names};
+pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share};
 pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, ListedContainer, ListedPod, Observation, PodName};
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use plan::Plan;

@@ -73,6 +73,12 @@ pub struct NvmlSnapshot {
 }
 
 impl NvmlSnapshot {
+    /// Nothing is told yet.
+    #[must_use]
+    pub const fn empty() -> Self {
+        NvmlSnapshot { gpus: BTreeMap::new() }
+    }
+
     /// The UUID of a GPU.
     #[must_use]
     pub fn uuid(&self, gpu: PciAddress) -> Option<&str> {

@@ -45,9 +45,12 @@ impl Checkpoint {
         let (pod, container) = grant.pod().zip(grant.container())?;
         let of_container =
             |entry: &&CheckpointEntry| (&*entry.pod_uid, &*entry.container, &entry.resource) == (&*pod.uid, container, &grant.resource);
-        let mut kept = self.entries.iter().filter(of_container).filter_map(|entry| entry.alloc_id.as_ref());
-        let present = kept.next()?;
-        (*present != grant.alloc_id && kept.all(|other| *other != grant.alloc_id)).then_some(present)
+        let is_its = |entry: &CheckpointEntry| entry.is_of(&grant.alloc_id);
+        let mut kept = self.entries.iter().filter(of_container);
+        if kept.clone().any(is_its) {
+            return None;
+        }
+        kept.find_map(|entry| entry.alloc_id.as_ref())
     }
 }
 
@@ -66,10 +69,27 @@ pub struct CheckpointEntry {
     pub alloc_id: Option<AllocId>,
 }
 
-/// An answer of ours, as the kubelet has kept it.
+impl CheckpointEntry {
+    /// The id of its grant: ours, or that by which another plugin's is known.
+    #[must_use]
+    pub fn grant_id(&self) -> AllocId {
+        self.alloc_id.clone().unwrap_or_else(|| AllocId::of_other_plugin(&self.pod_uid, &self.container, &self.resource))
+    }
+
+    /// Whether it is of this grant.
+    #[must_use]
+    pub fn is_of(&self, alloc_id: &AllocId) -> bool {
+        match &self.alloc_id {
+            Some(own) => own == alloc_id,
+            None => alloc_id.is_of_other_plugin() && self.grant_id() == *alloc_id,
+        }
+    }
+}
+
+/// An answer, as the kubelet has kept it: of ours, or of another plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptGrant {
-    /// The id that the answer carried.
+    /// The id that the answer carried; that of another plugin has none, and gets [`AllocId::of_other_plugin`].
     pub alloc_id: AllocId,
     /// The pod's UID.
     pub pod_uid: String,

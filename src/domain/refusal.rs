@@ -2,6 +2,7 @@
 
 use super::device::DeviceId;
 use super::health::Reason;
+use super::object::Object;
 use super::resource::ResourceName;
 
 /// A request that cannot be granted.
@@ -42,6 +43,32 @@ pub enum Refusal {
         id: DeviceId,
         /// What the contract says.
         why: String,
+    },
+    /// Something that has to be checked before cannot be read now.
+    #[error("device `{id}` of {resource} cannot be checked now, so it is not given: {why}")]
+    Unreadable {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// The id asked for.
+        id: DeviceId,
+        /// What could not be read.
+        why: String,
+    },
+    /// A container has the same thing by another id.
+    #[error("device `{id}` of {resource} is {object}, which {holder} holds as `{held}` of {by}")]
+    HeldAsOther {
+        /// The resource asked for.
+        resource: ResourceName,
+        /// The id asked for.
+        id: DeviceId,
+        /// What both ids lead to.
+        object: Object,
+        /// Who has it: `pod <namespace>/<name>`, or a grant whose pod is not known yet.
+        holder: String,
+        /// The id that it has it by.
+        held: DeviceId,
+        /// The resource of that.
+        by: ResourceName,
     },
     /// A container of another pod has it, provably.
     #[error(

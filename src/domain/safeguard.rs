@@ -19,6 +19,8 @@ pub enum Safeguard {
     Audit,
     /// What a living container of another pod provably has is not granted (I2).
     RefusalOnProof,
+    /// What a container holds by one id is not granted by another one (I2).
+    HeldObjects,
 }
 
 impl Safeguard {

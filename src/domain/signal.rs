@@ -74,6 +74,8 @@ pub struct Signals {
     pub remarks: BTreeSet<String>,
     /// What could not be read for want of a privilege.
     pub off: BTreeSet<Source>,
+    /// What could not be looked for, since a read failed: that nothing of it is among the complaints shows nothing (I12).
+    pub unread: BTreeSet<Reason>,
 }
 
 /// Something that happened to a device, as the kernel told.
@@ -106,6 +108,8 @@ pub enum EventKind {
     Unbound,
     /// NVIDIA's driver reported an error by its number.
     Xid(u32),
+    /// NVIDIA's driver says what a GPU needs before it can be used, `GPU Reset Required`; `None` when it needs nothing any more.
+    RecoveryAction(Option<String>),
 }
 
 impl EventKind {
@@ -116,8 +120,8 @@ impl EventKind {
             EventKind::RecoveryBegan => Some(Reason::ErrorRecovery),
             EventKind::RecoveryFailed => Some(Reason::RecoveryFailed),
             EventKind::Wedged(_) => Some(Reason::Wedged),
-            EventKind::Xid(_) => Some(Reason::Xid),
-            EventKind::Recovered | EventKind::WasReset | EventKind::Bound | EventKind::Unbound => None,
+            EventKind::Xid(_) | EventKind::RecoveryAction(Some(_)) => Some(Reason::Xid),
+            EventKind::Recovered | EventKind::WasReset | EventKind::Bound | EventKind::Unbound | EventKind::RecoveryAction(None) => None,
         }
     }
 }

@@ -3,9 +3,13 @@
 //! A node is found by what it is now (`/dev/ttyUSB0`) and named by what stays the same: udev's link to it, else the
 //! kernel's subsystem and name. No node is ever opened: that alone can reset a modem or arm a watchdog.
 
+use super::Scan;
+use super::describe::Shared;
 use super::disks::Disks;
-use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, Gather, ResourceName, ResourceSpec};
-use crate::host::{HostNode, HostRoot, Listings};
+use super::node_names::{HeldNode, NamedNode, NodeName, base_name, name_nodes};
+use super::numa::NumaNodes;
+use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Gather, Object, ResourceName, ResourceSpec};
+use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,88 +33,229 @@ pub(super) struct CharDevices {
     pub(super) by_resource: BTreeMap<ResourceName, Vec<Device>>,
     /// Globs that match nothing.
     pub(super) warnings: Vec<String>,
+    /// The resources of which nodes that are not here may be there all the same, and why.
+    pub(super) unread: BTreeMap<ResourceName, String>,
 }
 
-pub(super) fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], disks: &Disks<'_>) -> CharDevices {
+/// What the nodes of `/dev` are looked for by.
+pub(super) struct Search<'a> {
+    pub(super) specs: &'a [Arc<ResourceSpec>],
+    pub(super) disks: &'a Disks<'a>,
+    pub(super) scan: &'a Scan,
+    pub(super) numa: &'a Shared<NumaNodes>,
+    /// Which nodes somebody holds, and by which ids.
+    pub(super) held: &'a [HeldNode],
+    /// What the former pass found, with the resource of each.
+    pub(super) former: &'a [(ResourceName, Arc<Device>)],
+}
+
+/// Finds and names them. `root` records: a node of which something cannot be read is as the former pass found it, and one that is new is
+/// not offered yet.
+pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     let mut found = CharDevices::default();
-    let specs: Vec<_> = specs.iter().filter(|spec| spec.class == DeviceClass::Char).collect();
+    let specs: Vec<_> = search.specs.iter().filter(|spec| spec.class == DeviceClass::Char).collect();
     if specs.is_empty() {
         return found;
     }
-    let links = stable_links(root);
-    let kernel = KernelNames::of(root);
+    let mut matches = Vec::new();
     let (mut taken, mut listings) = (BTreeSet::new(), Listings::default());
-    for spec in specs {
-        let devices = found.by_resource.entry(spec.name.clone()).or_default();
+    for spec in &specs {
+        found.by_resource.entry(spec.name.clone()).or_default();
         for path in &spec.paths {
             // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
-            let paths = root.glob_among(&mut listings, &path.host);
-            let nodes = paths.into_iter().filter_map(|node| root.node_among(&mut listings, &node));
-            let nodes: BTreeSet<HostNode> = nodes.filter(|node| node.path.starts_with("/dev/")).gather();
-            if nodes.is_empty() {
-                found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
-            }
-            for node in nodes {
-                if taken.insert(node.path.clone()) {
-                    let mut device = describe(&node, path, &links, &kernel);
-                    note_use(&mut device, base_name(&node.path), disks);
-                    devices.push(device);
+            let mut nodes: BTreeMap<HostNode, String> = BTreeMap::new();
+            for matched in root.glob_among(&mut listings, &path.host) {
+                if let Some(node) = root.node_among(&mut listings, &matched).filter(|node| node.path.starts_with("/dev/")) {
+                    nodes.entry(node).or_insert(matched);
                 }
             }
+            let failures = root.take_failures();
+            if nodes.is_empty() && failures.is_empty() {
+                found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
+            }
+            let new = nodes.into_iter().filter(|(node, _)| taken.insert(node.path.clone()));
+            matches.extend(new.map(|(node, matched)| Match { spec, path, node, matched }));
+            note_failure(&mut found, spec, &failures);
         }
     }
+    let kernel = KernelNames::of(root);
+    let links = links(root);
+    let described = matches.iter().map(|found| {
+        let mut node = NamedNode { path: found.node.path.clone(), links: Vec::new(), kernel: None, objects: objects(&found.node) };
+        node.links.extend(links.get(&node.path).into_iter().flatten().cloned());
+        let record = kernel.of_node(&found.node);
+        node.kernel = record.as_ref().map(|record| record.name.clone());
+        node.objects.extend(record.iter().filter_map(|record| record.device.as_deref()).map(Object::kernel_device));
+        (node, record)
+    });
+    let (nodes, records): (Vec<_>, Vec<_>) = described.unzip();
+    let failures = root.take_failures();
+    if !failures.is_empty() {
+        // Without its links a node would have another name.
+        specs.iter().for_each(|spec| note_failure(&mut found, spec, &failures));
+        keep_unread(&mut found, search.former);
+        return found;
+    }
+    let names = name_nodes(&nodes, search.held);
+    for ((found_at, name), record) in matches.iter().zip(names).zip(records) {
+        let mut device = describe(found_at, name, record.as_ref());
+        note_use(&mut device, search.disks);
+        near(root, &mut device, search);
+        let failures = root.take_failures();
+        if failures.is_empty() {
+            found.by_resource.entry(found_at.spec.name.clone()).or_default().push(device);
+        } else {
+            note_failure(&mut found, found_at.spec, &failures);
+        }
+    }
+    keep_unread(&mut found, search.former);
     found
 }
 
-fn describe(found: &HostNode, path: &CharPath, links: &BTreeMap<String, String>, kernel: &KernelNames<'_>) -> Device {
-    let node = found.path.as_str();
-    let container = match &path.container {
-        None => node.to_owned(),
-        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(node)),
+/// A node that no resource need name any more, by an id that it was given by; `None` where it is not there.
+#[must_use]
+pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nodes: &[u32]) -> Option<Device> {
+    let found = root.node_among(&mut Listings::default(), path)?;
+    let record = KernelNames::of(root).of_node(&found);
+    let mut attributes = attributes_of(record.as_ref());
+    let disks = Disks::of(root);
+    note_disks(&mut attributes, &disks, &disks.behind(&found.path));
+    Some(Device {
+        id,
+        key: key.to_owned(),
+        class: DeviceClass::Char,
+        pci: None,
+        numa_nodes: numa_nodes.to_vec(),
+        nodes: vec![DeviceNode { number: found.number, ..DeviceNode::at(found.path) }],
+        attributes,
+    })
+}
+
+/// What a container holds that was given the node at this path, as far as the host shows it now.
+#[must_use]
+pub fn behind(root: &HostRoot, path: &str) -> Vec<Object> {
+    known_node(root, DeviceId::new(path), "", path, &[]).map(|node| node.objects()).unwrap_or_default()
+}
+
+/// A node, and the path of the configuration that led to it.
+struct Match<'a> {
+    spec: &'a ResourceSpec,
+    path: &'a CharPath,
+    node: HostNode,
+    /// What the pattern matched: a link, or the node itself.
+    matched: String,
+}
+
+fn note_failure(found: &mut CharDevices, spec: &ResourceSpec, failures: &[ReadFailure]) {
+    if let Some(failure) = failures.first() {
+        found.unread.entry(spec.name.clone()).or_insert_with(|| failure.to_string());
+    }
+}
+
+/// Takes over what the former pass found for resources that could not be looked at completely, where it was not found now.
+fn keep_unread(found: &mut CharDevices, former: &[(ResourceName, Arc<Device>)]) {
+    for (resource, device) in former.iter().filter(|(resource, _)| found.unread.contains_key(resource)) {
+        let is_known = |known: &Device| known.id == device.id || known.key == device.key || known.nodes == device.nodes;
+        if !found.by_resource.values().flatten().any(is_known)
+            && let Some(devices) = found.by_resource.get_mut(resource)
+        {
+            devices.push((**device).clone());
+        }
+    }
+}
+
+/// What is held with a node, as far as it shows itself.
+fn objects(node: &HostNode) -> Vec<Object> {
+    std::iter::once(Object::node(&node.path)).chain(node.number.map(Object::number)).collect()
+}
+
+fn describe(found: &Match<'_>, name: NodeName, record: Option<&KernelRecord>) -> Device {
+    let container = match &found.path.container {
+        // Where a program looks for it, which is configured with the stable path and not with the number of the day.
+        None => found.matched.clone(),
+        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(&found.node.path)),
         Some(container) => container.clone(),
     };
-    let link = links.get(node);
-    let kernel = kernel.of_node(found);
-    let id = link.map(|link| base_name(link).to_owned()).or_else(|| kernel.clone()).unwrap_or_else(|| plain_id(node));
-    let mut attributes = BTreeMap::new();
-    if let Some(kernel) = kernel {
-        attributes.insert("kernel_name".to_owned(), kernel);
-    }
+    let permissions = found.path.permissions.clone();
     Device {
-        id: DeviceId::new(id),
-        // The link where there is one: after a replug another thing may be /dev/ttyUSB0.
-        key: format!("dev:{}", link.map_or(node, String::as_str)),
+        id: name.id,
+        key: name.key,
         class: DeviceClass::Char,
         pci: None,
         numa_nodes: Vec::new(),
-        nodes: vec![DeviceNode { host: node.to_owned(), container, permissions: path.permissions.clone(), required: true }],
-        attributes,
+        nodes: vec![DeviceNode { host: found.node.path.clone(), container, permissions, required: true, number: found.node.number }],
+        attributes: attributes_of(record),
     }
 }
 
-/// Notes what the host does with a node that is a disk.
-fn note_use(device: &mut Device, name: &str, disks: &Disks<'_>) {
-    if disks.has(name) {
-        device.attributes.insert("disk".to_owned(), name.to_owned());
+/// What the kernel calls a node's device, and where it has it.
+fn attributes_of(record: Option<&KernelRecord>) -> BTreeMap<String, String> {
+    let mut attributes = BTreeMap::new();
+    if let Some(record) = record {
+        attributes.insert("kernel_name".to_owned(), record.name.clone());
+        attributes.extend(record.device.clone().map(|device| ("kernel_device".to_owned(), device)));
+    }
+    attributes
+}
+
+/// Notes what the host does with a node that is a disk, or leads to one.
+fn note_use(device: &mut Device, disks: &Disks<'_>) {
+    let names: BTreeSet<String> = device.nodes.iter().flat_map(|node| disks.behind(&node.host)).gather();
+    if names.is_empty() {
+        return;
+    }
+    let names: Vec<String> = names.into_iter().collect();
+    note_disks(&mut device.attributes, disks, &names);
+    for name in &names {
         disks.note(&mut device.attributes, name);
     }
+    device.attributes.insert("disk".to_owned(), names.join(","));
 }
 
-/// udev's best link to each node, by the node's real path.
-fn stable_links(root: &HostRoot) -> BTreeMap<String, String> {
-    let mut links = BTreeMap::new();
+/// Notes the identities of the disks that a node leads to.
+fn note_disks(attributes: &mut BTreeMap<String, String>, disks: &Disks<'_>, names: &[String]) {
+    let identities: Vec<(String, Option<u32>)> = names.iter().filter_map(|name| disks.identity(name)).collect();
+    if let [(id, partition)] = &identities[..] {
+        attributes.insert("disk_id".to_owned(), id.clone());
+        attributes.extend(partition.map(|number| ("disk_partition".to_owned(), number.to_string())));
+    } else if !identities.is_empty() {
+        let ids: Vec<String> = identities.into_iter().map(|(id, _)| id).collect();
+        attributes.insert("disk_id".to_owned(), ids.join(","));
+    }
+}
+
+/// Notes the PCI function that a node's device is below, and the NUMA nodes of that.
+fn near(root: &HostRoot, device: &mut Device, search: &Search<'_>) {
+    let parent = device.attribute("kernel_device").and_then(|path| path.rsplit('/').find_map(|name| name.parse().ok()));
+    let Some(function) = parent.and_then(|address| search.scan.functions.get(&address)) else { return };
+    device.attributes.insert("pci_parent".to_owned(), function.address.to_string());
+    device.numa_nodes = search.numa.get(root).near(root, function);
+}
+
+/// udev's links to each node, best first, by the node's real path.
+fn links(root: &HostRoot) -> BTreeMap<String, Vec<String>> {
+    let mut links: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for folder in LINK_FOLDERS {
         for name in root.entries(folder) {
             let link = format!("/{folder}/{name}");
             if let Some(node) = root.canonical_node(&link).filter(|node| *node != link) {
-                links.entry(node).or_insert(link);
+                links.entry(node).or_default().push(link);
             }
         }
     }
     links
 }
 
-/// What the kernel calls a node: `subsystem:name`.
+/// What the kernel has behind a node.
+#[derive(Debug, Clone)]
+struct KernelRecord {
+    /// `subsystem:name`.
+    name: String,
+    /// Its path below `/sys/devices`, where it is known.
+    device: Option<String>,
+}
+
+/// Looks up what the kernel has behind a node.
 struct KernelNames<'a> {
     root: &'a HostRoot,
     /// The one class that has a device of a name, `None` where several have; listed when the first node without numbers is met.
@@ -124,16 +269,17 @@ impl<'a> KernelNames<'a> {
 
     /// From `sys/dev/{char,block}/MAJOR:MINOR`; in a captured tree, where a node has no numbers, from the one class that has a
     /// device of its name.
-    fn of_node(&self, node: &HostNode) -> Option<String> {
-        let Some((major, minor)) = node.numbers else {
+    fn of_node(&self, node: &HostNode) -> Option<KernelRecord> {
+        let Some(DeviceNumber { is_block, major, minor }) = node.number else {
             let name = base_name(&node.path);
             let class = self.class_of.get_or_init(|| self.list_classes()).get(name)?.as_ref()?;
-            return Some(format!("{class}:{name}"));
+            let device = self.root.link_target(&format!("sys/class/{class}/{name}"));
+            return Some(KernelRecord { name: format!("{class}:{name}"), device: device.as_deref().and_then(below_devices) });
         };
-        ["char", "block"].iter().find_map(|kind| {
-            let link = format!("sys/dev/{kind}/{major}:{minor}");
-            Some(format!("{}:{}", self.root.link_name(&format!("{link}/subsystem"))?, self.root.link_name(&link)?))
-        })
+        let link = format!("sys/dev/{}/{major}:{minor}", if is_block { "block" } else { "char" });
+        let target = self.root.link_target(&link)?;
+        let name = format!("{}:{}", self.root.link_name(&format!("{link}/subsystem"))?, base_name(&target));
+        Some(KernelRecord { name, device: below_devices(&target) })
     }
 
     fn list_classes(&self) -> BTreeMap<String, Option<String>> {
@@ -149,13 +295,10 @@ impl<'a> KernelNames<'a> {
     }
 }
 
-/// `dev:` and the path below `/dev`, with `-` for each `/`.
-fn plain_id(node: &str) -> String {
-    format!("dev:{}", node.strip_prefix("/dev/").unwrap_or(node).replace('/', "-"))
-}
-
-fn base_name(path: &str) -> &str {
-    path.rsplit('/').next().unwrap_or(path)
+/// What follows `devices/` in the target of a link to a device.
+fn below_devices(target: &str) -> Option<String> {
+    let (up, device) = target.split_once("devices/")?;
+    up.split('/').all(|name| matches!(name, "" | "." | ".." | "sys")).then(|| device.to_owned())
 }
 
 #[cfg(test)]
@@ -170,7 +313,10 @@ mod tests {
 
     fn found(dir: &tempfile::TempDir, specs: &[Arc<ResourceSpec>]) -> CharDevices {
         let root = HostRoot::new(dir.path());
-        discover(&root, specs, &Disks::of(&root))
+        let root = root.recording();
+        let numa = Shared::default();
+        let search = Search { specs, disks: &Disks::of(&root), scan: &Scan::default(), numa: &numa, held: &[], former: &[] };
+        discover(&root, &search)
     }
 
     #[test]

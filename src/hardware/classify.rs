@@ -8,15 +8,16 @@ use crate::host::HostRoot;
 /// Vendors whose display controllers are the console of a management chip or of a hypervisor: ASPEED, Matrox, Cirrus,
 /// virtio, Bochs/QXL, QEMU, VMware.
 const CONSOLE_VENDORS: [u16; 7] = [0x1a03, 0x102b, 0x1013, 0x1af4, 0x1b36, 0x1234, 0x15ad];
-/// Displays like those, of vendors that make other things too: Huawei's management chip, and Hyper-V's video.
-const CONSOLES: [(u16, u16); 2] = [(0x19e5, 0x1711), (0x1414, 0x5353)];
+/// Displays like those, of vendors that make other things too: Huawei's management chip, Hyper-V's video, and the console of EC2.
+const CONSOLES: [(u16, u16); 3] = [(0x19e5, 0x1711), (0x1414, 0x5353), (0x1d0f, 0x1111)];
 
 /// The class of a function, from its record and, where that does not decide, from what lies below it.
 pub(super) fn classify(root: &HostRoot, function: &PciFunction) -> DeviceClass {
     let console = function.vendor.is_some_and(|vendor| CONSOLE_VENDORS.contains(&vendor));
     let display = !console && !function.vendor.zip(function.device).is_some_and(|ids| CONSOLES.contains(&ids));
-    // Whatever the class code says: an RDMA device below it makes it one.
-    if !function.rdma.is_empty() {
+    // An RDMA device below it makes it one, but for what computes: an accelerator with ports of its own (Gaudi's `hbl_0`) stays one.
+    let computes = matches!(function.class16(), Some(0x0300..=0x03ff | 0x1200..=0x12ff | 0x0b40));
+    if !function.rdma.is_empty() && !computes {
         return DeviceClass::Rdma;
     }
     if fpga::is_fpga(root, function) {

@@ -72,7 +72,7 @@ mod tests {
     }
 
     fn names(functions: Vec<PciFunction>) -> Vec<String> {
-        let scan = Scan { functions: functions.into_iter().map(|function| (function.address, function)).collect() };
+        let scan = Scan::of(functions.into_iter().map(|function| (function.address, function)).collect());
         specs(&scan).iter().map(|spec| spec.name.to_string()).collect()
     }
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn graphics_in_the_processor_are_left_out_beside_a_card() {
         let functions = [gpu("0000:00:02.0", 0x8086, "i915"), gpu("0000:03:00.0", 0x8086, "i915")];
-        let scan = Scan { functions: functions.map(|function| (function.address, function)).into() };
+        let scan = Scan::of(functions.map(|function| (function.address, function)).into());
         let specs = specs(&scan);
         assert_eq!(specs[0].exclude.as_ref().unwrap().address, ["0000:00:02.0".parse().unwrap()]);
     }

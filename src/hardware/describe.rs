@@ -7,23 +7,48 @@ use super::numa::NumaNodes;
 use super::rdma::RdmaNodes;
 use super::routes::DefaultRoutes;
 use super::{Scan, accel, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, vfio};
-use crate::domain::{Device, DeviceClass, DeviceId, NvmlSnapshot, PciAddress, PciFunction};
-use crate::host::HostRoot;
-use std::collections::BTreeMap;
+use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, NvmlSnapshot, PciAddress, PciFunction};
+use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// What one look at the host serves for every device of a pass.
+/// What was read once for a whole pass. A failure of that is one of every device that it serves.
+#[derive(Debug, Default)]
+pub(super) struct Shared<T> {
+    value: T,
+    failures: Vec<ReadFailure>,
+}
+
+impl<T> Shared<T> {
+    fn read(root: &HostRoot, read: impl FnOnce(&HostRoot) -> T) -> Self {
+        let value = read(root);
+        Shared { value, failures: root.take_failures() }
+    }
+
+    /// The value, with its failures recorded in `root`.
+    pub(super) fn get(&self, root: &HostRoot) -> &T {
+        root.repeat_failures(&self.failures);
+        &self.value
+    }
+}
+
+/// What one look at the host serves for every device of a pass. Its root records the reads that fail.
 pub(super) struct Describer<'a> {
     root: &'a HostRoot,
     scan: &'a Scan,
     nvml: &'a NvmlSnapshot,
-    nvidia: nvidia::Gpus,
+    nvidia: Shared<nvidia::Gpus>,
     nvlink_hives: BTreeMap<PciAddress, String>,
-    rdma: RdmaNodes,
-    numa: NumaNodes,
-    kfd: Kfd,
+    rdma: Shared<RdmaNodes>,
+    numa: Shared<NumaNodes>,
+    kfd: Shared<Kfd>,
     disks: &'a Disks<'a>,
-    routes: DefaultRoutes,
+    routes: Shared<DefaultRoutes>,
     groups: vfio::Groups,
+    /// The nodes that were looked for, with their numbers; `None` for those that are not there.
+    nodes: RefCell<BTreeMap<String, Option<HostNode>>>,
+    listings: RefCell<Listings>,
+    missing: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Describer<'a> {
@@ -32,14 +57,46 @@ impl<'a> Describer<'a> {
             root,
             scan,
             nvml,
-            nvidia: nvidia::Gpus::read(root),
+            nvidia: Shared::read(root, nvidia::Gpus::read),
             nvlink_hives: nvml.hives(),
-            rdma: RdmaNodes::read(root),
-            numa: NumaNodes::read(root),
-            kfd: Kfd::read(root),
+            rdma: Shared::read(root, RdmaNodes::read),
+            numa: Shared::read(root, NumaNodes::read),
+            kfd: Shared::read(root, |root| Kfd::read(root, scan)),
             disks,
-            routes: DefaultRoutes::read(root),
+            routes: Shared::read(root, DefaultRoutes::read),
             groups: vfio::Groups::of(scan),
+            nodes: RefCell::default(),
+            listings: RefCell::default(),
+            missing: RefCell::default(),
+        }
+    }
+
+    /// The machine's NUMA nodes.
+    pub(super) fn numa(&self) -> &Shared<NumaNodes> {
+        &self.numa
+    }
+
+    /// The nodes that were not there and that a device needs.
+    pub(super) fn missing_nodes(&self) -> BTreeSet<String> {
+        self.missing.borrow().clone()
+    }
+
+    /// A node as a container gets it; `None` where it is not there and not needed: what allocates a device does not look.
+    fn node(&self, node: DeviceNode) -> Option<DeviceNode> {
+        let known = self.nodes.borrow().get(&node.host).cloned();
+        let failed = self.root.failure_count();
+        let found = known.unwrap_or_else(|| self.root.node_among(&mut self.listings.borrow_mut(), &node.host));
+        if self.root.failure_count() > failed {
+            return Some(node);
+        }
+        self.nodes.borrow_mut().entry(node.host.clone()).or_insert_with(|| found.clone());
+        match found {
+            Some(found) => Some(DeviceNode { number: found.number, ..node }),
+            None if node.required => {
+                self.missing.borrow_mut().insert(node.host.clone());
+                Some(node)
+            }
+            None => None,
         }
     }
 
@@ -55,15 +112,14 @@ impl<'a> Describer<'a> {
         facts.note("parts", facts.parts_are);
         facts.note("hive", self.nvlink_hives.get(&function.address));
         let parts = std::mem::take(&mut facts.parts);
-        let numa_nodes = if class == DeviceClass::Other { Vec::new() } else { self.numa.near(self.root, function) };
+        let numa_nodes = if class == DeviceClass::Other { Vec::new() } else { self.numa.get(self.root).near(self.root, function) };
         let device = |id: String, part: Option<&str>, facts: Facts| Device {
             id: DeviceId::new(id),
             key: key_of(function, part),
             class,
             pci: Some(Box::new(function.clone())),
             numa_nodes: numa_nodes.clone(),
-            // A node that may be missing is offered where it is there: what allocates a device does not look.
-            nodes: facts.nodes.into_iter().filter(|node| node.required || self.root.node_exists(&node.host)).collect(),
+            nodes: facts.nodes.into_iter().filter_map(|node| self.node(node)).collect(),
             attributes: facts.attributes,
         };
         let whole = facts.identity.clone().unwrap_or_else(|| function.address.to_string());
@@ -80,9 +136,14 @@ impl<'a> Describer<'a> {
 
     fn facts(&self, class: DeviceClass, function: &PciFunction) -> Facts {
         let mut facts = match class {
-            DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => nvidia::facts(self.root, function, &self.nvidia, self.nvml),
-            DeviceClass::Gpu => drm::facts(self.root, function, &self.kfd),
-            DeviceClass::Rdma => rdma::facts(self.root, function, &self.rdma),
+            DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => {
+                nvidia::facts(self.root, function, self.nvidia.get(self.root), self.nvml)
+            }
+            DeviceClass::Gpu => {
+                let is_amd = function.vendor == Some(drm::VENDOR_AMD);
+                drm::facts(self.root, function, if is_amd { self.kfd.get(self.root) } else { &self.kfd.value })
+            }
+            DeviceClass::Rdma => rdma::facts(self.root, function, self.rdma.get(self.root)),
             DeviceClass::Nvme => nvme::facts(self.root, function, self.disks),
             DeviceClass::Fpga => {
                 let mut facts = fpga::facts(self.root, function);
@@ -93,7 +154,9 @@ impl<'a> Describer<'a> {
             DeviceClass::Accelerator => accel::facts(self.root, function),
             DeviceClass::Char | DeviceClass::Other => Facts::default(),
         };
-        facts.note("default_route", self.routes.among(&function.net));
+        if !function.net.is_empty() {
+            facts.note("default_route", self.routes.get(self.root).among(&function.net));
+        }
         net::add_vdpa(self.root, function, &mut facts);
         facts.nodes.extend(function.uio.iter().map(|name| required(format!("/dev/{name}"))));
         facts
@@ -113,7 +176,7 @@ mod tests {
     use super::*;
 
     fn describe(dir: &tempfile::TempDir, function: &PciFunction) -> Vec<Device> {
-        let scan = Scan { functions: [(function.address, function.clone())].into() };
+        let scan = Scan::of([(function.address, function.clone())].into());
         let root = HostRoot::new(dir.path());
         Describer::new(&root, &scan, &NvmlSnapshot::default(), &Disks::of(&root)).devices(function)
     }

@@ -7,13 +7,21 @@
 //! | `proc/swaps` | swap |
 //! | `sys/class/block/*/holders` | what is put together of it: device mapper, MD, bcache |
 //! | `run/udev/data/b*` (udev's `ID_FS_TYPE`) | members of a ZFS pool or a Ceph cluster, of which the kernel does not tell whether they are in use |
+//!
+//! A trace that cannot be read shows nothing: the disk is then not known to be free (I12). The failure is recorded by the root, and whoever
+//! is about to give the disk away refuses.
 
+use super::nvme;
 use super::pci::is_numbered;
-use crate::domain::{Device, DeviceClass};
-use crate::host::HostRoot;
+use crate::domain::{Device, DeviceClass, Gather};
+use crate::host::{HostRoot, ReadFailure};
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+/// The mounted file systems of the host's first process.
+const MOUNTS: &str = "proc/1/mountinfo";
+/// What udev has found out of devices.
+const UDEV_DATA: &str = "run/udev/data";
 /// What a member of a pool is called by udev, and by people.
 const POOLS: [(&str, &str); 2] = [("zfs_member", "a ZFS pool"), ("ceph_bluestore", "a Ceph cluster")];
 
@@ -28,18 +36,19 @@ pub(super) struct Disks<'a> {
 struct Uses {
     /// The number (`259:1`), or the name, of a disk or a partition, and what it is used for.
     of: Vec<(String, String)>,
-    /// Why nobody can say what is mounted.
-    unknown: Option<String>,
+    /// What could not be read of it.
+    failures: Vec<ReadFailure>,
 }
 
 impl Uses {
     fn read(root: &HostRoot) -> Self {
+        let root = &root.recording();
         let mut uses = Uses::default();
         // The mounts of the host's first process: those of the reader may be a container's.
-        match root.read_all("proc/1/mountinfo") {
+        match root.read_all(MOUNTS) {
             Ok(mounts) => uses.of.extend(mounts.lines().filter_map(mounted).flatten()),
             // A captured tree need not have them, and nobody is given anything of it.
-            Err(error) if root.is_live() => uses.unknown = Some(format!("/proc/1/mountinfo cannot be read: {error}")),
+            Err(error) if root.is_live() => uses.failures.push(ReadFailure { path: format!("/{MOUNTS}"), error: error.to_string() }),
             Err(_) => {}
         }
         let btrfs = root.entries("sys/fs/btrfs").into_iter().map(|uuid| format!("sys/fs/btrfs/{uuid}/devices"));
@@ -47,6 +56,11 @@ impl Uses {
         let swaps = root.read("proc/swaps").unwrap_or_default();
         let swaps = swaps.lines().filter_map(|line| line.strip_prefix("/dev/")?.split_whitespace().next());
         uses.of.extend(swaps.map(|disk| (disk.to_owned(), "swap".to_owned())));
+        // Whether a disk is in a pool is told by udev alone.
+        if root.is_live() && root.is_dir("sys/module/zfs") && !root.is_dir(UDEV_DATA) {
+            uses.failures.push(ReadFailure { path: format!("/{UDEV_DATA}"), error: "it is not there, and ZFS is loaded".into() });
+        }
+        uses.failures.extend(root.take_failures());
         uses
     }
 }
@@ -73,6 +87,41 @@ impl<'a> Disks<'a> {
         self.root.is_dir(&format!("sys/class/block/{name}"))
     }
 
+    /// The disks that a node of `/dev` leads to: itself where it is one or a partition, and those behind a node through which the same disk is
+    /// written by other commands: a generic SCSI node, that of an NVMe namespace, or an NVMe controller, which has several.
+    pub(super) fn behind(&self, node: &str) -> Vec<String> {
+        let Some(name) = node.strip_prefix("/dev/") else { return Vec::new() };
+        if self.has(name) {
+            return vec![name.to_owned()];
+        }
+        let of_namespace = name.strip_prefix("ng").map(|numbers| format!("nvme{numbers}"));
+        if let Some(disk) = of_namespace.filter(|disk| self.has(disk)) {
+            return vec![disk];
+        }
+        if is_numbered(name, "nvme") {
+            let entries = self.root.entries(&format!("sys/class/nvme/{name}"));
+            return entries.iter().filter_map(|entry| nvme::disk_of(entry)).gather::<BTreeSet<_>>().into_iter().collect();
+        }
+        let of_scsi = |class: &str, name: &str| self.root.entries(&format!("sys/class/{class}/{name}/device/block"));
+        if is_numbered(name, "sg") {
+            return of_scsi("scsi_generic", name);
+        }
+        name.strip_prefix("bsg/").map(|name| of_scsi("bsg", name)).unwrap_or_default()
+    }
+
+    /// The identity of a disk or of the disk that a partition is of, as the disk itself has it, and the number of the partition.
+    pub(super) fn identity(&self, name: &str) -> Option<(String, Option<u32>)> {
+        let text = |file: &str| self.root.read(&format!("sys/class/block/{file}"));
+        let partition = text(&format!("{name}/partition")).and_then(|number| number.parse().ok());
+        // Its folder lies in the disk's.
+        let target = self.root.link_target(&format!("sys/class/block/{name}"));
+        let above = target.as_deref().and_then(|target| target.rsplit('/').nth(1)).filter(|_| partition.is_some());
+        let disk = above.unwrap_or(name);
+        let files = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "serial"];
+        let known = files.iter().find_map(|file| text(&format!("{disk}/{file}"))).filter(|id| names_something(id))?;
+        Some((known, partition))
+    }
+
     /// Notes what the host does with a disk among the attributes of its device.
     pub(super) fn note(&self, attributes: &mut BTreeMap<String, String>, disk: &str) {
         attributes.extend(self.used_for(disk).map(|by| ("in_use".to_owned(), by)));
@@ -82,17 +131,18 @@ impl<'a> Disks<'a> {
     /// What the host uses a disk, one of its partitions, or the one that is named for.
     pub(super) fn used_for(&self, disk: &str) -> Option<String> {
         let uses = self.uses.get_or_init(|| Uses::read(self.root));
+        self.root.repeat_failures(&uses.failures);
         let names = self.with_partitions(disk);
         let numbers: Vec<String> = names.iter().filter_map(|name| self.number(name)).collect();
         let is_it = |what: &str| is_part(disk, what) || numbers.iter().any(|number| number == what);
         let used = uses.of.iter().find(|(what, _)| is_it(what)).map(|(_, by)| by.clone());
         let holder = || names.iter().find_map(|name| self.root.entries(&format!("sys/class/block/{name}/holders")).into_iter().next());
-        used.or_else(|| holder().map(|holder| format!("part of {holder}"))).or_else(|| uses.unknown.clone())
+        used.or_else(|| holder().map(|holder| format!("part of {holder}")))
     }
 
     /// What it, or one of its partitions, belongs to, where that leaves no trace while it is in use.
     pub(super) fn member_of(&self, disk: &str) -> Option<&'static str> {
-        let record = |name: &String| self.root.read(&format!("run/udev/data/b{}", self.number(name)?));
+        let record = |name: &String| self.root.read(&format!("{UDEV_DATA}/b{}", self.number(name)?));
         let kind = |record: &str| record.lines().find_map(|line| Some(line.strip_prefix("E:ID_FS_TYPE=")?.to_owned()));
         let kinds = self.with_partitions(disk).iter().filter_map(record).filter_map(|record| kind(&record)).collect::<Vec<_>>();
         POOLS.iter().find(|(kind, _)| kinds.iter().any(|found| found == kind)).map(|(_, pool)| *pool)
@@ -108,6 +158,12 @@ impl<'a> Disks<'a> {
     }
 }
 
+/// Whether an identity tells a disk from others: some have nothing but zeros in it.
+fn names_something(id: &str) -> bool {
+    let number = id.rsplit_once('.').map_or(id, |(_, number)| number);
+    number.chars().any(|c| c.is_ascii_alphanumeric() && c != '0')
+}
+
 /// Whether `name` is the disk, or a partition of it: `nvme0n1p2` of `nvme0n1`, `sda2` of `sda`.
 fn is_part(disk: &str, name: &str) -> bool {
     let begin = if disk.ends_with(|c: char| c.is_ascii_digit()) { "p" } else { "" };
@@ -116,17 +172,24 @@ fn is_part(disk: &str, name: &str) -> bool {
 
 /// What the host uses a disk for at this moment; `None` for what is no disk. A mount comes without an event: whoever is about to
 /// hand a disk to somebody, or to wipe it, looks.
-#[must_use]
-pub fn used_for(root: &HostRoot, device: &Device) -> Option<String> {
-    let disks = Disks::of(root);
-    match device.class {
+///
+/// # Errors
+/// When that cannot be found out: then the disk may be the host's.
+pub fn used_for(root: &HostRoot, device: &Device) -> Result<Option<String>, ReadFailure> {
+    let root = root.recording();
+    let disks = Disks::of(&root);
+    let used = match device.class {
         DeviceClass::Nvme => {
-            let names = device.own_nodes().filter_map(|node| node.strip_prefix("/dev/"));
+            let names = device.own_nodes().filter_map(|node| node.host.strip_prefix("/dev/"));
             names.filter(|name| disks.has(name)).find_map(|name| disks.used_for(name))
         }
         // Known since it was found: every other node of `/dev` costs an Allocate nothing here.
-        DeviceClass::Char => disks.used_for(device.attribute("disk")?),
+        DeviceClass::Char => device.attribute("disk").and_then(|names| names.split(',').find_map(|name| disks.used_for(name))),
         _ => None,
+    };
+    match (used, root.take_failures().pop()) {
+        (None, Some(failure)) => Err(failure),
+        (used, _) => Ok(used),
     }
 }
 
@@ -209,8 +272,10 @@ mod tests {
         // A machine that runs: its `dev/null` is one.
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/dev", dir.path().join("dev")).unwrap();
-        let unknown = used(&HostRoot::new(dir.path()), &["nvme1n1"]).remove(0);
-        assert!(unknown.is_some_and(|why| why.starts_with("/proc/1/mountinfo cannot be read: No such file")));
+        let root = HostRoot::new(dir.path()).recording();
+        assert_eq!(used(&root, &["nvme1n1"]), [None]);
+        let unknown = root.take_failures().remove(0).to_string();
+        assert!(unknown.starts_with("/proc/1/mountinfo cannot be read: No such file"), "{unknown}");
         write(dir.path(), "proc/1/mountinfo", &line("259:3", "/", "/dev/nvme0n1"));
         assert_eq!(used(&HostRoot::new(dir.path()), &["nvme1n1"]), [None]);
     }

@@ -178,7 +178,7 @@ mod tests {
             ..function(address)
         };
         let (manager, user) = (of("0000:65:00.0", "xclmgmt", &[]), of("0000:65:00.1", "xocl", &["card2", "renderD130"]));
-        let scan = Scan { functions: [&manager, &user].map(|function| (function.address, function.clone())).into() };
+        let scan = Scan::of([&manager, &user].map(|function| (function.address, function.clone())).into());
         assert!(is_fpga(&root, &manager) && is_fpga(&root, &user));
         assert_eq!(facts(&root, &manager).nodes, []);
         assert_eq!(facts(&root, &user).nodes, [required("/dev/dri/renderD130")]);

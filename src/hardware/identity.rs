@@ -1,6 +1,6 @@
 //! Ids: chosen from what stays the same, unique on the machine, and kept once they were published (I6).
 
-use crate::domain::{Device, DeviceId};
+use crate::domain::{Device, DeviceClass, DeviceId, Objects};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The id that a device has by its place alone: a PCI address, with the name of a part, or the path of a node. No two
@@ -10,6 +10,29 @@ pub(super) fn place_of(device: &Device) -> DeviceId {
     // `pci:<address>/<ids>/<part>`
     let part = device.key.splitn(3, '/').nth(2).map(|part| format!("-{part}")).unwrap_or_default();
     DeviceId::new(format!("{}{part}", function.address))
+}
+
+/// Gives one of several paths to a disk the disk's own id: the one that had it before, else the first. The others are paths to it, named by
+/// their places: an id must not change because a second path has come.
+pub(super) fn merge_paths(devices: &mut [Device], remembered: &BTreeMap<String, DeviceId>) {
+    let mut by_id: BTreeMap<DeviceId, Vec<usize>> = BTreeMap::new();
+    for (index, device) in devices.iter().enumerate().filter(|(_, device)| device.class == DeviceClass::Nvme) {
+        by_id.entry(device.id.clone()).or_default().push(index);
+    }
+    for (id, paths) in by_id.into_iter().filter(|(_, paths)| paths.len() > 1) {
+        let mut disk: Objects<()> = Objects::default();
+        disk.hold(&(), devices[paths[0]].objects());
+        let leads_there = |index: &usize| disk.conflict(&devices[*index].objects(), |()| false).is_some();
+        if !paths.iter().all(leads_there) {
+            continue;
+        }
+        let had_it = |index: &usize| remembered.get(&devices[*index].key) == Some(&id);
+        let first = paths.iter().copied().find(had_it).unwrap_or(paths[0]);
+        for index in paths.into_iter().filter(|index| *index != first) {
+            devices[index].attributes.insert("second_path".to_owned(), id.to_string());
+            devices[index].id = place_of(&devices[index]);
+        }
+    }
 }
 
 /// Gives every device of a clash the id of its place: an identity that two things show names neither of them.

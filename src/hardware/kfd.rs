@@ -1,11 +1,13 @@
 //! AMD's compute topology (Linux `drivers/gpu/drm/amd/amdkfd/kfd_topology.c`): which partitions a GPU is cut into.
 //!
-//! A node is a processor, a GPU, or one partition of a GPU. It is found by the number of its render node; its
-//! `location_id` names no PCI function, since it counts partitions too. The nodes of one GPU share its `unique_id`.
+//! A node is a processor, a GPU, or one partition of a GPU. It is found by the number of its render node; its `location_id` names no PCI
+//! function, since the partition is in its upper bits, or for older drivers in those of the function. The nodes of one GPU share `domain`,
+//! bus and device of it. They shared `unique_id` too, until Linux 6.18 gave each partition its own.
 
+use super::Scan;
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::{Arrange, Gather, PciFunction};
+use crate::domain::{Arrange, Gather, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 
@@ -14,28 +16,52 @@ const PLATFORM: &str = "sys/devices/platform";
 
 /// The GPU nodes of the topology: one look for a whole scan.
 #[derive(Debug, Default)]
-pub(super) struct Kfd(Vec<Node>);
+pub(super) struct Kfd {
+    nodes: Vec<Node>,
+    /// The render nodes of each PCI function.
+    renders: BTreeMap<u32, PciAddress>,
+}
 
 #[derive(Debug, Clone)]
 struct Node {
     number: u32,
     render_minor: u32,
     unique_id: u64,
+    domain: u32,
     location_id: u32,
 }
 
+impl Node {
+    /// PCI domain, and bus and device of `location_id`; `None` where the kernel does not tell.
+    fn slot(&self) -> Option<(u32, u32)> {
+        (self.location_id != 0).then_some((self.domain, self.location_id & 0xffff & !7))
+    }
+
+    /// Whether both are of one GPU.
+    fn is_of_one_gpu(&self, other: &Node) -> bool {
+        match (self.slot(), other.slot()) {
+            (Some(one), Some(other)) => one == other,
+            _ => self.unique_id != 0 && self.unique_id == other.unique_id,
+        }
+    }
+}
+
 impl Kfd {
-    pub(super) fn read(root: &HostRoot) -> Self {
+    pub(super) fn read(root: &HostRoot, scan: &Scan) -> Self {
         let mut nodes: Vec<Node> = root.entries(NODES).iter().filter_map(|name| node(root, name)).collect();
         nodes.arrange_by_key(|node| node.number);
-        Kfd(nodes)
+        let minor = |name: &String| name.strip_prefix("renderD")?.parse().ok();
+        let of = |function: &PciFunction| function.drm.iter().filter_map(minor).map(|minor| (minor, function.address)).collect::<Vec<_>>();
+        Kfd { nodes, renders: scan.functions.values().flat_map(of).gather() }
     }
 
     /// The partitions of a GPU by their numbers; none for a GPU that is one whole.
     fn partitions(&self, function: &PciFunction) -> Vec<(u32, &Node)> {
         let own = |node: &&Node| function.drm.contains(&format!("renderD{}", node.render_minor));
-        let Some(first) = self.0.iter().find(own).filter(|node| node.unique_id != 0) else { return Vec::new() };
-        let nodes: Vec<&Node> = self.0.iter().filter(|node| node.unique_id == first.unique_id).collect();
+        let Some(first) = self.nodes.iter().find(own) else { return Vec::new() };
+        // A virtual function in the same slot is a GPU of its own.
+        let is_others = |node: &Node| self.renders.get(&node.render_minor).is_some_and(|owner| *owner != function.address);
+        let nodes: Vec<&Node> = self.nodes.iter().filter(|node| node.is_of_one_gpu(first) && !is_others(node)).collect();
         if nodes.len() < 2 {
             return Vec::new();
         }
@@ -60,7 +86,9 @@ fn node(root: &HostRoot, name: &str) -> Option<Node> {
     of("simd_count").filter(|count| *count > 0)?;
     let narrow = |key: &str| of(key).and_then(|value| u32::try_from(value).ok());
     let render_minor = narrow("drm_render_minor").filter(|minor| *minor > 0)?;
-    Some(Node { number, render_minor, unique_id: of("unique_id").unwrap_or(0), location_id: narrow("location_id").unwrap_or(0) })
+    let (unique_id, domain, location_id) = (of("unique_id"), narrow("domain"), narrow("location_id"));
+    let [domain, location_id] = [domain, location_id].map(Option::unwrap_or_default);
+    Some(Node { number, render_minor, unique_id: unique_id.unwrap_or(0), domain, location_id })
 }
 
 /// Cuts a GPU into its partitions. The first uses the nodes of the GPU's own function; the others hang off devices of the
@@ -116,7 +144,7 @@ mod tests {
         let gpu = PciFunction { drm: vec!["card1".into(), "renderD128".into()], ..function("0000:0a:00.0") };
         let root = HostRoot::new(dir.path());
         let mut facts = Facts::default();
-        cut(&root, &gpu, &Kfd::read(&root), &mut facts);
+        cut(&root, &gpu, &Kfd::read(&root, &Scan::default()), &mut facts);
         facts
     }
 

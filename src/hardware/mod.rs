@@ -7,8 +7,8 @@
 //!  a device ─ signals ─▶ what speaks against it now;  a uevent ─ event, a line of the kernel's log ─ xid ─▶ what happened to it
 //! ```
 //!
-//! Everything here is a function of the host's files, the configuration, the remembered ids and what NVML has told (a value:
-//! nobody is asked here); nothing is kept between two passes, and nothing is written.
+//! Everything here is a function of the host's files, the configuration, the remembered ids, what NVML has told (a value: nobody is asked
+//! here) and the pass before, which stands for what cannot be read now; nothing is kept between two passes, and nothing is written.
 
 mod accel;
 mod chardev;
@@ -24,6 +24,7 @@ mod identity;
 mod kfd;
 mod mdev;
 mod net;
+mod node_names;
 mod numa;
 mod nvidia;
 mod nvme;
@@ -37,15 +38,20 @@ pub(crate) mod testing;
 mod vfio;
 mod xid;
 
+pub use chardev::{behind, known_node};
 pub use disks::used_for;
 pub use event::event;
 pub use identity::remember;
-pub use pci::{Scan, scan};
+pub use node_names::{HeldNode, NamedNode, NodeName, name_nodes};
+pub use pci::{Scan, scan, scan_after};
 pub use select::{NearMiss, Selection, near_misses, select};
 pub use signals::signals;
 pub use xid::xid;
 
-use crate::domain::{Device, DeviceClass, DeviceId, Health, NvmlQuestion, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec};
+use crate::contract;
+use crate::domain::{
+    Device, DeviceClass, DeviceId, Gather, Health, NvmlQuestion, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec, Unread,
+};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -62,6 +68,34 @@ pub struct Discovery {
     pub selection: Selection,
     /// Names of selected devices that are not remembered yet (I6): to be made durable before they are published.
     pub named: Vec<(String, DeviceId)>,
+    /// Nodes that a device needs and that are not there.
+    pub missing_nodes: BTreeSet<String>,
+    /// What a container would miss of a selected device, although all nodes that are known of it are there.
+    pub unfulfilled: BTreeMap<DeviceId, &'static str>,
+    /// What could not be read: that is as the former pass found it (I12).
+    pub unread: Unread,
+}
+
+/// What a pass knows beforehand.
+#[derive(Debug, Clone, Copy)]
+pub struct Known<'a> {
+    /// The ids that were given before, by [`Device::key`].
+    pub names: &'a BTreeMap<String, DeviceId>,
+    /// What NVML has told, of what [`nvml_question`] asks for.
+    pub nvml: &'a NvmlSnapshot,
+    /// The nodes of `/dev` that containers hold.
+    pub held: &'a [HeldNode],
+    /// The pass before: what cannot be read now is as it was then.
+    pub former: Option<&'a Discovery>,
+}
+
+impl<'a> Known<'a> {
+    /// A first pass, of which nothing is known but the ids that were given before.
+    #[must_use]
+    pub fn names(names: &'a BTreeMap<String, DeviceId>) -> Self {
+        static NO_NVML: NvmlSnapshot = NvmlSnapshot::empty();
+        Known { names, nvml: &NO_NVML, held: &[], former: None }
+    }
 }
 
 /// The NUMA nodes that these processors belong to; none where sysfs does not tell.
@@ -91,22 +125,21 @@ pub fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], remembered: &BTree
 /// [`discover`] with the PCI functions of a scan that was made already, as [`defaults::specs`] needs one first.
 #[must_use]
 pub fn discover_in(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], remembered: &BTreeMap<String, DeviceId>) -> Discovery {
-    discover_told(root, scan, specs, remembered, &NvmlSnapshot::default())
+    discover_knowing(root, scan, specs, &Known::names(remembered))
 }
 
-/// [`discover_in`] with what NVML has told, of what [`nvml_question`] asks for.
+/// [`discover_in`] with all that may be known beforehand.
 #[must_use]
-pub fn discover_told(
-    root: &HostRoot,
-    scan: Scan,
-    specs: &[Arc<ResourceSpec>],
-    remembered: &BTreeMap<String, DeviceId>,
-    nvml: &NvmlSnapshot,
-) -> Discovery {
+pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], known: &Known<'_>) -> Discovery {
+    let root = &root.recording();
     let disks = disks::Disks::of(root);
-    let describer = describe::Describer::new(root, &scan, nvml, &disks);
-    let mut devices: Vec<Device> = scan.functions.values().flat_map(|function| describer.devices(function)).collect();
-    let found = chardev::discover(root, specs, &disks);
+    let describer = describe::Describer::new(root, &scan, known.nvml, &disks);
+    let mut unread = scan.unread.clone();
+    let mut devices = functions(root, &scan, &describer, known.former, &mut unread);
+    let former: Vec<(ResourceName, Arc<Device>)> = known.former.map(former_nodes).unwrap_or_default();
+    let search = chardev::Search { specs, disks: &disks, scan: &scan, numa: describer.numa(), held: known.held, former: &former };
+    let found = chardev::discover(root, &search);
+    unread.resources = found.unread;
     let mut chars: BTreeMap<String, ResourceName> = BTreeMap::new();
     for (resource, nodes) in found.by_resource {
         for node in nodes {
@@ -114,18 +147,81 @@ pub fn discover_told(
             devices.push(node);
         }
     }
+    identity::merge_paths(&mut devices, known.names);
     identity::make_unique(&mut devices);
-    let mut named = remember(&mut devices, remembered);
+    let mut named = remember(&mut devices, known.names);
     let devices: Vec<Arc<Device>> = devices.into_iter().map(Arc::new).collect();
     let mut selection = select(&devices, &chars, specs);
     selection.warnings.splice(0..0, found.warnings);
     if specs.iter().any(|spec| spec.class == DeviceClass::Gpu) {
         selection.warnings.extend(nvidia::without_instances(&devices));
     }
+    selection.warnings.extend(unread.reasons().into_iter().map(|why| format!("{why}; what it would show is taken to be as before")));
     // What is not published needs no memory: a node has hundreds of bridges.
     let selected = selection.resource_of();
     named.retain(|(key, _)| selected.contains_key(key.as_str()));
-    Discovery { devices, selection, named, scan }
+    let mut missing_nodes = describer.missing_nodes();
+    let kept = devices.iter().filter(|device| unread.why_of(device).is_some()).flat_map(|device| &device.nodes);
+    missing_nodes.extend(
+        known
+            .former
+            .iter()
+            .flat_map(|former| kept.clone().filter(|node| former.missing_nodes.contains(&node.host)))
+            .map(|node| node.host.clone()),
+    );
+    let unfulfilled = unfulfilled(&selection, specs);
+    Discovery { devices, selection, named, scan, missing_nodes, unfulfilled, unread }
+}
+
+/// The devices of the PCI functions. A function of which something cannot be read has the devices that the former pass found.
+fn functions(
+    root: &HostRoot,
+    scan: &Scan,
+    describer: &describe::Describer<'_>,
+    former: Option<&Discovery>,
+    unread: &mut Unread,
+) -> Vec<Device> {
+    let mut devices = Vec::new();
+    for (address, function) in &scan.functions {
+        if unread.functions.is_none() && !unread.of_function.contains_key(address) {
+            let described = describer.devices(function);
+            let Some(failure) = root.take_failures().into_iter().next() else {
+                devices.extend(described);
+                continue;
+            };
+            unread.of_function.insert(*address, failure.to_string());
+        }
+        let former = former.into_iter().flat_map(|former| &former.devices);
+        let is_its = |device: &&Arc<Device>| device.pci.as_ref().is_some_and(|pci| pci.address == *address);
+        devices.extend(former.filter(is_its).map(|device| (**device).clone()));
+    }
+    devices
+}
+
+/// What containers would miss of the selected devices.
+fn unfulfilled(selection: &Selection, specs: &[Arc<ResourceSpec>]) -> BTreeMap<DeviceId, &'static str> {
+    let with_spec = specs.iter().filter_map(|spec| Some((spec, selection.resources.get(&spec.name)?)));
+    let of = |(spec, devices): (&Arc<ResourceSpec>, &Vec<Arc<Device>>)| {
+        devices.iter().filter_map(|device| Some((device.id.clone(), contract::missing(spec, device)?))).collect::<Vec<_>>()
+    };
+    with_spec.flat_map(of).gather()
+}
+
+/// The nodes of `/dev` that a pass has offered, with their resources.
+fn former_nodes(former: &Discovery) -> Vec<(ResourceName, Arc<Device>)> {
+    let offered = former.selection.resources.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (name, device)));
+    let nodes = offered.filter(|(_, device)| device.class == DeviceClass::Char);
+    nodes.map(|(name, device)| (name.clone(), Arc::clone(device))).collect()
+}
+
+impl Discovery {
+    /// [`node_health`] of a device of it, as its resource needs it.
+    #[must_use]
+    pub fn health(&self, root: &HostRoot, device: &Device) -> Option<Health> {
+        let health = node_health(root, device)?;
+        let is_unfulfilled = health.is_healthy() && self.unfulfilled.contains_key(&device.id);
+        Some(if is_unfulfilled { device.health(false) } else { health })
+    }
 }
 
 /// What a device's record and its nodes say of its health: a required node that is missing makes it useless. `None` where
@@ -137,4 +233,30 @@ pub fn node_health(root: &HostRoot, device: &Device) -> Option<Health> {
     }
     let has_nodes = device.nodes.iter().all(|node| !node.required || root.node_exists(&node.host));
     Some(device.health(has_nodes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{spec, write};
+    use super::*;
+    use crate::domain::Select;
+
+    #[test]
+    fn a_node_that_a_device_needs_and_that_is_not_there_is_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        for (address, number) in [("0000:33:00.0", 0), ("0000:34:00.0", 1)] {
+            let place = format!("sys/bus/pci/devices/{address}");
+            write(dir.path(), &format!("{place}/uevent"), "DRIVER=habanalabs\nPCI_CLASS=120000\nPCI_ID=1DA3:1020\n");
+            write(dir.path(), &format!("{place}/accel/accel{number}/dev"), "261:0\n");
+        }
+        for node in ["accel0", "accel_controlD0"] {
+            write(dir.path(), &format!("dev/accel/{node}"), "");
+        }
+        let specs = [spec("a.com/gaudi", DeviceClass::Accelerator, Select::default())];
+        let found = discover(&HostRoot::new(dir.path()), &specs, &BTreeMap::new());
+        assert_eq!(found.missing_nodes, ["/dev/accel/accel1".to_owned()].into(), "the control node is not needed");
+        let nodes: Vec<usize> = found.devices.iter().map(|device| device.nodes.len()).collect();
+        assert_eq!(nodes, [2, 1], "what is needed stays, what is not and is not there is left out");
+        assert_eq!(found.unread, Unread::default());
+    }
 }

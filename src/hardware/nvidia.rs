@@ -13,7 +13,7 @@
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
 use super::select::Selection;
-use crate::domain::{Device, DeviceClass, Gather, MigPlace, NvmlAsked, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
+use crate::domain::{Device, DeviceClass, DeviceNode, Gather, MigPlace, NvmlAsked, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,6 +37,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, gpus: &Gpus, nvml: 
     facts.nodes.push(required("/dev/nvidiactl"));
     // Made on first use (nvidia-modprobe), or never when the module is not loaded: their absence is no fault.
     facts.nodes.extend(["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"].map(optional));
+    facts.nodes.iter_mut().for_each(|node| find_below_driver_root(root, node));
     facts.note("model", model);
     if let Some(minor) = &minor {
         cut_into_instances(root, &mut facts, minor, uuid.as_deref(), |place| nvml.instance(function.address, place));
@@ -55,6 +56,18 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, gpus: &Gpus, nvml: 
         facts.identity = uuid;
     }
     facts
+}
+
+/// Where a driver that comes in a container has its nodes, and the host's `/dev` has none: NVIDIA's GPU operator mounts the container's root
+/// there.
+const DRIVER_ROOT: &str = "/run/nvidia/driver";
+
+/// Takes a node from the driver's container, where the host does not have it. A container that gets it has it at the usual place.
+fn find_below_driver_root(root: &HostRoot, node: &mut DeviceNode) {
+    let below = format!("{DRIVER_ROOT}{}", node.host);
+    if !root.node_exists(&node.host) && root.node_exists(&below) {
+        node.host = below;
+    }
 }
 
 /// What an operator should know of GPUs that are cut and of which nothing can be offered, one sentence each.
@@ -185,7 +198,11 @@ fn cut_into_instances<'a>(root: &HostRoot, facts: &mut Facts, minor: &str, uuid:
             // Without both capabilities a container can do nothing with it.
             let Some((gi_cap, ci_cap)) = gi_cap.clone().zip(capability(&format!("gi{gi}/ci{ci}"))) else { continue };
             let mut instance = Facts { nodes: facts.nodes.clone(), ..Facts::default() };
-            instance.nodes.extend([&gi_cap, &ci_cap].map(|minor| required(format!("/dev/nvidia-caps/nvidia-cap{minor}"))));
+            let caps = [&gi_cap, &ci_cap].map(|minor| required(format!("/dev/nvidia-caps/nvidia-cap{minor}")));
+            instance.nodes.extend(caps.map(|mut node| {
+                find_below_driver_root(root, &mut node);
+                node
+            }));
             let of_its_place = || uuid.filter(|_| by_place).map(|uuid| format!("MIG-{uuid}/{gi}/{ci}"));
             let own = gi.parse().ok().zip(ci.parse().ok()).and_then(&told).map(str::to_owned);
             instance.note("uuid", own.or_else(of_its_place));
@@ -379,7 +396,7 @@ mod tests {
         assert_eq!(question(&root, &Selection::default()), [(address, asked)].into());
 
         let gpu = PciFunction { class: Some(0x03_0200), ..gpu() };
-        let scan = Scan { functions: [(address, gpu.clone())].into() };
+        let scan = Scan::of([(address, gpu.clone())].into());
         let described = |mig_mode| {
             let mut told = NvmlSnapshot::default();
             told.gpus.entry(address).or_default().mig_mode = mig_mode;

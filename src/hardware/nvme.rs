@@ -57,7 +57,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
 ///
 /// With native multipath the entry is a hidden path, `nvme<subsystem>c<controller>n<namespace>`; the disk that can be
 /// opened is the subsystem's, `nvme<subsystem>n<namespace>`, and need not carry the controller's number.
-fn disk_of(entry: &str) -> Option<String> {
+pub(super) fn disk_of(entry: &str) -> Option<String> {
     let (instance, namespace) = entry.strip_prefix("nvme")?.split_once('n')?;
     let subsystem = instance.split_once('c').map_or(instance, |(subsystem, _)| subsystem);
     let disk = format!("nvme{subsystem}n{namespace}");

@@ -3,9 +3,10 @@
 //! The names of links are read, never their targets: most of what a link leads to may be missing in a capture, and on
 //! a live machine a device can go between two calls. One bad function never fails the pass.
 
-use crate::domain::{Arrange, PciAddress, PciFunction};
+use crate::domain::{Arrange, Device, Gather, PciAddress, PciFunction, Unread};
 use crate::host::{Folder, HostRoot};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 const DEVICES: &str = "sys/bus/pci/devices";
 
@@ -14,9 +15,17 @@ const DEVICES: &str = "sys/bus/pci/devices";
 pub struct Scan {
     /// Every function, by address.
     pub functions: BTreeMap<PciAddress, PciFunction>,
+    /// What could not be read. Functions of the scan before stand in its place.
+    pub unread: Unread,
 }
 
 impl Scan {
+    /// A scan that could read everything.
+    #[must_use]
+    pub fn of(functions: BTreeMap<PciAddress, PciFunction>) -> Self {
+        Scan { functions, unread: Unread::default() }
+    }
+
     /// Whether a virtual function of `address` is there.
     #[must_use]
     pub fn has_vfs(&self, address: PciAddress) -> bool {
@@ -29,25 +38,67 @@ pub(super) fn folder(address: PciAddress) -> String {
     format!("{DEVICES}/{address}")
 }
 
+/// [`scan_after`] nothing.
+#[must_use]
+pub fn scan(root: &HostRoot) -> Scan {
+    scan_after(root, &[])
+}
+
 /// Reads every PCI function, a physical one before its virtual ones, whose addresses are higher. That matters while these
 /// come or go: reading `sriov_numvfs` waits until all of them have (`drivers/pci/iov.c` holds the device's lock), and one that
 /// begins to go after it was read is still named by it.
+///
+/// A function of which something cannot be read is as it was among the `former` devices (I12), and left out where it is not among them.
 #[must_use]
-pub fn scan(root: &HostRoot) -> Scan {
+pub fn scan_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
+    let root = &root.recording();
     let children = ClassChildren::read(root);
-    let mut functions: BTreeMap<PciAddress, PciFunction> = BTreeMap::new();
+    let Some(bus) = root.folder(DEVICES) else { return failed(root, former) };
+    let names: Vec<(&str, PciAddress)> = bus.names().filter_map(|name| Some((name, name.parse().ok()?))).collect();
+    // Without the names of what is below, none of them is known whole.
+    let failures = root.take_failures();
+    if !failures.is_empty() {
+        root.repeat_failures(&failures);
+        return failed(root, former);
+    }
+    let mut known: Option<BTreeMap<PciAddress, &PciFunction>> = None;
+    let mut scan = Scan::default();
     let mut claims = Vec::new();
-    let Some(bus) = root.folder(DEVICES) else { return Scan::default() };
-    for (name, address) in bus.names().filter_map(|name| Some((name, name.parse().ok()?))) {
+    for (name, address) in names {
         let read = |folder: Option<&Folder>, said: &Said<'_>| read(folder, said, address, &children);
-        if let Some((mut function, numbered)) = read_whole(&bus, name, read) {
+        let whole = read_whole(&bus, name, read);
+        if let Some(failure) = root.take_failures().first() {
+            scan.unread.of_function.insert(address, failure.to_string());
+            let known = known.get_or_insert_with(|| functions_of(former));
+            if let Some(function) = known.get(&address) {
+                let numbers = function.virtfns.iter().filter_map(|vf| Some((address, known.get(vf)?.vf_index?, *vf)));
+                claims.extend(numbers);
+                scan.functions.insert(address, (*function).clone());
+            }
+        } else if let Some((mut function, numbered)) = whole {
             function.virtfns = numbered.iter().map(|(_, vf)| *vf).collect();
             claims.extend(numbered.into_iter().map(|(index, vf)| (address, index, vf)));
-            functions.insert(address, function);
+            scan.functions.insert(address, function);
         }
     }
-    number_vfs(&mut functions, claims);
-    Scan { functions }
+    number_vfs(&mut scan.functions, claims);
+    scan
+}
+
+/// A scan of which nothing is known: everything is as before. Where there is no bus at all, it is an empty one.
+fn failed(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
+    match root.take_failures().first() {
+        None => Scan::default(),
+        Some(failure) => {
+            let functions = functions_of(former).into_iter().map(|(address, function)| (address, function.clone())).gather();
+            Scan { functions, unread: Unread { functions: Some(failure.to_string()), ..Unread::default() } }
+        }
+    }
+}
+
+/// The functions of devices.
+fn functions_of(devices: &[Arc<Device>]) -> BTreeMap<PciAddress, &PciFunction> {
+    devices.iter().filter_map(|device| device.pci.as_deref()).map(|function| (function.address, function)).gather()
 }
 
 /// A physical function says which number a virtual one has. While they are made, it names them a moment before they

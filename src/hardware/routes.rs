@@ -2,8 +2,11 @@
 //! `/proc/net/ipv6_route`, Linux `net/ipv4/fib_trie.c` and `net/ipv6/route.c`), and what those are put together of
 //! (`lower_*` in Linux `Documentation/ABI/testing/sysfs-class-net`).
 
-use crate::host::HostRoot;
+use crate::host::{HostRoot, ReadFailure, is_absence};
 use std::collections::BTreeSet;
+
+/// The routes of the host's first process.
+const ROUTES: &str = "proc/1/net/route";
 
 /// Flags of a route: it is in force; it leads nowhere (`include/uapi/linux/route.h`).
 const UP: u32 = 0x1;
@@ -16,9 +19,15 @@ pub(super) struct DefaultRoutes(BTreeSet<String>);
 impl DefaultRoutes {
     pub(super) fn read(root: &HostRoot) -> Self {
         // Those of the host's first process: the reader may be in a pod's network.
-        let text = |file: &str| root.read_all(&format!("proc/1/net/{file}")).unwrap_or_default();
+        let of_4 = root.read_all(ROUTES).unwrap_or_else(|error| {
+            // It is there on every kernel that has a network. A captured tree need not have it.
+            if root.is_live() && is_absence(&error) {
+                root.repeat_failures(&[ReadFailure { path: format!("/{ROUTES}"), error: error.to_string() }]);
+            }
+            String::new()
+        });
+        let of_6 = root.read_all("proc/1/net/ipv6_route").unwrap_or_default();
         let mut found = BTreeSet::new();
-        let (of_4, of_6) = (text("route"), text("ipv6_route"));
         let mut above: Vec<String> = of_4.lines().filter_map(by_4).chain(of_6.lines().filter_map(by_6)).map(str::to_owned).collect();
         while let Some(interface) = above.pop() {
             let entries = root.entries(&format!("sys/class/net/{interface}"));

@@ -6,7 +6,8 @@ pub use near::{NearMiss, near_misses};
 
 use crate::contract;
 use crate::domain::{
-    Arrange, ContractKind, Device, DeviceClass, Gather, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select, Sharing,
+    Arrange, ContractKind, Device, DeviceClass, Gather, Object, Objects, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select,
+    Sharing,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -47,7 +48,6 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
     withhold_unanswerable(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
     withhold_second_ways(devices, &mut chosen, &mut selection.warnings);
-    withhold_nodes_of_functions(devices, &mut chosen, &mut selection.warnings);
     for (device, spec) in devices.iter().filter_map(|device| Some((device, chosen.get(device.key.as_str())?))) {
         let blocked = device.attribute("group_blocked_by").zip(device.iommu_group());
         selection.warnings.extend(
@@ -152,49 +152,45 @@ fn withhold_unanswerable(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warni
     }
 }
 
-/// What two devices lead to is offered once: an IOMMU group, which a guest gets whole, and a disk that several controllers
-/// reach.
+/// What two devices lead to is offered once: an IOMMU group, which a guest gets whole; a disk that several controllers reach, or that is named
+/// with its partition; a node that a PCI function comes with, where both are for one container at a time.
 fn withhold_second_ways(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
-    let mut firsts: BTreeMap<String, &Device> = BTreeMap::new();
-    for device in devices {
-        let Some(thing) = leads_to(device).filter(|_| chosen.contains_key(device.key.as_str())) else { continue };
-        if let Some(first) = firsts.get(&thing) {
-            if let Some(spec) = chosen.remove(device.key.as_str()) {
-                warnings.push(format!("{}: {} is not offered on its own, because {thing} comes with {}", spec.name, device.id, first.id));
-            }
+    let mut given: Objects<usize> = Objects::default();
+    // A second path to a disk comes behind the one that has its name.
+    let (firsts, seconds): (Vec<_>, Vec<_>) = devices.iter().enumerate().partition(|(_, device)| device.attribute("second_path").is_none());
+    for (index, device) in firsts.into_iter().chain(seconds) {
+        let Some(spec) = chosen.get(device.key.as_str()) else { continue };
+        let objects = device.objects();
+        let may_stay = |other: &usize| {
+            let other = chosen.get(devices[*other].key.as_str());
+            let is_node = device.class == DeviceClass::Char;
+            is_node && !(spec.is_exclusive() && other.is_some_and(|other| other.is_exclusive()))
+        };
+        if let Some(first) = given.conflict(&objects, may_stay).map(|first| &devices[*first]) {
+            let thing = common(&objects, first);
+            warnings.push(format!("{}: {} is not offered on its own, because {thing} comes with {}", spec.name, device.id, first.id));
+            chosen.remove(device.key.as_str());
         } else {
-            firsts.insert(thing, device);
+            given.hold(&index, objects);
         }
     }
 }
 
-/// A node that is named by its path, and is given away with a PCI function too, would have two containers, each of which has it
-/// alone. What several functions need belongs to their driver.
-fn withhold_nodes_of_functions(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
-    let mut of_functions: BTreeMap<&str, Option<&Device>> = BTreeMap::new();
-    let exclusive = |device: &&Arc<Device>| chosen.get(device.key.as_str()).is_some_and(|spec| spec.is_exclusive());
-    let (functions, nodes): (Vec<_>, Vec<_>) = devices.iter().filter(exclusive).partition(|device| device.pci.is_some());
-    if nodes.is_empty() {
-        return;
+/// What a person calls the thing that a device has in common with another one.
+fn common(objects: &[Object], other: &Device) -> String {
+    let mut of_other = Objects::default();
+    of_other.hold(&(), other.objects());
+    let shared = objects.iter().filter(|object| of_other.conflict([*object], |()| false).is_some()).map(Object::as_str);
+    let mut named: Vec<&str> = shared.collect();
+    // The node says most to whoever reads it.
+    named.sort_by_key(|text| (!text.starts_with("iommu_group:"), !text.starts_with("node:")));
+    let text = named.first().copied().unwrap_or_default();
+    match text.split_once(':') {
+        Some(("iommu_group", group)) => format!("IOMMU group {group}"),
+        Some(("node", path)) => path.to_owned(),
+        Some(("disk", id)) => format!("the disk {id}"),
+        _ => text.to_owned(),
     }
-    for (node, device) in functions.iter().flat_map(|device| device.nodes.iter().map(move |node| (node.host.as_str(), device))) {
-        of_functions.entry(node).and_modify(|only| *only = None).or_insert(Some(device));
-    }
-    for device in nodes {
-        let way = device.own_nodes().find_map(|node| Some((node, (*of_functions.get(node)?)?)));
-        if let Some(((node, function), spec)) = way.and_then(|way| Some((way, chosen.remove(device.key.as_str())?))) {
-            warnings.push(format!("{}: {} is not offered on its own, because {node} comes with {}", spec.name, device.id, function.id));
-        }
-    }
-}
-
-/// The one thing that is given away with a device, and may be with others.
-fn leads_to(device: &Device) -> Option<String> {
-    if device.nodes.iter().any(|node| node.host.starts_with("/dev/vfio/")) {
-        return device.iommu_group().map(|group| format!("IOMMU group {group}"));
-    }
-    // A `/dev` node was found once for all resources already.
-    device.own_nodes().next().filter(|_| device.pci.is_some()).map(str::to_owned)
 }
 
 /// A physical function is shared by its virtual functions: offered beside them, it would hand out the same hardware
@@ -312,7 +308,9 @@ mod tests {
 
     fn gpu(address: &str, vendor: u16, physfn: Option<&str>) -> Arc<Device> {
         let mut gpu = device(address, address);
-        gpu.nodes.push(DeviceNode::at("/dev/dri/renderD128"));
+        let PciAddress { bus, function, .. } = address.parse().unwrap();
+        let number = 128 + u32::from(bus) * 8 + u32::from(function);
+        gpu.nodes.push(DeviceNode::at(format!("/dev/dri/renderD{number}")));
         let function = gpu.pci.as_mut().unwrap();
         function.vendor = Some(vendor);
         function.physfn = physfn.map(|pf| pf.parse().unwrap());

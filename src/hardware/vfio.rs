@@ -101,7 +101,7 @@ mod tests {
     }
 
     fn handed_over(dir: &tempfile::TempDir, functions: &[PciFunction]) -> Facts {
-        let scan = Scan { functions: functions.iter().map(|function| (function.address, function.clone())).collect() };
+        let scan = Scan::of(functions.iter().map(|function| (function.address, function.clone())).collect());
         let mut facts = Facts::default();
         Groups::of(&scan).hand_over(&HostRoot::new(dir.path()), &functions[0], &mut facts);
         facts

@@ -18,7 +18,23 @@ pub fn xid(line: &str) -> Option<DeviceEvent> {
     let slot = place.strip_prefix("PCI:").unwrap_or(place).split(' ').next()?;
     let slot = slot.split_once('.').map_or(slot, |(slot, _)| slot);
     let at: PciAddress = format!("{slot}.0").parse().ok()?;
-    Some(DeviceEvent { at, whole_slot: true, kind: EventKind::Xid(code) })
+    let action = || recovery_action(&rest[digits..]);
+    let kind = if code == RECOVERY_ACTION { action() } else { None }.unwrap_or(EventKind::Xid(code));
+    Some(DeviceEvent { at, whole_slot: true, kind })
+}
+
+/// The number with which drivers from 565 on tell what a GPU needs, whatever error led to it.
+const RECOVERY_ACTION: u32 = 154;
+
+/// What the driver says that the GPU needs now: `GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`. The actions are those
+/// of NVML's `nvmlDeviceGpuRecoveryAction_t`.
+fn recovery_action(rest: &str) -> Option<EventKind> {
+    let (_, change) = rest.split_once("GPU recovery action changed from ")?;
+    let (_, now) = change.split_once(" to 0x")?;
+    let (number, name) = now.split_once(" (")?;
+    let name = name.split_once(')')?.0;
+    let is_none = u32::from_str_radix(number, 16).ok()? == 0;
+    Some(EventKind::RecoveryAction((!is_none).then(|| name.to_owned())))
 }
 
 #[cfg(test)]
@@ -46,6 +62,28 @@ mod tests {
             let event = DeviceEvent { at: slot.parse().unwrap(), whole_slot: true, kind: EventKind::Xid(code) };
             assert_eq!(xid(line), Some(event), "{line}");
         }
+    }
+
+    #[test]
+    fn what_a_gpu_needs_is_read_of_the_line_that_tells_it() {
+        let line = |rest: &str| format!("NVRM: Xid (PCI:0018:02:00): 154, {rest}");
+        for (rest, kind) in [
+            (
+                "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+                EventKind::RecoveryAction(Some("GPU Reset Required".into())),
+            ),
+            (
+                "pid=7, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x2 (Node Reboot Required)",
+                EventKind::RecoveryAction(Some("Node Reboot Required".into())),
+            ),
+            ("GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)", EventKind::RecoveryAction(None)),
+            ("GPU recovery action changed", EventKind::Xid(154)),
+            ("GPU recovery action changed from 0x0 (None) to 0x (None)", EventKind::Xid(154)),
+        ] {
+            assert_eq!(xid(&line(rest)).map(|event| event.kind), Some(kind), "{rest}");
+        }
+        let other = "NVRM: Xid (PCI:0018:02:00): 13, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)";
+        assert_eq!(xid(other).map(|event| event.kind), Some(EventKind::Xid(13)));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod case;
 mod cases;
+mod held;
 mod looks;
 mod parting;
 mod pool;
@@ -12,10 +13,11 @@ mod pool;
 mod tests;
 
 pub(crate) use self::cases::Rules;
+pub(crate) use self::held::{Held, held, holders};
 
 use self::cases::{Cases, Verdicts, parents};
 use self::looks::{absent_health, ghost};
-use self::parting::{APART_FOR, Claim, LAST_LIST_FOR, keep_apart};
+use self::parting::{APART_FOR, Claim, LAST_LIST_FOR, keep_apart, overlaps};
 use crate::domain::{
     AllocId, Complaint, Device, DeviceEvent, DeviceId, EventKind, Evidence, Gather, Grant, GrantedDevice, Health, Instruction, Inventory,
     Listed, Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
@@ -34,26 +36,6 @@ const EARLY_MAX: usize = 256;
 
 /// A look that was asked for to end a wait and did not end it is not asked for again at once.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
-
-/// Which ids are held, with what is needed to offer them on.
-pub(crate) type Held = BTreeMap<ResourceName, BTreeMap<DeviceId, GrantedDevice>>;
-
-/// The held ids of the live grants.
-pub(crate) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
-    let mut held = Held::new();
-    for grant in grants.filter(|grant| grant.is_live()) {
-        let ids = held.entry(grant.resource.clone()).or_default();
-        ids.extend(grant.devices.iter().map(|device| (device.id.clone(), device.clone())));
-    }
-    held
-}
-
-/// The grants that hold a device, or shares of it.
-pub(crate) fn holders(grants: &[Arc<Grant>], device: &DeviceId) -> Vec<AllocId> {
-    let is_it = |id: &DeviceId| id == device || id.shared().as_ref() == Some(device);
-    let holding = grants.iter().filter(|grant| grant.devices.iter().any(|held| is_it(&held.id)));
-    holding.map(|grant| grant.alloc_id.clone()).gather()
-}
 
 /// The judge's memory.
 #[derive(Debug)]
@@ -77,6 +59,8 @@ pub(crate) struct Judge {
     emptied: BTreeMap<ResourceName, Duration>,
     /// Whether something is not offered because it may be in use under another id.
     waits: bool,
+    /// Whether two devices that are offered lead to one object: then it matters who holds one of them.
+    overlaps: bool,
     inventory: Arc<Inventory>,
     /// Whether the list has only ids that are offered: then it does not matter who holds them.
     complete: bool,
@@ -105,6 +89,7 @@ impl Judge {
             leaving: BTreeMap::new(),
             emptied: BTreeMap::new(),
             waits: false,
+            overlaps: false,
             inventory: published,
             complete: false,
         }
@@ -116,7 +101,9 @@ impl Judge {
         if self.evidence.as_ref().is_some_and(|known| known.began.boot > evidence.began.boot) {
             return false;
         }
-        self.broken.retain(|_, (_, at)| *at >= evidence.began.boot);
+        let is_unread = |id: &DeviceId| evidence.devices.get(id).is_some_and(|device| evidence.unread.why_of(device).is_some());
+        self.broken.retain(|id, (_, at)| *at >= evidence.began.boot || is_unread(id));
+        self.overlaps = overlaps(&evidence);
         let wholes = evidence.devices.values().filter(|device| device.attribute("part").is_none());
         self.by_address = wholes.filter_map(|device| Some((device.pci.as_ref()?.address, device.id.clone()))).gather();
         self.evidence.replace(evidence).is_none()
@@ -127,7 +114,7 @@ impl Judge {
     pub(crate) fn probed_devices(&self, held: &Held) -> Vec<Arc<Device>> {
         let Some(evidence) = &self.evidence else { return Vec::new() };
         let selected = evidence.selected.values().flatten().cloned();
-        let held = held.values().flat_map(BTreeMap::keys);
+        let held = held.ids.values().flat_map(BTreeMap::keys);
         let leaving = self.leaving.keys().map(|(_, id)| id);
         let absent = held.chain(leaving).map(|id| id.shared().unwrap_or_else(|| id.clone()));
         let mut ids: BTreeSet<DeviceId> = selected.chain(absent).gather();
@@ -250,7 +237,7 @@ impl Judge {
             let listed = self.inventory.resources.get(&grant.resource).map(|offering| &offering.devices);
             listed.is_some_and(|listed| grant.devices.iter().all(|device| listed.contains_key(&device.id)))
         };
-        self.complete && grants.all(is_listed)
+        self.complete && !self.overlaps && grants.all(is_listed)
     }
 
     /// Judges everything. `None` before the first evidence: nothing is known, so nothing is said.
@@ -279,15 +266,20 @@ impl Judge {
             let pool = devices.values().next().or(before).filter(|_| matches!(spec.sharing, Sharing::Pool(_)));
             let pool = pool.map(|any| Arc::clone(&any.device));
             let empty = BTreeMap::new();
-            let held = held.get(&spec.name).unwrap_or(&empty);
-            let mut held_nodes = BTreeSet::new();
+            let held = held.of(&spec.name).unwrap_or(&empty);
             for (id, remembered) in self.absent(spec, &devices, held) {
                 complete = false;
                 // A share is found by its device. Never by its place: another card may sit there.
                 let found = evidence.devices.get(&id).or_else(|| evidence.devices.get(&id.shared()?));
                 let found = found.or_else(|| pool.as_ref().filter(|_| id.is_number()));
-                let key = (spec.name.clone(), id.clone());
                 let is_held = held.contains_key(&id);
+                if found.is_none() && evidence.unread.why(&spec.name, &remembered.key).is_some() {
+                    // Nothing was seen of it, and nothing follows from that.
+                    let health = self.unread_health(&spec.name, &id, is_held);
+                    devices.insert(id, Offered { device: remembered, health });
+                    continue;
+                }
+                let key = (spec.name.clone(), id.clone());
                 let since = self.leaving.get(&key).copied().unwrap_or(now);
                 // What is there waits in the list until its hook has run.
                 let is_due = |due: &BTreeMap<DeviceId, _>| found.is_some() && due.contains_key(&spec.sharing.whole(&spec.name, &id));
@@ -301,10 +293,7 @@ impl Judge {
                     };
                     let device = found.filter(|found| !is_remembered(found)).cloned().unwrap_or(remembered);
                     if is_in_use || now.saturating_sub(since) < APART_FOR {
-                        claims.push(Claim { resource: spec.name.clone(), id: id.clone(), device: Arc::clone(&device) });
-                    }
-                    if is_held {
-                        held_nodes.extend(device.own_nodes().map(str::to_owned));
+                        claims.push(Claim::of(&spec.name, &id, &device, is_in_use));
                     }
                     // The wait begins when the last holder has gone.
                     leaving.extend((!is_held).then_some((key, since)));
@@ -314,14 +303,6 @@ impl Judge {
             for (_, offered) in devices.iter_mut().filter(|(id, _)| withholds && held.contains_key(*id)) {
                 if offered.health.reason().is_some_and(|reason| !reason.weight().patience.is_zero()) {
                     offered.health = Health::Healthy;
-                }
-            }
-            // A node that got a better name while somebody holds it, or to which another way is left: one container at a time, by
-            // whatever id.
-            for (id, offered) in devices.iter_mut().filter(|(id, _)| !held.contains_key(*id)) {
-                let is_listed = evidence.selected.get(&spec.name).is_some_and(|ids| ids.contains(id));
-                if is_listed && spec.is_exclusive() && offered.device.own_nodes().any(|node| held_nodes.contains(node)) {
-                    offered.health = Health::Unhealthy(Reason::HeldAsOther);
                 }
             }
             if let Some(due) = due.get(&spec.name) {
@@ -339,7 +320,7 @@ impl Judge {
             }
             resources.insert(spec.name.clone(), Offering { spec: Arc::clone(spec), devices });
         }
-        self.waits = keep_apart(&mut resources, &claims, held);
+        self.waits = keep_apart(&mut resources, claims, held, due);
         (self.leaving, self.emptied, self.complete) = (leaving, emptied, complete);
         self.earlier.clear();
         self.inventory = self.inventory.followed_by(resources);
@@ -365,6 +346,14 @@ impl Judge {
             spec.sharing.ids(&one.device.id).map(|id| (id, one.clone())).collect::<Vec<_>>()
         };
         offered.iter().flat_map(shares).gather()
+    }
+
+    /// The health of an id of whose device a scan could not see anything: it is as it was.
+    fn unread_health(&self, resource: &ResourceName, id: &DeviceId, is_held: bool) -> Health {
+        let before = self.inventory.resources.get(resource).and_then(|offering| offering.devices.get(id));
+        // Of what an earlier process has offered, a holder keeps what it has; for anybody else there is nothing that could be given.
+        let unknown = if is_held { self.cases.health(id) } else { Health::Unhealthy(Reason::Unread) };
+        before.map_or(unknown, |before| before.health)
     }
 
     /// What is said of a device: by itself, and by what it depends on.

@@ -1,6 +1,7 @@
 //! A directory that is held open: what is read of it is of one device, even when another one takes its name meanwhile, and
 //! is reached without its path, which a scan of hundreds of devices would resolve thousands of times.
 
+use super::failure::{Failures, call};
 use super::root::{read_bounded, text_of};
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
@@ -8,6 +9,7 @@ use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use rustix::fs::{FileType, RawDir};
 use std::cell::{Cell, OnceCell};
 use std::fs::File;
+use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,6 +25,9 @@ const ATTRIBUTE_BYTES: u64 = 4096;
 #[derive(Debug)]
 pub struct Folder {
     dir: OwnedFd,
+    /// Its path without the root, for a person.
+    path: String,
+    failures: Failures,
     names: OnceCell<Names>,
     lost: Cell<bool>,
 }
@@ -67,10 +72,12 @@ impl Names {
 }
 
 impl Folder {
-    /// Opens it; `None` where there is no such directory, or none that can be read.
-    pub(super) fn open(at: impl AsFd, path: &Path) -> Option<Self> {
-        let dir = openat(at, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).ok()?;
-        Some(Folder { dir, names: OnceCell::new(), lost: Cell::new(false) })
+    /// Opens it; `None` where there is no such directory, or none that can be read. `told` is its path without the root; reads that fail
+    /// are recorded in `failures`.
+    pub(super) fn open(at: impl AsFd, path: &Path, told: String, failures: Failures) -> Option<Self> {
+        let open = || Ok(openat(at, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?);
+        let dir = failures.found(|| told.clone(), call(open))?;
+        Some(Folder { dir, path: told, failures, names: OnceCell::new(), lost: Cell::new(false) })
     }
 
     fn list(&self) -> Names {
@@ -78,7 +85,8 @@ impl Folder {
         let mut room = [MaybeUninit::uninit(); ENTRIES_BYTES];
         let mut entries = RawDir::new(&self.dir, &mut room);
         let mut names = Names::default();
-        while let Some(Ok(entry)) = entries.next() {
+        while let Some(entry) = entries.next() {
+            let Some(entry) = self.failures.found(|| self.path.clone(), call(|| Ok(entry?))) else { break };
             if let Some(name) = entry.file_name().to_str().ok().filter(|name| !matches!(*name, "." | "..")) {
                 names.push(name, entry.file_type() == FileType::RegularFile);
             }
@@ -110,7 +118,12 @@ impl Folder {
     /// Whether there is nothing of that name now: one call, and none that lists or opens anything.
     #[must_use]
     pub fn lacks(&self, name: &str) -> bool {
-        self.lacks_by_list(name) || readlinkat(&self.dir, name) == Err(Errno::ENOENT)
+        if self.lacks_by_list(name) {
+            return true;
+        }
+        let link = call(|| Ok(readlinkat(&self.dir, name)?));
+        self.note(name, &link);
+        link.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
     /// Whether something that it had could not be found any more: what is known of it may be half of two states.
@@ -122,13 +135,18 @@ impl Folder {
     /// Whether there is a directory of that name now.
     #[must_use]
     pub fn has_folder_now(&self, name: &str) -> bool {
-        fstatat(&self.dir, name, AtFlags::empty()).is_ok_and(|stat| kind(stat.st_mode) == SFlag::S_IFDIR)
+        let stat = call(|| Ok(fstatat(&self.dir, name, AtFlags::empty())?));
+        self.note(name, &stat);
+        stat.is_ok_and(|stat| kind(stat.st_mode) == SFlag::S_IFDIR)
     }
 
     /// A directory in it, or behind a link in it.
     #[must_use]
     pub fn folder(&self, name: &str) -> Option<Folder> {
-        if self.lacks_by_list(name) { None } else { Folder::open(&self.dir, Path::new(name)) }
+        if self.lacks_by_list(name) {
+            return None;
+        }
+        Folder::open(&self.dir, Path::new(name), self.below(name), self.failures.clone())
     }
 
     /// The text of a file of it, as [`HostRoot::read`](super::HostRoot::read) has it.
@@ -140,14 +158,14 @@ impl Folder {
         };
         // A pipe without a writer opens at once with O_NONBLOCK, and ends at once.
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        let file = self.found(openat(&self.dir, name, flags, Mode::empty()))?;
+        let file = self.found(name, call(|| Ok(openat(&self.dir, name, flags, Mode::empty())?)))?;
         // Listed as something else it may be a link to a file, and not every file system says what a name is. Before it was listed it
         // is not asked: that would be one call of every four of a scan.
-        if is_listed_as_other && !fstat(&file).is_ok_and(|stat| kind(stat.st_mode) == SFlag::S_IFREG) {
+        if is_listed_as_other && kind(self.found(name, call(|| Ok(fstat(&file)?)))?.st_mode) != SFlag::S_IFREG {
             return None;
         }
         // An attribute of sysfs states a page.
-        let bytes = read_bounded(File::from(file), ATTRIBUTE_BYTES).ok()?;
+        let bytes = self.found(name, call(|| read_bounded(File::from(file), ATTRIBUTE_BYTES)))?;
         Some(text_of(&bytes)).filter(|text| !text.is_empty())
     }
 
@@ -157,7 +175,7 @@ impl Folder {
         if self.lacks_by_list(name) {
             return None;
         }
-        self.found(readlinkat(&self.dir, name))?.into_string().ok()
+        self.found(name, call(|| Ok(readlinkat(&self.dir, name)?)))?.into_string().ok()
     }
 
     /// The last component of a link's target, as [`HostRoot::link_name`](super::HostRoot::link_name) has it.
@@ -166,12 +184,26 @@ impl Folder {
         Some(Path::new(&self.link_target(name)?).file_name()?.to_str()?.to_owned())
     }
 
-    fn found<T>(&self, result: Result<T, Errno>) -> Option<T> {
+    fn found<T>(&self, name: &str, result: io::Result<T>) -> Option<T> {
+        self.note(name, &result);
         // Before it was listed nobody said that it was there.
-        if matches!(result, Err(Errno::ENOENT | Errno::ENODEV)) && self.names.get().is_some() {
+        let is_gone =
+            |error: &io::Error| matches!(Errno::from_raw(error.raw_os_error().unwrap_or_default()), Errno::ENOENT | Errno::ENODEV);
+        if result.as_ref().is_err_and(is_gone) && self.names.get().is_some() {
             self.lost.set(true);
         }
         result.ok()
+    }
+
+    /// Records an error that shows nothing.
+    fn note<T>(&self, name: &str, result: &io::Result<T>) {
+        if let Err(error) = result {
+            self.failures.note(|| self.below(name), error);
+        }
+    }
+
+    fn below(&self, name: &str) -> String {
+        format!("{}/{name}", self.path)
     }
 }
 

@@ -5,8 +5,10 @@ mod clock;
 mod command;
 pub mod descriptors;
 mod direct;
+mod failure;
 mod filesystem;
 mod folder;
+mod glob;
 mod inotify_room;
 mod kmsg;
 mod nvml;
@@ -25,6 +27,9 @@ pub use awake::Awake;
 pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
 pub use command::{CommandError, run as run_command};
 pub use direct::open_direct;
+#[cfg(test)]
+pub(crate) use failure::injected as faults;
+pub use failure::{ReadFailure, is_absence};
 pub use filesystem::{
     Medium, disk_error, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, room_of_root, selinux_label, size_below,
 };

@@ -4,6 +4,7 @@
 //! Both work for static pods: their UID in the folder's name, in the cgroup and in the kubelet's checkpoint is the same
 //! hash of the manifest.
 
+use super::failure::{call, is_absence, is_dir};
 use crate::domain::{CgroupState, Gather, PodName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,14 +22,14 @@ const FOLDERS_MAX: usize = 10_000;
 /// # Errors
 /// When the folder cannot be read; where it does not exist there are no pods.
 pub fn names(host_root: &Path) -> io::Result<BTreeMap<String, PodName>> {
-    let entries = match fs::read_dir(host_root.join("var/log/pods")) {
+    let entries = match call(|| fs::read_dir(host_root.join("var/log/pods"))) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
         Err(error) => return Err(error),
     };
     let mut names = BTreeMap::new();
     for entry in entries {
-        names.extend(entry?.file_name().to_str().and_then(name));
+        names.extend(call(|| entry)?.file_name().to_str().and_then(name));
     }
     Ok(names)
 }
@@ -46,6 +47,8 @@ fn name(folder: &str) -> Option<(String, PodName)> {
 pub struct PodCgroups {
     /// Every `kubepods` and `…kubepods.slice`: one per controller on cgroup v1, and stale ones of another driver.
     roots: BTreeSet<PathBuf>,
+    /// Whether there may be others: a folder could not be read. Then no pod is known to be gone.
+    is_incomplete: bool,
 }
 
 impl PodCgroups {
@@ -54,9 +57,16 @@ impl PodCgroups {
     #[must_use]
     pub fn find(host_root: &Path, cgroup_root: Option<&str>) -> Self {
         let mount = host_root.join("sys/fs/cgroup");
+        let mut found = PodCgroups::default();
+        let mut list = |folder: &Path| {
+            folders(folder).unwrap_or_else(|_| {
+                found.is_incomplete = true;
+                Vec::new()
+            })
+        };
         let mut below = vec![mount.clone()];
         if !is_v2(&mount) {
-            below.extend(folders(&mount));
+            below.extend(list(&mount));
         }
         if let Some(root) = cgroup_root.map(|root| root.trim_matches('/')).filter(|root| !root.is_empty()) {
             // The systemd driver turns `/a/b` into `a.slice/a-b.slice`.
@@ -68,39 +78,58 @@ impl PodCgroups {
             }
             below = below.iter().flat_map(|mount| [mount.join(root), mount.join(&slices)]).collect();
         }
-        let mut found = PodCgroups::default();
+        let mut roots = BTreeSet::new();
         let mut level: BTreeSet<PathBuf> = below.into_iter().gather();
         let mut budget = FOLDERS_MAX;
-        for _ in 0..DEPTH_MAX {
+        'levels: for _ in 0..DEPTH_MAX {
             let mut next = BTreeSet::new();
-            for folder in level.iter().flat_map(|folder| folders(folder)) {
+            for folder in level.iter().flat_map(|folder| list(folder)) {
                 let Some(left) = budget.checked_sub(1) else {
-                    return found;
+                    break 'levels;
                 };
                 budget = left;
                 match folder.file_name().and_then(|name| name.to_str()) {
                     Some(name) if name == "kubepods" || name == "kubepods.slice" || name.ends_with("-kubepods.slice") => {
-                        found.roots.insert(folder);
+                        roots.insert(folder);
                     }
                     _ => drop(next.insert(folder)),
                 }
             }
             level = next;
         }
-        found
+        PodCgroups { roots, ..found }
     }
 
     /// In how many cgroups below a pod's own something runs: its containers, and with most runtimes a sandbox of its own
     /// that outlives them by a moment.
-    #[must_use]
-    pub fn populated_below(&self, uid: &str) -> usize {
+    ///
+    /// # Errors
+    /// When that cannot be found out.
+    pub fn populated_below(&self, uid: &str) -> io::Result<usize> {
         if !is_uid(uid) {
-            return 0;
+            return Ok(0);
         }
-        let pods = self.roots.iter().flat_map(|root| candidates(root, uid));
-        let running = |pod: PathBuf| folders(&pod).iter().filter(|folder| is_populated(folder).unwrap_or(false)).count();
-        // On v1 every controller has all of them.
-        pods.map(running).max().unwrap_or_default()
+        let mut most = 0;
+        for pod in self.roots.iter().flat_map(|root| candidates(root, uid)) {
+            let mut running = 0;
+            for container in folders(&pod)? {
+                match is_populated(&container) {
+                    Ok(populated) => running += usize::from(populated),
+                    // It has gone meanwhile.
+                    Err(error) if is_absence(&error) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            // On v1 every controller has all of them.
+            most = most.max(running);
+        }
+        if self.is_incomplete && most == 0 { Err(io::Error::other("not every folder of cgroups could be read")) } else { Ok(most) }
+    }
+
+    /// Whether a folder could not be read while the hierarchies were looked for: then they are to be looked for again.
+    #[must_use]
+    pub fn is_incomplete(&self) -> bool {
+        self.is_incomplete
     }
 
     /// The UIDs of all pods that have a cgroup, looked at once for all; `None` where they cannot be listed.
@@ -109,19 +138,19 @@ impl PodCgroups {
         let mut present = BTreeSet::new();
         let mut is_seen = false;
         for root in &self.roots {
-            is_seen |= root.is_dir();
+            is_seen |= is_dir(root).ok()?;
             for folder in classes(root) {
-                let entries = match fs::read_dir(&folder) {
+                let entries = match call(|| fs::read_dir(&folder)) {
                     Ok(entries) => entries,
                     Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                     Err(_) => return None,
                 };
                 for entry in entries {
-                    present.extend(entry.ok()?.file_name().to_str().and_then(uid_of));
+                    present.extend(call(|| entry).ok()?.file_name().to_str().and_then(uid_of));
                 }
             }
         }
-        is_seen.then_some(present)
+        (is_seen && !self.is_incomplete).then_some(present)
     }
 
     /// What the cgroups of one pod tell. `Populated` in one hierarchy is enough; gone means gone from all.
@@ -130,22 +159,29 @@ impl PodCgroups {
         if !is_uid(uid) {
             return CgroupState::Unknown;
         }
-        let there = self.roots.iter().filter(|root| root.is_dir());
+        self.try_state(uid).unwrap_or(CgroupState::Unknown)
+    }
+
+    /// The same. An error where it cannot be read, or went away between two looks: the next look tells.
+    fn try_state(&self, uid: &str) -> io::Result<CgroupState> {
         let mut state = CgroupState::Unknown;
-        for root in there {
+        for root in &self.roots {
+            if !is_dir(root)? {
+                continue;
+            }
             if state == CgroupState::Unknown {
                 state = CgroupState::Gone;
             }
-            for folder in candidates(root, uid).iter().filter(|folder| folder.is_dir()) {
-                match is_populated(folder) {
-                    Ok(true) => return CgroupState::Populated,
-                    Ok(false) => state = CgroupState::Empty,
-                    // It went away between two looks, or it cannot be read: the next look tells.
-                    Err(_) => return CgroupState::Unknown,
+            for folder in candidates(root, uid) {
+                if is_dir(&folder)? {
+                    if is_populated(&folder)? {
+                        return Ok(CgroupState::Populated);
+                    }
+                    state = CgroupState::Empty;
                 }
             }
         }
-        state
+        Ok(if self.is_incomplete { CgroupState::Unknown } else { state })
     }
 }
 
@@ -189,15 +225,15 @@ fn uid_of(folder: &str) -> Option<String> {
 /// Whether a process runs in a cgroup or below it.
 fn is_populated(folder: &Path) -> io::Result<bool> {
     // v2 tells for the whole tree.
-    match fs::read_to_string(folder.join("cgroup.events")) {
+    match call(|| fs::read_to_string(folder.join("cgroup.events"))) {
         Ok(events) => return Ok(events.lines().any(|line| line == "populated 1")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    if !fs::read_to_string(folder.join("cgroup.procs"))?.trim().is_empty() {
+    if !call(|| fs::read_to_string(folder.join("cgroup.procs")))?.trim().is_empty() {
         return Ok(true);
     }
-    for below in folders(folder) {
+    for below in folders(folder)? {
         match is_populated(&below) {
             Ok(false) => {}
             // A container's cgroup that has just gone has no process in it.
@@ -210,13 +246,24 @@ fn is_populated(folder: &Path) -> io::Result<bool> {
 
 /// Whether this is a cgroup v2 mount. On a hybrid host it is a tmpfs with v1 mounts and `unified`.
 fn is_v2(mount: &Path) -> bool {
-    mount.join("cgroup.controllers").exists()
+    call(|| mount.join("cgroup.controllers").metadata()).is_ok()
 }
 
 /// The real folders in a folder; v1 has links such as `cpu` that point to `cpu,cpuacct`.
-fn folders(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect()
+fn folders(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match call(|| fs::read_dir(folder)) {
+        Ok(entries) => entries,
+        Err(error) if is_absence(&error) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = call(|| entry)?;
+        if call(|| entry.file_type())?.is_dir() {
+            found.push(entry.path());
+        }
+    }
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -328,7 +375,7 @@ mod tests {
             .with(&format!("{pod}/cri-containerd-a.scope/cgroup.events"), "populated 1\n")
             .with(&format!("{pod}/cri-containerd-b.scope/cgroup.events"), "populated 1\n")
             .with(&format!("{pod}/cri-containerd-c.scope/cgroup.events"), "populated 0\n");
-        let count = |tree: &Tree| PodCgroups::find(tree.0.path(), None).populated_below(UID);
+        let count = |tree: &Tree| PodCgroups::find(tree.0.path(), None).populated_below(UID).unwrap();
         assert_eq!(count(&tree), 2);
         let v1 = |controller: &str| format!("sys/fs/cgroup/{controller}/kubepods/pod{UID}/a/cgroup.procs");
         assert_eq!(count(&Tree::v1().with(&v1("memory"), "7\n").with(&v1("pids"), "7\n")), 1);

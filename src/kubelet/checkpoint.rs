@@ -6,7 +6,7 @@
 
 use super::api;
 use super::proto::v1beta1::ContainerAllocateResponse;
-use crate::domain::{AllocId, Checkpoint, CheckpointEntry, DeviceId, Gather, KeptGrant, Timestamp};
+use crate::domain::{AllocId, Checkpoint, CheckpointEntry, ContainerEdits, DeviceId, Gather, KeptGrant, ResourceName, Timestamp};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message;
@@ -91,6 +91,15 @@ pub fn read_kept(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointE
     Ok(document(&bytes)?.filter_map(kept).collect())
 }
 
+/// Reads every answer of another plugin that the kubelet has kept: who has what on a node that comes from one.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_others(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointError> {
+    let (bytes, _) = load(device_plugin_dir)?;
+    Ok(document(&bytes)?.filter_map(of_other).collect())
+}
+
 fn load(device_plugin_dir: &Path) -> Result<(Vec<u8>, Timestamp), CheckpointError> {
     let path = device_plugin_dir.join(FILE_NAME);
     let failed = |source| CheckpointError::Io { path: path.clone(), source };
@@ -133,20 +142,29 @@ fn entry(entry: PodDeviceEntry) -> Option<CheckpointEntry> {
 fn kept(entry: PodDeviceEntry) -> Option<KeptGrant> {
     let response = response(entry.alloc_resp.as_deref()?)?;
     let alloc_id = response.annotations.get(AllocId::ANNOTATION).map(AllocId::new)?;
+    let resource = entry.resource_name.parse().ok()?;
+    Some(kept_as(entry, resource, alloc_id, api::v1beta1::edits(response)))
+}
+
+/// One entry whose answer is another plugin's. Some keep nothing of it, and what cannot be decoded is as good as nothing.
+fn of_other(entry: PodDeviceEntry) -> Option<KeptGrant> {
+    let resource: ResourceName = entry.resource_name.parse().ok()?;
+    let response = entry.alloc_resp.as_deref().and_then(response).unwrap_or_default();
+    if response.annotations.contains_key(AllocId::ANNOTATION) {
+        return None;
+    }
+    let alloc_id = AllocId::of_other_plugin(&entry.pod_uid, &entry.container_name, &resource);
+    Some(kept_as(entry, resource, alloc_id, api::v1beta1::edits(response)))
+}
+
+fn kept_as(entry: PodDeviceEntry, resource: ResourceName, alloc_id: AllocId, edits: ContainerEdits) -> KeptGrant {
     let mut devices: BTreeMap<DeviceId, Vec<u32>> = BTreeMap::new();
     for (node, ids) in entry.device_ids.into_iter().flatten() {
         for id in ids.into_iter().flatten() {
             devices.entry(id).or_default().extend(node.parse::<u32>().ok());
         }
     }
-    Some(KeptGrant {
-        alloc_id,
-        pod_uid: entry.pod_uid,
-        container: entry.container_name,
-        resource: entry.resource_name.parse().ok()?,
-        devices,
-        edits: api::v1beta1::edits(response),
-    })
+    KeptGrant { alloc_id, pod_uid: entry.pod_uid, container: entry.container_name, resource, devices, edits }
 }
 
 /// Our annotation in a stored response.

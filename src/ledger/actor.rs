@@ -4,15 +4,15 @@
 //! already wait, so one write and one fdatasync answer them all, and a lone one waits for nobody.
 
 use super::config::LedgerConfig;
-use super::core::{Change, HeldBack, Ledger, ReleaseHooks, Watchlist};
+use super::core::{Change, HeldBack, Ledger, ReleaseHooks, Watchlist, held_as_other};
 use super::looks::Looks;
 use super::observe::{KubeletAge, Looker};
 use super::recording::{Answer, Recording, Waiting, Written};
 use super::report;
 use super::sight::{refusal, unseen};
 use super::upkeep::Upkeep;
-use crate::domain::{AllocId, Entry, Inventory, WhenNotDurable};
-use crate::host;
+use crate::domain::{AllocId, Entry, Grant, Inventory, Refusal, WhenNotDurable};
+use crate::host::{self, HostRoot};
 use crate::messages::{Crash, Publish, Record, RecordError};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metrics;
@@ -104,6 +104,11 @@ impl LedgerActor {
         }
     }
 
+    /// The host's files.
+    pub(super) fn host_root(&self) -> HostRoot {
+        HostRoot::new(&self.config.host_root)
+    }
+
     /// What is about to be written.
     pub(super) fn written(&self) -> impl Iterator<Item = &Entry> {
         self.pending.iter().flat_map(|(entries, _)| entries)
@@ -121,6 +126,12 @@ impl LedgerActor {
             context.notify(Commit);
         }
         self.pending.push((entries, waiting));
+    }
+
+    /// Why a grant would give away by another id what is held: what is about to be written counts too.
+    fn held_as_other(&self, grant: &Grant) -> Option<Refusal> {
+        let pending = self.written().filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None });
+        held_as_other(&self.ledger, pending, grant)
     }
 
     /// Durable, then known, then answered (I1). Whatever else there is to do comes behind.
@@ -206,7 +217,7 @@ impl LedgerActor {
         self.checkpoint_later(context);
     }
 
-    fn publish(&mut self) {
+    pub(super) fn publish(&mut self) {
         (self.unpublished, self.published_at) = (false, Instant::now());
         self.publish_due();
         let grants = Arc::new(self.ledger.grants().cloned().collect::<Vec<_>>());
@@ -277,6 +288,9 @@ impl Handler<Decide> for LedgerActor {
             return Recording::Now(Ok(()));
         }
         if let Some(refusal) = self.ledger.waits(&self.hooks, self.written(), &grant) {
+            return Recording::Now(Err(refusal.into()));
+        }
+        if let Some(refusal) = self.held_as_other(&grant) {
             return Recording::Now(Err(refusal.into()));
         }
         if exclusive {

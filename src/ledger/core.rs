@@ -38,11 +38,11 @@ pub use self::hooks::{HeldBack, ReleaseHooks, ended, owing, undue};
 pub use self::passage::{Passage, View, passage};
 pub use self::rebuild::{rebuild, unheard_of};
 pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist, reconcile};
-pub use self::refusal::{Doubt, HOLDERS_MAX, Sight, doubt};
+pub use self::refusal::{Doubt, HOLDERS_MAX, Proof, Sight, doubt, held_as_other};
 
 use crate::domain::{
-    AllocId, Checkpoint, DeviceId, Entry, Gather, Grant, GrantedDevice, HookState, Inventory, Listed, Owed, ResourceName, Verdicts,
-    note_hook, note_list, note_verdict,
+    AllocId, Checkpoint, DeviceId, Entry, Gather, Grant, GrantedDevice, HookState, Inventory, Listed, Objects, Owed, ResourceName,
+    Verdicts, note_hook, note_list, note_verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -53,6 +53,8 @@ pub struct Ledger {
     grants: BTreeMap<AllocId, Arc<Grant>>,
     /// Which grants hold an id: more than one after an init container.
     holders: BTreeMap<ResourceName, BTreeMap<DeviceId, BTreeSet<AllocId>>>,
+    /// Which grants hold an object, by whatever id.
+    objects: Objects<AllocId>,
     /// Shared with whoever was told of them.
     names: Arc<BTreeMap<String, DeviceId>>,
     listed: Listed,
@@ -230,6 +232,7 @@ impl Ledger {
                 key: offered.device.key.clone(),
                 numa_nodes: offered.device.numa_nodes.clone(),
                 nodes: Vec::new(),
+                objects: Vec::new(),
             });
             lists.insert(resource.clone(), listed.collect());
         }
@@ -242,11 +245,24 @@ impl Ledger {
         self.listed.get(resource).map_or(devices.is_empty(), |known| **known == *devices)
     }
 
+    /// A live grant that holds something to which a device of `wanted` leads too, by another id: then both would have it.
+    fn holder_by_another_id<'a>(&'a self, wanted: &'a Grant) -> Option<(&'a GrantedDevice, &'a Grant)> {
+        wanted.devices.iter().find_map(|device| {
+            let is_beside = |holder: &AllocId| {
+                let holder = self.grants.get(holder);
+                holder.is_none_or(|holder| holder.alloc_id == wanted.alloc_id || holder.is_beside(&wanted.resource, &device.id))
+            };
+            let holder = self.objects.conflict(&device.objects, is_beside)?;
+            Some((device, &**self.grants.get(holder)?))
+        })
+    }
+
     fn insert(&mut self, grant: Arc<Grant>) {
         let devices = self.holders.entry(grant.resource.clone()).or_default();
         for device in &grant.devices {
             devices.entry(device.id.clone()).or_default().insert(grant.alloc_id.clone());
         }
+        self.objects.hold(&grant.alloc_id, grant.objects());
         self.grants.insert(grant.alloc_id.clone(), grant);
     }
 
@@ -254,6 +270,7 @@ impl Ledger {
         let Some(grant) = self.grants.remove(alloc_id) else {
             return;
         };
+        self.objects.release(alloc_id, &grant.objects());
         let Some(devices) = self.holders.get_mut(&grant.resource) else {
             return;
         };

@@ -8,6 +8,7 @@ use super::actor::{LedgerActor, lock};
 use super::config::LedgerConfig;
 use super::core::{rebuild, unheard_of};
 use crate::domain::{AllocId, Entry, Gather, KeptGrant};
+use crate::hardware;
 use crate::host;
 use crate::kubelet::checkpoint::{self, CheckpointError};
 use crate::messages::Reconcile;
@@ -94,7 +95,9 @@ impl Handler<Lacking> for LedgerActor {
             "the ledger lacked grants that the kubelet's checkpoint has, as after a power cut or when its directory was put back from \
              an older copy; they are back"
         );
-        let entries = grants.into_iter().map(|grant| Entry::Grant(Arc::new(grant))).collect();
+        let root = self.host_root();
+        let resolved = grants.into_iter().map(|grant| grant.resolve(|node| hardware::behind(&root, node)));
+        let entries = resolved.map(|grant| Entry::Grant(Arc::new(grant))).collect();
         // Nobody waits for this answer; a failed write is logged, and the next life finds the same again.
         drop(self.submit(entries, context));
         // The checkpoint does not have the pods' names.

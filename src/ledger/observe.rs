@@ -7,6 +7,7 @@ use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint;
 use crate::kubelet::pod_resources::PodResources;
 use std::collections::BTreeSet;
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -111,7 +112,10 @@ impl Looker {
     }
 
     /// In how many cgroups below the pod's own something runs now.
-    pub(super) fn populated_below(&self, uid: &str) -> usize {
+    ///
+    /// # Errors
+    /// When that cannot be found out.
+    pub(super) fn populated_below(&self, uid: &str) -> io::Result<usize> {
         self.hierarchies().populated_below(uid)
     }
 
@@ -151,7 +155,8 @@ impl Looker {
     }
 
     fn hierarchies(&self) -> Arc<PodCgroups> {
-        Arc::clone(&self.cgroups.lock().unwrap_or_else(PoisonError::into_inner))
+        let known = Arc::clone(&self.cgroups.lock().unwrap_or_else(PoisonError::into_inner));
+        if known.is_incomplete() { self.find_hierarchies() } else { known }
     }
 
     /// The kubelet makes its hierarchy with its first pod, and another one when it is given another cgroup driver. The former stays

@@ -1,6 +1,6 @@
 //! What the log and the metrics are told of grants.
 
-use super::core::{Change, Doubt};
+use super::core::{Change, Doubt, Proof};
 use crate::domain::{Entry, Grant, GrantState, Kept, Observation, Refuse};
 use crate::store::StoreError;
 use crate::telemetry::metrics;
@@ -38,22 +38,26 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
 
 /// One line for an id that is asked for while somebody seems to have it.
 pub(super) fn doubted(grant: &Grant, doubt: &Doubt, refuse: Refuse) {
-    let Doubt { id, pod, container, proven } = doubt;
+    let Doubt { id, pod, container, proof } = doubt;
     let (namespace, name, uid) = (pod.namespace.as_deref(), pod.name.as_deref(), &pod.uid);
-    match (*proven, refuse) {
-        (true, Refuse::Proven) => {
+    match (proof, refuse) {
+        (Proof::Complete, Refuse::Proven) => {
             tracing::error!(resource = %grant.resource, %id, namespace, pod = name, uid, container, "refused: a running container has this device");
         }
-        (true, Refuse::Never) => tracing::error!(
+        (Proof::Unreadable(why), Refuse::Proven) => {
+            tracing::error!(resource = %grant.resource, %id, namespace, pod = name, uid, container, why, "refused: a pod may have this device");
+        }
+        (Proof::Complete | Proof::Unreadable(_), Refuse::Never) => tracing::error!(
             resource = %grant.resource, %id, namespace, pod = name, uid, container,
             "granted although a running container has this device: the configuration says that nothing is refused"
         ),
-        (false, _) => tracing::warn!(
+        (Proof::None, _) => tracing::warn!(
             resource = %grant.resource, %id, namespace, pod = name, uid, container,
             "granted although a running pod has this device: the kubelet has started lately or lost its checkpoint, so nothing is proven"
         ),
     }
-    metrics::doubted(grant.resource.as_str(), *proven, *proven && refuse == Refuse::Proven);
+    let is_refused = *proof != Proof::None && refuse == Refuse::Proven;
+    metrics::doubted(grant.resource.as_str(), *proof == Proof::Complete, is_refused);
 }
 
 /// One line for each time that the journal fails or recovers: a full disk refuses every Allocate, and says so

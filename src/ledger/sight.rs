@@ -1,6 +1,6 @@
 //! What can be seen while an Allocate waits. Only a held id makes it look.
 
-use super::core::{Doubt, HOLDERS_MAX, Ledger, Sight, Watchlist, doubt};
+use super::core::{Doubt, HOLDERS_MAX, Ledger, Proof, Sight, Watchlist, doubt};
 use super::observe::Looker;
 use super::report;
 use crate::domain::{AllocId, Checkpoint, Gather, Grant, GrantState, Refusal, Refuse};
@@ -36,9 +36,14 @@ pub(super) fn refusal(
         &Now { looker, pods: Pods::new(ledger, grant, looker), settled, listed, checkpoint: OnceCell::new() },
     )?;
     report::doubted(grant, &doubt, refuse);
-    let Doubt { id, pod, container, proven } = doubt;
+    let Doubt { id, pod, container, proof } = doubt;
     let resource = grant.resource.clone();
-    (proven && refuse == Refuse::Proven).then(|| Refusal::InUse { resource, id, pod: pod.to_string(), container })
+    match proof {
+        _ if refuse != Refuse::Proven => None,
+        Proof::None => None,
+        Proof::Unreadable(why) => Some(Refusal::Unreadable { resource, id, why }),
+        Proof::Complete => Some(Refusal::InUse { resource, id, pod: pod.to_string(), container }),
+    }
 }
 
 /// Those that hold a device of a grant without a container that is seen to run: of them the kubelet is asked, of the latest of each device.
@@ -46,7 +51,7 @@ pub(super) fn unseen(ledger: &Ledger, grant: &Grant, looker: &Looker) -> Vec<Arc
     let pods = Pods::new(ledger, grant, looker);
     let is_unseen = |holder: &&Arc<Grant>| {
         let (GrantState::Bound { pod, .. } | GrantState::Suspect { pod, .. }) = &holder.state else { return false };
-        pod.name.is_some() && pod.namespace.is_some() && !pods.runs(&pod.uid)
+        pod.name.is_some() && pod.namespace.is_some() && pods.runs(&pod.uid) != Ok(true)
     };
     let latest = |id| ledger.holders(&grant.resource, id).rev().take(HOLDERS_MAX).filter(is_unseen).take(ASKED_MAX);
     let unseen: BTreeMap<&AllocId, &Arc<Grant>> =
@@ -59,7 +64,7 @@ struct Pods<'a> {
     looker: &'a Looker,
     /// Those that have a cgroup, where they are too many to look for each.
     present: Option<BTreeSet<String>>,
-    seen: RefCell<BTreeMap<String, bool>>,
+    seen: RefCell<BTreeMap<String, Result<bool, String>>>,
 }
 
 impl<'a> Pods<'a> {
@@ -68,17 +73,19 @@ impl<'a> Pods<'a> {
         Pods { looker, present: if is_many { looker.present() } else { None }, seen: RefCell::default() }
     }
 
-    /// Whether a container of it runs.
-    fn runs(&self, uid: &str) -> bool {
+    /// Whether a container of it runs, or why that cannot be found out.
+    fn runs(&self, uid: &str) -> Result<bool, String> {
         if self.present.as_ref().is_some_and(|present| !present.contains(uid)) {
-            return false;
+            return Ok(false);
         }
         let mut seen = self.seen.borrow_mut();
         if let Some(runs) = seen.get(uid) {
-            return *runs;
+            return runs.clone();
         }
-        let runs = self.looker.populated_below(uid) >= RUNNING_BELOW;
-        seen.insert(uid.to_owned(), runs);
+        let running = self.looker.populated_below(uid);
+        let runs =
+            running.map(|running| running >= RUNNING_BELOW).map_err(|error| format!("the cgroup of pod {uid} cannot be read: {error}"));
+        seen.insert(uid.to_owned(), runs.clone());
         runs
     }
 }
@@ -97,7 +104,7 @@ impl Sight for Now<'_> {
         self.settled
     }
 
-    fn has_running_container(&self, uid: &str) -> bool {
+    fn has_running_container(&self, uid: &str) -> Result<bool, String> {
         self.pods.runs(uid)
     }
 
@@ -132,6 +139,7 @@ mod tests {
                 key: format!("dev:/dev/{id}"),
                 numa_nodes: Vec::new(),
                 nodes: Vec::new(),
+                objects: Vec::new(),
             }],
             edits: ContainerEdits::default(),
             boot_id: "boot".into(),
@@ -175,7 +183,7 @@ mod tests {
             let asked = unseen(&ledger, &wanted, &looker);
             assert!(asked.len() <= ASKED_MAX && asked.last().unwrap().alloc_id == bound(holders, "gpu0").alloc_id, "{holders}");
             let pods = Pods::new(&ledger, &wanted, &looker);
-            assert!((1..=holders).all(|n| !pods.runs(&uid(n))));
+            assert!((1..=holders).all(|n| pods.runs(&uid(n)) == Ok(false)));
             assert!(pods.seen.borrow().len() <= ONE_BY_ONE_MAX, "{holders}: each pod is looked for by itself");
             let found = |refuse| refusal(&ledger, &Watchlist::default(), &wanted, &looker, true, &BTreeSet::new(), refuse);
             assert_eq!(found(Refuse::Proven), None, "{holders}: nothing of them runs");

@@ -1,7 +1,7 @@
 //! Which ids an Allocate may be given, and whether its answer can say what they bring: pure.
 
 use crate::domain::{
-    ContainerEdits, Device, DeviceId, Grant, GrantedDevice, Health, Offered, Offering, PerContainer, Refusal, ResourceSpec, Wire,
+    ContainerEdits, Device, DeviceId, Grant, GrantedDevice, Health, Offered, Offering, PerContainer, Refusal, ResourceSpec, Wire, overlap,
 };
 
 /// Decides on one container's request. The answer holds the devices in the order of the request.
@@ -70,7 +70,10 @@ pub(super) enum Holders {
 /// Who of these has the device's function, by whatever resource and id.
 pub(super) fn holders<'a>(grants: impl Iterator<Item = &'a Grant>, device: &Device) -> Holders {
     let function = device.pci.as_ref().map(|pci| pci.address.to_string());
-    let is_same = |held: &GrantedDevice| held.key == device.key || function.is_some() && held.function() == function.as_deref();
+    let objects = device.objects();
+    let is_same = |held: &GrantedDevice| {
+        held.key == device.key || function.is_some() && held.function() == function.as_deref() || overlap(&held.objects, &objects)
+    };
     let holders: Vec<&Grant> = grants.filter(|grant| grant.is_live() && grant.devices.iter().any(is_same)).collect();
     let [others @ .., last] = &holders[..] else { return Holders::One };
     let Some(pod) = last.pod() else { return if others.is_empty() { Holders::One } else { Holders::Unknown } };
@@ -188,7 +191,13 @@ pub(super) mod tests {
             Grant {
                 alloc_id: AllocId::new("a"),
                 resource: "example.com/device".parse().unwrap(),
-                devices: vec![GrantedDevice { id: DeviceId::new("x"), key: key.into(), numa_nodes: Vec::new(), nodes: Vec::new() }],
+                devices: vec![GrantedDevice {
+                    id: DeviceId::new("x"),
+                    key: key.into(),
+                    numa_nodes: Vec::new(),
+                    nodes: Vec::new(),
+                    objects: Vec::new(),
+                }],
                 edits: ContainerEdits::default(),
                 boot_id: "boot".into(),
                 kubelet: None,

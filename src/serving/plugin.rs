@@ -267,12 +267,15 @@ fn status(error: &AllocateError) -> Status {
         AllocateError::Refused(
             Refusal::Unhealthy { .. }
             | Refusal::Unanswerable { .. }
+            | Refusal::HeldAsOther { .. }
             | Refusal::InUse { .. }
             | Refusal::SameDevice { .. }
             | Refusal::NoRoomForCdi { .. }
             | Refusal::NoRoomForHook { .. },
         ) => Status::failed_precondition(text),
-        AllocateError::Refused(Refusal::FileNotWritten { .. }) | AllocateError::NotRecorded { .. } => Status::unavailable(text),
+        AllocateError::Refused(Refusal::FileNotWritten { .. } | Refusal::Unreadable { .. }) | AllocateError::NotRecorded { .. } => {
+            Status::unavailable(text)
+        }
     }
 }
 

@@ -6,10 +6,10 @@ use super::files::SpecFiles;
 use crate::contract;
 use crate::domain::{
     AllocId, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState, GrantedDevice, Inventory, KubeletGeneration, Reason, Refusal,
-    ResourceName, Wire,
+    ResourceName, Sharing, Wire,
 };
 use crate::hardware;
-use crate::host::{self, HostRoot, Listings};
+use crate::host::{self, HostRoot, Listings, ReadFailure};
 use crate::messages::Record;
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -74,25 +74,30 @@ impl Preparer {
         let inventory = Arc::clone(&self.inventory.borrow());
         let offering = inventory.resources.get(resource).ok_or_else(|| Refusal::NotOffered(resource.clone()))?;
         let offered = core::decide(offering, ids)?;
-        let nodes = Nodes::new(self);
+        let root = self.host_root.recording();
+        let nodes = Nodes::new(&root, &self.directories);
         let node_exists = |path: &str| nodes.exist(path);
         // The list may be older than the loss of a node.
         for (id, offered) in ids.iter().zip(&offered) {
             let missing = |node: &DeviceNode| node.required && !node_exists(&node.host);
-            if offered.device.nodes.iter().any(missing) {
+            // What is held stays in the list while it has not all that a container needs.
+            if offered.device.nodes.iter().any(missing) || contract::missing(&offering.spec, &offered.device).is_some() {
+                no_failure(&root, resource, id)?;
                 return Err(Refusal::Unhealthy { resource: resource.clone(), id: id.clone(), reason: Reason::NodeMissing });
             }
             // A held device stays in the list while NVML does not tell its name.
             let unanswerable = contract::unanswerable(&offering.spec, &offered.device);
             // Nor is a disk given away that has been mounted since the list was made.
-            let used = || hardware::used_for(&self.host_root, &offered.device).map(|by| format!("the host uses it: {by}"));
-            if let Some(why) = unanswerable.or_else(used) {
+            let used = hardware::used_for(&self.host_root, &offered.device).map_err(|failure| unreadable(resource, id, &failure))?;
+            if let Some(why) = unanswerable.or(used.map(|by| format!("the host uses it: {by}"))) {
                 return Err(Refusal::Unanswerable { resource: resource.clone(), id: id.clone(), why });
             }
         }
         let devices: Vec<&Device> = offered.iter().map(|offered| offered.device.as_ref()).collect();
         let request = contract::Request { spec: &offering.spec, devices: &devices, alloc_id: &alloc_id, node_exists: &node_exists };
         let mut edits = contract::edits(&request);
+        // A node that could not be looked for would be missing from the answer.
+        no_failure(&root, resource, &ids[0])?;
         core::fits(&offering.spec, &edits, wire)?;
         self.files.ensure(&offering.spec, ids.iter().zip(devices.iter().copied()), &node_exists)?;
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
@@ -101,6 +106,8 @@ impl Preparer {
             key: device.key.clone(),
             numa_nodes: device.numa_nodes.clone(),
             nodes: nodes_behind(device, &edits),
+            // The answer names the nodes of a whole pool already.
+            objects: if matches!(offering.spec.sharing, Sharing::Pool(_)) { Vec::new() } else { device.objects() },
         };
         let grant = Arc::new(Grant {
             resource: resource.clone(),
@@ -117,6 +124,15 @@ impl Preparer {
     }
 }
 
+/// Refuses what could not be looked at: that a node was not found then shows nothing.
+fn no_failure(root: &HostRoot, resource: &ResourceName, id: &DeviceId) -> Result<(), Refusal> {
+    root.take_failures().first().map_or(Ok(()), |failure| Err(unreadable(resource, id, failure)))
+}
+
+fn unreadable(resource: &ResourceName, id: &DeviceId, failure: &ReadFailure) -> Refusal {
+    Refusal::Unreadable { resource: resource.clone(), id: id.clone(), why: failure.to_string() }
+}
+
 /// Which nodes exist, looked at once each for one Allocate.
 struct Nodes<'a> {
     root: &'a HostRoot,
@@ -125,13 +141,13 @@ struct Nodes<'a> {
 }
 
 impl<'a> Nodes<'a> {
-    fn new(Preparer { host_root, directories, .. }: &'a Preparer) -> Self {
+    fn new(root: &'a HostRoot, directories: &'a Mutex<(Instant, Listings)>) -> Self {
         // What is half known after a panic is looked at again.
         let mut known = directories.lock().unwrap_or_else(PoisonError::into_inner);
         if known.0.elapsed() > DIRECTORIES_KNOWN_FOR {
             *known = (Instant::now(), Listings::default());
         }
-        Nodes { root: host_root, directories: RefCell::new(known), seen: RefCell::default() }
+        Nodes { root, directories: RefCell::new(known), seen: RefCell::default() }
     }
 
     fn exist(&self, path: &str) -> bool {
@@ -149,4 +165,84 @@ impl<'a> Nodes<'a> {
 fn nodes_behind(device: &Device, edits: &ContainerEdits) -> Vec<String> {
     let nodes = device.nodes.iter().filter(|node| node.required).map(|node| &node.host);
     nodes.filter(|node| !edits.devices.iter().any(|told| told.host == **node)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Contract, DeviceClass, Health, IntelGpuOptions, Offered, Offering, ResourceSpec};
+    use crate::host::faults::{ERRORS, with_faults};
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::path::Path;
+
+    fn write(root: &Path, rel: &str, text: &str) {
+        fs::create_dir_all(root.join(rel).parent().unwrap()).unwrap();
+        fs::write(root.join(rel), text).unwrap();
+    }
+
+    fn device(id: &str, class: DeviceClass, nodes: Vec<DeviceNode>) -> Arc<Device> {
+        let pci = (class == DeviceClass::Gpu).then(|| Box::new(crate::domain::PciFunction::at("0000:03:00.0".parse().unwrap())));
+        let attributes = [("disk".to_owned(), "sdx".to_owned())].into_iter().filter(|_| id == "disk").collect();
+        Arc::new(Device { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), class, pci, numa_nodes: Vec::new(), nodes, attributes })
+    }
+
+    /// An Allocate of one device below a root, with the contract.
+    fn preparer(root: &Path, device: &Arc<Device>, contract: Contract) -> (Preparer, ResourceName) {
+        let name: ResourceName = "a.com/x".parse().unwrap();
+        let spec = Arc::new(ResourceSpec { contract, ..ResourceSpec::new(name.clone(), device.class) });
+        let offered = Offered { device: Arc::clone(device), health: Health::Healthy };
+        let offering = Offering { spec, devices: BTreeMap::from([(device.id.clone(), offered)]) };
+        let inventory = Inventory { resources: [(name.clone(), Arc::new(offering))].into() };
+        let (files, root) = (SpecFiles::new(&root.join("cdi"), &root.join("info")), HostRoot::new(root));
+        let (inventory, kubelet) = (watch::channel(Arc::new(inventory)).1, watch::channel(None).1);
+        (Preparer::new(inventory, root, files, "boot".into(), kubelet), name)
+    }
+
+    fn allocate(preparer: &Preparer, resource: &ResourceName, id: &DeviceId) -> Result<ContainerEdits, Refusal> {
+        let wire = Wire { api: "v1beta1", has_cdi: true, has_pre_start: true };
+        let request = Request { alloc_id: AllocId::new("a"), resource, ids: std::slice::from_ref(id), wire };
+        preparer.prepare(request).map(|prepared| prepared.edits)
+    }
+
+    /// Nothing is missing from an answer because of a call that failed, nothing is called broken, and no disk of the host is given away.
+    #[test]
+    fn what_cannot_be_looked_at_is_refused_and_is_not_taken_for_an_absence() {
+        let dir = tempfile::tempdir().unwrap();
+        for node in ["dev/sdx", "dev/dri/card0", "dev/dri/renderD128", "dev/dri/by-path/pci-0000:03:00.0-card"] {
+            write(dir.path(), node, "");
+        }
+        write(dir.path(), "sys/class/block/sdx/dev", "8:0\n");
+        write(dir.path(), "proc/swaps", "Filename\n");
+        let mounts = |text: &str| write(dir.path(), "proc/1/mountinfo", text);
+        mounts("36 35 254:0 / / rw - ext4 /dev/vda rw\n");
+        let gpu = vec![DeviceNode::at("/dev/dri/card0").optional(), DeviceNode::at("/dev/dri/renderD128")];
+        let gpu = device("gpu", DeviceClass::Gpu, gpu);
+        let disk = device("disk", DeviceClass::Char, vec![DeviceNode::at("/dev/sdx")]);
+        for (device, contract) in [(&gpu, Contract::IntelGpu(IntelGpuOptions::default())), (&disk, Contract::Generic)] {
+            let (preparer, name) = preparer(dir.path(), device, contract);
+            // Where a directory is, is known for a moment.
+            let fresh = || *preparer.directories.lock().unwrap() = (Instant::now(), Listings::default());
+            let (whole, calls) = with_faults(|_| None, || allocate(&preparer, &name, &device.id).unwrap());
+            assert!(calls > 3 && !whole.devices.is_empty());
+            for (errno, failing) in ERRORS.iter().flat_map(|errno| (0..calls).map(move |call| (*errno, call))) {
+                fresh();
+                let (answer, _) = with_faults(move |call| (call == failing).then_some(errno), || allocate(&preparer, &name, &device.id));
+                match answer {
+                    Ok(answer) => assert_eq!(answer, whole, "{} errno {errno} at {failing}", device.id),
+                    Err(Refusal::Unreadable { why, .. }) => assert!(why.contains("cannot be read"), "{why}"),
+                    Err(other) => panic!("{} errno {errno} at {failing}: {other}", device.id),
+                }
+            }
+        }
+        // The host has mounted it meanwhile.
+        let (preparer, name) = preparer(dir.path(), &disk, Contract::Generic);
+        mounts("36 35 8:0 / /data rw - ext4 /dev/sdx rw\n");
+        let (refused, calls) = with_faults(|_| None, || allocate(&preparer, &name, &disk.id));
+        assert!(refused.is_err_and(|refusal| refusal.to_string().contains("the host uses it: mounted at /data")));
+        for (errno, failing) in ERRORS.iter().flat_map(|errno| (0..=calls).map(move |call| (*errno, call))) {
+            let fault = move |call| (call == failing || failing == calls).then_some(errno);
+            assert!(with_faults(fault, || allocate(&preparer, &name, &disk.id)).0.is_err(), "errno {errno} at {failing}");
+        }
+    }
 }

@@ -5,8 +5,8 @@
 
 use crate::discovery;
 use crate::domain::{
-    Device, DeviceEvent, DeviceId, Gather, Grant, Health, HealthPolicy, Instruction, Inventory, Listed, Moment, Owed, Reason, ResourceSpec,
-    Timestamp, Verdict, Verdicts,
+    Device, DeviceEvent, DeviceId, Gather, Grant, Health, HealthPolicy, Instruction, Inventory, Listed, Moment, NvmlSnapshot, Owed, Reason,
+    ResourceSpec, Timestamp, Verdict, Verdicts,
 };
 use crate::hardware;
 use crate::health::LOOK_DEADLINE;
@@ -26,6 +26,7 @@ pub struct HealthTrial {
     specs: Arc<[Arc<ResourceSpec>]>,
     policy: HealthPolicy,
     names: BTreeMap<String, DeviceId>,
+    former: Option<hardware::Discovery>,
     grants: Vec<Arc<Grant>>,
     judge: Judge,
     inventory: Arc<Inventory>,
@@ -42,7 +43,8 @@ impl HealthTrial {
         let specs: Arc<[_]> = specs.into();
         let judge = judge(&specs, &policy, "first", &Verdicts::new());
         let (names, remembered, inventory, hanging) = Default::default();
-        let mut trial = HealthTrial { root, specs, policy, names, grants: Vec::new(), judge, inventory, remembered, hanging, now };
+        let grants = Vec::new();
+        let mut trial = HealthTrial { root, specs, policy, names, former: None, grants, judge, inventory, remembered, hanging, now };
         trial.look();
         trial
     }
@@ -50,6 +52,7 @@ impl HealthTrial {
     /// Another process takes over, in the same boot or another one, with what was remembered.
     pub fn restart(&mut self, boot_id: &str, now: Duration) {
         self.judge = judge(&self.specs, &self.policy, boot_id, &self.remembered);
+        self.former = None;
         self.now = now;
         self.look();
     }
@@ -63,10 +66,14 @@ impl HealthTrial {
     /// The daemon has heard that something has changed, and scans.
     pub fn scan(&mut self) {
         let began = self.moment();
-        let found = hardware::discover(&self.root, &self.specs, &self.names);
-        let held = self.grants.iter().flat_map(|grant| &grant.devices);
-        let (evidence, _, named) = discovery::evidence(&self.root, began, found, held, std::iter::empty());
-        self.names.extend(named);
+        let scan = hardware::scan_after(&self.root, self.former.as_ref().map_or(&[], |former| &former.devices));
+        let held = discovery::held_nodes(&self.grants);
+        let nvml = NvmlSnapshot::default();
+        let known = hardware::Known { names: &self.names, nvml: &nvml, held: &held, former: self.former.as_ref() };
+        let mut found = hardware::discover_knowing(&self.root, scan, &self.specs, &known);
+        let evidence = discovery::evidence(&self.root, began, &mut found, discovery::held_devices(&self.grants), std::iter::empty());
+        self.names.extend(found.named.clone());
+        self.former = Some(found);
         self.judge.discovered(Arc::new(evidence));
         self.judge_all();
     }

@@ -5,8 +5,12 @@
 //! of health before a host's files, without waiting.
 
 pub mod executor;
+#[cfg(test)]
+mod faults;
 pub mod hardware;
 pub mod health;
+#[cfg(test)]
+mod held_objects;
 pub mod kubelet;
 pub mod memory;
 pub mod random;

@@ -18,6 +18,7 @@ pub(super) fn grant(n: u64) -> Grant {
             key: format!("pci:0000:{n:02x}:00.0/10de:2330"),
             numa_nodes: vec![0],
             nodes: Vec::new(),
+            objects: Vec::new(),
         }],
         edits: ContainerEdits {
             envs: BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".into(), format!("GPU-{n}"))]),
@@ -113,6 +114,7 @@ pub(super) fn hook(n: u64, state: HookState) -> Entry {
         resource: grant(n).resource,
         device: device.id.clone(),
         key: device.key.clone(),
+        objects: Vec::new(),
         alloc_id: grant(n).alloc_id,
         pod: Some(pod(n)),
         container: Some("main".into()),

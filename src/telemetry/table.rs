@@ -143,6 +143,8 @@ table! {
         "1 while the kubelet has a stream of the resource open.";
     Scan = Histogram "holdfast_scan_duration_seconds" []
         "One scan of the node's hardware.";
+    ScanUnread = Gauge "holdfast_scan_unread" []
+        "What the last scan of the host could not read; the devices that this concerns are taken to be as they were.";
     Start = Gauge "holdfast_start_time_seconds" []
         "When the daemon started, in seconds since 1970.";
     StreamEnds = Counter "holdfast_stream_ends_total" ["resource", "reason"]

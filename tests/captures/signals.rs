@@ -26,7 +26,7 @@ fn nothing_speaks_against_a_machine_in_order() {
     for capture in &captures {
         let root = HostRoot::new(&capture.root);
         for device in devices(&root) {
-            let Signals { complaints, counters: own, remarks: said, off } = signals(&root, &device);
+            let Signals { complaints, counters: own, remarks: said, off, unread } = signals(&root, &device);
             looked_at += 1;
             counters += own.len();
             let address = device.pci.as_ref().unwrap().address.to_string();
@@ -39,6 +39,7 @@ fn nothing_speaks_against_a_machine_in_order() {
             wrong.extend(
                 own.iter().filter(|(_, value)| **value != 0).map(|(counter, value)| format!("{} {counter:?}: {value}", capture.name)),
             );
+            wrong.extend(unread.iter().map(|reason| format!("{} {address}: {reason} could not be looked for", capture.name)));
             wrong.extend(off.iter().map(|source| format!("{} {address}: {source} is off", capture.name)));
             remarks.extend(said.into_iter().map(|remark| format!("{} {address} ({}): {remark}", capture.name, device.class)));
         }

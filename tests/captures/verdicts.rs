@@ -23,7 +23,7 @@ use holdfast::domain::{
     AllocId, ContainerEdits, DeviceClass, DeviceEvent, DeviceId, EventKind, Grant, GrantState, GrantedDevice, HealthPolicy, Reason,
     ResourceSpec, Select, State, Timestamp,
 };
-use holdfast::hardware::{defaults, discover, scan};
+use holdfast::hardware::{Discovery, defaults, discover, scan};
 use holdfast::host::HostRoot;
 use holdfast::sim::health::HealthTrial;
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,6 +64,8 @@ impl Machine {
             Arc::new(ResourceSpec { select, ..ResourceSpec::new("example.com/guest".parse().unwrap(), DeviceClass::Gpu) })
         }));
         let found = discover(&host, &specs, &BTreeMap::new());
+        complete(&root, &found);
+        let found = discover(&host, &specs, &BTreeMap::new());
         // Most captures have no `/dev`.
         for node in found.devices.iter().flat_map(|device| &device.nodes).filter(|node| node.required) {
             let path = root.join(node.host.trim_start_matches('/'));
@@ -85,6 +87,22 @@ impl Machine {
 
     fn start(&self) -> HealthTrial {
         HealthTrial::start(HostRoot::new(&self.root), self.specs.clone(), HealthPolicy::default(), at(1000))
+    }
+}
+
+/// Some captures have a device without what its driver makes for containers: a render node, that of RDMA verbs.
+fn complete(root: &Path, found: &Discovery) {
+    for (number, (id, missing)) in found.unfulfilled.iter().enumerate() {
+        let device = found.devices.iter().find(|device| device.id == *id).unwrap();
+        let function = device.pci.as_ref().unwrap();
+        let (file, text) = match missing.rsplit('/').next().unwrap() {
+            "renderD" => (format!("drm/renderD{}/dev", 200 + number), "226:200\n".to_owned()),
+            "uverbs" => (format!("infiniband_verbs/uverbs{}/ibdev", 200 + number), format!("{}\n", function.rdma[0])),
+            other => panic!("{id} lacks {other}"),
+        };
+        let path = root.join(format!("sys/bus/pci/devices/{}/{file}", function.address));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
     }
 }
 
@@ -307,7 +325,13 @@ fn what_is_held_loses_its_driver_too() {
 fn grant(trial: &HealthTrial, id: &DeviceId) -> Arc<Grant> {
     let mut offered = trial.inventory().resources.iter();
     let (resource, device) = offered.find_map(|(name, offering)| Some((name, &offering.devices.get(id)?.device))).unwrap();
-    let device = GrantedDevice { id: id.clone(), key: device.key.clone(), numa_nodes: device.numa_nodes.clone(), nodes: Vec::new() };
+    let device = GrantedDevice {
+        id: id.clone(),
+        key: device.key.clone(),
+        numa_nodes: device.numa_nodes.clone(),
+        nodes: Vec::new(),
+        objects: Vec::new(),
+    };
     Arc::new(Grant {
         alloc_id: AllocId::new("a-1"),
         resource: resource.clone(),

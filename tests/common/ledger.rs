@@ -93,6 +93,7 @@ impl Load {
                 key: format!("pci:{n}"),
                 numa_nodes: vec![0],
                 nodes: Vec::new(),
+                objects: Vec::new(),
             }],
             edits: ContainerEdits { envs: BTreeMap::from([("FILLER".into(), filler)]), ..ContainerEdits::default() },
             boot_id: "the boot before".into(),

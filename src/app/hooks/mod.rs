@@ -76,7 +76,10 @@ async fn one(performer: Performer, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>
     let sharer = sharer(&grants.borrow(), &hook, &device);
     let sharer = sharer.map(|alloc_id| format!("grant {alloc_id} has another part of its PCI function, which a reset would hit"));
     // What was wiped for the next pod would be the host's.
-    let used = || hardware::used_for(performer.host_root(), &device).map(|by| format!("the host uses it: {by}"));
+    let used = || match hardware::used_for(performer.host_root(), &device) {
+        Ok(used) => used.map(|by| format!("the host uses it: {by}")),
+        Err(failure) => Some(format!("it is not known whether the host uses it: {failure}")),
+    };
     let result = match sharer.or_else(used) {
         Some(why) => Err(why),
         None => perform(&performer, &hook, &owed, device).await,

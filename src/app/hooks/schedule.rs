@@ -119,6 +119,7 @@ mod tests {
                 resource: resource(),
                 device: DeviceId::new(*device),
                 key: String::new(),
+                objects: Vec::new(),
                 alloc_id: AllocId::new(*alloc_id),
                 pod: None,
                 container: None,

@@ -195,6 +195,7 @@ mod tests {
                 key: "pci:0000:18:00.0/10de:2330".into(),
                 numa_nodes: vec![1],
                 nodes: Vec::new(),
+                objects: Vec::new(),
             }],
             edits: ContainerEdits { cdi_devices: vec!["a/b=c".into()], ..ContainerEdits::default() },
             boot_id: "boot".into(),

@@ -3,7 +3,7 @@
 use super::super::{Facts, Resource};
 use super::{Found, Ground};
 use crate::domain::{ContractKind, Device, ResourceSpec, asks_for_names};
-use crate::hardware::{self, near_misses, node_health};
+use crate::hardware::{self, Discovery, near_misses};
 use crate::host::HostRoot;
 use crate::store;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) fn resources(ground: &Ground) -> Found {
             name: spec.name.to_string(),
             class: spec.class.to_string(),
             devices: devices.len(),
-            unhealthy: devices.iter().filter_map(|device| unhealthy(&root, device)).collect(),
+            unhealthy: devices.iter().filter_map(|device| unhealthy(&root, &found, device)).collect(),
             near: if devices.is_empty() { near_misses(&found.devices, &taken, spec) } else { Vec::new() },
             needs_nvml: asks_nvml && spec.contract.kind() == ContractKind::Nvidia,
             paths: spec.paths.iter().map(|path| path.host.clone()).collect(),
@@ -37,8 +37,8 @@ pub(super) fn resources(ground: &Ground) -> Found {
     Box::new(|facts: &mut Facts| facts.resources = Some(resources))
 }
 
-fn unhealthy(root: &HostRoot, device: &Device) -> Option<(String, String)> {
-    let reason = node_health(root, device)?.reason()?;
+fn unhealthy(root: &HostRoot, found: &Discovery, device: &Device) -> Option<(String, String)> {
+    let reason = found.health(root, device)?.reason()?;
     Some((device.id.to_string(), reason.to_string()))
 }
 

@@ -33,31 +33,79 @@ use std::io;
 /// A `/dev` node has no signals, nor has a function whose folder is gone: discovery tells that.
 #[must_use]
 pub fn signals(root: &HostRoot, device: &Device) -> Signals {
-    let Some(function) = device.pci.as_ref().filter(|function| root.is_dir(&folder(function.address))) else {
-        return Signals::default();
-    };
+    let root = &root.recording();
+    let Some(function) = device.pci.as_ref() else { return Signals::default() };
     let mut look = Look { root, function, dir: folder(function.address), signals: Signals::default() };
+    if !root.is_dir(&look.dir) {
+        look.end(&ALL);
+        return look.signals;
+    }
     if device.attribute("part").is_some() {
         if device.class == DeviceClass::Fpga {
             fpga::look_at_ports(&mut look, device);
+            look.end(&FPGA);
         }
         return look.signals;
     }
     let is_awake = pci::look(&mut look, device.class);
+    look.end(&PCI);
     aer::look(&mut look);
+    look.end(&AER);
     match device.class {
-        DeviceClass::Rdma => rdma::look(&mut look),
-        DeviceClass::Nic => net::look(&mut look),
-        DeviceClass::Nvme => nvme::look(&mut look),
-        DeviceClass::Fpga if is_awake => fpga::look(&mut look, device),
-        DeviceClass::Gpu => drm::look(&mut look),
+        DeviceClass::Rdma => {
+            rdma::look(&mut look);
+            // What a port is said to be depends on the others, and a device that is not found is missed.
+            look.end_without(&RDMA);
+        }
+        DeviceClass::Nic => {
+            net::look(&mut look);
+            look.end(&NET);
+        }
+        DeviceClass::Nvme => {
+            nvme::look(&mut look);
+            look.end_without(&NVME);
+        }
+        DeviceClass::Fpga if is_awake => {
+            fpga::look(&mut look, device);
+            look.end(&FPGA);
+        }
+        DeviceClass::Gpu => {
+            drm::look(&mut look);
+            look.end(&DRM);
+        }
         _ => {}
     }
     if is_awake {
         thermal::look(&mut look);
+        look.end(&THERMAL);
     }
     look.signals
 }
+
+/// What each part of a look looks for.
+const PCI: [Reason; 2] = [Reason::PowerError, Reason::OffTheBus];
+const AER: [Reason; 3] = [Reason::AerFatal, Reason::AerNonfatal, Reason::AerFatalAbove];
+const RDMA: [Reason; 2] = [Reason::PortDown, Reason::RdmaLost];
+const NET: [Reason; 1] = [Reason::NoCarrier];
+const NVME: [Reason; 2] = [Reason::NvmeDead, Reason::NvmeNotLive];
+const FPGA: [Reason; 3] = [Reason::FpgaError, Reason::NotReady, Reason::TooHot];
+const DRM: [Reason; 1] = [Reason::NotReady];
+const THERMAL: [Reason; 1] = [Reason::TooHot];
+const ALL: [Reason; 13] = [
+    Reason::PowerError,
+    Reason::OffTheBus,
+    Reason::AerFatal,
+    Reason::AerNonfatal,
+    Reason::AerFatalAbove,
+    Reason::PortDown,
+    Reason::RdmaLost,
+    Reason::NoCarrier,
+    Reason::NvmeDead,
+    Reason::NvmeNotLive,
+    Reason::FpgaError,
+    Reason::NotReady,
+    Reason::TooHot,
+];
 
 /// A look under way: where, and what it has shown so far.
 struct Look<'a> {
@@ -69,6 +117,22 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
+    /// Ends a part of the look. Where a read has failed in it, what it looks for and did not see may be there all the same.
+    fn end(&mut self, reasons: &[Reason]) -> bool {
+        let has_failed = !self.root.take_failures().is_empty();
+        if has_failed {
+            self.signals.unread.extend(reasons);
+        }
+        has_failed
+    }
+
+    /// The same for a part that also concludes from what it does not see: after a failure nothing of that counts.
+    fn end_without(&mut self, reasons: &[Reason]) {
+        if self.end(reasons) {
+            self.signals.complaints.retain(|complaint| !reasons.contains(&complaint.reason));
+        }
+    }
+
     /// A file in the function's folder.
     fn read(&self, file: &str) -> Option<String> {
         self.root.read(&format!("{}/{file}", self.dir))

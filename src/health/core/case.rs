@@ -128,7 +128,8 @@ impl Case for Verdict {
             return;
         }
         let fault = match kind {
-            EventKind::Recovered | EventKind::WasReset | EventKind::Bound => {
+            // That the driver asks for nothing any more is the end of a reset.
+            EventKind::Recovered | EventKind::WasReset | EventKind::Bound | EventKind::RecoveryAction(None) => {
                 reset(self, at);
                 return is_to_be_seen_after(self, at);
             }
@@ -141,6 +142,8 @@ impl Case for Verdict {
             EventKind::Wedged(ways) => (Reason::Wedged, format!("its driver wants: {ways}")),
             EventKind::Xid(code) if fatal.contains(code) => (Reason::Xid, format!("Xid {code}")),
             EventKind::Xid(_) => return,
+            // Whatever error led to it: the driver's own verdict.
+            EventKind::RecoveryAction(Some(needs)) => (Reason::Xid, format!("Xid 154: {needs}")),
         };
         let (reason, detail) = fault;
         self.faults.entry(reason).or_insert_with(|| detail.clone());

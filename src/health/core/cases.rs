@@ -46,8 +46,11 @@ impl Default for Rules {
 #[derive(Debug)]
 struct Probe {
     at: Moment,
-    /// Of this probe; of a counter that rose at an earlier one and has had no poll to rise again, of that one.
+    /// Of this probe; of an earlier one what this one could not look for, and of a counter that rose there and has had no poll to rise
+    /// again.
     sightings: Vec<Sighting>,
+    /// What it could not look for.
+    unread: BTreeSet<Reason>,
 }
 
 /// The verdicts, and the newest probes.
@@ -143,7 +146,8 @@ impl Cases {
         // Whether it passes its check matters to a device that has failed it. Others need not wait for the next one.
         let check = check.filter(|_| self.waits_for_check(id));
         let mut complete_at = [probe, check].into_iter().flatten().fold(at.boot, |oldest, probe| oldest.min(probe.at.boot));
-        if probe.is_none() && is_probed && self.rules.has_probes {
+        let is_unread = |probe: &Probe| self.ails_of(id).is_some_and(|reason| probe.unread.contains(&reason));
+        if is_probed && self.rules.has_probes && probe.is_none_or(is_unread) {
             complete_at = Duration::ZERO;
         }
         let look = Look { at, complete_at, is_away, sightings: &sightings };
@@ -173,22 +177,26 @@ impl Cases {
             before.complaint.reason == Reason::AerNonfatal && !has_risen && age < self.rules.poll * 3 / 2
         };
         let before = self.probes.get(id).into_iter().flat_map(|probe| &probe.sightings);
-        sightings.extend(before.filter(rose_lately).cloned());
-        self.probes.insert(id.clone(), Probe { at, sightings });
+        let could_not_look = |before: &&Sighting| signals.unread.contains(&before.complaint.reason);
+        sightings.extend(before.filter(|before| rose_lately(before) || could_not_look(before)).cloned());
+        self.probes.insert(id.clone(), Probe { at, sightings, unread: signals.unread.clone() });
     }
 
     /// The check of its resource has ended: well, or with what speaks against the device.
     pub(super) fn checked(&mut self, id: &DeviceId, at: Moment, complaint: Option<Complaint>) {
         let complaint = complaint.filter(|complaint| !self.rules.ignored.contains(&complaint.reason));
-        self.checks
-            .insert(id.clone(), Probe { at, sightings: complaint.into_iter().map(|complaint| Sighting { at, complaint }).collect() });
+        self.checks.insert(
+            id.clone(),
+            Probe { at, sightings: complaint.into_iter().map(|complaint| Sighting { at, complaint }).collect(), unread: BTreeSet::new() },
+        );
     }
 
     /// Whether what happens to a device counts although no list has it. One that may be offered later is not offered then as if nothing
     /// had been; a recovery that begins ends well as a rule, and a part follows its whole.
     pub(super) fn notes(&self, device: &Device, kind: &EventKind) -> bool {
         let may_be_offered = device.class != DeviceClass::Other && device.attribute("part").is_none();
-        let stays = matches!(kind, EventKind::RecoveryFailed | EventKind::Wedged(_) | EventKind::Xid(_));
+        let stays =
+            matches!(kind, EventKind::RecoveryFailed | EventKind::Wedged(_) | EventKind::Xid(_) | EventKind::RecoveryAction(Some(_)));
         may_be_offered && (stays || self.verdicts.contains_key(&device.id))
     }
 
@@ -251,6 +259,14 @@ impl Cases {
             }
         }
         notes
+    }
+
+    /// What a device suffers from, or may.
+    fn ails_of(&self, id: &DeviceId) -> Option<Reason> {
+        match self.verdicts.get(id)?.state {
+            State::Healthy => None,
+            State::Suspect { reason, .. } | State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => Some(reason),
+        }
     }
 
     /// Whether it was the check that has failed.

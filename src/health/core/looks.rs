@@ -17,8 +17,11 @@ impl Judge {
         for spec in self.specs.iter().filter(|spec| matches!(spec.sharing, Sharing::Pool(_))) {
             self.cases.scanned(&pool::id(spec), false, evidence.began, BTreeSet::new());
         }
-        for device in selected.iter().filter_map(|id| evidence.devices.get(*id)) {
-            let found = device.health(evidence.has_nodes(device)).reason().map(|reason| complaint(reason, Some(device), evidence));
+        // What could not be read is as it was, and that is no look at it.
+        let seen = selected.iter().filter_map(|id| evidence.devices.get(*id)).filter(|device| evidence.unread.why_of(device).is_none());
+        for device in seen {
+            let found =
+                device.health(evidence.missing_node(device).is_none()).reason().map(|reason| complaint(reason, Some(device), evidence));
             let broken =
                 self.broken.get(&device.id).map(|(reason, _)| Complaint { reason: *reason, detail: "found by an Allocate".into() });
             let at = self.broken.get(&device.id).map_or(evidence.began, |(_, at)| Moment { boot: *at, ..evidence.began });
@@ -55,7 +58,7 @@ pub(super) fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held
     if found.pci.as_ref().is_some_and(|pci| !pci.driver.as_ref().is_some_and(is_meant)) {
         return Health::Unhealthy(Reason::DriverLost);
     }
-    let health = found.health(evidence.has_nodes(found));
+    let health = found.health(evidence.missing_node(found).is_none());
     if !health.is_healthy() {
         return health;
     }
@@ -66,10 +69,7 @@ pub(super) fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held
 /// What a scan has found wrong, in words.
 fn complaint(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Complaint {
     let detail = match (reason, device) {
-        (Reason::NodeMissing, Some(device)) => {
-            let missing = device.nodes.iter().find(|node| node.required && evidence.missing_nodes.contains(&node.host));
-            missing.map(|node| node.host.clone())
-        }
+        (Reason::NodeMissing, Some(device)) => evidence.missing_node(device).map(str::to_owned),
         (Reason::GroupNotViable, Some(device)) => device.attribute("group_blocked_by").map(str::to_owned),
         (Reason::DriverLost, Some(device)) => {
             let driver = device.pci.as_ref().and_then(|pci| pci.driver.as_deref());

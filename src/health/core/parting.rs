@@ -4,10 +4,13 @@
 //! hook, or about to leave (I3). Then it has an empty list for a moment, which is the last that the kubelet is told of it.
 //!
 //! A device that moves is in two lists for a while, and healthy in one of them at most: the new one has it as held by another
-//! until nobody holds it under the former id, and no Allocate for that can be under way.
+//! until nobody holds it under the former id, and no Allocate for that can be under way. So is whatever leads to the same object by another
+//! id: `domain/object.rs` has the rule.
 
 use super::{Held, Judge, Rules};
-use crate::domain::{Device, DeviceId, Gather, Health, Offering, Reason, ResourceName, ResourceSpec};
+use crate::domain::{
+    Device, DeviceId, Evidence, Gather, Health, Object, Objects, Offering, Owed, Reason, ResourceName, ResourceSpec, share,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +21,28 @@ pub(super) const APART_FOR: Duration = Duration::from_secs(3);
 /// How long a resource has an empty list before it ends. The kubelet gets a list within a second.
 pub(super) const LAST_LIST_FOR: Duration = Duration::from_secs(2);
 
-/// An id that is in a list and not selected any more, and that may be in use.
+/// Ids that are held, or may be in use since they are about to leave their list, and what is held with them.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) resource: ResourceName,
-    pub(super) id: DeviceId,
-    pub(super) device: Arc<Device>,
+    pub(super) ids: Vec<DeviceId>,
+    pub(super) objects: Vec<Object>,
+    /// Whether they are held, or owed a hook. Of others an Allocate may be under way.
+    pub(super) is_held: bool,
+}
+
+impl Claim {
+    pub(super) fn of(resource: &ResourceName, id: &DeviceId, device: &Device, is_held: bool) -> Self {
+        Claim { resource: resource.clone(), ids: vec![id.clone()], objects: device.objects(), is_held }
+    }
+
+    /// Whether an id may be given beside it.
+    fn is_beside(&self, resource: &ResourceName, id: &DeviceId) -> bool {
+        // Within one resource an id that leaves is not waited for: the ledger refuses the later one of two Allocates.
+        let is_alike = |other: &DeviceId| other.shared().is_some() == id.shared().is_some();
+        let may_stay = |other: &DeviceId| if self.is_held { share((&self.resource, other), (resource, id)) } else { is_alike(other) };
+        self.resource == *resource && self.ids.iter().any(may_stay)
+    }
 }
 
 impl Judge {
@@ -65,37 +84,66 @@ impl Judge {
     }
 }
 
-/// Has nobody offer what may be in use under another id. Whether there is such a thing.
-pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, claims: &[Claim], held: &Held) -> bool {
+/// Has nobody offer what may be in use under another id: what is held, what is owed a hook, and what is about to leave (`claims`). Whether
+/// there is such a thing.
+pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, mut claims: Vec<Claim>, held: &Held, due: &Owed) -> bool {
     let mut waits = false;
+    // What is held is there by its id too, and may have other nodes by now than its holder was given.
+    for (resource, ids) in &held.ids {
+        let devices = resources.get(resource).map(|offering| &offering.devices);
+        let listed = ids.keys().filter_map(|id| Some((id, devices?.get(id)?)));
+        claims.extend(listed.map(|(id, offered)| Claim::of(resource, id, &offered.device, true)));
+    }
+    // What a last holder has left on it, no other id gives away.
+    let owed = due.values().flat_map(BTreeMap::values).filter(|hook| !hook.objects.is_empty());
+    claims.extend(owed.map(|hook| Claim {
+        resource: hook.resource.clone(),
+        ids: vec![hook.device.clone()],
+        objects: hook.objects.clone(),
+        is_held: true,
+    }));
+    let claims: Vec<&Claim> = claims.iter().chain(&held.grants).collect();
     if claims.is_empty() {
         return waits;
     }
+    let mut objects: Objects<usize> = Objects::default();
+    // Of some a ledger tells nothing but the id.
     let mut by_device: BTreeMap<DeviceId, Vec<&Claim>> = BTreeMap::new();
-    let mut by_node: BTreeMap<&str, BTreeSet<&ResourceName>> = BTreeMap::new();
-    for claim in claims {
-        by_device.entry(claim.id.shared().unwrap_or_else(|| claim.device.id.clone())).or_default().push(claim);
-        for node in claim.device.own_nodes() {
-            by_node.entry(node).or_default().insert(&claim.resource);
+    for (index, claim) in claims.iter().enumerate() {
+        objects.hold(&index, claim.objects.iter().cloned());
+        for id in &claim.ids {
+            by_device.entry(id.shared().unwrap_or_else(|| id.clone())).or_default().push(claim);
         }
     }
     for (name, offering) in resources {
-        let held = held.get(name);
+        let held = held.of(name);
         for (id, offered) in &mut offering.devices {
-            // Shares of one device are there to be held beside each other; as is what a pool has beside its other ids.
-            let is_other = |claim: &&Claim| claim.resource != *name || claim.id.shared().is_some() != id.shared().is_some();
-            let is_in_use = || {
-                by_device.get(&offered.device.id).is_some_and(|claims| claims.iter().any(is_other))
-                    || offered.device.own_nodes().filter_map(|node| by_node.get(node)).flatten().any(|by| *by != name)
-            };
-            let is_free = !held.is_some_and(|held| held.contains_key(id));
-            if is_free && offered.health.is_healthy() && is_in_use() {
+            if !offered.health.is_healthy() || held.is_some_and(|held| held.contains_key(id)) {
+                continue;
+            }
+            let is_other = |claim: &&Claim| !claim.is_beside(name, id);
+            let by_id = || by_device.get(&offered.device.id).is_some_and(|claims| claims.iter().any(&is_other));
+            if by_id() || objects.conflict(&offered.device.objects(), |index| claims[*index].is_beside(name, id)).is_some() {
                 offered.health = Health::Unhealthy(Reason::HeldAsOther);
                 waits = true;
             }
         }
     }
     waits
+}
+
+/// Whether two devices that are offered lead to one object.
+pub(super) fn overlaps(evidence: &Evidence) -> bool {
+    let mut given: Objects<&DeviceId> = Objects::default();
+    let offered = evidence.selected.values().flatten().filter_map(|id| evidence.devices.get(id));
+    for device in offered {
+        let objects = device.objects();
+        if given.conflict(&objects, |other| **other == device.id).is_some() {
+            return true;
+        }
+        given.hold(&&device.id, objects);
+    }
+    false
 }
 
 #[cfg(test)]
@@ -136,7 +184,7 @@ mod tests {
     impl Stage {
         fn new() -> Self {
             let judge = Judge::new(Arc::from([]), Arc::default(), &Listed::new(), Rules::default(), &Verdicts::new());
-            Stage { judge, held: Held::new() }
+            Stage { judge, held: Held::default() }
         }
 
         /// The devices `a` and `b` are there, whoever selects them.
@@ -151,6 +199,8 @@ mod tests {
                 devices: ["a", "b"].map(|id| (DeviceId::new(id), device(id))).into(),
                 selected: plan.iter().map(|(resource, _, selected)| (name(resource), ids(selected))).collect(),
                 missing_nodes: BTreeSet::new(),
+                unfulfilled: Default::default(),
+                unread: crate::domain::Unread::default(),
             };
             self.judge.discovered(Arc::new(evidence));
             self.at(secs)
@@ -161,8 +211,14 @@ mod tests {
         }
 
         fn hold(&mut self, resource: &str, id: &str) {
-            let known = GrantedDevice { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), numa_nodes: Vec::new(), nodes: Vec::new() };
-            self.held.entry(name(resource)).or_default().insert(known.id.clone(), known);
+            let known = GrantedDevice {
+                id: DeviceId::new(id),
+                key: format!("dev:/dev/{id}"),
+                numa_nodes: Vec::new(),
+                nodes: Vec::new(),
+                objects: Vec::new(),
+            };
+            self.held.ids.entry(name(resource)).or_default().insert(known.id.clone(), known);
         }
     }
 
@@ -190,7 +246,7 @@ mod tests {
         assert_eq!(removed.resources[&name("x")].devices[&DeviceId::new("a")].device.nodes[0].container, "/dev/as/a");
         assert_eq!(stage.judge.next_deadline(at(1)), Some(at(1) + LEAVE_AFTER));
         assert_eq!(lists(&stage.at(61)), ["x:a=ok"]);
-        stage.held.clear();
+        stage.held.ids.clear();
         assert_eq!(lists(&stage.at(100)), ["x:a=deselected"]);
         let left = 100 + LEAVE_AFTER.as_secs();
         assert_eq!(lists(&stage.at(left)), ["x:"], "the kubelet is told that nothing is left");
@@ -211,10 +267,12 @@ mod tests {
             devices: [(DeviceId::new("a"), device("a"))].into(),
             selected: BTreeMap::new(),
             missing_nodes: BTreeSet::new(),
+            unfulfilled: Default::default(),
+            unread: crate::domain::Unread::default(),
         };
         stage.judge.discovered(Arc::new(evidence));
         assert_eq!(lists(&stage.at(0)), ["x:a=ok"]);
-        stage.held.clear();
+        stage.held.ids.clear();
         stage.at(10);
         assert_eq!(lists(&stage.at(70)), ["x:"]);
         assert_eq!(lists(&stage.at(72)), Vec::<String>::new());
@@ -229,7 +287,7 @@ mod tests {
         assert_eq!(moved, ["x:a=ok", "x:b=deselected", "y:a=held_as_other", "y:b=held_as_other"]);
         assert_eq!(stage.judge.next_deadline(at(1)), Some(at(1) + APART_FOR));
         assert_eq!(lists(&stage.at(4)), ["x:a=ok", "x:b=deselected", "y:a=held_as_other", "y:b=ok"]);
-        stage.held.clear();
+        stage.held.ids.clear();
         assert_eq!(lists(&stage.at(5))[..3], ["x:a=deselected", "x:b=deselected", "y:a=held_as_other"]);
         assert_eq!(lists(&stage.at(8))[2..], ["y:a=ok", "y:b=ok"]);
         // And back again, with another name of the resource.
@@ -250,7 +308,7 @@ mod tests {
         let healthy = |inventory: &Inventory| lists(inventory).into_iter().filter(|list| list.ends_with("=ok")).collect::<Vec<_>>();
         assert_eq!(healthy(&shared), ["x:a=ok"]);
         assert_eq!(healthy(&stage.at(4)), ["x:a=ok", "x:b::0=ok", "x:b::1=ok"]);
-        stage.held.clear();
+        stage.held.ids.clear();
         stage.at(5);
         assert_eq!(healthy(&stage.at(8)), ["x:a::0=ok", "x:a::1=ok", "x:b::0=ok", "x:b::1=ok"]);
         // Fewer shares are no reason to take the others back, and back alone it waits for the last of them.
@@ -259,7 +317,7 @@ mod tests {
         assert_eq!(healthy(&stage.plan(10, &[("x", Replicas(2), &["a"])])), ["x:a::0=ok", "x:a::1=ok"]);
         stage.plan(11, &[("x", Exclusive, &["a"])]);
         assert_eq!(healthy(&stage.at(20)), ["x:a::0=ok"]);
-        stage.held.clear();
+        stage.held.ids.clear();
         stage.at(21);
         assert_eq!(healthy(&stage.at(24)), ["x:a=ok"]);
     }
@@ -305,7 +363,7 @@ mod tests {
                         let free: Vec<_> = lists(&inventory).into_iter().filter_map(|list| {
                             let (resource, id) = list.strip_suffix("=ok")?.split_once(':')?;
                             let (resource, id) = (resource.to_owned(), DeviceId::new(id));
-                            let is_held = stage.held.get(&name(&resource)).is_some_and(|held| held.contains_key(&id));
+                            let is_held = stage.held.ids.get(&name(&resource)).is_some_and(|held| held.contains_key(&id));
                             (!is_held && !late.iter().any(|(_, of, known)| *of == resource && *known == id)).then_some((resource, id))
                         }).collect();
                         if !free.is_empty() {
@@ -314,10 +372,10 @@ mod tests {
                         }
                     }
                     Step::Release(nth) => {
-                        let held: Vec<_> = stage.held.iter().flat_map(|(name, ids)| ids.keys().map(|id| (name.clone(), id.clone()))).collect();
+                        let held: Vec<_> = stage.held.ids.iter().flat_map(|(name, ids)| ids.keys().map(|id| (name.clone(), id.clone()))).collect();
                         if !held.is_empty() {
                             let (name, id) = &held[nth % held.len()];
-                            stage.held.get_mut(name).unwrap().remove(id);
+                            stage.held.ids.get_mut(name).unwrap().remove(id);
                             inventory = stage.at(now);
                         }
                     }
@@ -333,7 +391,7 @@ mod tests {
                     }
                 }
                 let mut holders: BTreeMap<DeviceId, Vec<(&ResourceName, &DeviceId)>> = BTreeMap::new();
-                for (name, ids) in &stage.held {
+                for (name, ids) in &stage.held.ids {
                     for id in ids.keys() {
                         prop_assert!(inventory.resources.get(name).is_some_and(|offering| offering.devices.contains_key(id)), "{id} left {name}");
                         holders.entry(id.shared().unwrap_or_else(|| id.clone())).or_default().push((name, id));

@@ -35,12 +35,14 @@ fn evidence(secs: u64, found: &[&str], selected: &[&str], missing: &[&str]) -> A
         devices: found.iter().map(|id| (DeviceId::new(*id), device(id))).collect(),
         selected: BTreeMap::from([(spec(1).name.clone(), selected.iter().map(|id| DeviceId::new(*id)).collect())]),
         missing_nodes: missing.iter().map(|path| (*path).to_owned()).collect(),
+        unfulfilled: Default::default(),
+        unread: crate::domain::Unread::default(),
     })
 }
 
 /// What the ledger remembers of a device.
 fn known(id: &str) -> GrantedDevice {
-    GrantedDevice { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), numa_nodes: vec![1], nodes: Vec::new() }
+    GrantedDevice { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), numa_nodes: vec![1], nodes: Vec::new(), objects: Vec::new() }
 }
 
 fn holding(ids: &[&str]) -> Held {
@@ -84,14 +86,14 @@ fn list(inventory: Option<Arc<Inventory>>) -> Vec<String> {
 
 #[test]
 fn nothing_is_said_before_the_first_evidence() {
-    assert_eq!(judge(1).judge(&Held::new(), &Owed::new(), at(0)), None);
+    assert_eq!(judge(1).judge(&Held::default(), &Owed::new(), at(0)), None);
 }
 
 #[test]
 fn a_resource_without_devices_is_offered_empty() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &[], &[], &[]));
-    assert!(list(judge.judge(&Held::new(), &Owed::new(), at(0))).is_empty());
+    assert!(list(judge.judge(&Held::default(), &Owed::new(), at(0))).is_empty());
 }
 
 #[test]
@@ -99,7 +101,7 @@ fn a_list_that_is_as_it_was_is_the_one_that_it_was() {
     let mut judge = judge(1);
     let mut listed = |secs, missing: &[&str]| {
         judge.discovered(evidence(secs, &["a"], &["a"], missing));
-        let inventory = judge.judge(&Held::new(), &Owed::new(), at(secs)).unwrap();
+        let inventory = judge.judge(&Held::default(), &Owed::new(), at(secs)).unwrap();
         Arc::clone(&inventory.resources[&spec(1).name])
     };
     let first = listed(0, &[]);
@@ -111,12 +113,12 @@ fn a_list_that_is_as_it_was_is_the_one_that_it_was() {
 fn every_replica_follows_its_device() {
     let mut judge = judge(2);
     judge.discovered(evidence(0, &["a"], &["a"], &["/dev/a"]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(0))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(0))), ["a::0=node_missing", "a::1=node_missing"]);
     judge.discovered(evidence(1, &["a"], &["a"], &["/dev/optional"]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(1))), ["a::0=node_missing", "a::1=node_missing"], "for how long?");
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(1))), ["a::0=node_missing", "a::1=node_missing"], "for how long?");
     assert_eq!(judge.next_look(), Some(at(2)));
     judge.discovered(evidence(2, &["a"], &["a"], &["/dev/optional"]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(2))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["a::0=ok", "a::1=ok"]);
     assert_eq!(judge.next_look(), None);
 }
 
@@ -124,28 +126,28 @@ fn every_replica_follows_its_device() {
 fn a_broken_device_stays_unhealthy_until_newer_evidence_clears_it() {
     let mut judge = judge(2);
     judge.discovered(evidence(0, &["a"], &["a"], &[]));
-    judge.judge(&Held::new(), &Owed::new(), at(0));
+    judge.judge(&Held::default(), &Owed::new(), at(0));
     judge.broken(&spec(1).name, &DeviceId::new("a::1"), Reason::NodeMissing, at(5));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(5))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(5))), ["a::0=node_missing", "a::1=node_missing"]);
     // A scan that had begun before the failure proves nothing.
     judge.discovered(evidence(4, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(6))), ["a::0=node_missing", "a::1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(6))), ["a::0=node_missing", "a::1=node_missing"]);
     judge.discovered(evidence(6, &["a"], &["a"], &[]));
-    judge.judge(&Held::new(), &Owed::new(), at(6));
+    judge.judge(&Held::default(), &Owed::new(), at(6));
     judge.discovered(evidence(7, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(7))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(7))), ["a::0=ok", "a::1=ok"]);
 }
 
 #[test]
 fn a_free_device_that_vanished_is_unhealthy_for_a_minute_and_then_leaves() {
     let mut judge = judge(1);
     judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
-    judge.judge(&Held::new(), &Owed::new(), at(0));
+    judge.judge(&Held::default(), &Owed::new(), at(0));
     judge.discovered(evidence(10, &["b"], &["b"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(10))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(10))), ["a=device_gone", "b=ok"]);
     assert_eq!(judge.next_deadline(at(10)), Some(at(70)));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(69))), ["a=device_gone", "b=ok"]);
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(70))), ["b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(69))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(70))), ["b=ok"]);
     assert_eq!(judge.next_deadline(at(0)), None);
 }
 
@@ -158,8 +160,8 @@ fn a_held_device_that_vanished_stays_until_a_minute_after_its_release() {
     assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(10))), ["a=device_gone"]);
     assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(100_000))), ["a=device_gone"]);
     assert_eq!(judge.next_deadline(at(0)), None);
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(100_010))), ["a=device_gone"]);
-    assert!(list(judge.judge(&Held::new(), &Owed::new(), at(100_070))).is_empty());
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(100_010))), ["a=device_gone"]);
+    assert!(list(judge.judge(&Held::default(), &Owed::new(), at(100_070))).is_empty());
 }
 
 #[test]
@@ -179,17 +181,17 @@ fn a_deselected_device_keeps_its_health_for_its_holder_only() {
     judge.judge(&holding(&["a"]), &Owed::new(), at(0));
     judge.discovered(evidence(10, &["a"], &[], &[]));
     assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(10))), ["a=ok"]);
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(20))), ["a=deselected"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(20))), ["a=deselected"]);
 }
 
 #[test]
 fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
     let mut first = judge(1);
     first.discovered(evidence(0, &["a"], &["a"], &[]));
-    let published = first.judge(&Held::new(), &Owed::new(), at(0)).unwrap();
+    let published = first.judge(&Held::default(), &Owed::new(), at(0)).unwrap();
     let mut second = new_judge(spec(1), published, &Listed::new());
     second.discovered(evidence(10, &[], &[], &[]));
-    assert_eq!(list(second.judge(&Held::new(), &Owed::new(), at(10))), ["a=device_gone"]);
+    assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(10))), ["a=device_gone"]);
 }
 
 #[test]
@@ -197,11 +199,11 @@ fn what_an_earlier_process_listed_stays_for_a_minute_after_its_first_absence() {
     let earlier = Listed::from([(spec(1).name.clone(), [known("a"), known("b")].into())]);
     let mut judge = new_judge(spec(1), Arc::default(), &earlier);
     judge.discovered(evidence(5, &["b"], &["b"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(5))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(5))), ["a=device_gone", "b=ok"]);
     assert_eq!(judge.next_deadline(at(5)), Some(at(65)));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(64))), ["a=device_gone", "b=ok"]);
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(65))), ["b=ok"]);
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(66))), ["b=ok"], "it does not come back");
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(64))), ["a=device_gone", "b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(65))), ["b=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(66))), ["b=ok"], "it does not come back");
 }
 
 #[test]
@@ -210,11 +212,11 @@ fn holders_matter_only_where_an_id_is_not_offered() {
     let holds = |judge: &Judge, ids: &[&str]| judge.is_judged_with([grant(ids)].iter());
     assert!(!holds(&judge, &["a"]), "nothing has been judged yet");
     judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
-    judge.judge(&Held::new(), &Owed::new(), at(0));
+    judge.judge(&Held::default(), &Owed::new(), at(0));
     assert!(holds(&judge, &["a", "b"]));
     assert!(!holds(&judge, &["ghost"]), "it has to be listed");
     judge.discovered(evidence(10, &["b"], &["b"], &[]));
-    judge.judge(&Held::new(), &Owed::new(), at(10));
+    judge.judge(&Held::default(), &Owed::new(), at(10));
     assert!(!holds(&judge, &["b"]), "an id is about to leave");
 }
 
@@ -247,7 +249,7 @@ fn a_node_that_is_held_under_an_older_name_is_not_given_under_its_new_one() {
     seen.devices.insert(DeviceId::new("by-id"), Arc::new(renamed));
     judge.discovered(Arc::new(seen));
     assert_eq!(list(judge.judge(&holding(&["a"]), &Owed::new(), at(0))), ["a=ok", "by-id=held_as_other"]);
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(10))), ["a=deselected", "by-id=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(10))), ["a=deselected", "by-id=ok"]);
 }
 
 #[test]
@@ -255,7 +257,7 @@ fn an_older_scan_does_not_overrule_a_newer_one() {
     let mut judge = judge(1);
     judge.discovered(evidence(10, &["a"], &["a"], &["/dev/a"]));
     judge.discovered(evidence(9, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(11))), ["a=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(11))), ["a=node_missing"]);
 }
 
 #[test]
@@ -275,7 +277,7 @@ fn a_disk_that_somebody_holds_is_not_given_to_another_by_its_second_path() {
     assert_eq!(list(judge.judge(&holding(&["first"]), &Owed::new(), at(1))), ["first=ok"]);
     judge.discovered(look(2, "second"));
     assert_eq!(list(judge.judge(&holding(&["first"]), &Owed::new(), at(2))), ["first=device_gone", "second=held_as_other"]);
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(3))), ["first=device_gone", "second=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3))), ["first=device_gone", "second=ok"]);
 }
 
 #[test]
@@ -291,9 +293,9 @@ fn a_group_that_no_guest_can_have_is_unhealthy_until_its_sibling_is_let_go() {
     judge.discovered(look(1, true));
     assert_eq!(list(judge.judge(&holding(&["gpu"]), &Owed::new(), at(1))), ["gpu=iommu_group_not_viable"]);
     judge.discovered(look(2, false));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(2))), ["gpu=iommu_group_not_viable"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["gpu=iommu_group_not_viable"]);
     judge.discovered(look(3, false));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(3))), ["gpu=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3))), ["gpu=ok"]);
 }
 
 /// A judge of a pool for this many containers.
@@ -311,24 +313,24 @@ fn pool_nodes(judge: &Judge) -> Vec<String> {
 fn a_pool_is_all_devices_that_can_be_used_under_ids_that_mean_nothing() {
     let mut judge = pool_of(2);
     judge.discovered(evidence(1, &["a", "b"], &["a", "b"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(1))), ["0=ok", "1=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(1))), ["0=ok", "1=ok"]);
     assert_eq!(pool_nodes(&judge), ["/dev/a", "/dev/optional", "/dev/b"]);
     judge.discovered(evidence(2, &["a", "b"], &["a", "b"], &["/dev/a"]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(2))), ["0=ok", "1=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["0=ok", "1=ok"]);
     assert_eq!(pool_nodes(&judge), ["/dev/b", "/dev/optional"]);
     judge.discovered(evidence(3, &["a", "b"], &["a", "b"], &["/dev/a", "/dev/b"]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(3))), ["0=node_missing", "1=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3))), ["0=node_missing", "1=node_missing"]);
 }
 
 #[test]
 fn a_pool_that_an_allocate_found_broken_is_so_until_the_next_evidence() {
     let mut judge = pool_of(1);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
-    judge.judge(&Held::new(), &Owed::new(), at(1));
+    judge.judge(&Held::default(), &Owed::new(), at(1));
     judge.broken(&spec(1).name, &DeviceId::new("0"), Reason::NodeMissing, at(2));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(2))), ["0=node_missing"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["0=node_missing"]);
     judge.discovered(evidence(3, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(3))), ["0=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3))), ["0=ok"]);
 }
 
 #[test]
@@ -339,8 +341,8 @@ fn a_held_id_of_a_pool_stays_when_the_pool_becomes_smaller_or_is_gone() {
     assert_eq!(list(judge.judge(&held, &Owed::new(), at(1))), ["0=ok", "7=ok"]);
     judge.discovered(evidence(2, &[], &[], &[]));
     assert_eq!(list(judge.judge(&held, &Owed::new(), at(2))), ["0=device_gone", "7=device_gone"]);
-    judge.judge(&Held::new(), &Owed::new(), at(3));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(3 + 60))), Vec::<String>::new());
+    judge.judge(&Held::default(), &Owed::new(), at(3));
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(3 + 60))), Vec::<String>::new());
 }
 
 #[test]
@@ -350,6 +352,7 @@ fn a_device_that_waits_for_its_hook_is_unhealthy_with_all_its_shares() {
             resource: spec(1).name.clone(),
             device: DeviceId::new("a"),
             key: "pci:a".into(),
+            objects: Vec::new(),
             alloc_id: AllocId::new("1"),
             pod: None,
             container: None,
@@ -363,17 +366,17 @@ fn a_device_that_waits_for_its_hook_is_unhealthy_with_all_its_shares() {
     let mut judge = judge(2);
     judge.discovered(evidence(0, &["a", "b"], &["a", "b"], &[]));
     assert_eq!(
-        list(judge.judge(&Held::new(), &due(HookState::Due), at(1))),
+        list(judge.judge(&Held::default(), &due(HookState::Due), at(1))),
         ["a::0=hook_pending", "a::1=hook_pending", "b::0=ok", "b::1=ok"]
     );
     let failed = HookState::Failed { tries: 1, failed_at: Timestamp(2), why: "no key".into() };
-    assert_eq!(list(judge.judge(&Held::new(), &due(failed), at(2)))[0], "a::0=hook_failed");
+    assert_eq!(list(judge.judge(&Held::default(), &due(failed), at(2)))[0], "a::0=hook_failed");
     // The ledger says that nobody holds it; who held it may have been told before.
     assert_eq!(list(judge.judge(&holding(&["a::0"]), &due(HookState::Due), at(3)))[0], "a::0=hook_pending");
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(4)))[0], "a::0=ok");
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(4)))[0], "a::0=ok");
     // What the device itself lacks is said first.
     judge.discovered(evidence(5, &[], &[], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), &due(HookState::Due), at(5)))[0], "a::0=device_gone");
+    assert_eq!(list(judge.judge(&Held::default(), &due(HookState::Due), at(5)))[0], "a::0=device_gone");
 }
 
 /// A function of a card: itself, or the virtual one of `physical`.
@@ -404,18 +407,18 @@ fn moment(secs: u64) -> Moment {
 fn look(judge: &mut Judge, secs: u64, of: &str, complaints: &[Reason]) -> Vec<String> {
     let evidence = cards(secs);
     judge.discovered(Arc::clone(&evidence));
-    for device in judge.probed_devices(&Held::new()) {
+    for device in judge.probed_devices(&Held::default()) {
         let complaints: &[Reason] = if device.id.as_str() == of { complaints } else { &[] };
         let complaints = complaints.iter().map(|reason| Complaint { reason: *reason, detail: String::new() }).collect();
         judge.probed(&device, moment(secs), &Signals { complaints, ..Signals::default() });
     }
-    list(judge.judge(&Held::new(), &Owed::new(), at(secs)))
+    list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
 }
 
 fn happens(judge: &mut Judge, secs: u64, to: &str, kind: EventKind, whole_slot: bool) -> Vec<String> {
     let event = DeviceEvent { at: to.parse().unwrap(), whole_slot, kind };
-    judge.happened(&event, moment(secs), &Held::new());
-    list(judge.judge(&Held::new(), &Owed::new(), at(secs)))
+    judge.happened(&event, moment(secs), &Held::default());
+    list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
 }
 
 #[test]
@@ -442,7 +445,7 @@ fn a_function_does_not_recover_before_it_was_probed() {
     let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
     for secs in [100, 200, 300] {
         second.discovered(cards(secs));
-        assert_eq!(list(second.judge(&Held::new(), &Owed::new(), at(secs))), ["mig=ok", "vf=off_the_bus"], "only its files were seen");
+        assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(secs))), ["mig=ok", "vf=off_the_bus"], "only its files were seen");
     }
     assert_eq!(look(&mut second, 301, "", &[]), ["mig=ok", "vf=off_the_bus"]);
     assert_eq!(second.next_look(), Some(at(331)));
@@ -456,14 +459,14 @@ fn what_an_operator_has_taken_out_is_so_in_every_life_until_it_is_given_back() {
     assert!(!first.instructed(&id, &cordon, moment(0)), "nobody knows it");
     first.discovered(evidence(1, &["a"], &["a"], &[]));
     assert!(first.instructed(&id, &cordon, moment(1)));
-    assert_eq!(list(first.judge(&Held::new(), &Owed::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
+    assert_eq!(list(first.judge(&Held::default(), &Owed::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
     let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
     let rules = Rules { boot_id: "next".into(), ..rules() };
     let mut second = Judge::new(Arc::from([spec(2)]), Arc::default(), &Listed::new(), rules, &remembered);
     second.discovered(evidence(1, &["a"], &["a"], &[]));
-    assert_eq!(list(second.judge(&Held::new(), &Owed::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
+    assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(1))), ["a::0=cordoned", "a::1=cordoned"]);
     assert!(second.instructed(&id, &Instruction::Uncordon, moment(2)));
-    assert_eq!(list(second.judge(&Held::new(), &Owed::new(), at(2))), ["a::0=ok", "a::1=ok"]);
+    assert_eq!(list(second.judge(&Held::default(), &Owed::new(), at(2))), ["a::0=ok", "a::1=ok"]);
     assert_eq!(second.take_changed(|_| Vec::new()), [(id, None)], "nothing is left to be remembered");
 }
 
@@ -477,7 +480,7 @@ fn a_kubelet_that_has_just_started_is_not_told_of_soft_failures_of_held_devices(
     assert_eq!(list(judge.judge(&held, &Owed::new(), at(41))), ["mig=port_down", "vf=ok"]);
     judge.withhold_until(at(100));
     assert_eq!(list(judge.judge(&held, &Owed::new(), at(50))), ["mig=ok", "vf=ok"]);
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(50))), ["mig=port_down", "vf=ok"], "nobody new gets it");
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(50))), ["mig=port_down", "vf=ok"], "nobody new gets it");
     assert_eq!(judge.next_deadline(at(50)), Some(at(100)));
     assert_eq!(list(judge.judge(&held, &Owed::new(), at(100))), ["mig=port_down", "vf=ok"]);
     judge.withhold_until(at(200));
@@ -489,9 +492,9 @@ fn a_kubelet_that_has_just_started_is_not_told_of_soft_failures_of_held_devices(
 fn a_device_that_is_named_by_its_path_fails_as_any_other() {
     let mut judge = judge(1);
     judge.discovered(evidence(1, &["/dev/a"], &["/dev/a"], &[]));
-    judge.judge(&Held::new(), &Owed::new(), at(1));
+    judge.judge(&Held::default(), &Owed::new(), at(1));
     judge.discovered(evidence(2, &[], &[], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(2))), ["/dev/a=device_gone"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(2))), ["/dev/a=device_gone"]);
     let noted = judge.take_changed(|_| Vec::new());
     let reasons: Vec<_> = noted.iter().filter_map(|(_, verdict)| verdict.as_ref()).flat_map(|verdict| &verdict.incidents).collect();
     assert_eq!(reasons.iter().map(|incident| incident.reason).collect::<Vec<_>>(), [Reason::DeviceGone]);
@@ -501,7 +504,7 @@ fn a_device_that_is_named_by_its_path_fails_as_any_other() {
 fn who_held_a_device_when_it_failed_is_remembered() {
     let mut judge = judge(2);
     judge.discovered(evidence(1, &["a"], &["a"], &["/dev/a"]));
-    judge.judge(&Held::new(), &Owed::new(), at(1));
+    judge.judge(&Held::default(), &Owed::new(), at(1));
     let grants = [Arc::new(grant(&["a::1"])), Arc::new(grant(&["b::0"]))];
     let noted = judge.take_changed(|id| holders(&grants, id));
     let incident = &noted[0].1.as_ref().unwrap().incidents[0];
@@ -522,7 +525,7 @@ fn who_holds_a_part_holds_the_device_that_failed() {
 fn what_happened_before_the_first_scan_of_a_life_is_not_forgotten() {
     let mut judge = judge(1);
     let event = DeviceEvent { at: "0000:02:00.0".parse().unwrap(), whole_slot: true, kind: EventKind::Xid(79) };
-    judge.happened(&event, moment(1), &Held::new());
+    judge.happened(&event, moment(1), &Held::default());
     assert_eq!(look(&mut judge, 2, "", &[]), ["mig=xid", "vf=ok"]);
 }
 
@@ -539,10 +542,10 @@ fn a_fault_of_what_no_resource_selects_is_known_when_one_does_and_neither_bridge
         let devices = [function("gpu", gpu, None), Arc::new(switch), Arc::new(mig)];
         evidence.devices.extend(devices.map(|device| (device.id.clone(), device)));
         judge.discovered(Arc::new(evidence));
-        for device in judge.probed_devices(&Held::new()) {
+        for device in judge.probed_devices(&Held::default()) {
             judge.probed(&device, moment(secs), &Signals::default());
         }
-        list(judge.judge(&Held::new(), &Owed::new(), at(secs)))
+        list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
     };
     let noted = |judge: &mut Judge| judge.take_changed(|_| Vec::new()).into_iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>();
     let mut judge = judge(1);
@@ -597,30 +600,30 @@ fn a_device_that_was_away_need_not_wait_for_its_next_check() {
     judge.checked(&DeviceId::new("a"), moment(1), None);
     for (secs, missing) in [(5, &["/dev/a"][..]), (6, &[]), (7, &[])] {
         judge.discovered(evidence(secs, &["a"], &["a"], missing));
-        judge.judge(&Held::new(), &Owed::new(), at(secs));
+        judge.judge(&Held::default(), &Owed::new(), at(secs));
     }
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(7))), ["a=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(7))), ["a=ok"]);
     // The check itself is waited for.
     judge.checked(&DeviceId::new("a"), moment(8), Some("no".into()));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(8))), ["a=check_failed"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(8))), ["a=check_failed"]);
     judge.discovered(evidence(100, &["a"], &["a"], &[]));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(100))), ["a=check_failed"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(100))), ["a=check_failed"]);
     for secs in [101, 161] {
         judge.checked(&DeviceId::new("a"), moment(secs), None);
         judge.discovered(evidence(secs, &["a"], &["a"], &[]));
-        judge.judge(&Held::new(), &Owed::new(), at(secs));
+        judge.judge(&Held::default(), &Owed::new(), at(secs));
     }
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(161))), ["a=ok"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(161))), ["a=ok"]);
 }
 
 #[test]
 fn a_pool_follows_its_check() {
     let mut judge = pool_of(2);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
-    judge.judge(&Held::new(), &Owed::new(), at(1));
+    judge.judge(&Held::default(), &Owed::new(), at(1));
     let pool = judge.inventory.resources.values().next().unwrap().devices.values().next().unwrap().device.id.clone();
     judge.checked(&pool, moment(2), Some("no".into()));
-    let now = list(judge.judge(&Held::new(), &Owed::new(), at(2)));
+    let now = list(judge.judge(&Held::default(), &Owed::new(), at(2)));
     assert!(!now.is_empty() && now.iter().all(|id| id.ends_with("=check_failed")), "{now:?}");
 }
 
@@ -633,11 +636,11 @@ fn errors_that_are_not_fatal_count_when_they_are_counted_at_one_poll_after_the_o
         let mut now = Vec::new();
         for (secs, value) in values {
             judge.discovered(cards(*secs));
-            for device in judge.probed_devices(&Held::new()) {
+            for device in judge.probed_devices(&Held::default()) {
                 let counters = if device.id.as_str() == "vf" { [(counter.clone(), *value)].into() } else { BTreeMap::new() };
                 judge.probed(&device, moment(*secs), &Signals { counters, ..Signals::default() });
             }
-            now = list(judge.judge(&Held::new(), &Owed::new(), at(*secs)));
+            now = list(judge.judge(&Held::default(), &Owed::new(), at(*secs)));
         }
         now
     };
@@ -656,10 +659,10 @@ fn a_device_that_has_come_back_is_probed_at_once() {
     away.devices.remove(&DeviceId::new("vf"));
     away.selected.values_mut().for_each(|ids| ids.retain(|id| id.as_str() != "vf"));
     judge.discovered(Arc::new(away));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(5))), ["mig=ok", "vf=device_gone"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(5))), ["mig=ok", "vf=device_gone"]);
     assert_eq!(judge.next_look(), None);
     judge.discovered(cards(8));
-    assert_eq!(list(judge.judge(&Held::new(), &Owed::new(), at(8))), ["mig=ok", "vf=device_gone"]);
+    assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(8))), ["mig=ok", "vf=device_gone"]);
     assert_eq!(judge.next_look(), Some(at(9)));
     look(&mut judge, 9, "", &[]);
     assert_eq!(judge.next_look(), Some(at(10)));
@@ -678,10 +681,10 @@ fn what_is_not_selected_any_more_is_probed_and_a_driver_that_is_gone_is_the_reas
         evidence.devices.insert(vf.id.clone(), Arc::new(vf));
         Arc::new(evidence)
     };
-    let told = |judge: &mut Judge, secs| list(judge.judge(&Held::new(), &Owed::new(), at(secs)))[1].clone();
+    let told = |judge: &mut Judge, secs| list(judge.judge(&Held::default(), &Owed::new(), at(secs)))[1].clone();
     judge.discovered(without(5, Some("nvme")));
     assert_eq!(told(&mut judge, 5), "vf=deselected");
-    let vf = judge.probed_devices(&Held::new()).into_iter().find(|device| device.id.as_str() == "vf").unwrap();
+    let vf = judge.probed_devices(&Held::default()).into_iter().find(|device| device.id.as_str() == "vf").unwrap();
     let complaints = [Complaint { reason: Reason::NvmeDead, detail: String::new() }].into();
     judge.probed(&vf, moment(6), &Signals { complaints, ..Signals::default() });
     assert_eq!(told(&mut judge, 6), "vf=nvme_dead");

@@ -1,7 +1,7 @@
 //! What is looked at next, and when.
 
 use super::{Ledger, Watchlist};
-use crate::domain::{AllocId, CgroupState, Gather, Grant, GrantState, Observation, Timestamp};
+use crate::domain::{AllocId, CgroupState, CheckpointEntry, Gather, Grant, GrantState, Observation, Timestamp};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ impl Agenda {
     pub fn needs_listing(&self, files: &Observation) -> bool {
         let lives = |uid: &String| files.cgroups.get(uid) == Some(&CgroupState::Populated);
         let entries = || files.checkpoint.iter().flat_map(|checkpoint| &checkpoint.entries);
-        let known: BTreeSet<&AllocId> = entries().filter_map(|entry| entry.alloc_id.as_ref()).gather();
+        let known: BTreeSet<AllocId> = entries().map(CheckpointEntry::grant_id).gather();
         self.list || !self.pods.iter().all(lives) || !self.placed.iter().all(|id| known.contains(id))
     }
 }

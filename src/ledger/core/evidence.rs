@@ -22,7 +22,7 @@ pub(super) enum Listing {
 pub(super) struct Evidence<'a> {
     observation: &'a Observation,
     ledger: &'a Ledger,
-    by_alloc_id: BTreeMap<&'a AllocId, &'a CheckpointEntry>,
+    by_alloc_id: BTreeMap<AllocId, &'a CheckpointEntry>,
     uids: BTreeSet<&'a str>,
     /// The listed pods of a name: one, or two while one of them is on its way out.
     listed: BTreeMap<Name<'a>, Vec<&'a ListedPod>>,
@@ -40,7 +40,7 @@ impl<'a> Evidence<'a> {
         Evidence {
             observation,
             ledger,
-            by_alloc_id: entries().filter_map(|entry| Some((entry.alloc_id.as_ref()?, entry))).gather(),
+            by_alloc_id: entries().map(|entry| (entry.grant_id(), entry)).gather(),
             uids: entries().map(|entry| entry.pod_uid.as_str()).gather(),
             listed: grouped(observation.pods.iter().flatten().map(|pod| (name_of(pod), pod))),
             namesakes: grouped(observation.names.iter().map(|(uid, name)| (as_name(name), uid.as_str()))),
@@ -48,7 +48,7 @@ impl<'a> Evidence<'a> {
         }
     }
 
-    /// The checkpoint's entry that holds our response for this grant.
+    /// The checkpoint's entry that holds the response for this grant.
     pub(super) fn checkpointed(&self, grant: &Grant) -> Option<&'a CheckpointEntry> {
         self.by_alloc_id.get(&grant.alloc_id).copied()
     }
@@ -137,7 +137,9 @@ impl<'a> Evidence<'a> {
         let ids = ids(grant);
         let overlaps = |others: &BTreeSet<DeviceId>| !others.is_disjoint(&ids);
         let entries = self.observation.checkpoint.iter().flat_map(|checkpoint| &checkpoint.entries);
-        let mut unmarked = entries.filter(|entry| entry.alloc_id.is_none() && entry.resource == grant.resource);
+        let unmarked = entries.filter(|entry| entry.alloc_id.is_none() && entry.resource == grant.resource);
+        // What another plugin has given may be known to be that.
+        let mut unmarked = unmarked.filter(|entry| self.ledger.grant(&entry.grant_id()).is_none());
         if unmarked.any(|entry| overlaps(&entry.device_ids)) {
             return true;
         }

@@ -11,8 +11,8 @@
 
 use super::Ledger;
 use crate::domain::{
-    AllocId, DeviceId, Due, Entry, Gather, Grant, GrantState, HookState, Owed, OwedHook, Refusal, ResourceName, Sharing, Timestamp,
-    note_hook,
+    AllocId, DeviceId, Due, Entry, Gather, Grant, GrantState, GrantedDevice, HookState, Owed, OwedHook, Refusal, ResourceName, Sharing,
+    Timestamp, note_hook, overlap,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,35 +47,48 @@ impl Ledger {
         due
     }
 
-    /// Why a grant has to wait: one of its devices is owed a hook, or will be by what is about to be written.
+    /// Why a grant has to wait: one of its devices is owed a hook, or will be by what is about to be written. By whatever id it is asked
+    /// for: what the last holder has left on it is still there.
     pub fn waits<'a>(&self, hooks: &ReleaseHooks, written: impl Iterator<Item = &'a Entry>, wanted: &Grant) -> Option<Refusal> {
-        let sharing = hooks.get(&wanted.resource)?;
-        // As `due` has it, and of the wanted devices alone: an Allocate waits for this.
-        let is_held = |hook: &OwedHook| self.grants.values().any(|grant| holds(grant, *sharing, hook));
-        let due = |whole: &DeviceId| self.owed.get(&wanted.resource)?.get(whole).filter(|hook| !is_held(hook));
+        if hooks.is_empty() {
+            return None;
+        }
         // Of a device that another pod has already only that pod waits.
         let is_free = |hook: &OwedHook| {
+            let Some(sharing) = hooks.get(&hook.resource) else { return false };
             let mut holders = self.grants.values().filter(|grant| holds(grant, *sharing, hook));
             holders.all(|grant| goes_on(grant, *sharing, hook))
         };
         let about = |entry: &'a Entry| match entry {
-            Entry::Hook(hook) if hook.resource == wanted.resource && hook.state != HookState::Done && is_free(hook) => Some(&**hook),
+            Entry::Hook(hook) if hook.state != HookState::Done && is_free(hook) => Some(&**hook),
             _ => None,
         };
         let about: Vec<&OwedHook> = written.filter_map(about).collect();
-        let owed = |id: &DeviceId| {
-            let whole = sharing.whole(&wanted.resource, id);
-            let hook = due(&whole).or_else(|| about.iter().copied().find(|hook| hook.device == whole))?;
-            Some(Refusal::Unhealthy { resource: wanted.resource.clone(), id: id.clone(), reason: hook.reason() })
+        // As `due` has it, and of the wanted devices alone: an Allocate waits for this.
+        let is_due = |hook: &OwedHook| {
+            let sharing = hooks.get(&hook.resource);
+            sharing.is_some_and(|sharing| !self.grants.values().any(|grant| holds(grant, *sharing, hook)))
         };
-        wanted.devices.iter().find_map(|device| owed(&device.id))
+        let is_its = |device: &GrantedDevice, hook: &OwedHook| {
+            let sharing = hooks.get(&wanted.resource).filter(|_| hook.resource == wanted.resource);
+            let by_id = sharing.is_some_and(|sharing| sharing.whole(&wanted.resource, &device.id) == hook.device);
+            by_id || overlap(&device.objects, &hook.objects)
+        };
+        let owed = |device: &GrantedDevice| {
+            let mut known = self.owed.values().flat_map(BTreeMap::values);
+            let due = known.find(|hook| is_its(device, hook) && is_due(hook));
+            let hook = due.or_else(|| about.iter().copied().find(|hook| is_its(device, hook)))?;
+            Some(Refusal::Unhealthy { resource: wanted.resource.clone(), id: device.id.clone(), reason: hook.reason() })
+        };
+        wanted.devices.iter().find_map(owed)
     }
 }
 
-/// Whether a live grant has the device that a hook is for: by its id, or under another resource by its key.
+/// Whether a live grant has the device that a hook is for: by its id, or by another one.
 fn holds(grant: &Grant, sharing: Sharing, hook: &OwedHook) -> bool {
     let is_same = |id: &DeviceId| grant.resource == hook.resource && sharing.whole(&hook.resource, id) == hook.device;
-    grant.devices.iter().any(|device| is_same(&device.id) || !hook.key.is_empty() && device.key == hook.key)
+    let is_its = |device: &GrantedDevice| !hook.key.is_empty() && device.key == hook.key || overlap(&device.objects, &hook.objects);
+    grant.devices.iter().any(|device| is_same(&device.id) || is_its(device))
 }
 
 /// Whether the hook is for what was before this grant: one that a cut-off write has left is for a holder that is still there.
@@ -123,6 +136,7 @@ pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written
                 resource: grant.resource.clone(),
                 device: sharing.whole(&grant.resource, &device.id),
                 key: device.key.clone(),
+                objects: device.objects.clone(),
                 alloc_id: alloc_id.clone(),
                 pod: pod.clone(),
                 container: container.clone(),
@@ -176,7 +190,13 @@ mod tests {
         Grant {
             alloc_id: AllocId::new(format!("a-{n}")),
             resource: resource(),
-            devices: vec![GrantedDevice { id: DeviceId::new(id), key: String::new(), numa_nodes: Vec::new(), nodes: Vec::new() }],
+            devices: vec![GrantedDevice {
+                id: DeviceId::new(id),
+                key: String::new(),
+                numa_nodes: Vec::new(),
+                nodes: Vec::new(),
+                objects: Vec::new(),
+            }],
             edits: ContainerEdits::default(),
             boot_id: "boot".into(),
             kubelet: None,

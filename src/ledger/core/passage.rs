@@ -95,7 +95,7 @@ fn former<'a>(ledger: &Ledger, id: &DeviceId, holders: &[&'a Arc<Grant>], view: 
         return Ok(Vec::new());
     }
     let entries = || view.checkpoint().into_iter().flat_map(|checkpoint| &checkpoint.entries);
-    let in_checkpoint = |grant: &Grant| entries().find(|entry| entry.alloc_id.as_ref() == Some(&grant.alloc_id));
+    let in_checkpoint = |grant: &Grant| entries().find(|entry| entry.is_of(&grant.alloc_id));
     // Of which pod each is: the checkpoint may know it before the ledger does.
     let mut pods: BTreeMap<&str, Vec<(&Grant, Option<Former>)>> = BTreeMap::new();
     for grant in holders {

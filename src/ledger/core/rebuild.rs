@@ -2,12 +2,17 @@
 //!
 //! The kubelet writes every answer of ours into its checkpoint, alloc-id and all, with the pod and the container that it
 //! was for. So what neither the journal nor sled has any more comes back bound, and only its keys may be unknown.
+//!
+//! In the same way the ledger takes over what another plugin has given away, when a node moves from that to Holdfast: its containers go on, and
+//! their devices are held like any others.
 
 use crate::domain::{AllocId, DeviceId, Gather, Grant, GrantState, GrantedDevice, KeptGrant, PodRef, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version that stands in a rebuilt grant: nobody knows which one made it.
 const REBUILT: &str = "rebuilt";
+/// What stands in its place where another plugin gave the devices.
+const OTHER_PLUGIN: &str = "other plugin";
 
 /// Rebuilds what is not among the `known` grants, live and released. `names` tells the physical keys of devices.
 ///
@@ -19,13 +24,14 @@ pub fn rebuild(kept: Vec<KeptGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap
     let device = |(id, numa_nodes): (DeviceId, Vec<u32>)| {
         let whole = id.shared();
         let key = keys.get(&id).or_else(|| keys.get(whole.as_ref()?)).map_or_else(String::new, |key| (*key).clone());
-        GrantedDevice { id, key, numa_nodes, nodes: Vec::new() }
+        GrantedDevice { id, key, numa_nodes, nodes: Vec::new(), objects: Vec::new() }
     };
     let lost = kept.into_iter().filter(|kept| !known.contains(&kept.alloc_id));
     let mut grants: BTreeMap<AllocId, Grant> = BTreeMap::new();
     for kept in lost {
         let pod = PodRef { uid: kept.pod_uid, namespace: None, name: None };
         let grant = Grant {
+            version: if kept.alloc_id.is_of_other_plugin() { OTHER_PLUGIN } else { REBUILT }.into(),
             granted_at: kept.alloc_id.made_at().unwrap_or(now),
             alloc_id: kept.alloc_id.clone(),
             resource: kept.resource,
@@ -33,7 +39,6 @@ pub fn rebuild(kept: Vec<KeptGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap
             edits: kept.edits,
             boot_id: String::new(),
             kubelet: None,
-            version: REBUILT.into(),
             state: GrantState::Bound { pod, container: kept.container, bound_at: now },
         };
         grants.entry(kept.alloc_id).or_insert(grant);
@@ -75,7 +80,13 @@ mod tests {
         assert_eq!((grant.alloc_id.as_str(), grant.granted_at), (id, Timestamp(0x0189_0a5d_ac96)));
         assert_eq!(
             grant.devices,
-            [GrantedDevice { id: DeviceId::new("GPU-1"), key: "pci:0000:01:00.0".into(), numa_nodes: vec![1], nodes: Vec::new() }]
+            [GrantedDevice {
+                id: DeviceId::new("GPU-1"),
+                key: "pci:0000:01:00.0".into(),
+                numa_nodes: vec![1],
+                nodes: Vec::new(),
+                objects: Vec::new()
+            }]
         );
         assert_eq!((grant.pod().unwrap().uid.as_str(), grant.container(), grant.state_name()), ("u1", Some("main"), "bound"));
         assert_eq!(grant.edits.cdi_devices, ["a/b=c"]);

@@ -26,7 +26,9 @@
 
 use super::Ledger;
 use super::evidence::{Evidence, Listing};
-use crate::domain::{AllocId, CgroupState, Entry, Gather, Grant, GrantState, KubeletGeneration, Moment, Observation, PodRef, Timestamp};
+use crate::domain::{
+    AllocId, CgroupState, CheckpointEntry, Entry, Gather, Grant, GrantState, KubeletGeneration, Moment, Observation, PodRef, Timestamp,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -96,7 +98,7 @@ impl Watchlist {
     fn note_known(&mut self, observation: &Observation) {
         let (Some(kubelet), Some(checkpoint)) = (observation.kubelet, &observation.checkpoint) else { return };
         if checkpoint.written_at > kubelet.made_at().unwrap_or(Timestamp(0)) {
-            let ids = checkpoint.entries.iter().filter_map(|entry| entry.alloc_id.clone());
+            let ids = checkpoint.entries.iter().map(CheckpointEntry::grant_id);
             self.known.extend(ids.map(|id| (id, kubelet)));
         }
     }

@@ -17,7 +17,7 @@
 //! Anything less is granted, and told: [`Doubt`].
 
 use super::{Ledger, Watchlist};
-use crate::domain::{AllocId, Checkpoint, DeviceId, Grant, GrantState, PodRef, Safeguard};
+use crate::domain::{AllocId, Checkpoint, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Refusal, Safeguard, overlap};
 
 /// So many of the latest grants of a device are looked at. One that nobody releases gathers more, and none of a pod that runs: that would
 /// have been found with the next grant, and refused it.
@@ -29,7 +29,10 @@ pub trait Sight {
     fn kubelet_settled(&self) -> bool;
     /// Whether any container of a pod runs. Its sandbox alone is none: it runs on for a moment when the pod is through
     /// and the kubelet has given its devices away, rightly.
-    fn has_running_container(&self, uid: &str) -> bool;
+    ///
+    /// # Errors
+    /// When that cannot be found out, with the reason.
+    fn has_running_container(&self, uid: &str) -> Result<bool, String>;
     /// Whether the kubelet lists the container that holds this grant with its devices.
     fn is_listed(&self, alloc_id: &AllocId) -> bool;
     /// The kubelet's checkpoint, if it can be read.
@@ -46,7 +49,19 @@ pub struct Doubt {
     /// Its container.
     pub container: String,
     /// Whether that is proven: then the grant is refused.
-    pub proven: bool,
+    pub proof: Proof,
+}
+
+/// How much speaks for a doubt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Proof {
+    /// Not enough.
+    None,
+    /// Everything but that a container runs, which cannot be found out, for this reason. To give the device away all the same would be to
+    /// take a failed read for an absence.
+    Unreadable(String),
+    /// All of it.
+    Complete,
 }
 
 /// Whether somebody has one of the ids of a grant that is to be made; the proven doubt before any other. Meant for
@@ -62,17 +77,21 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
                 return None;
             };
             let is_listed = sight.is_listed(&holder.alloc_id);
-            if !is_listed && !sight.has_running_container(&pod.uid) {
-                return None;
-            }
+            let proof = match sight.has_running_container(&pod.uid) {
+                _ if is_listed => Proof::Complete,
+                Ok(true) => Proof::Complete,
+                Ok(false) => return None,
+                Err(why) => Proof::Unreadable(why),
+            };
             let gave_it = wanted.kubelet.is_some() && holder.kubelet == wanted.kubelet;
             let knew_it = wanted.kubelet.is_some_and(|kubelet| watchlist.was_known_to(kubelet, &holder.alloc_id));
             let is_unlisted = matches!(holder.state, GrantState::Suspect { .. });
             let remembers = is_listed || gave_it || knew_it || is_unlisted || is_checkpointed(sight, &holder.alloc_id);
             let may_be_proven = Safeguard::RefusalOnProof.is_on() && sight.kubelet_settled() && remembers;
             let proven = may_be_proven && sight.checkpoint().and_then(|checkpoint| checkpoint.in_place_of(holder)).is_none();
-            let doubt = Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proven };
-            if proven {
+            let proof = if proven { proof } else { Proof::None };
+            let doubt = Doubt { id: id.clone(), pod: pod.clone(), container: container.clone(), proof };
+            if doubt.proof != Proof::None {
                 return Some(doubt);
             }
             first.get_or_insert(doubt);
@@ -81,7 +100,34 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
         .or(first)
 }
 
+/// Why a grant would give a second container what a live grant has by another id (I2): an id is a way to a kernel object, and the object is
+/// held. No kubelet hands that on to the next container of a pod, so nothing more is to be proven. `pending` grants are about to be
+/// written.
+#[must_use]
+pub fn held_as_other<'a>(ledger: &'a Ledger, mut pending: impl Iterator<Item = &'a Grant>, wanted: &Grant) -> Option<Refusal> {
+    let by_pending = pending.find_map(|other| {
+        let others = other.objects();
+        let is_other = |device: &&GrantedDevice| !other.is_beside(&wanted.resource, &device.id) && overlap(&device.objects, &others);
+        wanted.devices.iter().find(is_other).map(|device| (device, other))
+    });
+    let (device, holder) = by_pending.or_else(|| ledger.holder_by_another_id(wanted))?;
+    let holds = |held: &&GrantedDevice| overlap(&device.objects, &held.objects);
+    let held = holder.devices.iter().find(holds).or(holder.devices.first())?;
+    let theirs = holder.objects();
+    let object = device.objects.iter().find(|object| overlap(std::slice::from_ref(object), &theirs))?;
+    let who =
+        holder.pod().map_or_else(|| format!("a container that was given it by grant {}", holder.alloc_id), |pod| format!("pod {pod}"));
+    Some(Refusal::HeldAsOther {
+        resource: wanted.resource.clone(),
+        id: device.id.clone(),
+        object: object.clone(),
+        holder: who,
+        held: held.id.clone(),
+        by: holder.resource.clone(),
+    })
+}
+
 fn is_checkpointed(sight: &impl Sight, alloc_id: &AllocId) -> bool {
     let mut entries = sight.checkpoint().into_iter().flat_map(|checkpoint| &checkpoint.entries);
-    entries.any(|entry| entry.alloc_id.as_ref() == Some(alloc_id))
+    entries.any(|entry| entry.is_of(alloc_id))
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::domain::{
-    CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, Device, DeviceClass, GrantState, Health, ListedContainer, ListedPod, Moment,
-    Observation, Offered, Offering, Owed, PodName, PodRef, Reason, ResourceSpec, Timestamp,
+    CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, Device, DeviceClass, DeviceNumber, GrantState, Health, ListedContainer,
+    ListedPod, Moment, Object, Observation, Offered, Offering, Owed, PodName, PodRef, Reason, ResourceSpec, Timestamp,
 };
 use proptest::prelude::*;
 use std::time::Duration;
@@ -27,7 +27,13 @@ fn grant(n: u64, device: &str, boot: &str) -> Grant {
     Grant {
         alloc_id: alloc(n),
         resource: resource(),
-        devices: vec![GrantedDevice { id: DeviceId::new(device), key: format!("pci:{device}"), numa_nodes: vec![], nodes: Vec::new() }],
+        devices: vec![GrantedDevice {
+            id: DeviceId::new(device),
+            key: format!("pci:{device}"),
+            numa_nodes: vec![],
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        }],
         edits: ContainerEdits::default(),
         boot_id: boot.into(),
         kubelet: None,
@@ -746,6 +752,103 @@ proptest! {
 }
 
 /// What an Allocate of `gpu0` meets, and what there is to see.
+/// A grant of a node by this id.
+fn of_node(n: u64, resource: &str, id: &str, objects: &[Object]) -> Grant {
+    let mut grant = grant(n, id, BOOT);
+    grant.resource = resource.parse().unwrap();
+    grant.devices[0].key = format!("dev:/dev/serial/by-id/{id}");
+    grant.devices[0].objects = objects.to_vec();
+    grant
+}
+
+#[test]
+fn what_is_held_by_one_id_is_given_by_no_other() {
+    let number = |minor| Object::number(DeviceNumber { is_block: false, major: 188, minor });
+    let stick = [Object::node("/dev/ttyUSB0"), number(0)];
+    let (tty, other) = ("a.com/tty", "b.com/tty");
+    let held = of_node(1, tty, "usb-a", &stick);
+    let ask = |held: &Grant, wanted: &Grant| {
+        let mut ledger = Ledger::default();
+        ledger.evolve(&Entry::Grant(Arc::new(held.clone())));
+        let by_ledger = held_as_other(&ledger, std::iter::empty(), wanted);
+        let by_pending = held_as_other(&Ledger::default(), [held].into_iter(), wanted);
+        assert_eq!(by_ledger, by_pending, "whether it is written or about to be");
+        by_ledger.map(|refusal| refusal.to_string())
+    };
+    let refused = ask(&held, &of_node(2, tty, "pci-1", &stick)).unwrap();
+    assert!(refused.contains("`pci-1`") && refused.contains("/dev/ttyUSB0") && refused.contains("`usb-a` of a.com/tty"), "{refused}");
+    assert!(ask(&held, &of_node(2, other, "usb-a", &[number(0)])).is_some(), "another resource");
+    assert_eq!(ask(&held, &of_node(2, tty, "usb-a", &stick)), None, "an init container hands it on");
+    assert_eq!(ask(&held, &of_node(2, tty, "usb-b", &[number(1)])), None);
+    assert_eq!(ask(&held, &of_node(2, tty, "usb-b", &[])), None, "nothing is known of it");
+    let disk = |partition| Object::disk("eui.1", partition);
+    let partition = of_node(1, tty, "part", &[disk(Some(1))]);
+    assert!(ask(&partition, &of_node(2, tty, "disk", &[disk(None)])).is_some());
+    assert_eq!(ask(&partition, &of_node(2, tty, "other", &[disk(Some(2))])), None);
+    // An earlier version noted no objects: the answer names the nodes, and the key the function.
+    let mut earlier = of_node(1, tty, "usb-a", &[]);
+    earlier.edits.devices.push(crate::domain::EditDevice {
+        host: "/dev/ttyUSB0".into(),
+        container: "/dev/x".into(),
+        permissions: "rw".into(),
+    });
+    assert!(ask(&earlier, &of_node(2, tty, "pci-1", &stick)).is_some());
+    let mut gpu = of_node(1, tty, "GPU-1", &[]);
+    gpu.devices[0].key = "pci:0000:18:00.0/10de:2330".into();
+    assert!(ask(&gpu, &of_node(2, other, "x", &[Object::kernel_device("pci0000:16/0000:18:00.0/drm/renderD128")])).is_some());
+    let released = Grant {
+        state: GrantState::Released { pod: None, container: None, bound_at: None, released_at: Timestamp(1), released_by: POD_GONE.into() },
+        ..held
+    };
+    let mut ledger = Ledger::default();
+    ledger.evolve(&Entry::Grant(Arc::new(released)));
+    assert_eq!(held_as_other(&ledger, std::iter::empty(), &of_node(2, tty, "pci-1", &stick)), None);
+}
+
+#[test]
+fn what_another_plugin_gave_is_held_until_its_pod_is_gone_or_has_an_answer_of_ours() {
+    let other = AllocId::of_other_plugin("u1", "main", &resource());
+    let kept = crate::domain::KeptGrant {
+        alloc_id: other.clone(),
+        pod_uid: "u1".into(),
+        container: "main".into(),
+        resource: resource(),
+        devices: BTreeMap::from([(DeviceId::new("gpu0"), vec![])]),
+        edits: ContainerEdits::default(),
+    };
+    let taken = || {
+        let mut world = World { ledger: Ledger::default(), ..World::new() };
+        world.checkpoint().entries[0].alloc_id = None;
+        for grant in rebuild(vec![kept.clone()], &BTreeSet::new(), &BTreeMap::new(), Timestamp(WALL)) {
+            world.ledger.evolve(&Entry::Grant(Arc::new(grant)));
+        }
+        world
+    };
+    let state = |world: &World| world.ledger.grant(&other).map_or("released", |grant| grant.state_name());
+    let mut world = taken();
+    world.look(0);
+    let pod = world.ledger.grant(&other).unwrap().pod().unwrap().to_string();
+    assert_eq!((state(&world), pod.as_str(), world.watchlist.has_forgotten()), ("bound", "default/web", false));
+    for seconds in [60, 120] {
+        assert_eq!(world.look(seconds), []);
+    }
+    world.seen.pods = Some(vec![listed("other", &[])]);
+    world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
+    world.checkpoint().entries.clear();
+    world.look(180);
+    assert_eq!(released_by(&world.look(190)), Some(POD_GONE));
+
+    // Its container was started again with an answer of ours.
+    let mut world = taken();
+    world.look(0);
+    world.ledger.evolve(&Entry::Grant(Arc::new(grant(1, "gpu0", BOOT))));
+    world.checkpoint().entries[0].alloc_id = Some(alloc(1));
+    world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
+    world.look(10);
+    world.look(20);
+    assert_eq!((state(&world), world.state(1)), ("released", "bound"));
+}
+
 struct Seen {
     settled: bool,
     running: bool,
@@ -759,8 +862,8 @@ impl Sight for Seen {
         self.settled
     }
 
-    fn has_running_container(&self, uid: &str) -> bool {
-        uid == "u1" && self.running
+    fn has_running_container(&self, uid: &str) -> Result<bool, String> {
+        Ok(uid == "u1" && self.running)
     }
 
     fn is_listed(&self, alloc_id: &AllocId) -> bool {
@@ -787,7 +890,7 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
             &wanted,
             &seen,
         )
-        .map(|doubt| doubt.proven)
+        .map(|doubt| doubt.proof == Proof::Complete)
     };
     let with = |entries| Checkpoint { entries, written_at: Timestamp(WALL) };
     let all = || Seen { settled: true, running: true, listed: false, checkpoint: with(vec![entry("u1", "main", "gpu0", Some(alloc(1)))]) };
@@ -869,7 +972,7 @@ fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
             Owed::new(),
             BTreeMap::new(),
         );
-        doubt(&held, &Watchlist::default(), &Grant { kubelet, ..grant(9, "gpu0", BOOT) }, &seen).map(|doubt| doubt.proven)
+        doubt(&held, &Watchlist::default(), &Grant { kubelet, ..grant(9, "gpu0", BOOT) }, &seen).map(|doubt| doubt.proof == Proof::Complete)
     };
     let main = |device, alloc_id| entry("u1", "main", device, alloc_id);
     assert_eq!(ask(vec![main("gpu0", Some(alloc(1)))]), Some(true));

@@ -232,8 +232,8 @@ impl Sight for Now<'_> {
         self.settled
     }
 
-    fn has_running_container(&self, uid: &str) -> bool {
-        self.node.view(|view| view.holders().iter().any(|holder| holder.pod_uid == uid))
+    fn has_running_container(&self, uid: &str) -> Result<bool, String> {
+        Ok(self.node.view(|view| view.holders().iter().any(|holder| holder.pod_uid == uid)))
     }
 
     /// Here every container's cgroup can be seen.
@@ -248,8 +248,13 @@ impl Sight for Now<'_> {
 
 /// The grant of a request.
 pub(super) fn grant(inner: &Inner, resource: &ResourceName, alloc_id: AllocId, ids: &[DeviceId], edits: ContainerEdits) -> Grant {
-    let device =
-        |id: &DeviceId| crate::domain::GrantedDevice { id: id.clone(), key: format!("pci:{id}"), numa_nodes: vec![0], nodes: Vec::new() };
+    let device = |id: &DeviceId| crate::domain::GrantedDevice {
+        id: id.clone(),
+        key: format!("pci:{id}"),
+        numa_nodes: vec![0],
+        nodes: Vec::new(),
+        objects: Vec::new(),
+    };
     Grant {
         alloc_id,
         resource: resource.clone(),

@@ -1,6 +1,6 @@
 //! The devices of the node, and the resources that offer them.
 
-use crate::domain::{Device, DeviceClass, DeviceId, Evidence, ResourceName, ResourceSpec, Sharing};
+use crate::domain::{Device, DeviceClass, DeviceId, Evidence, ResourceName, ResourceSpec, Sharing, Unread};
 use crate::sim::memory::Node;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -82,6 +82,13 @@ impl Hardware {
             devices.insert(id.clone(), Arc::new(device));
             selected.entry(resource.clone()).or_default().insert(id.clone());
         }
-        Arc::new(Evidence { began: node.moment(), devices, selected, missing_nodes: BTreeSet::new() })
+        Arc::new(Evidence {
+            began: node.moment(),
+            devices,
+            selected,
+            missing_nodes: BTreeSet::new(),
+            unfulfilled: Default::default(),
+            unread: Unread::default(),
+        })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::daemon::{Inner, Now, grant};
 use crate::domain::{AllocId, ContainerEdits, DeviceId, Entry, Inventory, ResourceName, Safeguard};
-use crate::ledger::core::doubt;
+use crate::ledger::core::{Proof, doubt, held_as_other};
 use crate::registration::core::Event;
 use crate::serving::core::decide;
 use crate::sim::kubelet::core::{ListedDevice, Options};
@@ -137,8 +137,11 @@ impl Plugin for Service {
             let settled = cores.age.is_settled(*inner.node.kubelet_socket().borrow(), inner.node.moment());
             doubt(&cores.ledger, &cores.watchlist, &grant, &Now { node: &inner.node, settled, checkpoint: inner.node.checkpoint() })
         });
-        if let Some(doubt) = doubt.flatten().filter(|doubt| doubt.proven) {
+        if let Some(doubt) = doubt.flatten().filter(|doubt| doubt.proof == Proof::Complete) {
             return Err(Status::failed_precondition(format!("device `{}` is still in use by pod {}", doubt.id, doubt.pod.uid)));
+        }
+        if let Some(refusal) = held_as_other(&inner.lock().ledger, std::iter::empty(), &grant) {
+            return Err(Status::failed_precondition(refusal.to_string()));
         }
         inner.commit(vec![Entry::Grant(Arc::new(grant))]).await;
         Ok(Some(edits))

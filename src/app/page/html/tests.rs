@@ -38,7 +38,13 @@ fn grant(pod: &str, container: &str, id: &str) -> Arc<Grant> {
     Arc::new(Grant {
         alloc_id: AllocId::new("a-1"),
         resource: "nvidia.com/gpu".parse().unwrap(),
-        devices: vec![GrantedDevice { id: DeviceId::new(id), key: "pci:x".into(), numa_nodes: vec![], nodes: Vec::new() }],
+        devices: vec![GrantedDevice {
+            id: DeviceId::new(id),
+            key: "pci:x".into(),
+            numa_nodes: vec![],
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        }],
         edits,
         boot_id: "boot".into(),
         kubelet: None,
@@ -78,6 +84,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         resources: vec![report],
         ailing: devices.iter().filter(|device| device.health.as_deref() == Some("Unhealthy")).cloned().collect(),
         signals_off: BTreeMap::new(),
+        unread: Default::default(),
     }
 }
 

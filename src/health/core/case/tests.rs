@@ -135,8 +135,10 @@ fn a_sticky_fault_stays_until_there_is_evidence_of_a_reset() {
         (EventKind::Xid(79), Reason::Xid),
         (EventKind::Wedged("rebind".into()), Reason::Wedged),
         (EventKind::RecoveryFailed, Reason::RecoveryFailed),
+        (EventKind::RecoveryAction(Some("GPU Reset Required".into())), Reason::Xid),
     ] {
-        for cure in [Some(EventKind::Bound), Some(EventKind::Recovered), Some(EventKind::WasReset), None] {
+        let done = EventKind::RecoveryAction(None);
+        for cure in [Some(EventKind::Bound), Some(EventKind::Recovered), Some(EventKind::WasReset), Some(done), None] {
             let mut story = Story::new();
             assert_eq!(story.happened(10, &fault), bad(reason));
             assert_eq!(story.look(5000, &[]), bad(reason), "{fault:?} heals by itself");
@@ -154,7 +156,7 @@ fn a_sticky_fault_stays_until_there_is_evidence_of_a_reset() {
 #[test]
 fn an_error_of_an_application_and_a_letting_go_are_no_failures() {
     let mut story = Story::new();
-    for kind in [EventKind::Xid(13), EventKind::Unbound, EventKind::WasReset, EventKind::Bound] {
+    for kind in [EventKind::Xid(13), EventKind::Unbound, EventKind::WasReset, EventKind::Bound, EventKind::RecoveryAction(None)] {
         assert!(story.happened(10, &kind).is_healthy());
     }
     assert!(story.0.is_blank());

@@ -23,7 +23,13 @@ fn bound(n: usize) -> GrantState {
 }
 
 fn grant(n: usize, ids: &[&str], state: GrantState) -> Grant {
-    let device = |id: &&str| GrantedDevice { id: DeviceId::new(*id), key: String::new(), numa_nodes: Vec::new(), nodes: Vec::new() };
+    let device = |id: &&str| GrantedDevice {
+        id: DeviceId::new(*id),
+        key: String::new(),
+        numa_nodes: Vec::new(),
+        nodes: Vec::new(),
+        objects: Vec::new(),
+    };
     Grant {
         alloc_id: AllocId::new(format!("a-{n:04}")),
         resource: resource(),

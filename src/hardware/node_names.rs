@@ -1,0 +1,133 @@
+//! How the nodes of `/dev` are named. Pure.
+//!
+//! A node is named by udev's best link to it, else by the kernel's subsystem and name, else by its path. A link may move: two sticks without a
+//! serial number share one link by id, which leads to the one that came last (systemd issue 30574). While a container holds the node that
+//! it was given by such a link, the id stays with that node, and the other node has its next best name.
+
+use crate::domain::{DeviceId, Object, Objects};
+use std::collections::BTreeMap;
+
+/// A node that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedNode {
+    /// Its real path.
+    pub path: String,
+    /// udev's links to it, best first.
+    pub links: Vec<String>,
+    /// What the kernel calls it, `subsystem:name`.
+    pub kernel: Option<String>,
+    /// What is held with it.
+    pub objects: Vec<Object>,
+}
+
+/// A node that a container holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldNode {
+    /// The id that it was given by; of a share, that of the device.
+    pub id: DeviceId,
+    /// What is held with it.
+    pub objects: Vec<Object>,
+}
+
+/// What a node is called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeName {
+    /// Its id.
+    pub id: DeviceId,
+    /// Its key: the link where it has one, since after a replug another thing may be `/dev/ttyUSB0`.
+    pub key: String,
+}
+
+/// Names each node.
+pub fn name_nodes(nodes: &[NamedNode], held: &[HeldNode]) -> Vec<NodeName> {
+    let kept = kept_names(nodes, held);
+    let name = |(index, node): (usize, &NamedNode)| {
+        if let Some(name) = kept.by_node.get(&index) {
+            return name.clone();
+        }
+        let free = |link: &&String| kept.by_link.get(link.as_str()).is_none_or(|owner| *owner == index);
+        let link = node.links.iter().find(free);
+        let id = link.map(|link| base_name(link).to_owned()).or_else(|| node.kernel.clone()).unwrap_or_else(|| plain_id(&node.path));
+        NodeName { id: DeviceId::new(id), key: format!("dev:{}", link.unwrap_or(&node.path)) }
+    };
+    nodes.iter().enumerate().map(name).collect()
+}
+
+/// Names that stay with a held node although their link leads elsewhere.
+#[derive(Default)]
+struct Kept<'a> {
+    by_node: BTreeMap<usize, NodeName>,
+    /// Which node has a link to itself.
+    by_link: BTreeMap<&'a str, usize>,
+}
+
+fn kept_names<'a>(nodes: &'a [NamedNode], held: &[HeldNode]) -> Kept<'a> {
+    let mut kept = Kept::default();
+    if held.is_empty() {
+        return kept;
+    }
+    let mut by_link: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
+    let mut by_object: Objects<usize> = Objects::default();
+    for (index, node) in nodes.iter().enumerate() {
+        by_object.hold(&index, node.objects.iter().cloned());
+        for link in &node.links {
+            by_link.entry(base_name(link)).or_insert((index, link));
+        }
+    }
+    for HeldNode { id, objects } in held {
+        // Not by the key: a ledger that was rebuilt does not know it.
+        let Some((leads_to, link)) = by_link.get(id.as_str()).copied() else { continue };
+        let Some(&is) = by_object.conflict(objects, |node| *node == leads_to) else { continue };
+        // It may be that the held thing has two nodes by now, and the link leads to one of them.
+        if by_object.conflict(objects, |node| *node != leads_to).is_none() {
+            kept.by_link.insert(link, is);
+            kept.by_node.insert(is, NodeName { id: id.clone(), key: format!("dev:{link}") });
+        }
+    }
+    kept
+}
+
+/// `dev:` and the path below `/dev`, with `-` for each `/`.
+fn plain_id(node: &str) -> String {
+    format!("dev:{}", node.strip_prefix("/dev/").unwrap_or(node).replace('/', "-"))
+}
+
+pub(super) fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(path: &str, links: &[&str]) -> NamedNode {
+        let links = links.iter().map(|link| format!("/dev/serial/{link}")).collect();
+        NamedNode { path: path.into(), links, kernel: None, objects: vec![Object::node(path)] }
+    }
+
+    fn held(id: &str, path: &str) -> HeldNode {
+        HeldNode { id: DeviceId::new(id), objects: vec![Object::node(path)] }
+    }
+
+    fn names(nodes: &[NamedNode], held: &[HeldNode]) -> Vec<(String, String)> {
+        name_nodes(nodes, held).into_iter().map(|name| (name.id.to_string(), name.key)).collect()
+    }
+
+    fn name(id: &str, link: &str) -> (String, String) {
+        (id.into(), format!("dev:/dev/{link}"))
+    }
+
+    #[test]
+    fn a_link_that_moves_does_not_take_the_id_from_a_held_node() {
+        let twins = [node("/dev/ttyUSB0", &["by-path/1"]), node("/dev/ttyUSB1", &["by-id/usb-a", "by-path/2"])];
+        let own = [name("1", "serial/by-path/1"), name("usb-a", "serial/by-id/usb-a")];
+        assert_eq!(names(&twins, &[]), own, "nobody holds one");
+        assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB0")]), [name("usb-a", "serial/by-id/usb-a"), name("2", "serial/by-path/2")]);
+        assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB1")]), own, "the link leads to the held one");
+        assert_eq!(names(&twins, &[held("usb-a", "/dev/ttyUSB7")]), own, "it was plugged in again, and has another number");
+        assert_eq!(names(&twins, &[held("1", "/dev/ttyUSB0")]), own);
+        let bare = [node("/dev/ttyUSB0", &[]), node("/dev/ttyUSB1", &["by-id/usb-a"])];
+        let expected = [name("usb-a", "serial/by-id/usb-a"), name("dev:ttyUSB1", "ttyUSB1")];
+        assert_eq!(names(&bare, &[held("usb-a", "/dev/ttyUSB0")]), expected, "without another link the path names it");
+    }
+}
