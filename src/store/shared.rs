@@ -20,11 +20,16 @@ pub(super) struct Late {
     pub(super) from_database: usize,
 }
 
+/// Findings that are kept, the first ones: a disk may damage a database again and again.
+const FINDINGS_MAX: usize = 32;
+
 impl Late {
     /// Adds what was found after that.
     pub(super) fn add(&mut self, later: Late) {
         self.findings.extend(later.findings);
+        self.findings.truncate(FINDINGS_MAX);
         self.quarantined.extend(later.quarantined);
+        self.quarantined.truncate(FINDINGS_MAX);
         self.found.extend(later.found);
         self.from_database += later.from_database;
     }

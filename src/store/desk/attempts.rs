@@ -39,7 +39,7 @@ impl Desk {
             let mut moved = Vec::new();
             let outcome = attempt.wait_for(Duration::ZERO, || check_mine(&self.shared, &self.dir), &mut moved);
             let is_late = attempt.is_late();
-            self.shared.late().quarantined.append(&mut moved);
+            self.shared.late().add(Late { quarantined: std::mem::take(&mut moved), ..Late::default() });
             match outcome {
                 None if is_late => self.say_late(),
                 None => {}
@@ -161,9 +161,7 @@ impl Desk {
     fn move_away(&self, finding: String) -> Result<(), StoreError> {
         check_mine(&self.shared, &self.dir)?;
         let moved = quarantine(&self.dir)?;
-        let mut late = self.shared.late();
-        late.findings.push(finding);
-        late.quarantined.push(moved);
+        self.shared.late().add(Late { findings: vec![finding], quarantined: vec![moved], ..Late::default() });
         Ok(())
     }
 
