@@ -141,7 +141,8 @@ impl App {
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
         let inventory = Arc::new(inventory);
         // Who holds what is known before anything is judged: a held id is in the very first list (I3).
-        let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts);
+        let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts)
+            .with_gone(recovered.gone);
         let hooks = release_hooks(specs.iter());
         // And so is what free devices wait for.
         let (due, due_view) = watch::channel(Arc::new(recovered.due(&hooks, &HeldBack::new())));
@@ -192,6 +193,7 @@ impl App {
             kept: Arc::new(kept),
             grants: Arc::new(grants),
             due: Arc::new(due),
+            forget: Some(actors.health.mailbox()),
             names: Arc::new(remembered),
             inventory: inventory_view.clone(),
             device_plugins: settings.device_plugins(),
@@ -235,6 +237,7 @@ impl App {
             unread: Arc::new(unread),
             remember: actors.ledger.mailbox(),
             discovered: actors.health.mailbox(),
+            found: actors.ledger.mailbox(),
         };
         discovery.start(discovery_arbiter.handle(), supervision.clone(), move |life| DiscoveryActor::new(config.clone(), life));
 

@@ -5,6 +5,7 @@
 
 use super::config::LedgerConfig;
 use super::core::{Change, HeldBack, Ledger, ReleaseHooks, Watchlist, held_as_other};
+use super::forgetting::Forgetting;
 use super::looks::Looks;
 use super::observe::{KubeletAge, Looker};
 use super::recording::{Answer, Recording, Waiting, Written};
@@ -52,6 +53,7 @@ pub struct LedgerActor {
     published_at: Instant,
     pub(super) upkeep: Upkeep,
     pub(super) looks: Looks,
+    pub(super) forgetting: Forgetting,
     _life: Box<dyn Any + Send>,
 }
 
@@ -81,7 +83,8 @@ impl LedgerActor {
         let recovered = config.recovered.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ledger = recovered.unwrap_or_else(|| {
             let recovered = lock(&config.store).load();
-            Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts)
+            let (grants, names, gone) = (recovered.grants, recovered.names, recovered.gone);
+            Ledger::from_recovered(grants, names, recovered.listed, recovered.owed, recovered.verdicts).with_gone(gone)
         });
         let upkeep = Upkeep::new(&config);
         let (looker, hooks) = (Looker::new(&config), config.release_hooks());
@@ -100,6 +103,7 @@ impl LedgerActor {
             published_at: Instant::now(),
             upkeep,
             looks: Looks::new(),
+            forgetting: Forgetting::default(),
             _life: Box::new(life),
         }
     }
@@ -170,7 +174,7 @@ impl LedgerActor {
             }
         } else {
             let changes: Vec<Change> = entries.iter().map(|entry| self.ledger.evolve(entry)).collect();
-            if changes.contains(&Change::Named) {
+            if changes.iter().any(|change| matches!(change, Change::Named | Change::Forgotten)) {
                 // The scan after the answer must find them.
                 self.publish_names();
             }
@@ -252,6 +256,7 @@ impl Actor for LedgerActor {
 impl StreamHandler<Arc<Inventory>> for LedgerActor {
     fn handle(&mut self, inventory: Arc<Inventory>, context: &mut Self::Context) {
         self.follow_hooks(context);
+        self.forget_later(context);
         let entries = self.ledger.unlisted(&inventory);
         if !entries.is_empty() {
             // The list does not wait for the disk: an id that came and went before this was written is not remembered.

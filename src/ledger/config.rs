@@ -3,6 +3,7 @@
 use super::core::{Ledger, ReleaseHooks};
 use crate::domain::{DeviceId, Due, Gather, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, ResourceSpec};
 use crate::kubelet::pod_resources::PodResources;
+use crate::messages::{Forget, Mailbox};
 use crate::store::Store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,6 +28,8 @@ pub struct LedgerConfig {
     pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
     /// Where the hooks are published that may run.
     pub due: Arc<watch::Sender<Arc<Due>>>,
+    /// Health, which forgets what the ledger does; nobody where nobody judges.
+    pub forget: Option<Mailbox<Forget>>,
     /// Where the remembered ids are published.
     pub names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
     /// What the kubelet is told.

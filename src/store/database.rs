@@ -221,6 +221,11 @@ impl Shelf {
         self.run(|shelf| shelf.names.insert(key, codec::stamp(key.as_bytes(), seq, id.as_str().as_bytes())).map(drop))
     }
 
+    /// Forgets a device's name.
+    pub(super) fn forget_name(&mut self, key: &str) -> Result<(), StoreError> {
+        self.run(|shelf| shelf.names.remove(key).map(drop))
+    }
+
     /// Remembers how far a hook has come; one that is done goes.
     pub(super) fn hook(&mut self, hook: &OwedHook, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
         let key = hook_key(hook);

@@ -178,6 +178,7 @@ impl Desk {
             Work::Put { alloc_id, seq, payload } => self.write(|shelf| shelf.put(&alloc_id, seq, &payload)),
             Work::Retire { grant, seq, payload } => self.write(|shelf| shelf.retire(&grant, seq, &payload)),
             Work::Name { key, seq, id } => self.write(|shelf| shelf.name(&key, seq, &id)),
+            Work::ForgetName { key } => self.write(|shelf| shelf.forget_name(&key)),
             Work::Hook { hook, seq, payload } => self.write(|shelf| shelf.hook(&hook, seq, &payload)),
             order => {
                 if self.is_opening(matches!(order, Work::Checkpoint(..))) {
@@ -209,7 +210,7 @@ impl Desk {
                 act(&mut self.shelf);
                 self.shared.closed.store(self.shelf.is_none(), Ordering::Release);
             }
-            Work::Put { .. } | Work::Retire { .. } | Work::Name { .. } | Work::Hook { .. } => {}
+            Work::Put { .. } | Work::Retire { .. } | Work::Name { .. } | Work::ForgetName { .. } | Work::Hook { .. } => {}
         }
     }
 

@@ -49,7 +49,7 @@ impl Export {
     /// # Errors
     /// When the query database fails, or is not open yet. What was live has been told then, and what the journal still has of the rest.
     pub fn read(self, mut take: impl FnMut(Told) -> bool) -> Result<Option<Timestamp>, StoreError> {
-        let Export { dir, notes: Notes { names, listed, owed, verdicts }, live, reader } = self;
+        let Export { dir, notes: Notes { names, listed, owed, verdicts, gone: _ }, live, reader } = self;
         let held = live.values().filter_map(|(_, payload)| decode_grant(payload)).map(|grant| Told::Grant(Box::new(grant)));
         if !std::iter::once(Told::Notes { names, listed, owed, verdicts }).chain(held).all(&mut take) {
             return Ok(None);

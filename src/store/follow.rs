@@ -25,6 +25,22 @@ pub(super) struct Start {
     pub(super) may_have_lost: bool,
 }
 
+impl Fold {
+    /// Forgets the grants that were given back, and returns them with the number of the entry that says so. Nothing follows that entry.
+    pub(super) fn take_released(&mut self) -> Vec<(u64, Grant)> {
+        let released: Vec<AllocId> = self.grants.iter().filter(|(_, (_, grant))| !grant.is_live()).map(|(id, _)| id.clone()).collect();
+        released.iter().for_each(|id| drop(self.payloads.remove(id)));
+        released.iter().filter_map(|id| self.grants.remove(id)).collect()
+    }
+
+    /// Forgets the grants of which only such states are known, and returns these.
+    pub(super) fn take_orphans(&mut self, is_wanted: impl Fn(&GrantState) -> bool) -> BTreeMap<AllocId, (u64, GrantState)> {
+        let (taken, left) = std::mem::take(&mut self.orphans).into_iter().partition(|(_, (_, state))| is_wanted(state));
+        self.orphans = left;
+        taken
+    }
+}
+
 /// What came of it.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
@@ -154,6 +170,11 @@ pub(super) fn catch_up(
         if image.names.get(key).is_none_or(|(_, there)| there != id) {
             shelf.name(key, *seq, id)?;
         }
+    }
+    let found_names: BTreeSet<&String> =
+        found.iter().filter_map(|entry| if let Entry::Named { key, .. } = entry { Some(key) } else { None }).gather();
+    for key in image.names.keys().filter(|key| !truth.names.contains_key(*key) && !found_names.contains(key)) {
+        shelf.forget_name(key)?;
     }
     for (key, (seq, hook)) in &truth.owed {
         if image.hooks.get(key).is_none_or(|(_, there)| there != hook) {

@@ -59,7 +59,7 @@ use self::layout::Lock;
 use self::recovery::{LivePayloads, Notes, decode_grant, encode};
 use self::shelver::Shelver;
 use crate::domain::{
-    AllocId, DeviceId, Durability, Entry, Gather, Grant, Kept, Listed, Owed, Verdicts, note_hook, note_list, note_verdict,
+    AllocId, DeviceId, Durability, Entry, Gather, Gone, Grant, Kept, Listed, Owed, Verdicts, note_gone, note_hook, note_list, note_verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -90,6 +90,8 @@ pub struct Recovered {
     pub owed: Owed,
     /// What is remembered of devices' health.
     pub verdicts: Verdicts,
+    /// Since when devices have been gone.
+    pub gone: Gone,
     /// How it was come by.
     pub report: RecoveryReport,
 }
@@ -263,7 +265,7 @@ impl Store {
             Entry::Grant(grant) => !self.is_live(&grant.alloc_id),
             Entry::Named { key, .. } => !self.notes.names.contains_key(key),
             Entry::Hook(hook) => self.notes.owed.get(&hook.resource).is_none_or(|owed| !owed.contains_key(&hook.device)),
-            Entry::Moved { .. } | Entry::Listed { .. } | Entry::Judged { .. } => false,
+            _ => false,
         };
         self.shelver.take_found().into_iter().filter(is_unknown).collect()
     }
@@ -285,8 +287,8 @@ impl Store {
         let grants = self.live.values().filter_map(|(_, payload)| decode_grant(payload)).collect();
         let mut report = self.report.clone();
         self.shelver.add_findings(&mut report);
-        let Notes { names, listed, owed, verdicts } = self.notes.clone();
-        Recovered { grants, names, listed, owed, verdicts, report }
+        let Notes { names, listed, owed, verdicts, gone } = self.notes.clone();
+        Recovered { grants, names, listed, owed, verdicts, gone, report }
     }
 
     /// Whether entries can be confirmed, and whether both copies are being kept: (journal, query database).
@@ -330,6 +332,12 @@ impl Store {
             Entry::Hook(hook) => {
                 note_hook(&mut self.notes.owed, hook);
                 self.shelver.hook(hook, seq, payload);
+            }
+            Entry::Gone { devices, since } => note_gone(&mut self.notes.gone, devices, *since),
+            Entry::Forgotten { devices } => {
+                for key in self.notes.forget(devices) {
+                    self.shelver.forget_name(key);
+                }
             }
         }
     }

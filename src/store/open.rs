@@ -131,8 +131,8 @@ impl Store {
             store.begin_checkpoint()?;
         }
         store.report.took = began.elapsed();
-        let Notes { names, listed, owed, verdicts } = store.notes.clone();
-        let recovered = Recovered { grants, names, listed, owed, verdicts, report: store.report.clone() };
+        let Notes { names, listed, owed, verdicts, gone } = store.notes.clone();
+        let recovered = Recovered { grants, names, listed, owed, verdicts, gone, report: store.report.clone() };
         Ok((store, recovered))
     }
 }

@@ -30,6 +30,7 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
         names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).gather(),
         listed: truth.listed,
         verdicts: truth.verdicts,
+        gone: truth.gone,
         report,
     })
 }

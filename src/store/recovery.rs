@@ -14,7 +14,7 @@ use super::database::Image;
 use super::desk::damaged;
 use super::journal::Journal;
 use super::replay::{Fold, OwedAt};
-use crate::domain::{AllocId, DeviceId, Entry, Gather, Grant, GrantState, Listed, Owed, Verdict, Verdicts, note_hook};
+use crate::domain::{AllocId, DeviceId, Entry, Gather, Gone, Grant, GrantState, Listed, Owed, Timestamp, Verdict, Verdicts, note_hook};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -104,6 +104,8 @@ pub(super) struct Truth {
     pub(super) owed: OwedAt,
     /// What is remembered of devices' health. Only the journal has it.
     pub(super) verdicts: Verdicts,
+    /// Since when devices have been gone. Only the journal has it.
+    pub(super) gone: Gone,
     /// The highest sequence number that either has.
     pub(super) last: u64,
 }
@@ -135,6 +137,7 @@ pub(super) fn merge(
         listed: fold.listed,
         owed: fold.owed,
         verdicts: fold.verdicts,
+        gone: fold.gone,
         payloads: fold.payloads,
         ..Truth::default()
     };
@@ -207,12 +210,12 @@ pub(super) fn merge(
 /// Takes in what only the database has, beside grants. `may_be_lost`: whether the journal may lack an entry of that number,
 /// and what came of it.
 fn merge_notes(truth: &mut Truth, image: &Image, may_be_lost: impl Fn(u64) -> bool) {
+    // As with grants: a head has every name and every hook, and a journal that is whole has the end of each.
     for (key, (seq, id)) in &image.names {
-        if truth.names.get(key).is_none_or(|(known, _)| known < seq) {
+        if truth.names.get(key).map_or_else(|| may_be_lost(*seq), |(known, _)| known < seq) {
             truth.names.insert(key.clone(), (*seq, id.clone()));
         }
     }
-    // As with grants: a head names every hook, and a journal that is whole has the end of each.
     for (key, (seq, hook)) in &image.hooks {
         if truth.owed.get(key).map_or_else(|| may_be_lost(*seq), |(known, _)| known < seq) {
             truth.owed.insert(key.clone(), (*seq, hook.clone()));
@@ -274,16 +277,39 @@ pub(super) struct Notes {
     pub(super) listed: Listed,
     pub(super) owed: Owed,
     pub(super) verdicts: Verdicts,
+    pub(super) gone: Gone,
 }
 
 impl Notes {
+    /// Forgets devices. Returns the keys of their names.
+    pub(super) fn forget(&mut self, devices: &[DeviceId]) -> Vec<String> {
+        let devices: BTreeSet<&DeviceId> = devices.iter().gather();
+        let keys: Vec<String> = self.names.iter().filter(|(_, id)| devices.contains(id)).map(|(key, _)| key.clone()).collect();
+        keys.iter().for_each(|key| drop(self.names.remove(key)));
+        for device in devices {
+            self.verdicts.remove(device);
+            self.gone.remove(device);
+        }
+        keys
+    }
+
     pub(super) fn of(truth: &Truth) -> Self {
         let names = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).gather();
-        Notes { names, listed: truth.listed.clone(), owed: truth.owed(), verdicts: truth.verdicts.clone() }
+        Notes { names, listed: truth.listed.clone(), owed: truth.owed(), verdicts: truth.verdicts.clone(), gone: truth.gone.clone() }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.names.len() + self.listed.len() + self.owed.values().map(BTreeMap::len).sum::<usize>() + self.verdicts.len()
+        let owed = self.owed.values().map(BTreeMap::len).sum::<usize>();
+        self.names.len() + self.listed.len() + owed + self.verdicts.len() + self.gone_since().len()
+    }
+
+    /// Those that have been gone since the same moment, together.
+    fn gone_since(&self) -> BTreeMap<Timestamp, Vec<DeviceId>> {
+        let mut gone: BTreeMap<Timestamp, Vec<DeviceId>> = BTreeMap::new();
+        for (device, since) in &self.gone {
+            gone.entry(*since).or_default().push(device.clone());
+        }
+        gone
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
@@ -292,7 +318,8 @@ impl Notes {
         let judged =
             |(device, verdict): (&DeviceId, &Verdict)| Entry::Judged { device: device.clone(), verdict: Some(Box::new(verdict.clone())) };
         let owed = self.owed.values().flat_map(BTreeMap::values).map(|hook| Entry::Hook(Box::new(hook.clone())));
-        names.chain(listed).chain(owed).chain(self.verdicts.iter().map(judged))
+        let gone = self.gone_since().into_iter().map(|(since, devices)| Entry::Gone { devices, since: Some(since) });
+        names.chain(listed).chain(owed).chain(self.verdicts.iter().map(judged)).chain(gone)
     }
 }
 

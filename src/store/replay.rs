@@ -9,7 +9,8 @@ use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
 use super::layout::{journal_dir, peek_confirmed};
 use super::{OLD_SEGMENTS_MAX, StoreError};
 use crate::domain::{
-    AllocId, DeviceId, Entry, Grant, GrantState, HookState, Listed, OwedHook, ResourceName, Verdicts, note_list, note_verdict,
+    AllocId, DeviceId, Entry, Gather, Gone, Grant, GrantState, HookState, Listed, OwedHook, ResourceName, Verdicts, note_gone, note_list,
+    note_verdict,
 };
 use crate::host;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +37,8 @@ pub(super) struct Fold {
     pub(super) owed: OwedAt,
     /// What is remembered of devices' health.
     pub(super) verdicts: Verdicts,
+    /// Since when devices have been gone.
+    pub(super) gone: Gone,
     /// The latest state of grants whose own entry could not be read.
     pub(super) orphans: BTreeMap<AllocId, (u64, GrantState)>,
     /// First sequence number of the newest complete head; 0 without one.
@@ -136,20 +139,6 @@ impl Fold {
         }
     }
 
-    /// Forgets the grants that were given back, and returns them with the number of the entry that says so. Nothing follows that entry.
-    pub(super) fn take_released(&mut self) -> Vec<(u64, Grant)> {
-        let released: Vec<AllocId> = self.grants.iter().filter(|(_, (_, grant))| !grant.is_live()).map(|(id, _)| id.clone()).collect();
-        released.iter().for_each(|id| drop(self.payloads.remove(id)));
-        released.iter().filter_map(|id| self.grants.remove(id)).collect()
-    }
-
-    /// Forgets the grants of which only such states are known, and returns these.
-    pub(super) fn take_orphans(&mut self, is_wanted: impl Fn(&GrantState) -> bool) -> BTreeMap<AllocId, (u64, GrantState)> {
-        let (taken, left) = std::mem::take(&mut self.orphans).into_iter().partition(|(_, (_, state))| is_wanted(state));
-        self.orphans = left;
-        taken
-    }
-
     /// Whether an entry may be missing.
     pub(super) fn is_broken(&self) -> bool {
         self.torn_bytes > 0 || !self.gaps.is_empty() || !self.damaged.is_empty()
@@ -204,8 +193,9 @@ impl Fold {
                 self.gaps.truncate(0);
                 self.orphans.clear();
                 self.grants.retain(|id, (_, grant)| !grant.is_live() || held.contains(id));
-                // What was done may have been said in a part that is lost.
+                // What was done, or forgotten, may have been said in a part that is lost.
                 self.owed.retain(|_, (seq, _)| *seq >= first);
+                self.names.retain(|_, (seq, _)| *seq >= first);
                 self.complete_from = first;
             }
             if at >= bytes.len() {
@@ -318,6 +308,8 @@ impl Fold {
             }
             Entry::Listed { resource, devices } => note_list(&mut self.listed, &resource, devices),
             Entry::Judged { device, verdict } => note_verdict(&mut self.verdicts, &device, verdict.map(|verdict| *verdict)),
+            Entry::Gone { devices, since } => note_gone(&mut self.gone, &devices, since),
+            Entry::Forgotten { devices } => self.forget(&devices),
             Entry::Hook(hook) => {
                 let key = (hook.resource.clone(), hook.device.clone());
                 if hook.state == HookState::Done {
@@ -327,6 +319,15 @@ impl Fold {
                 }
             }
         }
+    }
+}
+
+impl Fold {
+    fn forget(&mut self, devices: &[DeviceId]) {
+        let devices: BTreeSet<&DeviceId> = devices.iter().gather();
+        self.names.retain(|_, (_, id)| !devices.contains(id));
+        self.verdicts.retain(|id, _| !devices.contains(id));
+        self.gone.retain(|id, _| !devices.contains(id));
     }
 }
 

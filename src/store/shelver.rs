@@ -166,6 +166,10 @@ impl Shelver {
         self.tell(Work::Name { key: key.to_owned(), seq, id: id.clone() });
     }
 
+    pub(super) fn forget_name(&self, key: String) {
+        self.tell(Work::ForgetName { key });
+    }
+
     pub(super) fn hook(&self, hook: &OwedHook, seq: u64, payload: Vec<u8>) {
         self.tell(Work::Hook { hook: Box::new(hook.clone()), seq, payload });
     }

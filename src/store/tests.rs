@@ -1141,13 +1141,16 @@ fn the_first_append_makes_the_new_segment_durable_its_name_too() {
 
 /// Some step of a ledger's life, over few grants so that steps meet.
 fn step() -> impl Strategy<Value = Vec<Entry>> {
-    let entry = (0..9_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
+    let entry = (0..12_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
         0 => made(n),
         1 => bound(n),
         2 => suspect(n),
         3 => released(n),
         4 => listed(&(1..n).collect::<Vec<_>>()),
         kind @ 5..=7 => hook_in_each_state(n).swap_remove(usize::from(kind - 5)),
+        8 => samples::gone(&[n, n + 1]),
+        9 => samples::back(n),
+        10 => samples::forgotten_for_good(&[n]),
         _ => named(n),
     });
     prop::collection::vec(entry, 1..4)
@@ -1161,7 +1164,7 @@ fn as_a_ledger_writes(steps: Vec<Vec<Entry>>) -> Vec<Vec<Entry>> {
         Entry::Grant(grant) => made.insert(grant.alloc_id.clone()),
         Entry::Moved { alloc_id, state: GrantState::Released { .. } } => made.contains(alloc_id) && gone.insert(alloc_id.clone()),
         Entry::Moved { alloc_id, .. } => made.contains(alloc_id) && !gone.contains(alloc_id),
-        Entry::Named { .. } | Entry::Listed { .. } | Entry::Hook(_) | Entry::Judged { .. } => true,
+        _ => true,
     };
     steps.into_iter().map(|step| step.into_iter().filter(&mut written).collect()).collect()
 }
@@ -1180,7 +1183,7 @@ fn model(entries: &[Entry]) -> BTreeMap<AllocId, Grant> {
                     }
                 }
             }
-            Entry::Named { .. } | Entry::Listed { .. } | Entry::Hook(_) | Entry::Judged { .. } => {}
+            _ => {}
         }
     }
     live
@@ -1196,6 +1199,24 @@ fn model_of_lists(entries: &[Entry]) -> Listed {
     }
     lists.retain(|_, devices| !devices.is_empty());
     lists
+}
+
+/// The names of devices, and since when they have been gone.
+fn model_of_devices(entries: &[Entry]) -> (BTreeMap<String, DeviceId>, Gone) {
+    let (mut names, mut gone) = (BTreeMap::new(), Gone::new());
+    for entry in entries {
+        match entry {
+            Entry::Named { key, id } => drop(names.insert(key.clone(), id.clone())),
+            Entry::Gone { devices, since: Some(since) } => gone.extend(devices.iter().map(|device| (device.clone(), *since))),
+            Entry::Gone { devices, since: None } => gone.retain(|device, _| !devices.contains(device)),
+            Entry::Forgotten { devices } => {
+                names.retain(|_, id| !devices.contains(id));
+                gone.retain(|device, _| !devices.contains(device));
+            }
+            _ => {}
+        }
+    }
+    (names, gone)
 }
 
 /// What is owed to devices.
@@ -1272,6 +1293,7 @@ proptest! {
             let (mut store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
             prop_assert_eq!(&recovered.listed, &model_of_lists(&all));
             prop_assert_eq!(&recovered.owed, &model_of_hooks(&all));
+            prop_assert_eq!((recovered.names.clone(), recovered.gone.clone()), model_of_devices(&all));
             prop_assert_eq!(as_map(recovered), model(&all));
             store.shelver.meddle(|_| {});
             let database = tempfile::tempdir().unwrap();

@@ -41,6 +41,9 @@ pub(super) enum Work {
         seq: u64,
         id: DeviceId,
     },
+    ForgetName {
+        key: String,
+    },
     Hook {
         hook: Box<OwedHook>,
         seq: u64,

@@ -69,6 +69,12 @@ impl Judge {
         (specs, planned)
     }
 
+    /// Nothing is remembered any more of these devices. One that was found again since is not meant.
+    pub(crate) fn forget(&mut self, mut devices: Vec<DeviceId>) {
+        devices.retain(|id| self.evidence.as_ref().is_none_or(|evidence| !evidence.devices.contains_key(id)));
+        self.cases.forget(&devices);
+    }
+
     /// When the last list of a resource has been there for long enough.
     pub(super) fn next_end(&self) -> Option<Duration> {
         self.emptied.values().min().map(|since| *since + LAST_LIST_FOR)
