@@ -229,11 +229,47 @@ fn a_configuration_is_checked_shown_and_compared_without_a_daemon() {
     )
     .unwrap();
     let output = node.command(&["config", "import", "sriov", source.to_str().unwrap()]).output().unwrap();
-    assert!(String::from_utf8_lossy(&output.stderr).contains("warning: `resourceList[0].excludeTopology` is left out"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("warning: `resourceList[0].excludeTopology` (line 1) is left out"));
     node.write_config(&String::from_utf8(output.stdout).unwrap());
     assert!(said(&["config", "check"], exit::SUCCESS).contains("offers: intel.com/a\n"));
     std::fs::write(&source, "{}").unwrap();
     assert!(
         sentence(&mut node.command(&["config", "import", "sriov", source.to_str().unwrap()]), exit::FAILURE).contains("`resourceList`")
+    );
+}
+
+#[test]
+fn a_wrong_value_in_another_plugins_file_costs_what_it_touches() {
+    let node = Node::with(&[("gpu", 1)]);
+    let source = node.path("sriov.json");
+    let import = || node.command(&["config", "import", "sriov", source.to_str().unwrap()]).output().unwrap();
+    let pool = |name: &str, vendors: &str| {
+        format!(r#"{{"resourceName": "{name}", "selectors": {{"drivers": ["vfio-pci"], "vendors": {vendors}}}}}"#)
+    };
+    let write = |pools: &[String]| std::fs::write(&source, format!("{{\"resourceList\": [\n{}\n]}}", pools.join(",\n"))).unwrap();
+
+    write(&[pool("a", "[8086]"), pool("b", r#"["8086"]"#), pool("c", r#"["xyz"]"#), pool("b", "[]")]);
+    let output = import();
+    let (toml, told) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(exit::INCOMPLETE.into()), "{told}");
+    assert!(toml.contains("\"intel.com/b\"") && !toml.contains("intel.com/a") && !toml.contains("intel.com/c"), "{toml}");
+    for expected in [
+        "`resourceList[0]` (line 2, intel.com/a) is left out: line 2: `resourceList[0].selectors.vendors[0]` is `8086`",
+        "intel.com/c is left out: `resourceList[2].selectors.vendors` (line 4): the vendor id `xyz` must be",
+        "intel.com/b at `resourceList[3]` (line 5) is left out: another resource has this name",
+        "holdfast: 3 parts of `",
+    ] {
+        assert!(told.contains(expected), "{told}\nshould contain: {expected}");
+    }
+    node.write_config(&toml);
+    assert!(node.command(&["config", "check"]).output().unwrap().status.success());
+
+    write(&[pool("a", "[8086]")]);
+    let output = import();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(exit::FAILURE.into()), "{told}");
+    assert!(
+        output.stdout.is_empty() && told.contains("(line 2, intel.com/a) is left out") && told.contains("no resource can be taken over"),
+        "{told}"
     );
 }

@@ -21,6 +21,7 @@ mod problems;
 mod processors;
 mod rebuild;
 mod reload;
+mod rescans;
 mod settings;
 mod specs;
 mod status;
@@ -135,24 +136,23 @@ impl App {
         }
 
         let (health, policy) = (settings.config.health.clone(), settings.config.policy);
-        let (plan, plan_view) = watch::channel(Arc::new(Plan { number: 1, specs: Arc::clone(&specs), health, ledger: policy }));
+        let patterns = specs::patterns(&settings.config);
+        let first = Plan { number: 1, specs: Arc::clone(&specs), patterns, health, ledger: policy };
+        let (plan, plan_view) = watch::channel(Arc::new(first));
 
         // What is published outlives whoever publishes it.
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
-        let inventory = Arc::new(inventory);
         // Who holds what is known before anything is judged: a held id is in the very first list (I3).
-        let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts)
-            .with_gone(recovered.gone);
+        let recovered = Ledger::from(recovered);
         let hooks = release_hooks(specs.iter());
         // And so is what free devices wait for.
         let (due, due_view) = watch::channel(Arc::new(recovered.due(&hooks, &HeldBack::new())));
         let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
         let (kept, kept_view) = watch::channel(store.kept());
         let (remembered, names_view) = watch::channel(Arc::clone(recovered.names()));
-        let listed = Arc::new(recovered.listed().clone());
-        let verdicts = Arc::new(recovered.verdicts().clone());
+        let (listed, verdicts) = (Arc::new(recovered.listed().clone()), Arc::new(recovered.verdicts().clone()));
         let (judgement, judgement_view) = watch::channel(Judgement { verdicts, ..Judgement::default() });
-        let judgement = Arc::new(judgement);
+        let (inventory, judgement) = (Arc::new(inventory), Arc::new(judgement));
         let (unread, unread_view) = watch::channel(Unread::default());
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
@@ -228,7 +228,7 @@ impl App {
         let (asker, question, nvml) = nvml::Asker::new(&settings, &actors, &judgement);
         let config = DiscoveryConfig {
             host_root: host_root.clone(),
-            plan: plan_view.clone(),
+            plan: plan.clone(),
             grants: grants_view.clone(),
             inventory: inventory_view.clone(),
             names: names_view,

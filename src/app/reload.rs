@@ -14,7 +14,6 @@
 use super::App;
 use crate::config::{Change, Config, ConfigError};
 use crate::domain::{Gather, Plan, ResourceName, ResourceSpec, Timestamp};
-use crate::hardware;
 use crate::host::{self, HostRoot};
 use crate::messages::{Mailbox, Rescan, TakeOver};
 use crate::telemetry::metrics;
@@ -99,11 +98,13 @@ impl Reloader {
         let usual = self.running.resources.is_empty().then(|| Arc::clone(&self.plan.borrow().specs));
         let read = tokio::task::spawn_blocking(move || {
             let config = former.load_again()?;
-            let mut specs = config.resources.clone();
-            if specs.is_empty() {
+            let mut specs = super::specs::each(&config, &host_root).map_err(|error| {
+                ConfigError::new(format!("/dev cannot be looked at, and a resource has a name for each node in it: {error}"))
+            })?;
+            if config.resources.is_empty() {
                 specs.extend(usual.iter().flat_map(|usual| usual.iter()).filter(|spec| !spec.is_orphan()).cloned());
                 let known: BTreeSet<_> = specs.iter().map(|spec| spec.name.clone()).gather();
-                let found = hardware::defaults::specs(&hardware::scan(&host_root)).into_iter();
+                let found = super::specs::usual(&host_root).into_iter();
                 specs.extend(found.filter(|spec| !known.contains(&spec.name)).map(Arc::new));
             }
             Ok((config, specs))
@@ -112,18 +113,19 @@ impl Reloader {
     }
 
     /// Publishes another plan, if it is another one.
-    fn publish(&self, specs: Vec<Arc<ResourceSpec>>) -> bool {
+    fn publish(&self, specs: Vec<Arc<ResourceSpec>>, patterns: Arc<[Arc<ResourceSpec>]>) -> bool {
         let former = self.plan.borrow().clone();
         // Equal resources are the same ones: nothing is kept twice.
         let same = |spec: Arc<ResourceSpec>| former.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
         let specs: Arc<[_]> = specs.into_iter().map(same).collect();
         let (health, ledger) = (self.running.health.clone(), self.running.policy);
-        let plan = Plan { number: former.number, specs, health, ledger };
-        let stays = former.specs.iter().filter(|spec| !spec.is_orphan()).eq(plan.specs.iter());
+        let plan = Plan { number: former.number, specs, patterns, health, ledger };
+        let stays = former.specs.iter().filter(|spec| !spec.is_orphan()).eq(plan.specs.iter()) && former.patterns == plan.patterns;
         if stays && plan.health == former.health && plan.ledger == former.ledger {
             return false;
         }
-        self.plan.send_replace(Arc::new(Plan { number: former.number + 1, ..plan }));
+        // Discovery may have published one since, of what came to /dev.
+        self.plan.send_modify(|current| *current = Arc::new(Plan { number: current.number + 1, ..plan }));
         true
     }
 
@@ -145,7 +147,7 @@ impl Reloader {
         if !new.is_empty() {
             super::take_over::from_other_plugins(&self.take_over, new).await;
         }
-        let is_new = self.publish(specs);
+        let is_new = self.publish(specs, super::specs::patterns(&self.running));
         let generation = self.report.borrow().generation + u64::from(is_new);
         self.report.send_replace(report(&self.latest, generation, change.needs_restart.iter().map(ToString::to_string).collect()));
         metrics::config_loaded(true, self.report.borrow().loaded_at);

@@ -3,16 +3,24 @@
 use crate::config::Config;
 use crate::domain::{Gather, Grant, ResourceName, ResourceSpec};
 use crate::hardware;
-use crate::host::HostRoot;
+use crate::host::{HostRoot, ReadFailure};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long to wait before each repetition of a scan that could not read everything.
+const SCAN_PAUSES: [Duration; 4] =
+    [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
 
 /// The resources: those of the configuration, else the known hardware under its usual names; and in any case those
 /// that somebody holds a device of (I3), else a container could not start again.
 pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> Arc<[Arc<ResourceSpec>]> {
-    let mut specs = config.resources.clone();
-    if specs.is_empty() {
-        specs = hardware::defaults::specs(&hardware::scan(host_root)).into_iter().map(Arc::new).collect();
+    let mut specs = each(config, host_root).unwrap_or_else(|error| {
+        tracing::warn!(%error, "/dev cannot be looked at; resources for each node wait for the next look");
+        config.resources.iter().filter(|spec| !spec.name.is_for_each_node()).cloned().collect()
+    });
+    if config.resources.is_empty() {
+        specs = usual(host_root).into_iter().map(Arc::new).collect();
     }
     let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).gather();
     let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).gather();
@@ -25,4 +33,32 @@ pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> 
         specs.push(Arc::new(ResourceSpec::orphan(name.clone())));
     }
     specs.into()
+}
+
+/// The known hardware under its usual names. A scan that could not read everything is repeated, since a resource that it misses is not
+/// offered before the next reload.
+pub(super) fn usual(host_root: &HostRoot) -> Vec<ResourceSpec> {
+    let mut scan = hardware::scan(host_root);
+    for pause in SCAN_PAUSES {
+        if scan.unread.is_empty() {
+            break;
+        }
+        std::thread::sleep(pause);
+        scan = hardware::scan(host_root);
+    }
+    if let Some(why) = scan.unread.reasons().first() {
+        tracing::error!(%why, "the hardware cannot be read completely, and what is missing is not offered; `systemctl reload holdfast` looks again");
+    }
+    hardware::defaults::specs(&scan)
+}
+
+/// The resources of the configuration, one for each node that is there of those that have a name for each.
+pub(super) fn each(config: &Config, host_root: &HostRoot) -> Result<Vec<Arc<ResourceSpec>>, ReadFailure> {
+    hardware::each(host_root, &config.resources).map(|each| each.specs)
+}
+
+/// The resources as they are configured, where one of them has a name for each node; else none.
+pub(super) fn patterns(config: &Config) -> Arc<[Arc<ResourceSpec>]> {
+    let has_pattern = config.resources.iter().any(|spec| spec.name.is_for_each_node());
+    config.resources.iter().filter(|_| has_pattern).cloned().collect()
 }

@@ -2,7 +2,8 @@
 //! a slow poll looks anyway.
 
 use super::reload;
-use crate::domain::{DeviceClass, KubeletGeneration, Plan, Source};
+use super::rescans::Rescans;
+use crate::domain::{CharPath, DeviceClass, KubeletGeneration, Plan, Source};
 use crate::hardware;
 use crate::health::Judgement;
 use crate::host::{self, Change, DirWatch, HostRoot, Uevent, UeventSocket};
@@ -20,11 +21,6 @@ use tokio::time::Instant;
 const POLL: Duration = Duration::from_secs(30);
 /// The same where inotify does not watch everything: then nothing else tells of a new kubelet.
 const POLL_ALONE: Duration = Duration::from_secs(1);
-/// A hint is looked into this soon, with those that come right behind it.
-const RESCAN_AFTER: Duration = Duration::from_millis(10);
-/// Hardware events come in swarms, and not in the order that one would wish (a virtual function comes before the link to its
-/// physical one): so far apart are two scans, the later of which sees how it ended.
-const RESCAN_EVERY: Duration = Duration::from_millis(50);
 /// The kubelet writes its checkpoint once for each container of a pod.
 const RECONCILE_AFTER: Duration = Duration::from_millis(50);
 /// The kubelet exchanges the files of one volume at once; those of several one after the other.
@@ -59,7 +55,8 @@ pub(super) struct Watcher {
 enum Event {
     Change(std::io::Result<Change>),
     Uevent(std::io::Result<Option<Uevent>>),
-    RescanDue,
+    /// A scan has begun or ended.
+    Rescan,
     ReconcileDue,
     ReloadDue,
     Planned,
@@ -81,15 +78,17 @@ impl Watcher {
     fn directories(&self) -> BTreeSet<PathBuf> {
         let mut dirs = BTreeSet::from([self.device_plugins.clone(), self.sockets.directory().to_owned()]);
         dirs.extend(self.config_dirs.iter().cloned());
-        for spec in self.plan.borrow().specs.iter() {
+        let plan = self.plan.borrow();
+        // What comes may be a resource of its own.
+        for spec in plan.specs.iter().chain(plan.patterns.iter()) {
             if spec.class != DeviceClass::Char {
                 dirs.insert(self.host_root.path("dev"));
             }
-            for path in &spec.paths {
-                // The deepest directory before the first wildcard.
-                let fixed = path.host.split(['*', '?', '[']).next().unwrap_or_default();
-                let dir = fixed.rsplit_once('/').map_or("/dev", |(dir, _)| dir);
-                dirs.insert(self.host_root.path(dir.trim_start_matches('/')));
+            for CharPath { host, .. } in &spec.paths {
+                let folder = host.folder();
+                dirs.insert(self.host_root.path(folder.trim_start_matches('/')));
+                // Where it is a folder, what is in it matters; the watch of a node is that of its folder.
+                dirs.extend(host.literal().map(|path| self.host_root.path(path.trim_start_matches('/'))));
             }
         }
         dirs
@@ -105,8 +104,8 @@ impl Watcher {
         };
         let mut uevents = UeventSocket::open(&self.host_root).inspect_err(|error| self.without_uevents(error)).ok().flatten();
         let mut poll_at = Instant::now() + host::until_tick(POLL);
-        let (mut rescan_at, mut reconcile_at) = (None, Some(Instant::now()));
-        let mut may_rescan = Instant::now();
+        let mut rescans = Rescans::new(self.rescan.clone(), POLL);
+        let mut reconcile_at = Some(Instant::now());
         let (mut links, mut reload_at) = (reload::data_links(&self.config_dirs), None);
         // The kubelet may have come between the first look and the watch.
         self.look();
@@ -114,7 +113,7 @@ impl Watcher {
             let event = tokio::select! {
                 change = next(watch.as_mut(), |watch| watch.next()) => Event::Change(change),
                 uevent = next(uevents.as_ref(), |socket| socket.next()) => Event::Uevent(uevent),
-                () = at(rescan_at) => Event::RescanDue,
+                () = rescans.step() => Event::Rescan,
                 () = at(reconcile_at) => Event::ReconcileDue,
                 () = at(reload_at) => Event::ReloadDue,
                 Ok(()) = self.plan.changed() => Event::Planned,
@@ -132,12 +131,10 @@ impl Watcher {
                 }
                 Event::Change(Ok(Change::Entry { dir, .. })) if dir == self.sockets.directory() => self.look(),
                 Event::Change(Ok(Change::Entry { dir, .. })) if self.config_dirs.contains(&dir) => {}
-                Event::Change(Ok(Change::Entry { .. })) => {
-                    rescan_at.get_or_insert_with(|| may_rescan.max(Instant::now() + RESCAN_AFTER));
-                }
+                Event::Change(Ok(Change::Entry { .. })) => rescans.ask(),
                 Event::Change(Ok(Change::Anything)) => {
                     self.look();
-                    rescan_at.get_or_insert_with(|| may_rescan.max(Instant::now() + RESCAN_AFTER));
+                    rescans.ask();
                     reconcile_at.get_or_insert_with(|| Instant::now() + RECONCILE_AFTER);
                 }
                 Event::Change(Err(error)) => {
@@ -148,16 +145,13 @@ impl Watcher {
                 Event::Uevent(Ok(Some(event))) if self.tells(&event) && event.action == "change" => {}
                 Event::Uevent(Ok(event)) => {
                     tracing::debug!(?event, "uevent");
-                    rescan_at.get_or_insert_with(|| may_rescan.max(Instant::now() + RESCAN_AFTER));
+                    rescans.ask();
                 }
                 Event::Uevent(Err(error)) => {
                     self.without_uevents(&error);
                     uevents = None;
                 }
-                Event::RescanDue => {
-                    (rescan_at, may_rescan) = (None, Instant::now() + RESCAN_EVERY);
-                    self.rescan.tell(Rescan { asked_at: host::now().boot });
-                }
+                Event::Rescan => {}
                 Event::ReconcileDue => {
                     reconcile_at = None;
                     self.reconcile.tell(Reconcile);

@@ -1,12 +1,11 @@
 //! `holdfast config`: whether the configuration is valid, what it comes to on a node, and what another plugin's comes to.
 
-use super::exit::{CONFIG, FAILURE, Failed};
+use super::exit::{CONFIG, FAILURE, Failed, INCOMPLETE};
 use super::{Global, Output, print, show};
 use crate::config::import::{self, Imported, Peer};
-use crate::config::{Change, ConfigError, Examined, Node, ResourceChange, Section, Shown};
+use crate::config::{self, Change, ConfigError, Examined, Node, ResourceChange, Section, Shown};
 use clap::Subcommand;
 use serde::Serialize;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// What can be done with the configuration, all of it without a daemon.
@@ -34,17 +33,19 @@ pub enum Verb {
         #[arg(long, value_name = "NAME")]
         node: Option<String>,
     },
-    /// Print the configuration that does what another plugin's does; what has no equal is a warning
+    /// Print the configuration that does what another plugin's does
+    ///
+    /// What has no equal is a warning. A wrong value costs what it touches, and the exit code is 9.
     Import {
         /// Whose it is
         #[arg(value_name = "PLUGIN")]
         peer: Peer,
-        /// Its file, YAML or JSON, or a ConfigMap that holds it; `-` is standard input
+        /// Its file, YAML or JSON; a manifest, what `kubectl get -o yaml` prints, or chart values that hold it; `-` is standard input
         file: PathBuf,
-        /// Which entry of the ConfigMap, where it has several
+        /// Which entry of a ConfigMap, where several are files of the plugin
         #[arg(long)]
         key: Option<String>,
-        /// The domain of its resources, where a flag told it: `-resource-prefix`, `--domain`
+        /// The domain of its resources, in place of what a flag in the manifest says: `-resource-prefix`, `--domain`
         #[arg(long, value_name = "DOMAIN")]
         prefix: Option<String>,
     },
@@ -67,13 +68,26 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
         Verb::Import { peer, file, key, prefix } => {
             let text =
                 String::from_utf8(read(file)?).map_err(|_| Failed::new(FAILURE, format_args!("`{}` is not text", file.display())))?;
-            let imported = import::import(*peer, &text, key.as_deref(), prefix.as_deref())
-                .map_err(|error| Failed::new(FAILURE, format_args!("`{}` cannot be taken over: {error}", file.display())))?;
-            let Imported { toml, warnings } = &imported;
+            let imported = import::import(*peer, &text, key.as_deref(), prefix.as_deref()).map_err(|error| {
+                error.warnings.iter().for_each(|warning| super::eprintln(format_args!("warning: {warning}")));
+                Failed::new(FAILURE, format_args!("`{}` cannot be taken over: {error}", file.display()))
+            })?;
+            let Imported { toml, warnings, wrong } = &imported;
             if global.output != Output::Json {
                 warnings.iter().for_each(|warning| super::eprintln(format_args!("warning: {warning}")));
             }
-            show(global.output, &ImportDocument { schema: 1, toml, warnings }, |document| document.toml.to_owned())
+            show(global.output, &ImportDocument { schema: 1, toml, warnings, wrong: *wrong }, |document| document.toml.to_owned())?;
+            if *wrong == 0 {
+                return Ok(());
+            }
+            let file = file.display();
+            Err(Failed::new(
+                INCOMPLETE,
+                match wrong {
+                    1 => format!("a part of `{file}` has a wrong value and is left out"),
+                    parts => format!("{parts} parts of `{file}` have wrong values and are left out"),
+                },
+            ))
         }
     }
 }
@@ -111,9 +125,7 @@ fn diff(global: &Global, file: &Path, node: Option<&str>) -> Result<(), Failed> 
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, Failed> {
-    let mut bytes = Vec::new();
-    let read = if file == Path::new("-") { io::stdin().lock().read_to_end(&mut bytes).map(|_| bytes) } else { std::fs::read(file) };
-    read.map_err(|error| Failed::new(CONFIG, format_args!("`{}` cannot be read: {error}", file.display())))
+    config::read_file(file).map_err(|error| Failed::new(CONFIG, format_args!("`{}` cannot be read: {error}", file.display())))
 }
 
 #[derive(Debug, Serialize)]
@@ -125,6 +137,8 @@ struct CheckDocument<'a> {
     resources: Vec<String>,
     sections: Vec<SectionEntry<'a>>,
     problems: Vec<Problem<'a>>,
+    /// How many there are beside these.
+    more_problems: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -183,6 +197,8 @@ struct ImportDocument<'a> {
     schema: u32,
     toml: &'a str,
     warnings: &'a [String],
+    /// How many parts were left out because a value in them is wrong.
+    wrong: usize,
 }
 
 fn sections(sections: &[Section]) -> Vec<SectionEntry<'_>> {
@@ -205,6 +221,7 @@ impl<'a> CheckDocument<'a> {
             resources,
             sections: sections(&examined.sections),
             problems: problems.iter().map(problem).collect(),
+            more_problems: examined.more_problems,
         }
     }
 
@@ -218,7 +235,11 @@ impl<'a> CheckDocument<'a> {
             let file = problem.file.map(|file| format!("{}{place}: ", file.display())).unwrap_or_default();
             format!("{file}{}\n", problem.problem)
         };
-        self.problems.iter().map(line).collect()
+        let mut text: String = self.problems.iter().map(line).collect();
+        if self.more_problems > 0 {
+            text.push_str(&format!("and {} more mistakes\n", self.more_problems));
+        }
+        text
     }
 
     fn praise(&self) -> String {
@@ -260,7 +281,7 @@ impl<'a> ChangeDocument<'a> {
 
 impl<'a> ShowDocument<'a> {
     fn of(node: &'a Node, examined: &'a Examined, shown: &'a Shown) -> Self {
-        let value = |(key, value, origin): &'a (String, serde_json::Value, Option<crate::config::Origin>)| ValueEntry {
+        let value = |(key, value, origin): &'a (String, serde_json::Value, Option<config::Origin>)| ValueEntry {
             key,
             value,
             file: origin.as_ref().map(|origin| origin.file.as_path()),
@@ -307,7 +328,7 @@ mod tests {
         let expected = concat!(
             r#"{"schema":1,"valid":true,"node":"cpu-1","files":["/etc/holdfast/config.toml"],"resources":["nvidia.com/gpu"],"#,
             r#""sections":[{"file":"/etc/holdfast/config.toml","line":4,"matches":false,"why":"the name is like none of its patterns"}],"#,
-            r#""problems":[]}"#,
+            r#""problems":[],"more_problems":0}"#,
         );
         assert_eq!(json(&document), expected);
     }
@@ -325,7 +346,7 @@ mod tests {
         let expected = concat!(
             r#"{"schema":1,"valid":false,"node":null,"files":["/etc/holdfast/config.toml"],"resources":[],"sections":[],"problems":["#,
             r#"{"file":"/etc/holdfast/config.toml","line":1,"column":2,"problem":"unknown key `ledgr`; did you mean `ledger`?"},"#,
-            r#"{"file":"/etc/holdfast/config.toml","line":4,"column":10,"problem":"found integer `3`, where a text in quotes is expected"}]}"#,
+            r#"{"file":"/etc/holdfast/config.toml","line":4,"column":10,"problem":"found integer `3`, where a text in quotes is expected"}],"more_problems":0}"#,
         );
         assert_eq!(json(&document), expected);
     }

@@ -20,6 +20,8 @@ pub const ALREADY_RUNNING: u8 = 6;
 pub const ESCALATED: u8 = 7;
 /// Nobody holds what `who` was asked for.
 pub const NOBODY: u8 = 8;
+/// `config import` printed a configuration without what has a wrong value in the source.
+pub const INCOMPLETE: u8 = 9;
 /// `doctor` found something that somebody should mend: a warning or an error.
 pub const FINDINGS: u8 = 10;
 

@@ -1,7 +1,7 @@
 //! What is different between two configurations, key by key: pure. A reload applies it, `status` tells what of it waits.
 
 use super::Config;
-use crate::domain::{Gather, ResourceName, ResourceSpec};
+use crate::domain::{ResourceName, ResourceSpec};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -36,11 +36,11 @@ impl Change {
     pub fn between(before: &Config, after: &Config) -> Self {
         let (were, are) = (by_name(before), by_name(after));
         let mut resources = BTreeMap::new();
-        for (name, spec) in &are {
+        for (name, specs) in &are {
             let change = match were.get(name) {
                 None => ResourceChange::Added,
-                Some(was) if was == spec => continue,
-                Some(was) => ResourceChange::Changed(keys(was, spec)),
+                Some(was) if was == specs => continue,
+                Some(was) => ResourceChange::Changed(changed(was, specs)),
             };
             resources.insert((*name).clone(), change);
         }
@@ -99,8 +99,22 @@ impl Config {
     }
 }
 
-fn by_name(config: &Config) -> BTreeMap<&ResourceName, &Arc<ResourceSpec>> {
-    config.resources.iter().map(|spec| (&spec.name, spec)).gather()
+/// A name for each node may be that of several.
+fn by_name(config: &Config) -> BTreeMap<&ResourceName, Vec<&Arc<ResourceSpec>>> {
+    let mut by_name: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    config.resources.iter().for_each(|spec| by_name.entry(&spec.name).or_default().push(spec));
+    by_name
+}
+
+/// The keys that differ in any of the resources of a name. One more or less is other paths.
+fn changed(were: &[&Arc<ResourceSpec>], are: &[&Arc<ResourceSpec>]) -> Vec<&'static str> {
+    let mut all: Vec<&'static str> = if were.len() == are.len() { Vec::new() } else { vec!["paths"] };
+    for key in were.iter().zip(are).flat_map(|(was, is)| keys(was, is)) {
+        if !all.contains(&key) {
+            all.push(key);
+        }
+    }
+    all
 }
 
 fn differing<const N: usize>(keys: [(&'static str, bool); N]) -> Vec<&'static str> {

@@ -1,6 +1,7 @@
 //! The contract of a resource and its options: a table that is named as the contract.
 
 use super::fragments::Resource;
+use super::text;
 use crate::domain::{Contract, ContractKind, DeviceClass, NvidiaOptions, PciAddress, Select, SriovOptions, VdpaType};
 
 /// The contract that the resource names, else the usual one, with its options.
@@ -38,6 +39,9 @@ fn nvidia(options: NvidiaOptions) -> Result<NvidiaOptions, String> {
     if let Some(root) = options.mps_root.as_ref().filter(|root| !root.starts_with('/')) {
         return Err(format!("`nvidia.mps_root` is `{root}`, but must be an absolute path such as /run/nvidia/mps"));
     }
+    if let Some(root) = &options.mps_root {
+        text::path(root, "nvidia.mps_root")?;
+    }
     let vendor = &options.cdi_vendor;
     let is_name = vendor.starts_with(|c: char| c.is_ascii_alphabetic())
         && vendor.ends_with(|c: char| c.is_ascii_alphanumeric())
@@ -46,7 +50,8 @@ fn nvidia(options: NvidiaOptions) -> Result<NvidiaOptions, String> {
         return Err(format!("`nvidia.cdi_vendor` is `{vendor}`, but must be a name such as nvidia.com"));
     }
     let prefix = &options.cdi_annotation_prefix;
-    if prefix.strip_suffix('/').is_none_or(|domain| domain.is_empty() || domain.contains('/')) {
+    let is_domain = |domain: &str| !domain.is_empty() && domain.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c));
+    if !prefix.strip_suffix('/').is_some_and(is_domain) {
         return Err(format!("`nvidia.cdi_annotation_prefix` is `{prefix}`, but must be a domain and a slash, as in cdi.k8s.io/"));
     }
     Ok(options)

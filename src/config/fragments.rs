@@ -2,8 +2,8 @@
 
 use crate::domain::topology::Placement;
 use crate::domain::{
-    AtKubeletStart, CdiAnswer, ContractKind, Durability, IntelFpgaOptions, IntelGpuOptions, NvidiaOptions, PerContainer, Reason, Refuse,
-    SriovOptions, WhenNotDurable, XilinxOptions,
+    AtKubeletStart, CdiAnswer, ContractKind, Durability, IntelFpgaOptions, IntelGpuOptions, NodePattern, NvidiaOptions, PerContainer,
+    Reason, Refuse, SriovOptions, WhenNotDurable, XilinxOptions,
 };
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer};
@@ -210,7 +210,7 @@ pub(super) struct Mount {
 /// A path: a glob alone, or a table with more to say.
 #[derive(Debug)]
 pub(super) struct Path {
-    pub(super) host: String,
+    pub(super) host: NodePattern,
     pub(super) container: Option<String>,
     pub(super) permissions: Option<String>,
 }
@@ -221,7 +221,8 @@ impl<'de> Deserialize<'de> for Path {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Table {
-            host: String,
+            host: Option<String>,
+            regex: Option<String>,
             container: Option<String>,
             permissions: Option<String>,
         }
@@ -236,11 +237,19 @@ impl<'de> Deserialize<'de> for Path {
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Path, E> {
-                Ok(Path { host: text.to_owned(), container: None, permissions: None })
+                Ok(Path { host: text.into(), container: None, permissions: None })
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Path, A::Error> {
-                let Table { host, container, permissions } = Table::deserialize(MapAccessDeserializer::new(map))?;
+                let Table { host, regex, container, permissions } = Table::deserialize(MapAccessDeserializer::new(map))?;
+                let host = match (host, regex) {
+                    (Some(host), None) => NodePattern::Glob(host),
+                    (None, Some(regex)) => NodePattern::Regex(regex),
+                    (Some(_), Some(_)) => {
+                        return Err(A::Error::custom("`host` and `regex` exclude each other: give one of them"));
+                    }
+                    (None, None) => return Err(A::Error::missing_field("host")),
+                };
                 Ok(Path { host, container, permissions })
             }
         }

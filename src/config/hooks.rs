@@ -1,6 +1,7 @@
 //! What is done to a device before a start and after its release.
 
 use super::fragments::{self, Resource};
+use super::text;
 use crate::domain::{Check, DeviceClass, Hook, Hooks, Phase, Select, Sharing};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -74,9 +75,8 @@ fn command(phase: Phase, argv: &[String], timeout: Option<&str>) -> Result<Hook,
             "the command of `{phase}` begins with `{program}`, but must begin with an absolute path: no shell looks for it"
         ));
     }
-    if argv.iter().any(|argument| argument.contains('\0')) {
-        return Err(format!("the command of `{phase}` has an argument with a NUL in it, which no program can be given"));
-    }
+    text::path(program, phase.as_str())?;
+    argv.iter().try_for_each(|argument| text::word(argument, phase.as_str()))?;
     let (usual, max) = match phase {
         Phase::BeforeStart => (BEFORE_START_USUAL, BEFORE_START_MAX),
         Phase::AfterRelease => (AFTER_RELEASE_USUAL, AFTER_RELEASE_MAX),

@@ -6,10 +6,33 @@ use super::keys;
 use super::node::{Node, Section};
 use super::tree::{Entry, Is, Table, Value};
 use super::{Config, ConfigError, DEFAULT_PATH, typed, validate};
-use crate::domain::Arrange;
-use std::collections::BTreeSet;
-use std::io;
+use crate::domain::{Arrange, Gather, NODE};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+
+/// So many mistakes are kept: whoever has more has the wrong file, or one mistake again and again. The others are counted.
+pub const PROBLEMS_MAX: usize = 100;
+
+/// A ConfigMap has 1 MiB at most. Whatever is much larger is another file, or has no end.
+const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
+/// Reads a configuration file, or another plugin's; `-` is standard input.
+///
+/// # Errors
+/// What the system said; `FileTooLarge` for more than 16 MiB.
+pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    fn bounded(from: impl Read) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        from.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 16 MiB, which no configuration has"));
+        }
+        Ok(bytes)
+    }
+    if path == Path::new("-") { bounded(io::stdin().lock()) } else { bounded(File::open(path)?) }
+}
 
 /// Loads the configuration from `file` (else the default path), the `*.toml` drop-ins of `config.d` beside it, and their
 /// sections for this node.
@@ -30,8 +53,10 @@ pub struct Examined {
     pub files: Vec<PathBuf>,
     /// The sections for some nodes, in the order in which they are laid over the rest.
     pub sections: Vec<Section>,
-    /// The mistakes, at most one of each table and resource.
+    /// The mistakes, at most one of each table and resource, and [`PROBLEMS_MAX`] of all.
     pub problems: Vec<ConfigError>,
+    /// How many more there are.
+    pub more_problems: usize,
     pub(super) merged: Table,
     /// CRC-32 of the texts of the files.
     hash: u32,
@@ -55,16 +80,16 @@ impl Examined {
     fn read(main: &Path, place: &Path, may_be_missing: bool, node: &Node) -> Self {
         let mut examined = Examined::default();
         let drop_ins = drop_ins(place).unwrap_or_else(|problem| {
-            examined.problems.push(problem);
+            examined.problem(|| problem);
             Vec::new()
         });
         // A drop-in was there when they were listed: one that is gone was taken away since.
         let drop_ins = drop_ins.into_iter().map(|path| (path, true));
         for (path, may_be_missing) in std::iter::once((main.to_owned(), may_be_missing)).chain(drop_ins) {
-            match std::fs::read(&path) {
+            match read_file(&path) {
                 Ok(bytes) => examined.take(&bytes, &path, node),
                 Err(error) if may_be_missing && is_absent(&path, &error) => {}
-                Err(error) => examined.problems.push(unreadable(&path, &error, "; `--config` names the file")),
+                Err(error) => examined.problem(|| unreadable(&path, &error, "; `--config` names the file")),
             }
         }
         examined.merge()
@@ -97,7 +122,7 @@ impl Examined {
         let read = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to(), path));
         let mut table = match read.and_then(|text| Table::parse(text, path)) {
             Ok(table) => table,
-            Err(problem) => return self.problems.push(problem),
+            Err(problem) => return self.problem(|| problem),
         };
         let sections = table.take("node");
         self.examine(&table);
@@ -105,7 +130,7 @@ impl Examined {
         let Some(Entry { value, place, .. }) = sections else { return };
         let Some(list) = value.as_list() else {
             let problem = ConfigError::new("`node` is a list of sections; one begins with [[node]]");
-            return self.problems.push(problem.at(place.as_ref()));
+            return self.problem(|| problem.at(place.as_ref()));
         };
         for value in list {
             match Section::read(value, node) {
@@ -114,8 +139,17 @@ impl Examined {
                     self.no_twins(&section.table);
                     self.sections.push(section);
                 }
-                Err(problem) => self.problems.push(problem),
+                Err(problem) => self.problem(|| problem),
             }
+        }
+    }
+
+    /// Keeps a mistake, or counts it.
+    fn problem(&mut self, problem: impl FnOnce() -> ConfigError) {
+        if self.problems.len() < PROBLEMS_MAX {
+            self.problems.push(problem());
+        } else {
+            self.more_problems += 1;
         }
     }
 
@@ -130,34 +164,28 @@ impl Examined {
                     }
                 }
                 (key, _) if keys::TABLES.contains(&key) => self.examine_part(key, entry.value.is.clone(), &whole),
-                (key, _) => {
+                (key, _) => self.problem(|| {
                     let known: Vec<&str> = keys::TABLES.iter().copied().chain(["node"]).collect();
-                    self.problems.push(ConfigError::new(unknown("key", key, &known)).at(entry.place.as_ref()));
-                }
+                    ConfigError::new(unknown("key", key, &known)).at(entry.place.as_ref())
+                }),
             }
         }
     }
 
     fn examine_part(&mut self, key: &str, is: Is, part: &Value) {
-        let mut alone = Table::default();
-        alone.set(key, is);
-        let problem = match typed::read::<Fragment>(&alone) {
-            Ok(fragment) => validate::validate(&fragment, Vec::new()).err().map(|problem| {
-                let place = part.place_of(beside_name(problem.problem()));
-                problem.at(place.as_ref())
-            }),
-            Err(problem) => Some(problem),
-        };
-        self.problems.extend(problem.map(|problem| if problem.line().is_some() { problem } else { problem.at(part.place.as_ref()) }));
+        if let Some(problem) = problem_of(key, is, part) {
+            self.problem(|| problem);
+        }
     }
 
-    /// Every resource needs a name of its own; but one of a section takes the place of the one with its name.
+    /// Every resource needs a name of its own; but one of a section takes the place of the one with its name. A name for each node may
+    /// be that of several, of which each has other nodes.
     fn no_twins(&mut self, table: &Table) {
         let mut names = BTreeSet::new();
         for name in resources(table).iter().filter_map(name_of) {
-            let Some(text) = name.as_text().filter(|text| !names.insert(*text)) else { continue };
-            let problem = format!("two resources are named `{text}`; every resource needs a name of its own");
-            self.problems.push(ConfigError::new(problem).at(name.place.as_ref()));
+            let Some(text) = name.as_text().filter(|text| !text.contains(NODE) && !names.insert(*text)) else { continue };
+            let problem = || format!("two resources are named `{text}`; every resource needs a name of its own");
+            self.problem(|| ConfigError::new(problem()).at(name.place.as_ref()));
         }
     }
 
@@ -175,22 +203,35 @@ impl Examined {
             let resources = table.take("resource");
             lay_over(&mut self.merged, table);
             let Some(Is::List(resources)) = resources.map(|entry| entry.value.is) else { continue };
-            let Some(there) = self.merged.list_mut("resource") else { continue };
-            for resource in resources {
-                let name = name_of(&resource).and_then(Value::as_text);
-                match there.iter_mut().find(|there| name.is_some() && name_of(there).and_then(Value::as_text) == name) {
-                    Some(there) => *there = resource,
-                    None => there.push(resource),
-                }
+            if let Some(there) = self.merged.list_mut("resource") {
+                lay_resources(there, resources);
             }
         }
         self
     }
 }
 
-/// Later keys win, resources add up.
-fn lay_over(merged: &mut Table, over: Table) {
-    for entry in over.0 {
+/// The mistake of a part of a file, looked at by itself: a table, or one resource.
+pub(super) fn problem_of(key: &str, is: Is, part: &Value) -> Option<ConfigError> {
+    let mut alone = Table::default();
+    alone.set(key, is);
+    let problem = match typed::read::<Fragment>(&alone) {
+        Ok(fragment) => validate::validate(&fragment, Vec::new()).err().map(|problem| {
+            let place = part.place_of(beside_name(problem.problem()));
+            problem.at(place.as_ref())
+        }),
+        Err(problem) => Some(problem),
+    };
+    problem.map(|problem| if problem.line().is_some() { problem } else { problem.at(part.place.as_ref()) })
+}
+
+/// Later keys win, resources add up. What is no key was told as a mistake, and is left out: there may be any number of them.
+fn lay_over(merged: &mut Table, mut over: Table) {
+    over.0.retain(|entry| keys::TABLES.contains(&&*entry.key));
+    for mut entry in over.0 {
+        if let Is::Table(table) = &mut entry.value.is {
+            table.0.retain(|below| keys::of(&entry.key).any(|(_, key, _)| *key == below.key));
+        }
         let there = merged.0.iter_mut().find(|there| there.key == entry.key);
         match (there.map(|there| &mut there.value.is), entry.value.is) {
             (Some(Is::Table(there)), Is::Table(over)) => over.0.into_iter().for_each(|entry| there.put(entry)),
@@ -198,6 +239,24 @@ fn lay_over(merged: &mut Table, over: Table) {
             (_, is) => merged.put(Entry { value: Value { is, ..entry.value }, ..entry }),
         }
     }
+}
+
+/// A resource of a section takes the place of the one with its name, else it comes behind them. Those with a name for each node come
+/// before others of this kind: the first that means a node has it.
+fn lay_resources(there: &mut Vec<Value>, resources: Vec<Value>) {
+    let name = |resource: &Value| name_of(resource).and_then(Value::as_text).map(str::to_owned);
+    let is_for_each_node = |resource: &Value| name(resource).is_some_and(|name| name.contains(NODE));
+    let at = there.iter().enumerate().rev().filter_map(|(at, resource)| Some((name(resource)?, at)));
+    let mut at: BTreeMap<String, usize> = at.gather();
+    let (patterns, others): (Vec<Value>, Vec<Value>) = resources.into_iter().partition(is_for_each_node);
+    for resource in others {
+        match name(&resource).map(|name| *at.entry(name).or_insert(there.len())).and_then(|at| there.get_mut(at)) {
+            Some(there) => *there = resource,
+            None => there.push(resource),
+        }
+    }
+    let first = there.iter().position(is_for_each_node).unwrap_or(there.len());
+    there.splice(first..first, patterns);
 }
 
 fn resources(table: &Table) -> &[Value] {
@@ -318,6 +377,19 @@ mod tests {
             (resource("replicas = 0\npaths = [\"/dev/fuse\"]"), "resource `a.b/c`: `replicas` is 0"),
             (resource(""), "resource `a.b/c`: the class `char` needs `paths`"),
             (resource("paths = [\"fuse\"]"), "must begin with `/dev/`"),
+            (resource("paths = [{ regex = \"^a(\" }]"), "`regex` is `^a(`, which is no regular expression: "),
+            (resource("paths = [{ regex = \"\" }]"), "`regex` is ``, but must be a regular expression"),
+            (resource("paths = [{ regex = \"^/dev/video\" }]"), "is looked for in paths below /dev"),
+            (resource("paths = [{ regex = \"a{1000}{1000}\" }]"), "`regex` is `a{1000}{1000}`, which is no regular expression: "),
+            (resource("paths = [{ regex = \"a\", host = \"/dev/a\" }]"), "`host` and `regex` exclude each other"),
+            (resource("paths = [{ permissions = \"r\" }]"), "missing field `host`"),
+            (resource("paths = [{ regex = \"^a\", container = \"/dev/a\" }]"), "all that `^a` matches would be `/dev/a` in the container"),
+            (
+                "[[resource]]\nname = \"a.b/{node}\"\nclass = \"gpu\"".to_owned(),
+                "`{node}` in the name is for the class `char`, not for `gpu`",
+            ),
+            ("[[resource]]\nname = \"{node}/a\"\nclass = \"char\"\npaths = [\"/dev/a\"]".to_owned(), "`{node}` stands behind the `/`"),
+            ("[[resource]]\nname = \"a.b/{nod}\"\nclass = \"char\"\npaths = [\"/dev/a\"]".to_owned(), "`a.b/{nod}` is not a resource name"),
             (resource("paths = [\"/dev/[\"]"), "not a valid glob"),
             (resource("paths = [{ host = \"/dev/fuse\", permissions = \"rx\" }]"), "permissions `rx`"),
             (
@@ -391,6 +463,42 @@ mod tests {
             std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\npaths = [{paths}]")).unwrap();
             load(Some(&file), &Node::default()).unwrap();
         }
+        for paths in [
+            "{ host = \"/dev/video*\", container = \"/dev/cam\" }",
+            "{ host = \"/dev/a\", container = \"/dev/x\" }, { host = \"/dev/b\", container = \"/dev/x\" }",
+        ] {
+            let text = format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\npaths = [{paths}]");
+            std::fs::write(&file, format!("{text}\nper_container = \"one\"\n")).unwrap();
+            load(Some(&file), &Node::default()).unwrap();
+            std::fs::write(&file, format!("{text}\nreplicas = 2\nper_container = \"distinct\"\n")).unwrap();
+            load(Some(&file), &Node::default()).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_name_for_each_node_may_be_that_of_several_resources() {
+        let pattern = |header: &str, regex: &str, replicas: u32| {
+            format!("[[{header}]]\nname = \"d/{{node}}\"\nclass = \"char\"\npaths = [{{ regex = \"{regex}\" }}]\nreplicas = {replicas}\n")
+        };
+        let plain = "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n";
+        let section = format!(
+            "[[node]]\nmatch = {{ name = \"x\" }}\n{}{}",
+            pattern("node.resource", "^i2c-9$", 7),
+            pattern("node.resource", "^i2c-8$", 8)
+        );
+        let text = [plain, &pattern("resource", "^i2c-[0-9]*$", 1), &pattern("resource", "^video", 20), &section].concat();
+        let of = |node: &str| {
+            let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::named(node, Path::new("/")));
+            assert_eq!(examined.problems, []);
+            let config = examined.config().unwrap();
+            let paths = |spec: &crate::domain::ResourceSpec| spec.paths.iter().map(|path| path.host.to_string()).collect::<String>();
+            config.resources.iter().map(|spec| (spec.name.to_string(), paths(spec))).collect::<Vec<_>>()
+        };
+        let of_node = |regex: &str| ("d/{node}".to_owned(), regex.to_owned());
+        let plain = ("a.b/c".to_owned(), String::new());
+        assert_eq!(of("y"), [plain.clone(), of_node("^i2c-[0-9]*$"), of_node("^video")]);
+        // What is for one node comes before what is for all of them.
+        assert_eq!(of("x"), [plain, of_node("^i2c-9$"), of_node("^i2c-8$"), of_node("^i2c-[0-9]*$"), of_node("^video")]);
     }
 
     #[test]

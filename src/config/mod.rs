@@ -4,7 +4,8 @@
 //! mistake is one sentence with its place, and lays `config.toml`, the drop-ins of `config.d/` (by name) and the sections
 //! for this `node` over each other — a later key wins, resources add up. `effective` shows what comes out, as TOML again;
 //! `fragments` is what it may say, as `typed` reads it, and `validate` turns that into a [`Config`] (`contract` does so for the
-//! options of a contract, `sharing` for how many containers have a device, `health` for how it is judged). `keys` has every
+//! options of a contract, `sharing` for how many containers have a device, `health` for how it is judged, `text` for
+//! what can reach a container or a program as it is written). `keys` has every
 //! key with its default; `import` writes such a file from another plugin's; `change` tells two configurations apart.
 
 mod change;
@@ -19,6 +20,7 @@ mod keys;
 mod merge;
 mod node;
 mod sharing;
+mod text;
 mod tree;
 mod typed;
 mod validate;
@@ -29,7 +31,7 @@ mod tests;
 pub use change::{Change, ResourceChange};
 pub use effective::{Origin, Shown};
 pub use error::ConfigError;
-pub use merge::{Examined, load};
+pub use merge::{Examined, PROBLEMS_MAX, load, read_file};
 pub use node::{Node, Section};
 
 use crate::domain::{Durability, HealthPolicy, NvmlLibrary, Policy, ResourceSpec, Retention};

@@ -3,8 +3,9 @@
 use super::fragments::Resource;
 use crate::domain::{Contract, PerContainer, Sharing};
 
-/// A list of more ids than this may grow beyond the 4 MiB that the kubelet takes in one message.
-const SHARES_MAX: u32 = 10_000;
+/// One device in so many shares is a list of 1 MB for the kubelet, which takes 4 MiB in one message, and an entry of 1.8 MB in the
+/// ledger, which takes 2 MB (`store/codec.rs`): 64 and 109 bytes for an id such as `GPU-<uuid>::16383`.
+pub(super) const SHARES_MAX: u32 = 16_384;
 
 pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Sharing, PerContainer), String> {
     let sharing = match (resource.replicas, resource.pool) {
@@ -76,8 +77,8 @@ mod tests {
     fn every_mistake_is_one_sentence() {
         for (text, expected) in [
             ("replicas = 2\npool = 2", "`replicas` and `pool` exclude each other"),
-            ("pool = 0", "`pool` is 0, but must be between 1 and 10000"),
-            ("replicas = 10001", "`replicas` is 10001, but must be between 1 and 10000"),
+            ("pool = 0", "`pool` is 0, but must be between 1 and 16384"),
+            ("replicas = 16385", "`replicas` is 16385, but must be between 1 and 16384"),
             ("pool = 2\ncontract = \"sriov\"", "the contract `sriov` tells single devices"),
             ("contract = \"rdma-shared\"", "say to how many, as in pool = 100"),
             ("per_container = \"distinct\"", "without `replicas` there are none"),

@@ -1,6 +1,6 @@
 //! Damaged configuration files: each is a sentence with its place, or is still valid; and everything that is wrong is said at once.
 
-use super::{Examined, Node};
+use super::{Examined, Node, PROBLEMS_MAX, read_file};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Runs, TestRunner};
 use std::path::Path;
@@ -183,7 +183,7 @@ fn every_mistake_is_said_at_once_each_with_its_place() {
         (1, 2, "unknown key `ledgr`; did you mean `ledger`?"),
         (3, 1, "`telemetry.listen` is `9477`, but must be an address and port such as `127.0.0.1:9477`, or `off`"),
         (5, 1, "unknown key `pol`; did you mean `poll`?"),
-        (9, 1, "resource `a.b/c`: `replicas` is 0, but must be between 1 and 10000"),
+        (9, 1, "resource `a.b/c`: `replicas` is 0, but must be between 1 and 16384"),
         (10, 1, "missing field `name`"),
         (13, 8, "two resources are named `a.b/c`; every resource needs a name of its own"),
         (20, 5, "unknown key `hots`; did you mean `host`?"),
@@ -191,4 +191,33 @@ fn every_mistake_is_said_at_once_each_with_its_place() {
         (29, 1, "`match` is empty; what is for every node needs no section"),
     ];
     assert_eq!(told, expected);
+}
+
+#[test]
+fn of_very_many_mistakes_the_first_are_told_and_the_others_counted() {
+    for (text, count, last) in [
+        ((0..5000).map(|n| format!("[x{n}]\na = 1\n")).collect::<String>(), 5000, "unknown key `x99`"),
+        ((0..500).map(|n| format!("[[resource]]\nname = \"bad{n}\"\nclass = \"nic\"\n")).collect(), 500, "`bad99` is not a resource name"),
+        ((0..150).map(|n| format!("[x{n}]\n[[node]]\n")).collect(), 300, "unknown key `x99`"),
+    ] {
+        let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
+        assert_eq!((examined.problems.len(), examined.more_problems), (PROBLEMS_MAX, count - PROBLEMS_MAX));
+        let told = examined.problems.last().unwrap().problem();
+        assert!(told.contains(last), "{told}");
+        // What is no key is in no list that is searched for each of them.
+        assert!(examined.merged.0.iter().all(|entry| entry.key == "resource"), "{:?}", examined.merged.0.len());
+        assert!(examined.config().is_err());
+    }
+    let twice = "[ledger]\nzzz = 1\nhistory_size = 2000\n";
+    let examined = Examined::alone(twice.as_bytes(), Path::new("f"), &Node::default());
+    assert_eq!(examined.merged.get("ledger").and_then(|ledger| ledger.as_table()).map(|ledger| ledger.0.len()), Some(1));
+}
+
+#[test]
+fn a_file_without_an_end_is_no_configuration() {
+    let error = read_file(Path::new("/dev/zero")).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
+    let examined = Examined::of(Some(Path::new("/dev/zero")), &Node::default());
+    let told = examined.problems[0].to_string();
+    assert!(told.contains("`/dev/zero`: cannot be read: it has more than 16 MiB"), "{told}");
 }

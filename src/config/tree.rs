@@ -49,7 +49,7 @@ impl Table {
     /// # Errors
     /// What is not TOML.
     pub(super) fn parse(text: &str, file: &Path) -> Result<Self, ConfigError> {
-        let source = Source { file: file.into(), text, starts: line_starts(text) };
+        let source = Source { file: file.into(), text, starts: line_starts(text), marks: marks(text) };
         match DeTable::parse(text) {
             Ok(table) => Ok(source.table(table.into_inner())),
             Err(error) => {
@@ -163,18 +163,47 @@ struct Source<'a> {
     file: Arc<Path>,
     text: &'a str,
     starts: Vec<usize>,
+    /// How many characters begin before each [`MARK`]th byte: a line may be as long as the file, and all that is in it has a column.
+    marks: Vec<usize>,
 }
+
+/// Bytes from one mark to the next.
+const MARK: usize = 1024;
 
 fn line_starts(text: &str) -> Vec<usize> {
     std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect()
+}
+
+/// Whether a character begins with this byte of UTF-8.
+fn begins_character(byte: u8) -> bool {
+    byte & 0b1100_0000 != 0b1000_0000
+}
+
+fn characters(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| begins_character(**byte)).count()
+}
+
+fn marks(text: &str) -> Vec<usize> {
+    let mark = |before: &mut usize, chunk: &[u8]| {
+        let mark = *before;
+        *before += characters(chunk);
+        Some(mark)
+    };
+    text.as_bytes().chunks(MARK).scan(0, mark).collect()
 }
 
 impl Source<'_> {
     fn place(&self, offset: usize) -> Place {
         let line = self.starts.partition_point(|start| *start <= offset);
         let start = line.checked_sub(1).and_then(|index| self.starts.get(index)).copied().unwrap_or(0);
-        let column = self.text.get(start..offset).map_or(0, |before| before.chars().count()) + 1;
+        let column = self.characters_before(offset).saturating_sub(self.characters_before(start)) + 1;
         Place { file: self.file.clone(), line, column }
+    }
+
+    fn characters_before(&self, offset: usize) -> usize {
+        let mark = offset / MARK;
+        let rest = self.text.as_bytes().get(mark * MARK..offset).map_or(0, characters);
+        self.marks.get(mark).map_or_else(|| characters(self.text.as_bytes()), |before| before + rest)
     }
 
     fn table(&self, table: DeTable<'_>) -> Table {
@@ -347,6 +376,21 @@ mod tests {
             assert!(told.contains(line), "{told}");
         }
         assert!(told.contains("[[resource]]  # 9:1") && told.contains("[[resource]]  # 11:1"), "{told}");
+    }
+
+    #[test]
+    fn a_column_counts_characters_however_long_the_line_is() {
+        let list: Vec<String> = (0..2000).map(|n| format!("\"ä{n}\"")).collect();
+        let text = format!("# ü\na = [{}] # ö\nb = 1", list.join(", "));
+        let tree = Table::parse(&text, Path::new("f")).unwrap();
+        let places = tree.get("a").and_then(Value::as_list).unwrap().iter().map(|value| value.place.clone().unwrap());
+        let line: Vec<char> = text.lines().nth(1).unwrap().chars().collect();
+        for (place, wanted) in places.zip(&list) {
+            let found: String = line[place.column - 1..].iter().take(wanted.chars().count()).collect();
+            assert_eq!((place.line, &found), (2, wanted));
+        }
+        let b = tree.get("b").unwrap().place.clone().unwrap();
+        assert_eq!((b.line, b.column), (3, 5));
     }
 
     #[test]

@@ -5,10 +5,11 @@ use super::fragments::{self, Class, Fragment, HistorySize, LinkType};
 use super::health;
 use super::hooks::hooks;
 use super::sharing::sharing;
+use super::text;
 use super::{Config, ConfigError, Node};
 use crate::domain::{
-    CharPath, DeviceClass, DeviceId, Gather, MountSpec, NvmlLibrary, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention,
-    Select,
+    CharPath, DeviceClass, DeviceId, Gather, MountSpec, NODE, NodePattern, NvmlLibrary, PciAddress, PerContainer, PfSelect, Policy,
+    ResourceName, ResourceSpec, Retention, Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -33,6 +34,8 @@ const FEATURES_DIRECTORY: &str = "/etc/kubernetes/node-feature-discovery/feature
 const HISTORY_AGE_MIN: Duration = Duration::from_secs(24 * 3600);
 /// For the same reason.
 const HISTORY_SIZE_MIN: u64 = 1000;
+/// What a regular expression may come to in memory: thousands of times what one for names has.
+const REGEX_BYTES_MAX: usize = 256 * 1024;
 
 /// Names of resources are compared where it is known who may have the same (`merge`).
 pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Config, ConfigError> {
@@ -42,14 +45,18 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         resources.push(Arc::new(spec));
     }
     let pod_resources_socket = fragment.kubelet.pod_resources_socket.clone();
-    if pod_resources_socket.as_ref().is_some_and(|path| !path.is_absolute()) {
-        return Err(ConfigError::new("`kubelet.pod_resources_socket` must be an absolute path"));
+    if let Some(path) = &pod_resources_socket {
+        straight(path, "kubelet.pod_resources_socket")?;
     }
     let directory = |key: &str, directory: &Option<PathBuf>, usual: &str| {
         let directory = directory.clone().unwrap_or_else(|| PathBuf::from(usual));
         let problem =
             || ConfigError::new(format!("`{key}.directory` must be an absolute path, one that others read; the usual one is {usual}"));
-        directory.is_absolute().then_some(directory).ok_or_else(problem)
+        if !directory.is_absolute() {
+            return Err(problem());
+        }
+        straight(&directory, &format!("{key}.directory"))?;
+        Ok(directory)
     };
     Ok(Config {
         durability: fragment.ledger.durability.unwrap_or_default(),
@@ -72,6 +79,11 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         node: Node::default(),
         hash: 0,
     })
+}
+
+/// A path that goes straight down from the root.
+fn straight(path: &Path, of: &str) -> Result<(), ConfigError> {
+    text::path(&path.to_string_lossy(), of).map_err(ConfigError::new)
 }
 
 fn retention(ledger: &fragments::Ledger) -> Result<Retention, ConfigError> {
@@ -127,7 +139,7 @@ fn features(folder: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {
     match folder {
         None => Ok(None),
         Some(folder) if folder == Path::new("off") => Ok(None),
-        Some(folder) if folder.is_absolute() => Ok(Some(folder.to_owned())),
+        Some(folder) if folder.is_absolute() => straight(folder, "labels.features_d").map(|()| Some(folder.to_owned())),
         Some(_) => {
             Err(ConfigError::new(format!("`labels.features_d` must be an absolute path, the usual one is {FEATURES_DIRECTORY}, or `off`")))
         }
@@ -138,7 +150,7 @@ fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
     match text {
         "auto" => Ok(NvmlLibrary::Auto),
         "off" => Ok(NvmlLibrary::Off),
-        path if path.starts_with('/') => Ok(NvmlLibrary::At(path.into())),
+        path if path.starts_with('/') => straight(Path::new(path), "nvidia.nvml").map(|()| NvmlLibrary::At(path.into())),
         other => Err(ConfigError::new(format!(
             "`nvidia.nvml` is `{other}`, but must be `auto`, `off`, or the absolute path of libnvidia-ml.so.1"
         ))),
@@ -146,9 +158,14 @@ fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
 }
 
 fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
-    let name: ResourceName = resource.name.parse().map_err(|error: crate::domain::InvalidResourceName| error.to_string())?;
+    let is_each = resource.name.contains(NODE);
+    let name = if is_each { ResourceName::for_each_node(&resource.name) } else { resource.name.parse() };
+    let name = name.map_err(|error| error.to_string())?;
     let class = class(resource.class);
     let is_char = class == DeviceClass::Char;
+    if is_each && !is_char {
+        return Err(format!("`{NODE}` in the name is for the class `char`, not for `{class}`"));
+    }
     if is_char && resource.paths.is_empty() {
         return Err("the class `char` needs `paths`, such as paths = [\"/dev/fuse\"]".into());
     }
@@ -159,14 +176,15 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     if is_char && select != (Select { id: select.id.clone(), ..Select::default() }) {
         return Err("the class `char` is selected by `paths`; of `select` it knows `id` only".into());
     }
-    let paths = resource.paths.iter().map(path).collect::<Result<Vec<_>, _>>()?;
-    if let Some((target, first, second)) = clash(&paths) {
-        return Err(format!("`{first}` and `{second}` would both be `{target}` in the container; give each a path of its own"));
+    // Where a container, or a resource, has one device, all of them may be the same path in it.
+    let is_one = resource.per_container == Some(PerContainer::One) || is_each;
+    let paths = resource.paths.iter().map(|path| self::path(path, is_one)).collect::<Result<Vec<_>, _>>()?;
+    if let Some((target, first, second)) = clash(&paths).filter(|_| !is_one) {
+        return Err(format!(
+            "`{first}` and `{second}` would both be `{target}` in the container; give each a path of its own, or say per_container = \"one\""
+        ));
     }
-    let env_is_valid = |key: &String| !key.is_empty() && !key.contains(['=', '\0']);
-    if let Some(key) = resource.env.keys().find(|key| !env_is_valid(key)) {
-        return Err(format!("`{key}` cannot be the name of an environment variable"));
-    }
+    text::environment(&resource.env)?;
     let contract = contract(resource, class, &select)?;
     let (sharing, per_container) = sharing(resource, &contract)?;
     let hooks = hooks(resource, class, &select, sharing)?;
@@ -182,7 +200,7 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
         per_container,
         placement: resource.placement.unwrap_or_default(),
         env: resource.env.clone(),
-        mounts: resource.mounts.iter().map(mount).collect::<Result<_, _>>()?,
+        mounts: mounts(&resource.mounts)?,
         hooks,
     })
 }
@@ -237,21 +255,19 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
     })
 }
 
-fn path(path: &fragments::Path) -> Result<CharPath, String> {
+fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
     let host = &path.host;
-    let parts = host.strip_prefix("/dev/").map(|rest| rest.split('/').any(|part| matches!(part, "" | "." | "..")));
-    if parts != Some(false) {
-        return Err(format!("the path `{host}` must begin with `/dev/` and go straight down"));
+    match host {
+        NodePattern::Glob(glob) => self::glob(glob)?,
+        NodePattern::Regex(regex) => self::regex(regex)?,
     }
-    if let Err(error) = glob::Pattern::new(host) {
-        return Err(format!("the path `{host}` is not a valid glob: {error}"));
+    if let Some(container) = &path.container {
+        text::path(container, "paths")?;
     }
-    if path.container.as_ref().is_some_and(|path| !path.starts_with('/')) {
-        return Err(format!("the container's path for `{host}` must be absolute"));
-    }
-    if let Some(container) = path.container.as_ref().filter(|container| is_wildcard(host) && !container.ends_with('/')) {
+    if let Some(container) = path.container.as_ref().filter(|container| host.literal().is_none() && !container.ends_with('/') && !is_one) {
         return Err(format!(
-            "all that `{host}` matches would be `{container}` in the container; a folder ends in `/`, as in `{container}/`"
+            "all that `{host}` matches would be `{container}` in the container; a folder ends in `/`, as in `{container}/`; with \
+             per_container = \"one\" a container has one of them"
         ));
     }
     let permissions = path.permissions.clone().unwrap_or_else(|| "rw".into());
@@ -262,29 +278,60 @@ fn path(path: &fragments::Path) -> Result<CharPath, String> {
     Ok(CharPath { host: host.clone(), container: path.container.clone(), permissions })
 }
 
-fn is_wildcard(host: &str) -> bool {
-    host.contains(['*', '?', '['])
+fn glob(host: &str) -> Result<(), String> {
+    if host.contains(char::is_control) {
+        return Err(format!("the path `{host}` of `paths` has a control character in it"));
+    }
+    let parts = host.strip_prefix("/dev/").map(|rest| rest.split('/').any(|part| matches!(part, "" | "." | "..")));
+    if parts != Some(false) {
+        return Err(format!("the path `{host}` must begin with `/dev/` and go straight down"));
+    }
+    glob::Pattern::new(host).map(drop).map_err(|error| format!("the path `{host}` is not a valid glob: {error}"))
+}
+
+fn regex(regex: &str) -> Result<(), String> {
+    if regex.is_empty() || regex.contains(char::is_control) {
+        return Err(format!("`regex` is `{regex}`, but must be a regular expression for paths below /dev, such as `^video[0-9]+$`"));
+    }
+    // The beginning of a path of the host, where everything is told by what is below /dev.
+    if regex.trim_start_matches('^').starts_with("/dev/") {
+        return Err(format!("`regex` is `{regex}`, but is looked for in paths below /dev, which do not begin with `/dev/`"));
+    }
+    regex_lite::RegexBuilder::new(regex)
+        .size_limit(REGEX_BYTES_MAX)
+        .build()
+        .map(drop)
+        .map_err(|error| format!("`regex` is `{regex}`, which is no regular expression: {error}"))
 }
 
 /// Two hosts with one path in the container, and that path. A host counts by its name; what a wildcard matches is not known here.
 fn clash(paths: &[CharPath]) -> Option<(String, &str, &str)> {
     let mut taken = BTreeMap::new();
-    paths.iter().filter(|path| !is_wildcard(&path.host)).find_map(|CharPath { host, container, .. }| {
+    paths.iter().filter_map(|path| Some((path.host.literal()?, &path.container))).find_map(|(host, container)| {
         let target = match container {
-            None => host.clone(),
+            None => host.to_owned(),
             Some(folder) if folder.ends_with('/') => format!("{folder}{}", host.rsplit('/').next().unwrap_or(host)),
             Some(container) => container.clone(),
         };
         let first: &str = taken.entry(target.clone()).or_insert(host);
-        (first != host).then_some((target, first, host.as_str()))
+        (first != host).then_some((target, first, host))
     })
 }
 
-fn mount(mount: &fragments::Mount) -> Result<MountSpec, String> {
-    for path in [&mount.host, &mount.container] {
-        if !path.starts_with('/') {
-            return Err(format!("the path `{path}` of a mount must be absolute"));
+fn mounts(mounts: &[fragments::Mount]) -> Result<Vec<MountSpec>, String> {
+    let mut taken = BTreeMap::new();
+    for fragments::Mount { host, container, .. } in mounts {
+        text::path(host, "mounts")?;
+        text::path(container, "mounts")?;
+        let place = container.trim_matches('/');
+        if place.is_empty() {
+            return Err(format!("the mount of `{host}` at `{container}` of `mounts` would hide the container's own files"));
+        }
+        if let Some(first) = taken.insert(place, host) {
+            return Err(format!("`{first}` and `{host}` of `mounts` would both be `{container}` in the container"));
         }
     }
-    Ok(MountSpec { host: mount.host.clone(), container: mount.container.clone(), read_only: mount.read_only })
+    let mount =
+        |mount: &fragments::Mount| MountSpec { host: mount.host.clone(), container: mount.container.clone(), read_only: mount.read_only };
+    Ok(mounts.iter().map(mount).collect())
 }

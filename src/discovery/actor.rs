@@ -2,10 +2,10 @@
 
 use crate::domain::{
     Device, DeviceId, Evidence, Gather, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Object, Plan, ResourceName,
-    Unread,
+    ResourceSpec, Unread,
 };
 use crate::hardware::{self, HeldNode};
-use crate::host::{self, HostRoot};
+use crate::host::{self, HostRoot, ReadFailure};
 use crate::messages::{Crash, Discovered, Found, Mailbox, Remember, Rescan};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, AtomicResponse, Context, Handler, WrapFuture};
@@ -34,8 +34,8 @@ const HAND_ON_DEADLINE: Duration = Duration::from_secs(5);
 pub struct DiscoveryConfig {
     /// The root of the host's trees.
     pub host_root: HostRoot,
-    /// The resources that select devices.
-    pub plan: watch::Receiver<Arc<Plan>>,
+    /// The resources that select devices; published anew when nodes come or go that are resources of their own.
+    pub plan: watch::Sender<Arc<Plan>>,
     /// Who holds what: a held node is looked at even when no resource names it any more.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// What is in the list: so is such a node.
@@ -78,7 +78,7 @@ impl DiscoveryActor {
     }
 
     /// Looks at the host. Returns the evidence, and the names that are new.
-    fn look(&mut self, plan: &Plan) -> (Evidence, Vec<(String, DeviceId)>) {
+    fn look(&mut self, plan: &Plan, of_plan: Result<Vec<String>, ReadFailure>) -> (Evidence, Vec<(String, DeviceId)>) {
         let (began, clock) = (host::now(), Instant::now());
         let DiscoveryConfig { host_root, names, .. } = &self.config;
         let remembered = names.borrow().clone();
@@ -96,6 +96,11 @@ impl DiscoveryActor {
                 true
             }
         });
+        let of_plan = of_plan.unwrap_or_else(|failure| {
+            let patterns = plan.patterns.iter().filter(|spec| spec.name.is_for_each_node());
+            found.unread.resources.extend(patterns.map(|spec| (spec.name.clone(), failure.to_string())));
+            Vec::new()
+        });
         keep_known(&mut found.devices, &inventory);
         let listed = inventory
             .resources
@@ -103,7 +108,7 @@ impl DiscoveryActor {
             .flat_map(|(name, offering)| offering.devices.values().map(move |listed| (name, listed.device.as_ref())));
         let evidence = evidence(host_root, began, &mut found, held_devices(&grants), listed);
         metrics::scanned(clock.elapsed());
-        let warnings: BTreeSet<String> = std::mem::take(&mut found.selection.warnings).into_iter().gather();
+        let warnings: BTreeSet<String> = of_plan.into_iter().chain(std::mem::take(&mut found.selection.warnings)).gather();
         for warning in warnings.difference(&self.said) {
             tracing::warn!("{warning}");
         }
@@ -239,8 +244,8 @@ impl Handler<Rescan> for DiscoveryActor {
             return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
         }
         self.looked_at = Some(host::now().boot);
-        let plan = self.config.plan.borrow().clone();
-        let (evidence, named) = self.look(&plan);
+        let (plan, warnings) = planned(&self.config.host_root, &self.config.plan);
+        let (evidence, named) = self.look(&plan, warnings);
         if let Some(wait) = self.note_unread(&evidence.unread) {
             context.run_later(wait, |_, context| ask(&context.address()));
             if self.incomplete <= FIRST_TRIES && self.config.inventory.borrow().resources.is_empty() {
@@ -288,10 +293,41 @@ impl Handler<Crash> for DiscoveryActor {
     }
 }
 
+/// The plan, with a resource for each node that is there now of those that have a name for each. Where nobody can say what is there,
+/// nothing has come and nothing has gone. Returns warnings beside it, or what could not be read.
+fn planned(root: &HostRoot, current: &watch::Sender<Arc<Plan>>) -> (Arc<Plan>, Result<Vec<String>, ReadFailure>) {
+    let plan = current.borrow().clone();
+    if plan.patterns.is_empty() {
+        return (plan, Ok(Vec::new()));
+    }
+    let hardware::Each { specs, warnings } = match hardware::each(root, &plan.patterns) {
+        Ok(each) => each,
+        Err(failure) => return (plan, Err(failure)),
+    };
+    // What only the ledger knows stays until its last id has left.
+    let orphans = plan.specs.iter().filter(|spec| spec.is_orphan() && !specs.iter().any(|known| known.name == spec.name));
+    let orphans: Vec<_> = orphans.cloned().collect();
+    // Equal resources are the same ones: nothing is kept twice.
+    let same = |spec: Arc<ResourceSpec>| plan.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
+    let specs: Arc<[_]> = specs.into_iter().chain(orphans).map(same).collect();
+    if specs != plan.specs {
+        current.send_if_modified(|current| {
+            // Another configuration since then has nodes of its own; the next scan, which it asks for, sees them.
+            let is_current = current.number == plan.number;
+            if is_current {
+                *current = Arc::new(Plan { number: plan.number + 1, specs, ..Plan::clone(&plan) });
+            }
+            is_current
+        });
+    }
+    (current.borrow().clone(), Ok(warnings))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{DeviceClass, DeviceNode, Health, Offered, Offering, ResourceSpec};
+    use crate::domain::{CharPath, DeviceClass, DeviceNode, Health, NodePattern, Offered, Offering};
+    use crate::host::faults::with_faults;
 
     fn device(id: &str, node: &str) -> Arc<Device> {
         let nodes = vec![DeviceNode::at(node)];
@@ -315,5 +351,37 @@ mod tests {
         assert_eq!(found, before, "what is found is what is found");
         let kept = [&same, &moved, &shared].map(|known| found.iter().any(|device| Arc::ptr_eq(device, known)));
         assert_eq!(kept, [true, false, true]);
+    }
+
+    #[test]
+    fn a_dev_that_cannot_be_read_leaves_the_resources_of_its_nodes_as_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let dev = dir.path().join("dev");
+        let host = NodePattern::Regex("^i2c-[0-9]*$".into());
+        let pattern = ResourceSpec {
+            paths: vec![CharPath { host, container: None, permissions: "rw".into() }],
+            ..ResourceSpec::new(ResourceName::for_each_node("board/{node}").unwrap(), DeviceClass::Char)
+        };
+        let plan = Plan { number: 1, patterns: Arc::new([Arc::new(pattern)]), ..Plan::default() };
+        let (root, plan) = (HostRoot::new(dir.path()), watch::Sender::new(Arc::new(plan)));
+        let look = || {
+            let (planned, warnings) = planned(&root, &plan);
+            assert_eq!(planned, *plan.borrow());
+            (planned.number, planned.specs.iter().map(|spec| spec.name.to_string()).collect::<Vec<_>>().join(" "), warnings.ok())
+        };
+        std::fs::create_dir(&dev).unwrap();
+        std::fs::write(dev.join("i2c-1"), "").unwrap();
+        assert_eq!(look(), (2, "board/i2c-1".into(), Some(vec![])));
+        std::fs::write(dev.join("i2c-13"), "").unwrap();
+        assert_eq!(look(), (3, "board/i2c-1 board/i2c-13".into(), Some(vec![])));
+        assert_eq!(look().0, 3, "nothing has changed");
+        let (_, calls) = with_faults(|_| None, look);
+        assert!(calls >= 3, "the directory and its nodes");
+        for failing in 0..calls {
+            let seen = with_faults(move |call| (call == failing).then_some(24), look).0;
+            assert_eq!(seen, (3, "board/i2c-1 board/i2c-13".into(), None));
+        }
+        std::fs::remove_file(dev.join("i2c-1")).unwrap();
+        assert_eq!(look(), (4, "board/i2c-13".into(), Some(vec![])));
     }
 }

@@ -63,6 +63,8 @@ codes! {
     CONFIG_CHANGED = "config-changed" Warning "what the files say now is not what the daemon does";
     RESOURCE_SELECTS_NOTHING = "resource-selects-nothing" Warning "the resource is offered without a device, so no pod gets one";
     DRIVER_NOT_BOUND = "driver-not-bound" Warning "without its driver a device has no nodes, and is not offered";
+    DRIVER_NODES_ELSEWHERE = "driver-nodes-elsewhere" Note
+        "NVIDIA's toolkit finds these nodes; with `pass_device_specs` a container gets those of /dev, and a GPU without one is unhealthy (node_missing)";
     DEVICE_UNHEALTHY = "device-unhealthy" Warning "it is given to no new container";
     DEVICE_SUSPECT = "device-suspect" Note "if that goes on, the device becomes unhealthy";
     DEVICE_CORDONED = "device-cordoned" Note "an operator has taken it out: it is given to no new container";

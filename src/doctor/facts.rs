@@ -310,6 +310,8 @@ pub struct HostFacts {
     pub kernel_log: Option<String>,
     /// How many IOMMU groups there are; `None` where sysfs does not tell.
     pub iommu_groups: Option<usize>,
+    /// The directory in which a driver container has made NVIDIA's device nodes, where `/dev` has none of them.
+    pub driver_nodes: Option<&'static str>,
     /// Whether VFIO goes without an IOMMU.
     pub is_unsafe: bool,
     /// Whether SELinux refuses what it does not allow.

@@ -83,6 +83,7 @@ pub(super) fn healthy() -> Facts {
             inotify: Some(InotifyRoom { instances: 3, refused: None }),
             kernel_log: None,
             iommu_groups: Some(40),
+            driver_nodes: None,
             is_unsafe: false,
             is_enforcing: true,
         }),

@@ -54,7 +54,7 @@ pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use plan::Plan;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use refusal::Refusal;
-pub use resource::{CharPath, InvalidResourceName, MountSpec, ResourceName, ResourceSpec, Select};
+pub use resource::{CharPath, InvalidResourceName, MountSpec, NODE, NodePattern, ResourceName, ResourceSpec, Select};
 pub use retention::Retention;
 pub use safeguard::Safeguard;
 pub use select::{ParsePfError, Pf, PfSelect};

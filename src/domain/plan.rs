@@ -11,6 +11,8 @@ pub struct Plan {
     pub number: u64,
     /// The resources, in the order in which they select devices. [Orphans](ResourceSpec::is_orphan) are among them at the start.
     pub specs: Arc<[Arc<ResourceSpec>]>,
+    /// The same as they are configured, where one of them stands for one for each node: what is there makes `specs` of them. Else none.
+    pub patterns: Arc<[Arc<ResourceSpec>]>,
     /// How devices are judged.
     pub health: HealthPolicy,
     /// What the ledger does where no answer is right for everybody.

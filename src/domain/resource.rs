@@ -28,7 +28,39 @@ pub struct InvalidResourceName {
     pub why: &'static str,
 }
 
+/// What stands in the name of a resource for the node, where each node is a resource of its own.
+pub const NODE: &str = "{node}";
+
 impl ResourceName {
+    /// A name that is one for each node: `example.com/{node}`.
+    ///
+    /// # Errors
+    /// When the kubelet would refuse it with a plain word in the place of the node.
+    pub fn for_each_node(text: &str) -> Result<Self, InvalidResourceName> {
+        let refuse = |why| InvalidResourceName { name: text.to_owned(), why };
+        if !text.split_once('/').is_some_and(|(prefix, name)| name.contains(NODE) && !prefix.contains(NODE)) {
+            return Err(refuse("`{node}` stands behind the `/`"));
+        }
+        text.replace(NODE, "node").parse::<ResourceName>().map_err(|error| refuse(error.why))?;
+        Ok(ResourceName(text.into()))
+    }
+
+    /// Whether it stands for one name for each node: see [`ResourceName::for_each_node`].
+    #[must_use]
+    pub fn is_for_each_node(&self) -> bool {
+        self.0.contains(NODE)
+    }
+
+    /// The name of one node: `net/tun` below `/dev` is `net_tun`, whatever no name has is `_`.
+    ///
+    /// # Errors
+    /// When that is no name: it is too long, or begins with `_`.
+    pub fn of_node(&self, path: &str) -> Result<Self, InvalidResourceName> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        let word: String = path.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
+        self.0.replace(NODE, &word).parse()
+    }
+
     /// The text of the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -134,11 +166,70 @@ pub struct Select {
     pub interface: Vec<String>,
 }
 
+/// Which nodes of the host's `/dev` a path means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodePattern {
+    /// A glob, such as `/dev/ttyUSB*`.
+    Glob(String),
+    /// A regular expression that is looked for in the paths below `/dev`, such as `^video[0-9]+$`.
+    Regex(String),
+}
+
+impl NodePattern {
+    /// The path, where it is one and no wildcard.
+    #[must_use]
+    pub fn literal(&self) -> Option<&str> {
+        match self {
+            NodePattern::Glob(path) if !path.contains(['*', '?', '[']) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// What every match begins with.
+    #[must_use]
+    pub fn beginning(&self) -> String {
+        match self {
+            NodePattern::Glob(glob) => glob.split(['*', '?', '[']).next().unwrap_or_default().to_owned(),
+            NodePattern::Regex(regex) => format!("/dev/{}", literal_beginning(regex)),
+        }
+    }
+
+    /// The deepest folder that has every match in it, or below it.
+    #[must_use]
+    pub fn folder(&self) -> String {
+        self.beginning().rsplit_once('/').map_or("/dev", |(folder, _)| folder).to_owned()
+    }
+}
+
+/// What every match of a regular expression begins with, as far as that is plain to see.
+fn literal_beginning(regex: &str) -> &str {
+    // With an alternative anywhere it may begin in two ways.
+    let Some(rest) = regex.strip_prefix('^').filter(|rest| !rest.contains('|')) else { return "" };
+    let end = rest.find(|c: char| r".+*?()|[]{}^$\".contains(c)).unwrap_or(rest.len());
+    // The last character may be there any number of times.
+    let is_repeated = rest[end..].starts_with(['*', '?', '{']);
+    let last = rest[..end].char_indices().next_back().map_or(0, |(at, _)| at);
+    if is_repeated { &rest[..last] } else { &rest[..end] }
+}
+
+impl From<&str> for NodePattern {
+    fn from(glob: &str) -> Self {
+        NodePattern::Glob(glob.to_owned())
+    }
+}
+
+impl fmt::Display for NodePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (NodePattern::Glob(text) | NodePattern::Regex(text)) = self;
+        f.pad(text)
+    }
+}
+
 /// One path of a `char` resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CharPath {
-    /// A glob over the host's `/dev`.
-    pub host: String,
+    /// Which nodes.
+    pub host: NodePattern,
     /// Path in the container; `None` is the host's. One that ends in `/` is a folder that keeps the node's own name.
     pub container: Option<String>,
     /// Any of `r`, `w` and `m` (mknod).
@@ -269,5 +360,41 @@ mod tests {
         ] {
             assert!(bad.parse::<ResourceName>().is_err(), "{bad}");
         }
+    }
+    #[test]
+    fn a_name_for_each_node_is_a_name_with_the_node_in_it() {
+        let name = |text: &str| ResourceName::for_each_node(text);
+        let smarter = name("smarter-devices/{node}").unwrap();
+        assert!(smarter.is_for_each_node() && smarter.as_str().parse::<ResourceName>().is_err(), "the kubelet is never told it");
+        for (path, of) in [("i2c-13", "i2c-13"), ("net/tun", "net_tun"), ("vcsm.cma", "vcsm_cma"), ("bus/usb/001/002", "bus_usb_001_002")] {
+            assert_eq!(smarter.of_node(path).unwrap().as_str(), format!("smarter-devices/{of}"));
+        }
+        assert_eq!(name("a.b/tty-{node}-x").unwrap().of_node("S0").unwrap().as_str(), "a.b/tty-S0-x");
+        for path in ["_x", "x_", ".hidden", "", &"x".repeat(64)] {
+            assert!(smarter.of_node(path).is_err(), "{path}");
+        }
+        for bad in ["{node}", "{node}/x", "a.b/x", "a.b/{nod}", "a.b/-{node}", "a.b/{node}/x"] {
+            assert!(name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_every_match_begins_with_is_plain_to_see() {
+        for (regex, beginning, folder) in [
+            ("^i2c-[0-9]*$", "/dev/i2c-", "/dev"),
+            ("^bus/usb/.*$", "/dev/bus/usb/", "/dev/bus/usb"),
+            ("^snd$", "/dev/snd", "/dev"),
+            ("^video0*$", "/dev/video", "/dev"),
+            ("^video0+$", "/dev/video0", "/dev"),
+            ("^a|b", "/dev/", "/dev"),
+            ("video", "/dev/", "/dev"),
+            ("^é?", "/dev/", "/dev"),
+        ] {
+            let pattern = NodePattern::Regex(regex.to_owned());
+            assert_eq!((pattern.beginning().as_str(), pattern.folder().as_str(), pattern.literal()), (beginning, folder, None));
+        }
+        let glob = NodePattern::from("/dev/dvb/adapter*/demux0");
+        assert_eq!((glob.beginning().as_str(), glob.folder().as_str(), glob.literal()), ("/dev/dvb/adapter", "/dev/dvb", None));
+        assert_eq!(NodePattern::from("/dev/fuse").literal(), Some("/dev/fuse"));
     }
 }

@@ -1,4 +1,7 @@
-//! Plain nodes in `/dev`, named by the configuration.
+//! Plain nodes in `/dev`, named by the configuration, and folders of them.
+//!
+//! A path that leads to a folder (`/dev/snd`) is one device with every node in it. A wildcard that matches nodes and folders means the
+//! nodes.
 //!
 //! A node is found by what it is now (`/dev/ttyUSB0`) and named by what stays the same: udev's link to it, else the
 //! kernel's subsystem and name. No node is ever opened: that alone can reset a modem or arm a watchdog.
@@ -6,9 +9,10 @@
 use super::Scan;
 use super::describe::Shared;
 use super::disks::Disks;
+use super::matches::{Match, matches};
 use super::node_names::{HeldNode, NamedNode, NodeName, base_name, name_nodes};
 use super::numa::NumaNodes;
-use crate::domain::{CharPath, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Gather, Object, ResourceName, ResourceSpec};
+use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Gather, Object, ResourceName, ResourceSpec};
 use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +35,7 @@ const LINK_FOLDERS: [&str; 8] = [
 pub(super) struct CharDevices {
     /// By resource, in the order of their nodes. Each node is in the first resource that names it.
     pub(super) by_resource: BTreeMap<ResourceName, Vec<Device>>,
-    /// Globs that match nothing.
+    /// Patterns that match nothing, or nothing that is left.
     pub(super) warnings: Vec<String>,
     /// The resources of which nodes that are not here may be there all the same, and why.
     pub(super) unread: BTreeMap<ResourceName, String>,
@@ -57,36 +61,22 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     if specs.is_empty() {
         return found;
     }
-    let mut matches = Vec::new();
-    let (mut taken, mut listings) = (BTreeSet::new(), Listings::default());
-    for spec in &specs {
-        found.by_resource.entry(spec.name.clone()).or_default();
-        for path in &spec.paths {
-            // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
-            let mut nodes: BTreeMap<HostNode, String> = BTreeMap::new();
-            for matched in root.glob_among(&mut listings, &path.host) {
-                if let Some(node) = root.node_among(&mut listings, &matched).filter(|node| node.path.starts_with("/dev/")) {
-                    nodes.entry(node).or_insert(matched);
-                }
-            }
-            let failures = root.take_failures();
-            if nodes.is_empty() && failures.is_empty() {
-                found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
-            }
-            let new = nodes.into_iter().filter(|(node, _)| taken.insert(node.path.clone()));
-            matches.extend(new.map(|(node, matched)| Match { spec, path, node, matched }));
-            note_failure(&mut found, spec, &failures);
-        }
-    }
+    let matches = matches(root, &specs, search.disks, &mut found);
     let kernel = KernelNames::of(root);
     let links = links(root);
     let described = matches.iter().map(|found| {
-        let mut node = NamedNode { path: found.node.path.clone(), links: Vec::new(), kernel: None, objects: objects(&found.node) };
-        node.links.extend(links.get(&node.path).into_iter().flatten().cloned());
-        let record = kernel.of_node(&found.node);
-        node.kernel = record.as_ref().map(|record| record.name.clone());
-        node.objects.extend(record.iter().filter_map(|record| record.device.as_deref()).map(Object::kernel_device));
-        (node, record)
+        let path = found.thing().to_owned();
+        let mut named = NamedNode { links: links.get(&path).cloned().unwrap_or_default(), path, kernel: None, objects: Vec::new() };
+        let mut record = None;
+        for node in &found.nodes {
+            record = kernel.of_node(node);
+            named.objects.extend(objects(node));
+            named.objects.extend(record.iter().filter_map(|record| record.device.as_deref()).map(Object::kernel_device));
+        }
+        // The kernel has a name for each node, and none for the folder.
+        let record = record.filter(|_| found.folder.is_none());
+        named.kernel = record.as_ref().map(|record| record.name.clone());
+        (named, record)
     });
     let (nodes, records): (Vec<_>, Vec<_>) = described.unzip();
     let failures = root.take_failures();
@@ -112,23 +102,25 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     found
 }
 
-/// A node that no resource need name any more, by an id that it was given by; `None` where it is not there.
+/// A node, or a folder of nodes, that no resource need name any more, by an id that it was given by; `None` where it is not there.
 #[must_use]
 pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nodes: &[u32]) -> Option<Device> {
-    let found = root.node_among(&mut Listings::default(), path)?;
-    let record = KernelNames::of(root).of_node(&found);
+    let (nodes, record) = match root.node_among(&mut Listings::default(), path) {
+        Some(node) => {
+            let record = KernelNames::of(root).of_node(&node);
+            (vec![node], record)
+        }
+        None => (root.folder_nodes(path).ok().flatten()?.nodes, None),
+    };
     let mut attributes = attributes_of(record.as_ref());
     let disks = Disks::of(root);
-    note_disks(&mut attributes, &disks, &disks.behind(&found.path));
-    Some(Device {
-        id,
-        key: key.to_owned(),
-        class: DeviceClass::Char,
-        pci: None,
-        numa_nodes: numa_nodes.to_vec(),
-        nodes: vec![DeviceNode { number: found.number, ..DeviceNode::at(found.path) }],
-        attributes,
-    })
+    let behind: BTreeSet<String> = nodes.iter().flat_map(|node| disks.behind(&node.path)).gather();
+    note_disks(&mut attributes, &disks, &behind.into_iter().collect::<Vec<_>>());
+    let nodes: Vec<DeviceNode> = nodes.into_iter().map(|node| DeviceNode { number: node.number, ..DeviceNode::at(node.path) }).collect();
+    let is_there = !nodes.is_empty();
+    let device =
+        || Device { id, key: key.to_owned(), class: DeviceClass::Char, pci: None, numa_nodes: numa_nodes.to_vec(), nodes, attributes };
+    is_there.then(device)
 }
 
 /// What a container holds that was given the node at this path, as far as the host shows it now.
@@ -137,16 +129,7 @@ pub fn behind(root: &HostRoot, path: &str) -> Vec<Object> {
     known_node(root, DeviceId::new(path), "", path, &[]).map(|node| node.objects()).unwrap_or_default()
 }
 
-/// A node, and the path of the configuration that led to it.
-struct Match<'a> {
-    spec: &'a ResourceSpec,
-    path: &'a CharPath,
-    node: HostNode,
-    /// What the pattern matched: a link, or the node itself.
-    matched: String,
-}
-
-fn note_failure(found: &mut CharDevices, spec: &ResourceSpec, failures: &[ReadFailure]) {
+pub(super) fn note_failure(found: &mut CharDevices, spec: &ResourceSpec, failures: &[ReadFailure]) {
     if let Some(failure) = failures.first() {
         found.unread.entry(spec.name.clone()).or_insert_with(|| failure.to_string());
     }
@@ -170,20 +153,27 @@ fn objects(node: &HostNode) -> Vec<Object> {
 }
 
 fn describe(found: &Match<'_>, name: NodeName, record: Option<&KernelRecord>) -> Device {
+    let thing = found.thing();
     let container = match &found.path.container {
         // Where a program looks for it, which is configured with the stable path and not with the number of the day.
         None => found.matched.clone(),
-        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(&found.node.path)),
+        Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(thing)),
         Some(container) => container.clone(),
     };
-    let permissions = found.path.permissions.clone();
+    let node = |node: &HostNode| DeviceNode {
+        host: node.path.clone(),
+        container: format!("{container}{}", node.path.strip_prefix(thing).unwrap_or_default()),
+        permissions: found.path.permissions.clone(),
+        required: true,
+        number: node.number,
+    };
     Device {
         id: name.id,
         key: name.key,
         class: DeviceClass::Char,
         pci: None,
         numa_nodes: Vec::new(),
-        nodes: vec![DeviceNode { host: found.node.path.clone(), container, permissions, required: true, number: found.node.number }],
+        nodes: found.nodes.iter().map(node).collect(),
         attributes: attributes_of(record),
     }
 }
@@ -364,7 +354,11 @@ mod tests {
         assert_eq!(found.by_resource[&specs[0].name][0].nodes[0].host, "/dev/ttyACM0");
         assert_eq!(found.by_resource[&specs[0].name].len(), 1);
         assert!(found.by_resource[&specs[1].name].is_empty(), "the first resource has it");
-        assert_eq!(found.warnings, ["example.com/second: no device node matches /dev/none*"]);
+        let expected = [
+            "example.com/second: what /dev/ttyACM0 leads to is in example.com/first already, the first resource that names it",
+            "example.com/second: no device node matches /dev/none*",
+        ];
+        assert_eq!(found.warnings, expected);
     }
 
     #[test]
@@ -377,5 +371,52 @@ mod tests {
             let found = found(&dir, &[Arc::new(spec.clone())]);
             assert_eq!(found.by_resource[&spec.name][0].nodes[0].container, expected);
         }
+    }
+
+    #[test]
+    fn a_folder_is_one_device_with_every_node_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for node in [
+            "snd/controlC0",
+            "snd/pcmC0D0p",
+            "snd/seq",
+            "dvb/adapter0/demux0",
+            "dvb/adapter1/demux0",
+            "input/event0",
+            "input/by/x",
+            "mapper/sda",
+        ] {
+            write(dir.path(), &format!("dev/{node}"), "");
+        }
+        std::fs::create_dir_all(dir.path().join("dev/empty")).unwrap();
+        write(dir.path(), "sys/class/block/sda/dev", "8:0");
+        let nodes = |found: &CharDevices, spec: &ResourceSpec| -> Vec<(String, Vec<String>)> {
+            let of = |device: &Device| (device.id.to_string(), device.nodes.iter().map(|node| node.container.clone()).collect());
+            found.by_resource[&spec.name].iter().map(of).collect()
+        };
+        let mut moved = (*char_spec("example.com/moved", &["/dev/dvb/adapter*"])).clone();
+        moved.paths[0].container = Some("/x/".into());
+        let specs = [
+            char_spec("example.com/seq", &["/dev/snd/seq"]),
+            char_spec("example.com/audio", &["/dev/snd"]),
+            Arc::new(moved),
+            char_spec("example.com/input", &["/dev/input/*"]),
+            char_spec("example.com/late", &["/dev/snd/pcm*", "/dev/snd"]),
+            char_spec("example.com/none", &["/dev/empty", "/dev/mapper"]),
+        ];
+        let found = found(&dir, &specs);
+        let of = |id: &str, nodes: &[&str]| (id.to_owned(), nodes.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(nodes(&found, &specs[1]), [of("dev:snd", &["/dev/snd/controlC0", "/dev/snd/pcmC0D0p"])]);
+        assert_eq!(found.by_resource[&specs[1].name][0].key, "dev:/dev/snd");
+        let adapters = [of("dev:dvb-adapter0", &["/x/adapter0/demux0"]), of("dev:dvb-adapter1", &["/x/adapter1/demux0"])];
+        assert_eq!(nodes(&found, &specs[2]), adapters);
+        assert_eq!(nodes(&found, &specs[3]), [of("dev:input-event0", &["/dev/input/event0"])], "of nodes and folders the nodes are meant");
+        let expected = [
+            "example.com/late: what /dev/snd/pcm* leads to is in example.com/audio already, the first resource that names it",
+            "example.com/late: what /dev/snd leads to is in example.com/audio already, the first resource that names it",
+            "example.com/none: no device node matches /dev/empty, which is a folder without one",
+            "example.com/none: /dev/mapper is a folder with the disk sda in it; name disks by their paths",
+        ];
+        assert_eq!(found.warnings, expected);
     }
 }

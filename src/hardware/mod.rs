@@ -17,11 +17,13 @@ pub mod defaults;
 mod describe;
 mod disks;
 mod drm;
+mod each;
 mod event;
 mod facts;
 mod fpga;
 mod identity;
 mod kfd;
+mod matches;
 mod mdev;
 mod net;
 mod node_names;
@@ -40,11 +42,12 @@ mod xid;
 
 pub use chardev::{behind, known_node};
 pub use disks::used_for;
+pub use each::{Each, each};
 pub use event::event;
 pub use identity::remember;
 pub use node_names::{HeldNode, NamedNode, NodeName, name_nodes};
 pub use pci::{Scan, scan, scan_after};
-pub use select::{NearMiss, Selection, near_misses, select};
+pub use select::{NearMiss, Nearest, Selection, near_misses, select};
 pub use signals::signals;
 pub use xid::xid;
 
@@ -64,6 +67,8 @@ pub struct Discovery {
     /// A device for every PCI function, of the class `other` too, in the order of their addresses, each followed by its
     /// parts; then the nodes of the `char` resources.
     pub devices: Vec<Arc<Device>>,
+    /// The resources, those for each node among them: see [`each()`].
+    pub specs: Vec<Arc<ResourceSpec>>,
     /// Which resource offers which of them.
     pub selection: Selection,
     /// Names of selected devices that are not remembered yet (I6): to be made durable before they are published.
@@ -131,13 +136,17 @@ pub fn discover_in(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], rem
 /// [`discover_in`] with all that may be known beforehand.
 #[must_use]
 pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], known: &Known<'_>) -> Discovery {
+    let Each { specs, mut warnings } = each(root, specs).unwrap_or_else(|failure| {
+        let specs = specs.iter().filter(|spec| !spec.name.is_for_each_node()).cloned().collect();
+        Each { specs, warnings: vec![format!("nothing is known of resources for each node: {failure}")] }
+    });
     let root = &root.recording();
     let disks = disks::Disks::of(root);
     let describer = describe::Describer::new(root, &scan, known.nvml, &disks);
     let mut unread = scan.unread.clone();
     let mut devices = functions(root, &scan, &describer, known.former, &mut unread);
     let former: Vec<(ResourceName, Arc<Device>)> = known.former.map(former_nodes).unwrap_or_default();
-    let search = chardev::Search { specs, disks: &disks, scan: &scan, numa: describer.numa(), held: known.held, former: &former };
+    let search = chardev::Search { specs: &specs, disks: &disks, scan: &scan, numa: describer.numa(), held: known.held, former: &former };
     let found = chardev::discover(root, &search);
     unread.resources = found.unread;
     let mut chars: BTreeMap<String, ResourceName> = BTreeMap::new();
@@ -151,8 +160,9 @@ pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>]
     identity::make_unique(&mut devices);
     let mut named = remember(&mut devices, known.names);
     let devices: Vec<Arc<Device>> = devices.into_iter().map(Arc::new).collect();
-    let mut selection = select(&devices, &chars, specs);
-    selection.warnings.splice(0..0, found.warnings);
+    let mut selection = select(&devices, &chars, &specs);
+    warnings.extend(found.warnings);
+    selection.warnings.splice(0..0, warnings);
     if specs.iter().any(|spec| spec.class == DeviceClass::Gpu) {
         selection.warnings.extend(nvidia::without_instances(&devices));
     }
@@ -169,8 +179,8 @@ pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>]
             .flat_map(|former| kept.clone().filter(|node| former.missing_nodes.contains(&node.host)))
             .map(|node| node.host.clone()),
     );
-    let unfulfilled = unfulfilled(&selection, specs);
-    Discovery { devices, selection, named, scan, missing_nodes, unfulfilled, unread }
+    let unfulfilled = unfulfilled(&selection, &specs);
+    Discovery { devices, specs, selection, named, scan, missing_nodes, unfulfilled, unread }
 }
 
 /// The devices of the PCI functions. A function of which something cannot be read has the devices that the former pass found.

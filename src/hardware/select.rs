@@ -2,7 +2,7 @@
 
 mod near;
 
-pub use near::{NearMiss, near_misses};
+pub use near::{NearMiss, Nearest, near_misses};
 
 use crate::contract;
 use crate::domain::{
@@ -44,6 +44,7 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
             chosen.insert(&device.key, spec);
         }
     }
+    warn_of_wholes(devices, specs, &host, &chosen, &mut selection.warnings);
     withhold_kept(devices, &mut chosen, &mut selection.warnings);
     withhold_unanswerable(devices, &mut chosen, &mut selection.warnings);
     withhold_shared_parents(devices, &mut chosen, &mut selection.warnings);
@@ -69,13 +70,53 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
         }
         let mut mine = by_resource.remove(&spec.name).unwrap_or_default();
         mine.arrange_by(|a, b| a.id.cmp(&b.id));
-        // A glob that matches nothing was reported with its text already.
-        if mine.is_empty() && spec.class != DeviceClass::Char {
-            selection.warnings.push(format!("{}: no device of class {} on this host matches", spec.name, spec.class));
-        }
         selection.resources.insert(spec.name.clone(), mine);
     }
+    warn_of_nothing(devices, specs, &mut selection);
     selection
+}
+
+/// Says of each resource without a device what is near to one. A glob that matches nothing was reported with its text already.
+fn warn_of_nothing(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], selection: &mut Selection) {
+    let is_empty = |spec: &&Arc<ResourceSpec>| selection.resources.get(&spec.name).is_some_and(Vec::is_empty);
+    let empty: Vec<_> = specs.iter().filter(|spec| spec.class != DeviceClass::Char).filter(is_empty).collect();
+    if empty.is_empty() {
+        return;
+    }
+    let taken = selection.resource_of();
+    let mut named = BTreeSet::new();
+    let mut warnings = Vec::new();
+    for spec in empty.into_iter().filter(|spec| named.insert(&spec.name)) {
+        let near = near_misses(devices, &taken, spec);
+        let near = Nearest::of(&near).map(|nearest| format!("; {nearest}")).unwrap_or_default();
+        warnings.push(format!("{}: no device of class {} on this host matches{near}", spec.name, spec.class));
+    }
+    selection.warnings.extend(warnings);
+}
+
+/// Says of each whole that a resource asks for and that is cut into parts, where no resource offers one of these.
+fn warn_of_wholes(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], host: &Host<'_>, chosen: &Chosen<'_>, warnings: &mut Vec<String>) {
+    let address = |device: &Device| device.pci.as_ref().map(|function| function.address);
+    let is_offered = |device: &&Arc<Device>| chosen.contains_key(device.key.as_str());
+    let cut = devices.iter().filter(is_offered).filter(|device| device.attribute("part").is_some());
+    let cut: BTreeSet<_> = cut.filter_map(|device| address(device)).gather();
+    for device in devices {
+        let Some(parts) = device.attribute("parts").filter(|_| !address(device).is_some_and(|whole| cut.contains(&whole))) else {
+            continue;
+        };
+        let asks = |spec: &&Arc<ResourceSpec>| {
+            spec.class == device.class
+                && spec.select.part == Some(false)
+                && host.matches(&spec.select, device)
+                && !host.excludes(spec, device)
+        };
+        if let Some(spec) = specs.iter().find(asks) {
+            warnings.push(format!(
+                "{}: {} is not offered, because it is cut into parts ({parts}), and no resource offers these: `part = false` asks for wholes",
+                spec.name, device.id,
+            ));
+        }
+    }
 }
 
 /// The resource of each device that is selected, by the device's key.
@@ -251,7 +292,11 @@ impl<'a> Host<'a> {
             DeviceClass::Char => named == Some(&spec.name),
             class => device.class == class && is_usable(device) && means_it(&spec.select, device),
         };
-        of_class && self.matches(&spec.select, device) && !spec.exclude.as_ref().is_some_and(|exclude| self.matches(exclude, device))
+        of_class && self.matches(&spec.select, device) && !self.excludes(spec, device)
+    }
+
+    fn excludes(&self, spec: &ResourceSpec, device: &Device) -> bool {
+        spec.exclude.as_ref().is_some_and(|exclude| self.matches(exclude, device))
     }
 
     /// Every list that is not empty holds one match. What is unknown of a device matches no list.
@@ -640,6 +685,29 @@ mod tests {
         let specs = [Arc::new(excluding), char_spec("a.com/tty", &["/dev/ttyS*"])];
         let selection = select(&[gpu("0000:01:00.0", 0x10de, None)], &BTreeMap::new(), &specs);
         assert_eq!(chosen(&selection), [("a.com/gpu".into(), vec![]), ("a.com/tty".into(), vec![])]);
-        assert_eq!(selection.warnings, ["a.com/gpu: no device of class gpu on this host matches"]);
+        let near = "0000:01:00.0 would be offered but for `exclude`: wanted is not excluded, and it is excluded";
+        assert_eq!(selection.warnings, [format!("a.com/gpu: no device of class gpu on this host matches; {near}")]);
+        let other = spec("a.com/other", DeviceClass::Gpu, Select { vendor: vec![1], device: vec![1], ..Select::default() });
+        let selection = select(&[gpu("0000:01:00.0", 0x10de, None)], &BTreeMap::new(), &[other]);
+        assert_eq!(selection.warnings, ["a.com/other: no device of class gpu on this host matches"], "two things keep it out");
+    }
+
+    #[test]
+    fn a_whole_that_is_cut_is_told_of_where_nothing_offers_its_parts() {
+        let disk = |id: &str, attribute: (&str, &str)| {
+            let mut disk = device("0000:01:00.0", id);
+            (disk.class, disk.pci.as_mut().unwrap().driver) = (DeviceClass::Nvme, Some("nvme".into()));
+            disk.attributes.insert(attribute.0.into(), attribute.1.into());
+            disk.nodes.push(DeviceNode::at(format!("/dev/{id}")));
+            Arc::new(disk)
+        };
+        let devices =
+            [disk("nvme0", ("parts", "namespaces")), disk("nvme0n1", ("part", "namespace")), disk("nvme0n2", ("part", "namespace"))];
+        let wholes = spec("a.com/whole", DeviceClass::Nvme, Select { part: Some(false), ..Select::default() });
+        let parts = spec("a.com/part", DeviceClass::Nvme, Select { part: Some(true), ..Select::default() });
+        let warnings = |specs: &[Arc<ResourceSpec>]| select(&devices, &BTreeMap::new(), specs).warnings;
+        let cut = "it is cut into parts (namespaces), and no resource offers these: `part = false` asks for wholes";
+        assert_eq!(warnings(std::slice::from_ref(&wholes))[0], format!("a.com/whole: nvme0 is not offered, because {cut}"));
+        assert!(warnings(&[wholes, parts]).iter().all(|warning| !warning.contains("is cut into parts (")));
     }
 }

@@ -10,7 +10,7 @@ use crate::domain::DeviceNumber;
 use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::{major, minor};
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, FileType, Metadata, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -46,6 +46,12 @@ pub struct HostNode {
     pub path: String,
     /// Its number; `None` for a plain file in its place.
     pub number: Option<DeviceNumber>,
+}
+
+impl HostNode {
+    pub(super) fn of(path: String, metadata: &Metadata) -> Self {
+        HostNode { path, number: number_of(metadata) }
+    }
 }
 
 impl HostRoot {
@@ -209,6 +215,30 @@ impl HostRoot {
         }
     }
 
+    /// The names in a directory with what each is itself, in no order; empty when it cannot be read.
+    pub(super) fn typed_entries(&self, rel: &str) -> Vec<(String, FileType)> {
+        let list = || -> io::Result<Vec<(String, FileType)>> {
+            let mut entries = Vec::new();
+            for entry in call(|| self.path(rel).read_dir())? {
+                let entry = call(|| entry)?;
+                let Ok(name) = entry.file_name().into_string() else { continue };
+                match call(|| entry.file_type()) {
+                    // It has gone since.
+                    Err(error) if is_absence(&error) => {}
+                    kind => entries.push((name, kind?)),
+                }
+            }
+            Ok(entries)
+        };
+        self.noting(rel, list).unwrap_or_default()
+    }
+
+    /// The node at a path that is its real one.
+    pub(super) fn node_at(&self, path: &str) -> Option<HostNode> {
+        let metadata = self.found(path, call(|| self.path(path).symlink_metadata()))?;
+        self.is_node(&metadata).then(|| HostNode::of(path.to_owned(), &metadata))
+    }
+
     /// Whether `rel` leads to anything; a dangling link does not.
     #[must_use]
     pub fn exists(&self, rel: &str) -> bool {
@@ -250,7 +280,7 @@ impl HostRoot {
     #[must_use]
     pub fn node_among(&self, listings: &mut Listings, host_path: &str) -> Option<HostNode> {
         let (path, metadata) = self.resolve_among(listings, host_path)?;
-        self.is_node(&metadata).then(|| HostNode { path, number: number_of(&metadata) })
+        self.is_node(&metadata).then(|| HostNode::of(path, &metadata))
     }
 
     fn resolve_among(&self, listings: &mut Listings, host_path: &str) -> Option<(String, Metadata)> {
@@ -281,14 +311,14 @@ impl HostRoot {
         self.found(rel, call(|| self.path(rel).symlink_metadata())).is_some_and(|metadata| metadata.is_dir())
     }
 
-    fn is_node(&self, metadata: &Metadata) -> bool {
+    pub(super) fn is_node(&self, metadata: &Metadata) -> bool {
         let kind = metadata.file_type();
         kind.is_char_device() || kind.is_block_device() || (!self.live && kind.is_file())
     }
 
     /// Follows every link of `host_path` inside the root: an absolute target starts at the root again, and `..` ends
     /// there, as they do for the host itself.
-    fn resolve(&self, host_path: &str) -> Option<(String, Metadata)> {
+    pub(super) fn resolve(&self, host_path: &str) -> Option<(String, Metadata)> {
         let mut pending: VecDeque<String> = host_path.split('/').map(str::to_owned).collect();
         let mut real = String::new();
         let mut metadata = None;

@@ -81,11 +81,7 @@ impl LedgerActor {
     /// Builds one life of the actor from what the store has.
     pub fn new(config: LedgerConfig, life: impl Any + Send) -> Self {
         let recovered = config.recovered.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let ledger = recovered.unwrap_or_else(|| {
-            let recovered = lock(&config.store).load();
-            let (grants, names, gone) = (recovered.grants, recovered.names, recovered.gone);
-            Ledger::from_recovered(grants, names, recovered.listed, recovered.owed, recovered.verdicts).with_gone(gone)
-        });
+        let ledger = recovered.unwrap_or_else(|| lock(&config.store).load().into());
         let upkeep = Upkeep::new(&config);
         let (looker, hooks) = (Looker::new(&config), config.release_hooks());
         LedgerActor {

@@ -4,7 +4,7 @@ use super::core::{Ledger, ReleaseHooks};
 use crate::domain::{DeviceId, Due, Gather, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, ResourceSpec};
 use crate::kubelet::pod_resources::PodResources;
 use crate::messages::{Forget, Mailbox};
-use crate::store::Store;
+use crate::store::{Recovered, Store};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -62,4 +62,10 @@ impl LedgerConfig {
 pub fn release_hooks<'a>(specs: impl Iterator<Item = &'a Arc<ResourceSpec>>) -> ReleaseHooks {
     let with_hook = specs.filter(|spec| spec.hooks.after_release.is_some());
     with_hook.map(|spec| (spec.name.clone(), spec.sharing)).gather()
+}
+
+impl From<Recovered> for Ledger {
+    fn from(Recovered { grants, names, listed, owed, verdicts, gone, report: _ }: Recovered) -> Self {
+        Ledger::from_recovered(grants, names, listed, owed, verdicts).with_gone(gone)
+    }
 }

@@ -68,8 +68,8 @@ fn path(part: &Part) -> Vec<Place> {
     [Place::Numa(leaf.numa_node), Place::HostBridge(root.domain, root.bus)].into_iter().chain(bridges).collect()
 }
 
-/// Functions below one host bridge may tell of different NUMA nodes, or of none: the bridge is on the lowest that is told, as
-/// it is for placement.
+/// A function that states no NUMA node is on the lowest one that others below its host bridge state. Where these state several,
+/// the host bridge is drawn below each.
 fn put_bridges_on_nodes(placed: &mut [(Vec<Place>, Part)]) {
     let mut nodes: BTreeMap<Place, u32> = BTreeMap::new();
     for (path, _) in placed.iter() {
@@ -79,7 +79,7 @@ fn put_bridges_on_nodes(placed: &mut [(Vec<Place>, Part)]) {
         }
     }
     for (path, _) in placed {
-        if let [node, bridge, ..] = path.as_mut_slice()
+        if let [node @ Place::Numa(None), bridge, ..] = path.as_mut_slice()
             && let Some(known) = nodes.get(bridge)
         {
             *node = Place::Numa(Some(*known));
@@ -174,10 +174,15 @@ nodes of /dev -
     }
 
     #[test]
-    fn a_host_bridge_is_near_the_lowest_node_that_is_told_and_a_card_is_one_thing() {
+    fn what_states_no_numa_node_is_on_the_lowest_of_its_host_bridge_and_a_card_is_one_thing() {
         let nic = |address, numa| leaf(address, DeviceClass::Nic, &["0000:00:0c.0"], numa);
         let picture = tree(
-            [nic("0000:01:00.0", None), nic("0000:01:00.1", Some(1)), leaf("0000:ff:00.0", DeviceClass::Nic, &[], None)],
+            [
+                nic("0000:01:00.0", None),
+                nic("0000:01:00.1", Some(1)),
+                nic("0000:02:00.0", Some(2)),
+                leaf("0000:ff:00.0", DeviceClass::Nic, &[], None),
+            ],
             &Cpus::new(),
         );
         let wanted = "\
@@ -185,6 +190,9 @@ NUMA node 1
   host bridge 0000:00
     device 0000:01:00.0
     device 0000:01:00.1
+NUMA node 2
+  host bridge 0000:00
+    device 0000:02:00.0
 NUMA node -
   host bridge 0000:ff
     device 0000:ff:00.0

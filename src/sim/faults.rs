@@ -136,7 +136,7 @@ fn specs() -> Vec<Arc<ResourceSpec>> {
     let vendor = |vendor| Select { vendor: vec![vendor], ..Select::default() };
     let driver = |driver: &str| Select { driver: vec![driver.to_owned()], ..Select::default() };
     let char = |name: &str, globs: &[&str]| {
-        let path = |glob: &&str| CharPath { host: (*glob).to_owned(), container: None, permissions: "rw".into() };
+        let path = |glob: &&str| CharPath { host: (*glob).into(), container: None, permissions: "rw".into() };
         ResourceSpec { paths: globs.iter().map(path).collect(), ..of(name, DeviceClass::Char) }
     };
     let specs = [

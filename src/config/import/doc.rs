@@ -1,7 +1,7 @@
-//! The other plugin's file: YAML, of which JSON is a part, that remembers what of it was read.
+//! The other plugin's file: YAML, of which JSON is a part, as a tree in which every value knows its line and whether it was read.
 
 use super::ImportError;
-use granit_parser::{Event, Parser, ScalarStyle, StrInput};
+use granit_parser::{Event, Parser, ScalarStyle, StrInput, Tag};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
@@ -9,68 +9,147 @@ use std::collections::BTreeMap;
 const DEPTH_MAX: usize = 32;
 /// A file may name a part of itself again and again: what comes of it has an end.
 const NODES_MAX: usize = 50_000;
+/// So has the text in it, in bytes.
+const COPIED_MAX: usize = 4 << 20;
 
 /// A node of the file.
 #[derive(Debug, Clone)]
 pub(super) struct Doc {
-    line: usize,
-    is: Is,
-    read: Cell<bool>,
+    pub(super) line: usize,
+    pub(super) is: Is,
+    pub(super) state: Cell<State>,
+}
+
+/// What became of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Unread,
+    Read,
+    /// The same key stands in this line too, and that one counts.
+    Overruled(usize),
 }
 
 #[derive(Debug, Clone)]
-enum Is {
+pub(super) enum Is {
     Null,
-    Text(String),
+    Scalar(Scalar),
     List(Vec<Doc>),
     Map(Vec<(String, Doc)>),
 }
 
+/// A text, a number or a truth value.
+#[derive(Debug, Clone)]
+pub(super) struct Scalar {
+    pub(super) text: String,
+    /// Without quotes, and so perhaps a number or a truth value.
+    pub(super) is_plain: bool,
+    /// Where the lines of the text stand in the file.
+    pub(super) lines: Lines,
+}
+
+/// The lines of a text, of which parts may be looked for in the file that holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lines {
+    /// One behind the other, the first one here.
+    From(usize),
+    /// All of them in this line, as in JSON.
+    In(usize),
+}
+
+impl Lines {
+    fn of(self, line: usize) -> usize {
+        match self {
+            Lines::From(first) => first + line.saturating_sub(1),
+            Lines::In(line) => line,
+        }
+    }
+}
+
 impl Doc {
-    /// Every document of a file.
+    /// Every document of a text, whose lines stand there in the user's file.
     ///
     /// # Errors
     /// What is neither YAML nor JSON, with its line.
-    pub(super) fn parse(text: &str) -> Result<Vec<Doc>, ImportError> {
-        let mut builder = Builder { events: Parser::new_from_str(text), anchors: BTreeMap::new(), nodes: 0 };
+    pub(super) fn parse(text: &str, lines: Lines) -> Result<Vec<Doc>, ImportError> {
+        // Of many short texts in one file none may become a long one.
+        let nodes_max = NODES_MAX.min(2 * text.len());
+        let mut builder = Builder { events: Parser::new_from_str(text), lines, anchors: BTreeMap::new(), nodes: 0, nodes_max, copied: 0 };
         let mut documents = Vec::new();
         while let Some((event, line)) = builder.next()? {
-            if matches!(event, Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) | Event::Alias(_)) {
-                documents.push(builder.node(event, line, 0)?);
+            match event {
+                Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) | Event::Alias(_) => {
+                    documents.push(builder.node(event, line, 0)?);
+                }
+                // An anchor belongs to its document.
+                Event::DocumentStart(..) => builder.anchors.clear(),
+                _ => {}
             }
         }
         Ok(documents)
     }
 
-    fn new(line: usize, is: Is) -> Self {
-        Doc { line, is, read: Cell::new(false) }
+    pub(super) fn new(line: usize, is: Is) -> Self {
+        Doc { line, is, state: Cell::new(State::Unread) }
     }
 
-    fn count(&self) -> usize {
-        1 + match &self.is {
-            Is::Null | Is::Text(_) => 0,
-            Is::List(list) => list.iter().map(Doc::count).sum(),
-            Is::Map(map) => map.iter().map(|(_, doc)| doc.count()).sum(),
+    /// What stands at a key of a map, as it is spelt.
+    pub(super) fn value(&self, key: &str) -> Option<&Doc> {
+        let Is::Map(map) = &self.is else { return None };
+        map.iter().find(|(known, _)| known == key).map(|(_, doc)| doc)
+    }
+
+    /// How many nodes it has, and how many bytes of text.
+    fn size(&self) -> (usize, usize) {
+        let (nodes, bytes) = match &self.is {
+            Is::Null => (0, 0),
+            Is::Scalar(scalar) => (0, scalar.text.len()),
+            Is::List(list) => list.iter().map(Doc::size).fold((0, 0), sum),
+            Is::Map(map) => map.iter().map(|(key, doc)| sum((0, key.len()), doc.size())).fold((0, 0), sum),
+        };
+        (nodes + 1, bytes)
+    }
+
+    /// Everything here and below counts as read.
+    pub(super) fn read_all(&self) {
+        if self.state.get() == State::Unread {
+            self.state.set(State::Read);
+        }
+        match &self.is {
+            Is::Null | Is::Scalar(_) => {}
+            Is::List(list) => list.iter().for_each(Doc::read_all),
+            Is::Map(map) => map.iter().for_each(|(_, doc)| doc.read_all()),
         }
     }
 }
 
+fn too_large(line: usize) -> ImportError {
+    ImportError::new(format!("line {line}: larger or deeper than a configuration can be"))
+}
+
+fn sum(a: (usize, usize), b: (usize, usize)) -> (usize, usize) {
+    (a.0 + b.0, a.1 + b.1)
+}
+
 struct Builder<'a> {
     events: Parser<'a, StrInput<'a>>,
+    lines: Lines,
     /// What an alias stands for, by the anchor's number.
     anchors: BTreeMap<usize, Doc>,
     nodes: usize,
+    nodes_max: usize,
+    /// How many bytes of text were copied.
+    copied: usize,
 }
 
 impl<'a> Builder<'a> {
     fn next(&mut self) -> Result<Option<(Event<'a>, usize)>, ImportError> {
         match self.events.next() {
             None => Ok(None),
-            Some(Ok((event, span))) => Ok(Some((event, span.start.line()))),
+            Some(Ok((event, span))) => Ok(Some((event, self.lines.of(span.start.line())))),
             Some(Err(error)) => {
                 let why = error.info();
                 let why = why.lines().next().unwrap_or("not YAML");
-                Err(ImportError::new(format!("line {}: neither YAML nor JSON: {why}", error.marker().line())))
+                Err(ImportError::new(format!("line {}: neither YAML nor JSON: {why}", self.lines.of(error.marker().line()))))
             }
         }
     }
@@ -96,13 +175,12 @@ impl<'a> Builder<'a> {
 
     fn node(&mut self, event: Event<'a>, line: usize, depth: usize) -> Result<Doc, ImportError> {
         self.nodes += 1;
-        if self.nodes > NODES_MAX || depth > DEPTH_MAX {
-            return Err(ImportError::new(format!("line {line}: larger or deeper than a configuration can be")));
+        if self.nodes > self.nodes_max || depth > DEPTH_MAX {
+            return Err(too_large(line));
         }
         let (doc, anchor) = match event {
-            Event::Scalar(text, style, anchor, _) => {
-                let is_null = style == ScalarStyle::Plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL");
-                (Doc::new(line, if is_null { Is::Null } else { Is::Text(text.into_owned()) }), anchor)
+            Event::Scalar(text, style, anchor, tag) => {
+                (Doc::new(line, self.scalar(text.into_owned(), style, tag.as_deref(), line)), anchor)
             }
             Event::SequenceStart(_, anchor, _) => {
                 let mut list = Vec::new();
@@ -116,174 +194,98 @@ impl<'a> Builder<'a> {
             }
             Event::MappingStart(_, anchor, _) => (Doc::new(line, Is::Map(self.map(depth)?)), anchor),
             Event::Alias(anchor) => {
-                let meant = self.anchors.get(&anchor).cloned();
+                let meant = self.anchors.get(&anchor);
                 let meant = meant.ok_or_else(|| ImportError::new(format!("line {line}: an alias of something that holds it")))?;
-                self.nodes += meant.count();
+                let (nodes, bytes) = meant.size();
+                self.nodes += nodes;
+                self.copied += bytes;
+                if self.copied > COPIED_MAX {
+                    return Err(too_large(line));
+                }
+                let meant = meant.clone();
                 (Doc { line, ..meant }, 0)
             }
             _ => return Err(ImportError::new(format!("line {line}: a value is missing"))),
         };
         if anchor > 0 {
+            self.copied += doc.size().1;
+            if self.copied > COPIED_MAX {
+                return Err(too_large(line));
+            }
             self.anchors.insert(anchor, doc.clone());
         }
         Ok(doc)
     }
 
+    fn scalar(&self, text: String, style: ScalarStyle, tag: Option<&Tag>, line: usize) -> Is {
+        let is_text = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix() == "str");
+        let is_plain = style == ScalarStyle::Plain && !is_text;
+        if is_plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL") {
+            return Is::Null;
+        }
+        // Lines that were folded cannot be told apart again. A block is told from its first line on that is not empty.
+        let empty = text.chars().take_while(|c| *c == '\n').count();
+        let lines = match self.lines {
+            Lines::From(_) if style == ScalarStyle::Literal => Lines::From(line.saturating_sub(empty)),
+            _ => Lines::In(line),
+        };
+        Is::Scalar(Scalar { text, is_plain, lines })
+    }
+
     fn map(&mut self, depth: usize) -> Result<Vec<(String, Doc)>, ImportError> {
         let mut map: Vec<(String, Doc)> = Vec::new();
+        let mut places: BTreeMap<String, usize> = BTreeMap::new();
+        let mut merged = Vec::new();
         loop {
             let (event, line) = self.expect()?;
-            let key = match event {
-                Event::MappingEnd => return Ok(map),
-                Event::Scalar(key, ..) => key.into_owned(),
+            let (key, is_merge) = match event {
+                Event::MappingEnd => break,
+                Event::Scalar(key, style, ..) => {
+                    let is_merge = &*key == "<<" && style == ScalarStyle::Plain;
+                    (key.into_owned(), is_merge)
+                }
                 _ => return Err(ImportError::new(format!("line {line}: a key is a text"))),
             };
-            if map.iter().any(|(there, _)| *there == key) {
-                return Err(ImportError::new(format!("line {line}: the key `{key}` is there twice")));
+            let (event, value_line) = self.expect()?;
+            let mut value = self.node(event, value_line, depth + 1)?;
+            // A value is told by its key, which may stand above it.
+            value.line = line;
+            if is_merge {
+                merged.push(value);
+                continue;
             }
-            let (event, line) = self.expect()?;
-            map.push((key, self.node(event, line, depth + 1)?));
+            if let Some((_, former)) = places.insert(key.clone(), map.len()).and_then(|place| map.get(place)) {
+                former.state.set(State::Overruled(line));
+            }
+            map.push((key, value));
         }
-    }
-}
-
-/// A node of the file and the way to it, for whoever reads it.
-#[derive(Debug, Clone)]
-pub(super) struct Field<'a> {
-    doc: &'a Doc,
-    /// Such as `flags.plugin.deviceListStrategy` or `devices[0].name`.
-    pub(super) path: String,
-}
-
-impl<'a> Field<'a> {
-    pub(super) fn root(doc: &'a Doc) -> Self {
-        doc.read.set(true);
-        Field { doc, path: String::new() }
-    }
-
-    /// What is below a key; `None` when it is not there, or null.
-    pub(super) fn get(&self, key: &str) -> Option<Field<'a>> {
-        let Is::Map(map) = &self.doc.is else { return None };
-        let doc = map.iter().find(|(name, _)| name == key).map(|(_, doc)| doc)?;
-        doc.read.set(true);
-        (!matches!(doc.is, Is::Null)).then(|| Field { doc, path: join(&self.path, key) })
-    }
-
-    pub(super) fn is_map(&self) -> bool {
-        matches!(self.doc.is, Is::Map(_))
-    }
-
-    pub(super) fn is_list(&self) -> bool {
-        matches!(self.doc.is, Is::List(_))
-    }
-
-    /// The keys of a map with what is below them.
-    pub(super) fn entries(&self) -> Result<Vec<(&'a str, Field<'a>)>, ImportError> {
-        let Is::Map(map) = &self.doc.is else { return Err(self.wrong("keys and values")) };
-        Ok(map.iter().filter_map(|(key, _)| Some((key.as_str(), self.get(key)?))).collect())
-    }
-
-    /// The elements of a list.
-    pub(super) fn items(&self) -> Result<Vec<Field<'a>>, ImportError> {
-        let Is::List(list) = &self.doc.is else { return Err(self.wrong("a list")) };
-        let field = |(index, doc): (usize, &'a Doc)| {
-            doc.read.set(true);
-            Field { doc, path: format!("{}[{index}]", self.path) }
-        };
-        Ok(list.iter().enumerate().map(field).collect())
-    }
-
-    pub(super) fn text(&self) -> Result<&'a str, ImportError> {
-        match &self.doc.is {
-            Is::Text(text) => Ok(text),
-            _ => Err(self.wrong("a text")),
-        }
-    }
-
-    pub(super) fn truth(&self) -> Result<bool, ImportError> {
-        match self.text()?.to_ascii_lowercase().as_str() {
-            "true" => Ok(true),
-            "false" => Ok(false),
-            _ => Err(self.wrong("`true` or `false`")),
-        }
-    }
-
-    pub(super) fn number(&self) -> Result<u32, ImportError> {
-        self.text()?.parse().map_err(|_| self.wrong("a whole number that is not negative"))
-    }
-
-    /// A list of texts, or one text alone.
-    pub(super) fn texts(&self) -> Result<Vec<String>, ImportError> {
-        if !self.is_list() {
-            return Ok(vec![self.text()?.to_owned()]);
-        }
-        self.items()?.iter().map(|item| item.text().map(str::to_owned)).collect()
-    }
-
-    /// Whether anything is said: not an empty text, list or map, not `false`.
-    pub(super) fn says_something(&self) -> bool {
-        match &self.doc.is {
-            Is::Null => false,
-            Is::Text(text) => !matches!(text.as_str(), "" | "false"),
-            Is::List(list) => !list.is_empty(),
-            Is::Map(map) => !map.is_empty(),
-        }
-    }
-
-    /// Everything below counts as read.
-    pub(super) fn read_all(&self) {
-        fn all(doc: &Doc) {
-            doc.read.set(true);
-            match &doc.is {
-                Is::Null | Is::Text(_) => {}
-                Is::List(list) => list.iter().for_each(all),
-                Is::Map(map) => map.iter().for_each(|(_, doc)| all(doc)),
+        // YAML's merge: what another map says, where this one does not say it.
+        let maps = merged.into_iter().flat_map(|value| match value.is {
+            Is::List(list) => list,
+            is => vec![Doc::new(value.line, is)],
+        });
+        for (key, value) in maps.filter_map(|doc| if let Is::Map(map) = doc.is { Some(map) } else { None }).flatten() {
+            if let std::collections::btree_map::Entry::Vacant(place) = places.entry(key.clone()) {
+                place.insert(map.len());
+                map.push((key, value));
             }
         }
-        all(self.doc);
+        Ok(map)
     }
-
-    /// The way to everything that nobody read, with its line; not to what lies below that.
-    pub(super) fn unread(&self) -> Vec<(String, usize)> {
-        fn walk(path: &str, doc: &Doc, unread: &mut Vec<(String, usize)>) {
-            if !doc.read.get() {
-                return unread.push((path.to_owned(), doc.line));
-            }
-            match &doc.is {
-                Is::Null | Is::Text(_) => {}
-                Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| walk(&format!("{path}[{index}]"), doc, unread)),
-                Is::Map(map) => map.iter().for_each(|(key, doc)| walk(&join(path, key), doc, unread)),
-            }
-        }
-        let mut unread = Vec::new();
-        walk(&self.path, self.doc, &mut unread);
-        unread
-    }
-
-    pub(super) fn wrong(&self, wanted: &str) -> ImportError {
-        let found = match &self.doc.is {
-            Is::Null => "nothing".to_owned(),
-            Is::Text(text) if text.contains('\n') => "a text of several lines".to_owned(),
-            Is::Text(text) => format!("`{text}`"),
-            Is::List(_) => "a list".to_owned(),
-            Is::Map(_) => "keys and values".to_owned(),
-        };
-        let path = if self.path.is_empty() { "the file" } else { &self.path };
-        ImportError::new(format!("line {}: `{path}` is {found}, where {wanted} is expected", self.doc.line))
-    }
-}
-
-fn join(path: &str, key: &str) -> String {
-    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::field::{Decoder, Field, Unread};
     use super::*;
 
     fn read(text: &str) -> Result<Doc, String> {
-        let mut documents = Doc::parse(text).map_err(|error| error.to_string())?;
+        let mut documents = Doc::parse(text, Lines::From(1)).map_err(|error| error.to_string())?;
         Ok(documents.remove(0))
+    }
+
+    fn unread(root: &Field<'_>) -> Vec<(String, usize)> {
+        root.unread(100).0.into_iter().map(|Unread { path, line, .. }| (path, line)).collect()
     }
 
     #[test]
@@ -292,25 +294,35 @@ mod tests {
         let json = "{\n\t\"a\": {\"b\": [1, \"x\"], \"c\": null},\n\t\"d\": {\"b\": [1, \"x\"], \"c\": null},\n\t\"e\": \"text\\n\"\n}\n";
         for text in [yaml, json] {
             let doc = read(text).unwrap();
-            let root = Field::root(&doc);
-            let b = root.get("a").unwrap().get("b").unwrap();
-            assert_eq!((b.texts().unwrap(), b.items().unwrap()[0].number().unwrap()), (vec!["1".to_owned(), "x".into()], 1));
+            let root = Field::root(&doc, Decoder::JsonOfYaml);
+            let b = root.get("a").unwrap().get("b").unwrap().items().unwrap();
+            assert_eq!((b[0].number().unwrap(), b[1].text().unwrap()), (1, "x"));
             assert!(root.get("a").unwrap().get("c").is_none());
             assert_eq!(root.get("e").unwrap().text().unwrap(), "text\n");
-            assert_eq!(root.unread(), [("d".to_owned(), 3)]);
+            assert_eq!(unread(&root), [("d".to_owned(), 3)]);
             root.get("d").unwrap().read_all();
-            assert_eq!(root.unread(), []);
+            assert_eq!(unread(&root), []);
         }
+    }
+
+    #[test]
+    fn a_map_may_be_laid_under_another_one() {
+        let doc = read("a: &a { x: 1, y: 2 }\nb: &b { y: 3, <<: *a }\nc: { <<: [*b, { z: 4 }], x: 5 }\n\"<<\": { w: 6 }\n").unwrap();
+        let root = Field::root(&doc, Decoder::JsonOfYaml);
+        let number = |of: &str, key: &str| root.get(of).and_then(|of| of.get(key)).map(|value| value.number().unwrap());
+        assert_eq!((number("b", "x"), number("b", "y")), (Some(1), Some(3)));
+        assert_eq!((number("c", "x"), number("c", "y"), number("c", "z")), (Some(5), Some(3), Some(4)));
+        assert_eq!(root.get("w").map(|field| field.path), None, "in quotes it is a key as any other");
     }
 
     #[test]
     fn every_mistake_has_its_line() {
         for (text, expected) in [
             ("a: [1\nb: 2", "line 2: neither YAML nor JSON: "),
-            ("a: 1\na: 2", "line 2: the key `a` is there twice"),
             ("? [a]\n: 1", "line 1: a key is a text"),
             ("a: &x [*x]", "line 1: an alias of something that holds it"),
             (&["[".repeat(40), "]".repeat(40)].concat(), "line 1: larger or deeper"),
+            ("a: &x 1\n---\nb: *x", "line 3: neither YAML nor JSON"),
         ] {
             let said = read(text).unwrap_err();
             assert!(said.contains(expected), "{said}");
@@ -319,12 +331,54 @@ mod tests {
             .map(|n| format!("a{n}: &a{n} [{}]\n", if n == 0 { "x, x".into() } else { vec![format!("*a{}", n - 1); 9].join(", ") }))
             .collect();
         assert!(read(&bomb).unwrap_err().contains("larger or deeper"));
+        // Few nodes, and gigabytes of text.
+        for text in [
+            format!("a: &a {}\nb:\n", "x".repeat(1 << 20)) + &"- *a\n".repeat(4000),
+            format!("a: &a {{ ? {} : 1 }}\nb:\n", "x".repeat(1 << 20)) + &"- *a\n".repeat(4000),
+        ] {
+            assert!(read(&text).unwrap_err().contains("larger or deeper"));
+        }
+        assert!(read("a: &a { b: c }\nd: [*a, *a, *a]").is_ok());
+        // Many such texts in one file cost no more than it is long.
+        let short = "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b]\n";
+        assert!(read(short).unwrap_err().contains("line 3: larger or deeper"));
         let doc = read("a: [b]").unwrap();
-        let said = Field::root(&doc).get("a").unwrap().text().unwrap_err().to_string();
+        let said = Field::root(&doc, Decoder::Json).get("a").unwrap().text().unwrap_err().to_string();
         assert_eq!(said, "line 1: `a` is a list, where a text is expected");
         let doc = read("\"a\\n\\e\": |\n  b: 1\n  c: 2\n").unwrap();
         let Is::Map(entries) = &doc.is else { panic!("{doc:?}") };
-        let said = Field::root(&doc).get(&entries[0].0).unwrap().items().unwrap_err().to_string();
-        assert_eq!(said, "line 2: `a\\n\\u{1b}` is a text of several lines, where a list is expected");
+        let said = Field::root(&doc, Decoder::Json).get(&entries[0].0).unwrap().items().unwrap_err().to_string();
+        assert_eq!(said, "line 1: `a\\n\\u{1b}` is a text of several lines, where a list is expected");
+    }
+
+    #[test]
+    fn the_lines_of_a_text_in_a_file_are_those_of_the_file() {
+        let file =
+            "data:\n  a: |-\n    x: 1\n\n    y: [\n      2 ]\n  b: \"x: 1\\ny: 2\"\n  c: >\n    x: 1\n\n    y: 2\n  d: |2\n\n    x: 1\n";
+        let doc = read(file).unwrap();
+        let data = Field::root(&doc, Decoder::Yaml).get("data").unwrap();
+        let lines = |key: &str, of: &str| {
+            let text = data.get(key).unwrap().holding().unwrap();
+            let inner = Doc::parse(&text.text, text.lines).unwrap();
+            let field = Field::root(&inner[0], Decoder::Yaml).get(of).unwrap();
+            field.items().map_or(field.line(), |items| items[0].line())
+        };
+        assert_eq!((lines("a", "x"), lines("a", "y")), (3, 6));
+        assert_eq!((lines("b", "x"), lines("b", "y")), (7, 7));
+        assert_eq!(lines("d", "x"), 14);
+        let folded = data.get("c").unwrap().holding().unwrap();
+        assert!(matches!(folded.lines, Lines::In(8 | 9)), "{:?}", folded.lines);
+    }
+
+    #[test]
+    fn a_hundred_thousand_keys_are_too_many_and_fifty_thousand_are_read_at_once() {
+        let keys = |count: usize| (0..count).map(|n| format!("k{n}: &x{n} 1\n")).collect::<String>();
+        assert!(read(&keys(100_000)).unwrap_err().contains("larger or deeper"));
+        let doc = read(&keys(49_000)).unwrap();
+        let root = Field::root(&doc, Decoder::Json);
+        let (unread, more) = root.unread(100);
+        assert_eq!((unread.len(), more), (100, 48_900));
+        assert_eq!(root.entries().unwrap().len(), 49_000);
+        assert_eq!(root.unread(100), (vec![], 0));
     }
 }

@@ -1,24 +1,40 @@
 //! Takes over the configuration of another plugin: its file in, ours out, and a warning for whatever has no equal.
 //!
-//! Each peer has a file that says what its settings mean here. Whatever nobody read of the source becomes a warning by
-//! itself (`doc`), and what comes out has passed our own validation.
+//! `source` finds the plugin's file, and the flags of its container, in what the user has: the file, a ConfigMap, a manifest (`flags`
+//! reads a command line, `chart` the values of a chart). `doc` is the file as a tree, `field` reads it as the plugin's own decoder does. Each peer has a file that
+//! says what its settings mean here; docs/importers.md has them all, and a test (`table`) holds both together.
+//!
+//! One wrong value costs what it touches, a resource or a setting, and is told with its line. Whatever nobody read of the source
+//! becomes a warning by itself, and what comes out has passed our own validation.
 
+mod chart;
 mod doc;
+mod field;
+mod flags;
 mod generic;
 mod nvidia;
 mod rdma_shared;
 mod smarter;
+mod source;
 mod sriov;
+#[cfg(test)]
+mod table;
 #[cfg(test)]
 mod tests;
 
-use self::doc::{Doc, Field};
-use super::error::printable;
-use super::merge::Examined;
+use self::doc::Lines;
+use self::field::Field;
+use super::error::{nearest, printable};
+use super::merge::{Examined, problem_of};
 use super::node::Node;
-use super::tree::{Is, Table, Value, written};
+use super::tree::{Entry, Is, Place, Table, Value, written};
+use crate::domain::NODE;
 use clap::ValueEnum;
+use std::collections::BTreeSet;
 use std::path::Path;
+
+/// So many settings that nobody knows are told: a file with more is another file.
+const UNKNOWN_MAX: usize = 100;
 
 /// The plugins whose files can be taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -29,7 +45,7 @@ pub enum Peer {
     Sriov,
     /// Mellanox/k8s-rdma-shared-dev-plugin: `config.json`.
     RdmaShared,
-    /// squat/generic-device-plugin: its YAML.
+    /// squat/generic-device-plugin: its YAML, or its `--device` flags.
     Generic,
     /// smarter-device-manager: `conf.yaml`.
     Smarter,
@@ -37,13 +53,17 @@ pub enum Peer {
 
 /// Why nothing came of it, in one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ImportError(String);
+#[error("{problem}")]
+pub struct ImportError {
+    problem: String,
+    /// What is to be said besides, one sentence each.
+    pub warnings: Vec<String>,
+}
 
 impl ImportError {
     /// A key may have a line's end in it, or what a terminal obeys.
     fn new(problem: impl AsRef<str>) -> Self {
-        ImportError(printable(problem.as_ref()))
+        ImportError { problem: printable(problem.as_ref()), warnings: Vec::new() }
     }
 }
 
@@ -54,97 +74,144 @@ pub struct Imported {
     pub toml: String,
     /// One sentence each: what was left out, and what is to be done before.
     pub warnings: Vec<String>,
+    /// How many parts were left out because a value in them is wrong.
+    pub wrong: usize,
 }
 
 /// What the importers write.
 #[derive(Debug, Default)]
 struct Draft {
-    resources: Vec<Table>,
+    offers: Vec<Offer>,
     warnings: Vec<String>,
+    wrong: usize,
+}
+
+/// A resource, and where it is in the source.
+#[derive(Debug)]
+struct Offer {
+    table: Table,
+    place: String,
 }
 
 impl Draft {
+    fn offer(&mut self, table: Table, at: &Field<'_>) {
+        self.offers.push(Offer { table, place: at.place() });
+    }
+
     fn warn(&mut self, warning: impl AsRef<str>) {
         self.warnings.push(printable(warning.as_ref()));
     }
 
-    /// Warns of those settings that say something, and have no equal for this reason.
-    fn no_equal(&mut self, field: Option<&Field<'_>>, settings: &[(&str, &str)]) {
-        for (key, why) in settings {
-            let Some(setting) = field.and_then(|field| field.get(key)) else { continue };
-            setting.read_all();
-            if setting.says_something() {
-                self.warn(format!("`{}` is left out: {why}", setting.path));
+    /// Something is left out, because a value in it is wrong.
+    fn wrong(&mut self, what: &str, why: &ImportError) {
+        self.wrong += 1;
+        self.warn(format!("{what} is left out: {why}"));
+    }
+
+    /// What a setting says; one with a wrong value is left out.
+    fn setting<'a, T>(&mut self, field: Option<Field<'a>>, read: impl FnOnce(&Field<'a>) -> Result<T, ImportError>) -> Option<T> {
+        let field = field?;
+        match read(&field) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                field.read_all();
+                self.wrong(&format!("`{}`", field.path), &error);
+                None
             }
+        }
+    }
+
+    /// Warns of a setting that says something, and has no equal for this reason.
+    fn no_equal(&mut self, setting: Option<Field<'_>>, why: &str) {
+        let Some(setting) = setting else { return };
+        setting.read_all();
+        if setting.says_something() {
+            self.warn(format!("{} is left out: {why}", setting.place()));
+        }
+    }
+
+    /// Warns of whatever nobody read, and says where it would have been.
+    fn unknown(&mut self, root: &Field<'_>, known: &[&str]) {
+        let (unread, more) = root.unread(UNKNOWN_MAX);
+        for unknown in &unread {
+            let (path, line) = (&unknown.path, unknown.line);
+            if let Some(by) = unknown.overruled_by {
+                self.warn(format!("`{path}` (line {line}) is left out: line {by} says it again, and the plugin takes that"));
+                continue;
+            }
+            self.warn(format!("`{path}` (line {line}) is not known of this plugin, and is left out{}", hint(path, known)));
+        }
+        if more > 0 {
+            self.warn(format!("{more} more are not known of this plugin, and are left out"));
         }
     }
 }
 
-/// Reads the file of another plugin. `key` names an entry of a ConfigMap; `prefix` is the domain that the plugin was told
-/// by a flag.
-///
-/// # Errors
-/// When the file cannot be read, or when what it says cannot be a configuration: why, and where.
-pub fn import(peer: Peer, text: &str, key: Option<&str>, prefix: Option<&str>) -> Result<Imported, ImportError> {
-    let inner = unwrap(text, key)?;
-    let documents = Doc::parse(inner.as_deref().unwrap_or(text))?;
-    let [document] = documents.as_slice() else {
-        return Err(ImportError::new(format!("the file has {} documents, where one is expected", documents.len())));
-    };
-    let root = Field::root(document);
-    let mut draft = Draft::default();
-    match peer {
-        Peer::Nvidia => nvidia::read(&root, &mut draft),
-        Peer::Sriov => sriov::read(&root, prefix.unwrap_or("intel.com"), &mut draft),
-        Peer::RdmaShared => rdma_shared::read(&root, prefix.unwrap_or("rdma"), &mut draft),
-        Peer::Generic => generic::read(&root, prefix, &mut draft),
-        Peer::Smarter => smarter::read(&root, &mut draft),
-    }?;
-    for (path, line) in root.unread() {
-        draft.warn(format!("`{path}` (line {line}) is not known of this plugin, and is left out"));
+/// Where a key that nobody knows may have been meant to stand, or what it may have been meant to be.
+fn hint(path: &str, known: &[&str]) -> String {
+    let key = path.rsplit('.').next().unwrap_or(path);
+    let of = |path: &str| path.rsplit('.').next().unwrap_or(path).to_owned();
+    let there: Vec<String> = known.iter().filter(|known| of(known).eq_ignore_ascii_case(key)).map(|known| format!("`{known}`")).collect();
+    if !there.is_empty() {
+        return format!("; it is read at {}", there.join(" and "));
     }
-    finish(peer, draft)
+    let keys: Vec<String> = known.iter().map(|known| of(known)).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    nearest(key, &keys).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default()
 }
 
-fn finish(peer: Peer, draft: Draft) -> Result<Imported, ImportError> {
-    let Draft { resources, warnings } = draft;
+/// Reads the file of another plugin, or a manifest that holds it. `key` names an entry of a ConfigMap; `prefix` is the domain that the
+/// plugin was told by a flag.
+///
+/// # Errors
+/// When the file cannot be read, or when nothing of it can be a configuration: why, and where.
+pub fn import(peer: Peer, text: &str, key: Option<&str>, prefix: Option<&str>) -> Result<Imported, ImportError> {
+    let documents = doc::Doc::parse(text, Lines::From(1))?;
+    let source = source::find(peer, &documents, key)?;
+    let mut draft = Draft { warnings: source.notes.iter().map(|note| printable(note)).collect(), ..Draft::default() };
+    let read = match peer {
+        Peer::Nvidia => nvidia::read(&source, &mut draft),
+        Peer::Sriov => sriov::read(&source, prefix, &mut draft),
+        Peer::RdmaShared => rdma_shared::read(&source, prefix, &mut draft),
+        Peer::Generic => generic::read(&source, prefix, &mut draft),
+        Peer::Smarter => smarter::read(&source, &mut draft),
+    };
+    match read {
+        Ok(()) => finish(peer, draft),
+        Err(error) => Err(ImportError { warnings: draft.warnings, ..error }),
+    }
+}
+
+fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
+    let mut names = BTreeSet::new();
+    let mut resources = Vec::new();
+    for Offer { table, place } in std::mem::take(&mut draft.offers) {
+        let name = table.get("name").and_then(Value::as_text).unwrap_or_default().to_owned();
+        let resource = Value { place: None, is: Is::Table(table) };
+        if let Some(problem) = problem_of("resource", Is::List(vec![resource.clone()]), &resource) {
+            // A value has the place that it has in the source: its path in that of the file.
+            let at = problem.file().zip(problem.line()).map_or(place, |(path, line)| format!("`{}` (line {line})", path.display()));
+            let why = problem.problem().strip_prefix(&format!("resource `{name}`: ")).unwrap_or(problem.problem());
+            draft.wrong(&name, &ImportError::new(format!("{at}: {why}")));
+        } else if names.insert(name.clone()) || name.contains(NODE) {
+            resources.push(resource);
+        } else {
+            draft.wrong(&format!("{name} at {place}"), &ImportError::new("another resource has this name"));
+        }
+    }
+    let Draft { warnings, wrong, .. } = draft;
     if resources.is_empty() {
         // An empty configuration offers known hardware under its usual names, which nobody asked for.
-        let why = if warnings.is_empty() { String::new() } else { format!(": {}", warnings.join("; ")) };
-        return Err(ImportError::new(format!("no resource can be taken over{why}")));
+        return Err(ImportError { warnings, ..ImportError::new("no resource can be taken over") });
     }
     let mut table = Table::default();
-    let resources = resources.into_iter().map(|resource| Value { place: None, is: Is::Table(resource) });
-    table.set("resource", Is::List(resources.collect()));
+    table.set("resource", Is::List(resources));
     let name = peer.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     let toml = format!("# Written by `holdfast config import {name}`.\n\n{}", written(&table, None));
     match Examined::alone(toml.as_bytes(), Path::new("import"), &Node::default()).config() {
-        Ok(_) => Ok(Imported { toml, warnings }),
-        Err(error) => Err(ImportError::new(format!("what comes of it is not valid: {}", error.problem()))),
+        Ok(_) => Ok(Imported { toml, warnings, wrong }),
+        Err(error) => Err(ImportError { warnings, ..ImportError::new(format!("what comes of it is not valid: {}", error.problem())) }),
     }
-}
-
-/// The plugin's file out of a ConfigMap; `None` when the file is not one.
-fn unwrap(text: &str, key: Option<&str>) -> Result<Option<String>, ImportError> {
-    let documents = Doc::parse(text)?;
-    let is_map = |doc: &&Doc| Field::root(doc).get("kind").is_some_and(|kind| kind.text() == Ok("ConfigMap"));
-    let Some(map) = documents.iter().find(is_map) else {
-        return match key {
-            Some(key) => Err(ImportError::new(format!("the file is no ConfigMap, and has no entry `{key}`"))),
-            None => Ok(None),
-        };
-    };
-    let data = Field::root(map).get("data").ok_or_else(|| ImportError::new("the ConfigMap has no `data`"))?;
-    let entries = data.entries()?;
-    let names = || entries.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    let entry = match (key, entries.as_slice()) {
-        (None, [(_, entry)]) => Some(entry),
-        (None, _) => return Err(ImportError::new(format!("the ConfigMap has the entries {}; `--key` says which", names()))),
-        (Some(key), entries) => entries.iter().find(|(name, _)| *name == key).map(|(_, entry)| entry),
-    };
-    let entry =
-        entry.ok_or_else(|| ImportError::new(format!("the ConfigMap has no entry `{}`; it has {}", key.unwrap_or_default(), names())))?;
-    Ok(Some(entry.text()?.to_owned()))
 }
 
 /// Texts of a list as a value.
@@ -158,6 +225,15 @@ fn text(text: &str) -> Is {
 
 fn plain(value: impl ToString) -> Is {
     Is::Plain(value.to_string())
+}
+
+/// Puts a value in that has its place in the source.
+fn set_from(table: &mut Table, key: &str, mut is: Is, from: &Field<'_>) {
+    let place = Some(Place { file: Path::new(&from.path).into(), line: from.line(), column: 1 });
+    if let Is::List(values) = &mut is {
+        values.iter_mut().for_each(|value| value.place.clone_from(&place));
+    }
+    table.put(Entry { key: key.to_owned(), place: place.clone(), value: Value { place, is } });
 }
 
 /// A resource with a name and a class.

@@ -1,168 +1,327 @@
-//! NVIDIA's k8s-device-plugin: the YAML of `version: v1`, as its code parses it.
+//! NVIDIA's k8s-device-plugin: the YAML of `version: v1`, its flags and variables, as its code reads them.
 
-use super::super::tree::Table;
-use super::doc::Field;
-use super::{Draft, ImportError, plain, resource, set_table, text, texts};
+use super::super::sharing::SHARES_MAX;
+use super::super::tree::{Is, Table, Value};
+use super::field::{Decoder, Field};
+use super::source::Source;
+use super::{Draft, ImportError, plain, resource, set_from, set_table, text, texts};
 
 const GPU: &str = "nvidia.com/gpu";
+const IGNORED: &str = "NVIDIA's plugin reads it and does not use it either";
 
-pub(super) fn read(root: &Field<'_>, draft: &mut Draft) -> Result<(), ImportError> {
-    if !root.is_map() {
+/// Every setting of the file, with the flag and the variable that count before it.
+const SETTINGS: &[(&str, &[&str], &str)] = &[
+    ("flags.migStrategy", &["mig-strategy"], "MIG_STRATEGY"),
+    ("flags.failOnInitError", &["fail-on-init-error"], "FAIL_ON_INIT_ERROR"),
+    ("flags.mpsRoot", &["mps-root"], "MPS_ROOT"),
+    ("flags.nvidiaDriverRoot", &["driver-root", "nvidia-driver-root"], "NVIDIA_DRIVER_ROOT"),
+    ("flags.nvidiaDevRoot", &["dev-root", "nvidia-dev-root"], "NVIDIA_DEV_ROOT"),
+    ("flags.gdrcopyEnabled", &["gdrcopy-enabled"], "GDRCOPY_ENABLED"),
+    ("flags.gdsEnabled", &["gds-enabled"], "GDS_ENABLED"),
+    ("flags.mofedEnabled", &["mofed-enabled"], "MOFED_ENABLED"),
+    ("flags.useNodeFeatureAPI", &[], ""),
+    ("flags.deviceDiscoveryStrategy", &["device-discovery-strategy"], "DEVICE_DISCOVERY_STRATEGY"),
+    ("flags.plugin.passDeviceSpecs", &["pass-device-specs"], "PASS_DEVICE_SPECS"),
+    ("flags.plugin.deviceListStrategy", &["device-list-strategy"], "DEVICE_LIST_STRATEGY"),
+    ("flags.plugin.deviceIDStrategy", &["device-id-strategy"], "DEVICE_ID_STRATEGY"),
+    ("flags.plugin.cdiAnnotationPrefix", &["cdi-annotation-prefix"], "CDI_ANNOTATION_PREFIX"),
+    ("flags.plugin.nvidiaCTKPath", &["nvidia-cdi-hook-path", "nvidia-ctk-path"], "NVIDIA_CDI_HOOK_PATH"),
+    ("flags.plugin.containerDriverRoot", &["driver-root-ctr-path", "container-driver-root"], "DRIVER_ROOT_CTR_PATH"),
+    ("flags.plugin.sharedDevicesAllocationPolicy", &["shared-devices-allocation-policy"], "SHARED_DEVICES_ALLOCATION_POLICY"),
+    ("imex.channelIDs", &["imex-channel-ids"], "IMEX_CHANNEL_IDS"),
+    ("imex.required", &["imex-required"], "IMEX_REQUIRED"),
+];
+
+/// Every key that is read.
+pub(super) const KEYS: &[&str] = &[
+    "version",
+    "flags.migStrategy",
+    "flags.failOnInitError",
+    "flags.mpsRoot",
+    "flags.nvidiaDriverRoot",
+    "flags.nvidiaDevRoot",
+    "flags.gdrcopyEnabled",
+    "flags.gdsEnabled",
+    "flags.mofedEnabled",
+    "flags.useNodeFeatureAPI",
+    "flags.deviceDiscoveryStrategy",
+    "flags.plugin.passDeviceSpecs",
+    "flags.plugin.deviceListStrategy",
+    "flags.plugin.deviceIDStrategy",
+    "flags.plugin.cdiAnnotationPrefix",
+    "flags.plugin.nvidiaCTKPath",
+    "flags.plugin.containerDriverRoot",
+    "flags.plugin.sharedDevicesAllocationPolicy",
+    "flags.gfd",
+    "resources",
+    "sharing.timeSlicing.renameByDefault",
+    "sharing.timeSlicing.failRequestsGreaterThanOne",
+    "sharing.timeSlicing.resources[].name",
+    "sharing.timeSlicing.resources[].replicas",
+    "sharing.timeSlicing.resources[].rename",
+    "sharing.timeSlicing.resources[].devices",
+    "sharing.mps.renameByDefault",
+    "sharing.mps.failRequestsGreaterThanOne",
+    "sharing.mps.resources[].name",
+    "sharing.mps.resources[].replicas",
+    "sharing.mps.resources[].rename",
+    "sharing.mps.resources[].devices",
+    "imex.channelIDs",
+    "imex.required",
+];
+
+pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError> {
+    let root = source.file.as_ref().map(|file| Field::root(file, Decoder::JsonOfYaml));
+    if let Some(root) = root.as_ref().filter(|root| !root.is_map()) {
         return Err(root.wrong("a configuration of NVIDIA's plugin, which begins with `version: v1`"));
     }
-    if let Some(version) = root.get("version")
-        && version.text()? != "v1"
+    let of_root = |key: &str| root.as_ref().and_then(|root| root.get(key));
+    if let Some(version) = of_root("version")
+        && !matches!(version.text()?, "v1" | "")
     {
         return Err(version.wrong("`v1`"));
     }
-    let flags = root.get("flags");
-    let plugin = flags.as_ref().and_then(|flags| flags.get("plugin"));
-    let mut options = options(flags.as_ref(), plugin.as_ref(), draft)?;
-    if let Some(imex) = root.get("imex") {
-        if let Some(channels) = imex.get("channelIDs").filter(Field::says_something) {
-            let channels = channels.items()?.iter().map(Field::number).collect::<Result<Vec<_>, _>>()?;
-            options.set("imex_channels", plain(format!("{channels:?}")));
-        }
-        draft.no_equal(Some(&imex), &[("required", "a channel whose node is missing fails the container that asks for it")]);
-    }
+    let settings = Settings { source, root: root.clone() };
+    settings.elsewhere(draft);
     let mut gpu = resource(GPU, "gpu");
     gpu.set("contract", text("nvidia"));
     let mut select = Table::default();
     select.set("vendor", texts(&["10de"]));
     select.set("driver", texts(&["nvidia"]));
-    mig(flags.as_ref(), &mut select, draft)?;
-    if let Some(sharing) = root.get("sharing") {
-        share(&sharing, flags.as_ref(), &mut gpu, &mut options, draft)?;
+    let is_none = mig(&settings, &mut select, draft);
+    let mut options = options(&settings, draft);
+    if let Some(sharing) = of_root("sharing") {
+        share(&sharing, &settings, &mut gpu, &mut options, draft);
     }
-    if let Some(policy) = plugin.as_ref().and_then(|plugin| plugin.get("sharedDevicesAllocationPolicy")) {
-        let placement = match policy.text()? {
-            "distributed" => "spread",
-            "packed" => "packed",
-            _ => return Err(policy.wrong("`distributed` or `packed`")),
-        };
-        gpu.set("placement", text(placement));
-    }
+    place(&settings, &mut gpu, is_none, draft);
     set_table(&mut gpu, "select", select);
     set_table(&mut gpu, "nvidia", options);
-    draft.resources.push(gpu);
-    draft.no_equal(
-        Some(root),
-        &[("resources", "NVIDIA's plugin reads it and does not use it either; `name` and `select` of a [[resource]] do this here")],
-    );
-    draft.no_equal(
-        flags.as_ref(),
-        &[
-            ("gfd", "labels are gpu-feature-discovery's, which goes on beside Holdfast"),
-            ("failOnInitError", "Holdfast waits for a driver, and `holdfast status` tells what is missing"),
-            ("useNodeFeatureAPI", "Holdfast sets no labels"),
-        ],
-    );
-    for (key, usual, why) in [
-        ("nvidiaDriverRoot", "/", "the library is found by itself, or by `[nvidia] nvml`"),
-        ("nvidiaDevRoot", "/", "the driver's nodes are looked for below /dev only"),
-        ("deviceDiscoveryStrategy", "auto", "GPUs are found in the driver's files; Tegra's integrated GPU is not among them"),
+    match &root {
+        Some(root) => draft.offer(gpu, root),
+        None => draft.offers.push(super::Offer { table: gpu, place: "the container".to_owned() }),
+    }
+    draft.no_equal(of_root("resources"), &format!("{IGNORED}; `name` and `select` of a [[resource]] do this here"));
+    draft
+        .no_equal(of_root("flags").and_then(|flags| flags.get("gfd")), "labels are gpu-feature-discovery's, which goes on beside Holdfast");
+    for (key, why) in [
+        ("flags.failOnInitError", "Holdfast waits for a driver, and `holdfast status` tells what is missing"),
+        ("flags.useNodeFeatureAPI", "Holdfast sets no labels"),
     ] {
-        let Some(setting) = flags.as_ref().and_then(|flags| flags.get(key)) else { continue };
-        if setting.text()? != usual {
-            draft.no_equal(flags.as_ref(), &[(key, why)]);
+        draft.no_equal(settings.get(key), why);
+    }
+    for (key, usual, why) in [
+        ("flags.nvidiaDriverRoot", "/", "the library is found by itself, or by `[nvidia] nvml`"),
+        ("flags.nvidiaDevRoot", "/", "the driver's nodes are looked for below /dev only"),
+        ("flags.deviceDiscoveryStrategy", "auto", "GPUs are found in the driver's files; Tegra's integrated GPU is not among them"),
+    ] {
+        if settings.get(key).is_some_and(|setting| setting.text() != Ok(usual)) {
+            draft.no_equal(settings.get(key), why);
         }
     }
+    if let Some(root) = &root {
+        draft.unknown(root, KEYS);
+    }
     Ok(())
+}
+
+/// The settings of the file and of the container.
+struct Settings<'a> {
+    source: &'a Source,
+    root: Option<Field<'a>>,
+}
+
+impl<'a> Settings<'a> {
+    /// What holds: a flag before a variable before the file.
+    fn get(&self, path: &str) -> Option<Field<'a>> {
+        let in_file = self.root.clone().and_then(|root| path.split('.').try_fold(root, |field, key| field.get(key)));
+        let (_, flags, variable) = SETTINGS.iter().find(|(setting, ..)| *setting == path)?;
+        let said = self.source.flags.last(flags, variable).map(|flag| flag.field(Decoder::JsonOfYaml));
+        said.or(in_file)
+    }
+
+    /// Flags and variables of which the manifest does not tell the value.
+    fn elsewhere(&self, draft: &mut Draft) {
+        for elsewhere in &self.source.flags.elsewhere {
+            let is_it = |(_, flags, variable): &&(&str, &[&str], &str)| flags.contains(&&*elsewhere.name) || *variable == elsewhere.name;
+            if let Some((path, ..)) = SETTINGS.iter().find(is_it) {
+                draft.warn(format!(
+                    "`{}` at {} is left out: its value is not in the manifest; it is `{path}` in a file",
+                    elsewhere.name, elsewhere.place
+                ));
+            }
+        }
+    }
 }
 
 /// The table `nvidia` of the resource.
-fn options(flags: Option<&Field<'_>>, plugin: Option<&Field<'_>>, draft: &mut Draft) -> Result<Table, ImportError> {
+fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
+    const STRATEGIES: [&str; 4] = ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"];
     let mut options = Table::default();
-    let of_plugin = |key: &str| plugin.and_then(|plugin| plugin.get(key));
-    if let Some(strategy) = of_plugin("deviceListStrategy").filter(Field::says_something) {
-        // One text may be several strategies, as the flag has them.
-        let strategies: Vec<String> =
-            strategy.texts()?.iter().flat_map(|text| text.split(',')).map(|text| text.trim().to_owned()).collect();
-        if strategies.iter().any(|strategy| strategy.starts_with("cdi-")) {
-            draft.warn(
-                "CDI names are those of `nvidia-ctk cdi generate` here, which has to run on the node; NVIDIA's plugin writes such a file itself",
-            );
+    if let Some(field) = settings.get("flags.plugin.deviceListStrategy").filter(Field::says_something) {
+        // One text of a flag may be several strategies.
+        let strategies = draft.setting(Some(field.clone()), |field| {
+            let told = if field.is_list() { field.texts()? } else { vec![field.text()?.to_owned()] };
+            let strategies: Vec<String> = told.iter().flat_map(|text| text.split(',')).map(|text| text.trim().to_owned()).collect();
+            let is_known = |strategy: &String| STRATEGIES.contains(&strategy.as_str());
+            if strategies.iter().all(is_known) {
+                Ok(strategies)
+            } else {
+                Err(field.wrong("`envvar`, `volume-mounts`, `cdi-annotations` or `cdi-cri`"))
+            }
+        });
+        if let Some(strategies) = strategies {
+            if strategies.iter().any(|strategy| strategy.starts_with("cdi-")) {
+                draft.warn(
+                    "CDI names are those of `nvidia-ctk cdi generate` here, which has to run on the node; NVIDIA's plugin writes such a file itself",
+                );
+            }
+            set_from(&mut options, "device_list_strategy", texts(&strategies), &field);
         }
-        options.set("device_list_strategy", texts(&strategies));
     }
-    if let Some(strategy) = of_plugin("deviceIDStrategy") {
-        options.set("device_id_strategy", text(strategy.text()?));
+    for (theirs, ours, known) in [
+        ("flags.plugin.deviceIDStrategy", "device_id_strategy", Some(["uuid", "index"])),
+        ("flags.plugin.cdiAnnotationPrefix", "cdi_annotation_prefix", None),
+    ] {
+        let Some(field) = settings.get(theirs) else { continue };
+        let read = |field: &Field<'_>| match (field.text()?, known) {
+            (said, Some(known)) if !known.contains(&said) => Err(field.wrong("`uuid` or `index`")),
+            (said, _) => Ok(text(said)),
+        };
+        if let Some(said) = draft.setting(Some(field.clone()), read) {
+            set_from(&mut options, ours, said, &field);
+        }
     }
-    if let Some(prefix) = of_plugin("cdiAnnotationPrefix") {
-        options.set("cdi_annotation_prefix", text(prefix.text()?));
-    }
-    if let Some(pass) = of_plugin("passDeviceSpecs") {
-        options.set("pass_device_specs", plain(pass.truth()?));
-    }
-    for (theirs, ours) in [("gdrcopyEnabled", "gdrcopy"), ("gdsEnabled", "gds"), ("mofedEnabled", "mofed")] {
-        if let Some(enabled) = flags.and_then(|flags| flags.get(theirs)) {
-            options.set(ours, plain(enabled.truth()?));
+    for (theirs, ours) in [
+        ("flags.plugin.passDeviceSpecs", "pass_device_specs"),
+        ("flags.gdrcopyEnabled", "gdrcopy"),
+        ("flags.gdsEnabled", "gds"),
+        ("flags.mofedEnabled", "mofed"),
+    ] {
+        if let Some(enabled) = draft.setting(settings.get(theirs), Field::truth) {
+            options.set(ours, plain(enabled));
         }
     }
     let generated = "CDI files are `nvidia-ctk`'s here, and it is not called";
-    draft.no_equal(plugin, &[("nvidiaCTKPath", generated), ("containerDriverRoot", generated)]);
-    Ok(options)
+    draft.no_equal(settings.get("flags.plugin.nvidiaCTKPath"), generated);
+    draft.no_equal(settings.get("flags.plugin.containerDriverRoot"), generated);
+    let channels = settings.get("imex.channelIDs").filter(Field::says_something);
+    let numbers =
+        |field: &Field<'_>| if field.is_list() { field.items()?.iter().map(Field::number).collect() } else { Ok(vec![field.number()?]) };
+    if let Some(channels) = draft.setting(channels, numbers) {
+        let channels = channels.into_iter().map(|channel| Value { place: None, is: plain(channel) });
+        options.set("imex_channels", Is::List(channels.collect()));
+    }
+    draft.no_equal(settings.get("imex.required"), "a channel whose node is missing fails the container that asks for it");
+    options
 }
 
-fn mig(flags: Option<&Field<'_>>, select: &mut Table, draft: &mut Draft) -> Result<(), ImportError> {
+/// Which GPUs, by MIG; whether there are whole ones only.
+fn mig(settings: &Settings<'_>, select: &mut Table, draft: &mut Draft) -> bool {
     let drain = "ids of MIG instances are others here: drain nodes with MIG before the change";
-    let Some(strategy) = flags.and_then(|flags| flags.get("migStrategy")) else {
-        select.set("part", plain(false));
-        return Ok(());
+    let known = |field: &Field<'_>| match field.text()? {
+        known @ ("none" | "single" | "mixed") => Ok(known.to_owned()),
+        _ => Err(field.wrong("`none`, `single` or `mixed`")),
     };
-    match strategy.text()? {
-        "none" => select.set("part", plain(false)),
-        "single" => draft.warn(format!("`{}` is `single`: {drain}", strategy.path)),
-        "mixed" => {
-            select.set("part", plain(false));
-            draft.warn(format!(
-                "`{}` is `mixed`, and resources by profile (nvidia.com/mig-1g.10gb) are left out: `select` does not know profiles; name the \
-                 instances by `uuid` or `id` in a [[resource]] for each profile, as `holdfast discover` shows them; {drain}",
-                strategy.path
-            ));
+    let field = settings.get("flags.migStrategy");
+    let path = field.as_ref().map(|field| field.path.clone()).unwrap_or_default();
+    let strategy = draft.setting(field, known);
+    match strategy.as_deref() {
+        Some("single") => {
+            draft.warn(format!("`{path}` is `single`: {drain}"));
+            return false;
         }
-        _ => return Err(strategy.wrong("`none`, `single` or `mixed`")),
+        Some("mixed") => draft.warn(format!(
+            "`{path}` is `mixed`, and resources by profile (nvidia.com/mig-1g.10gb) are left out: `select` does not know profiles; name the \
+             instances by `uuid` or `id` in a [[resource]] for each profile, as `holdfast discover` shows them; {drain}"
+        )),
+        _ => {}
     }
-    Ok(())
+    select.set("part", plain(false));
+    true
 }
 
-fn share(
-    sharing: &Field<'_>,
-    flags: Option<&Field<'_>>,
-    gpu: &mut Table,
-    options: &mut Table,
-    draft: &mut Draft,
-) -> Result<(), ImportError> {
-    let root = flags.and_then(|flags| flags.get("mpsRoot"));
-    for (kind, is_mps) in [("timeSlicing", false), ("mps", true)] {
-        let Some(way) = sharing.get(kind).filter(Field::says_something) else { continue };
-        let renames = way.get("renameByDefault").map_or(Ok(false), |rename| rename.truth())?;
-        let one = way.get("failRequestsGreaterThanOne").map_or(Ok(false), |one| one.truth())?;
-        for entry in way.get("resources").map_or(Ok(Vec::new()), |list| list.items())? {
-            let name = entry.get("name").ok_or_else(|| entry.wrong("a `name` and `replicas`"))?;
-            let replicas = entry.get("replicas").ok_or_else(|| entry.wrong("a `name` and `replicas`"))?.number()?;
-            let ignored = "NVIDIA's plugin reads it and does not use it either";
-            draft.no_equal(Some(&entry), &[("rename", ignored), ("devices", ignored)]);
-            if !matches!(name.text()?, GPU | "gpu") {
-                draft.warn(format!("`{}` is left out: only {GPU} is taken over with its shares", entry.path));
-                continue;
+/// Which of several shares are preferred. NVIDIA's plugin asks its policy for shares and MIG instances only; whole GPUs it puts near to
+/// each other, as we do.
+fn place(settings: &Settings<'_>, gpu: &mut Table, is_none: bool, draft: &mut Draft) {
+    let field = settings.get("flags.plugin.sharedDevicesAllocationPolicy");
+    let policy = draft.setting(field.clone(), |field| match field.text()? {
+        "distributed" => Ok("spread"),
+        "packed" => Ok("packed"),
+        _ => Err(field.wrong("`distributed` or `packed`")),
+    });
+    if gpu.get("replicas").is_some() {
+        gpu.set("placement", text(policy.unwrap_or("spread")));
+    } else if let (Some(field), Some(_), false) = (&field, policy, is_none) {
+        draft.warn(format!("{} is left out: a resource has one `placement`, and whole GPUs want the usual one", field.place()));
+    }
+}
+
+fn share(sharing: &Field<'_>, settings: &Settings<'_>, gpu: &mut Table, options: &mut Table, draft: &mut Draft) {
+    let mps = sharing.get("mps");
+    let time_slicing = sharing.get("timeSlicing").filter(Field::says_something);
+    if let (Some(mps), Some(time_slicing)) = (&mps, &time_slicing) {
+        time_slicing.read_all();
+        draft.warn(format!("{} is left out: `{}` is there, and the plugin takes that", time_slicing.place(), mps.path));
+    }
+    let (way, is_mps) = match (mps, time_slicing) {
+        (Some(mps), _) => (mps, true),
+        (None, Some(time_slicing)) => (time_slicing, false),
+        (None, None) => return,
+    };
+    // Here the plugin looks keys up itself, as they are spelt.
+    let way = way.exact();
+    let renames = draft.setting(way.get("renameByDefault"), Field::truth).unwrap_or(false);
+    let one = draft.setting(way.get("failRequestsGreaterThanOne"), Field::truth).unwrap_or(is_mps);
+    let Some(entries) = way.get("resources").filter(Field::says_something) else {
+        return draft.wrong(&format!("`{}`", way.path), &way.wrong("a list of `resources`"));
+    };
+    let Some(entries) = draft.setting(Some(entries), |list| list.items()) else { return };
+    for entry in entries {
+        match shared(&entry, draft) {
+            Err(error) => {
+                entry.read_all();
+                draft.wrong(&format!("`{}`", entry.path), &error);
             }
-            if gpu.get("replicas").is_some() {
-                return Err(name.wrong("a resource that is shared in one way"));
+            Ok(None) => {}
+            Ok(Some(_)) if gpu.get("replicas").is_some() => {
+                draft.wrong(&format!("`{}`", entry.path), &entry.wrong("a resource that is not there a second time"));
             }
-            gpu.set("replicas", plain(replicas));
-            if renames {
-                gpu.set("name", text("nvidia.com/gpu.shared"));
-            }
-            if one && !is_mps {
-                gpu.set("per_container", text("one"));
-            }
-            if is_mps {
-                let root = root.as_ref().map_or(Ok("/run/nvidia/mps"), |root| root.text())?;
-                options.set("mps_root", text(root));
-                draft.warn(format!("`{}`: NVIDIA's MPS control daemon is needed as before, and Holdfast does not look after it", way.path));
+            Ok(Some(replicas)) => {
+                set_from(gpu, "replicas", plain(replicas), &entry);
+                if renames {
+                    gpu.set("name", text("nvidia.com/gpu.shared"));
+                }
+                // A client of MPS has one share, unless the file says otherwise; other shares as many as it asks for.
+                match (is_mps, one) {
+                    (false, true) => gpu.set("per_container", text("one")),
+                    (true, false) => gpu.set("per_container", text("any")),
+                    _ => {}
+                }
             }
         }
     }
-    Ok(())
+    if is_mps && gpu.get("replicas").is_some() {
+        let root = draft.setting(settings.get("flags.mpsRoot"), |root| root.text().map(str::to_owned)).filter(|root| !root.is_empty());
+        options.set("mps_root", text(root.as_deref().unwrap_or("/run/nvidia/mps")));
+        draft.warn(format!("`{}`: NVIDIA's MPS control daemon is needed as before, and Holdfast does not look after it", way.path));
+    }
+}
+
+/// How often an entry has each GPU shared; `None` where it is of something else.
+fn shared(entry: &Field<'_>, draft: &mut Draft) -> Result<Option<u32>, ImportError> {
+    let need = || entry.wrong("a `name` and `replicas`");
+    let name = entry.get("name").ok_or_else(need)?;
+    let name = name.text()?;
+    let field = entry.get("replicas").ok_or_else(need)?;
+    let replicas = field.number()?;
+    draft.no_equal(entry.get("rename"), IGNORED);
+    draft.no_equal(entry.get("devices").filter(|devices| devices.text() != Ok("all")), IGNORED);
+    if !matches!(name, GPU | "gpu") {
+        draft.warn(format!("{} is left out: only {GPU} is taken over with its shares", entry.place()));
+        return Ok(None);
+    }
+    if !(2..=SHARES_MAX).contains(&replicas) {
+        return Err(field.wrong(&format!("a number from 2 to {SHARES_MAX}, the most that fit into one message to the kubelet,")));
+    }
+    Ok(Some(replicas))
 }

@@ -1,37 +1,80 @@
 //! Mellanox' k8s-rdma-shared-dev-plugin: `config.json`, as its code parses it.
 
 use super::super::tree::Table;
-use super::doc::Field;
-use super::{Draft, ImportError, plain, resource, set_table, text, texts};
+use super::field::{Decoder, Field};
+use super::source::Source;
+use super::{Draft, ImportError, plain, resource, set_from, set_table, text, texts};
 
-pub(super) fn read(root: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<(), ImportError> {
+/// Every key that is read.
+pub(super) const KEYS: &[&str] = &[
+    "periodicUpdateInterval",
+    "configList[].resourceName",
+    "configList[].resourcePrefix",
+    "configList[].rdmaHcaMax",
+    "configList[].devices",
+    "configList[].selectors.vendors",
+    "configList[].selectors.deviceIDs",
+    "configList[].selectors.drivers",
+    "configList[].selectors.ifNames",
+    "configList[].selectors.linkTypes",
+];
+
+const LISTS: [(&str, &str); 5] =
+    [("vendors", "vendor"), ("deviceIDs", "device"), ("drivers", "driver"), ("ifNames", "interface"), ("linkTypes", "link_type")];
+
+pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> Result<(), ImportError> {
+    let Some(file) = &source.file else {
+        return Err(ImportError::new("the manifest has the plugin's container and not its file; add the ConfigMap, behind a line `---`"));
+    };
+    let root = Field::root(file, Decoder::Json);
+    let cdi = source.flags.last(&["use-cdi"], "").map(|flag| flag.field(Decoder::JsonOfYaml));
+    let cdi = draft.setting(cdi, Field::truth).unwrap_or(false);
     let list = root.get("configList").ok_or_else(|| root.wrong("a configuration with `configList`"))?;
     for entry in list.items()? {
-        let name = entry.get("resourceName").ok_or_else(|| entry.wrong("a `resourceName`"))?.text()?;
-        let prefix = entry.get("resourcePrefix").filter(Field::says_something).map_or(Ok(prefix), |prefix| prefix.text())?;
-        let mut pool = resource(&format!("{prefix}/{name}"), "rdma");
-        pool.set("contract", text("rdma-shared"));
-        let most = entry.get("rdmaHcaMax").ok_or_else(|| entry.wrong("`rdmaHcaMax`, how many containers there may be"))?;
-        pool.set("pool", plain(most.number()?));
-        let mut select = Table::default();
-        let selectors = entry.get("selectors");
-        for (theirs, ours) in
-            [("vendors", "vendor"), ("deviceIDs", "device"), ("drivers", "driver"), ("ifNames", "interface"), ("linkTypes", "link_type")]
-        {
-            let list = selectors.as_ref().and_then(|selectors| selectors.get(theirs)).filter(Field::says_something);
-            if let Some(list) = list {
-                select.set(ours, texts(&list.texts()?));
+        match pool(&entry, prefix.unwrap_or("rdma")) {
+            Ok(mut pool) => {
+                if cdi {
+                    pool.set("cdi", texts(&["annotations"]));
+                }
+                draft.offer(pool, &entry);
+            }
+            Err(error) => {
+                entry.read_all();
+                draft.wrong(&entry.place(), &error);
             }
         }
-        if let Some(interfaces) = entry.get("devices").filter(Field::says_something) {
-            if select.get("interface").is_some() {
-                return Err(interfaces.wrong("one of `devices` and `selectors.ifNames`"));
-            }
-            select.set("interface", texts(&interfaces.texts()?));
-        }
-        set_table(&mut pool, "select", select);
-        draft.resources.push(pool);
     }
-    draft.no_equal(Some(root), &[("periodicUpdateInterval", "the kernel's events tell of adapters that come and go, at once")]);
+    draft.no_equal(root.get("periodicUpdateInterval"), "the kernel's events tell of adapters that come and go, at once");
+    draft.unknown(&root, KEYS);
     Ok(())
+}
+
+fn pool(entry: &Field<'_>, prefix: &str) -> Result<Table, ImportError> {
+    let name = entry.get("resourceName").ok_or_else(|| entry.wrong("a `resourceName`"))?.text()?;
+    let prefix = entry.get("resourcePrefix").filter(Field::says_something).map_or(Ok(prefix), |prefix| prefix.text())?;
+    let mut pool = resource(&format!("{prefix}/{name}"), "rdma");
+    pool.set("contract", text("rdma-shared"));
+    let most = entry.get("rdmaHcaMax").ok_or_else(|| entry.wrong("`rdmaHcaMax`, how many containers there may be,"))?;
+    let containers = most.number()?;
+    if containers == 0 {
+        return Err(most.wrong("a number of containers, with which something is offered,"));
+    }
+    set_from(&mut pool, "pool", plain(containers), &most);
+    let mut select = Table::default();
+    let selectors = entry.get("selectors");
+    for (theirs, ours) in LISTS {
+        let list = selectors.as_ref().and_then(|selectors| selectors.get(theirs)).filter(Field::says_something);
+        if let Some(list) = list {
+            set_from(&mut select, ours, texts(&list.texts()?), &list);
+        }
+    }
+    match (entry.get("devices").filter(Field::says_something), select.0.is_empty()) {
+        (Some(interfaces), true) => set_from(&mut select, "interface", texts(&interfaces.texts()?), &interfaces),
+        (Some(interfaces), false) => return Err(interfaces.wrong("one of `devices` and `selectors`")),
+        // All adapters would be one pool; the plugin does not start.
+        (None, true) => return Err(entry.wrong("`selectors`, or `devices`,")),
+        (None, false) => {}
+    }
+    set_table(&mut pool, "select", select);
+    Ok(pool)
 }

@@ -1,9 +1,11 @@
 //! The SR-IOV network device plugin: `config.json`, as its code parses it.
 
 use super::super::tree::{Is, Table};
-use super::doc::Field;
-use super::{Draft, ImportError, plain, resource, set_table, text, texts};
-use std::collections::BTreeMap;
+use super::field::{Decoder, Field};
+use super::source::Source;
+use super::{Draft, ImportError, plain, resource, set_from, set_table, text, texts};
+use crate::domain::PciAddress;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What selects, there and here; all lists of texts.
 const LISTS: [(&str, &str); 7] = [
@@ -20,46 +22,112 @@ const UNSAYABLE: [&str; 4] = ["acpiIndexes", "ddpProfiles", "pKeys", "auxTypes"]
 /// What hands a function to a guest or a program, which leaves it without an RDMA device. Under any other driver it may have one.
 const HANDS_OVER: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
-pub(super) fn read(root: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<(), ImportError> {
+/// A word of the SR-IOV operator's policies, where it stands for the driver that a function has by itself.
+const NO_DRIVER: &str = "netdevice";
+
+/// Every key that is read.
+pub(super) const KEYS: &[&str] = &[
+    "resourceList[].resourceName",
+    "resourceList[].resourcePrefix",
+    "resourceList[].deviceType",
+    "resourceList[].excludeTopology",
+    "resourceList[].additionalInfo",
+    "resourceList[].selectors",
+    "resourceList[].selectors.vendors",
+    "resourceList[].selectors.devices",
+    "resourceList[].selectors.drivers",
+    "resourceList[].selectors.pciAddresses",
+    "resourceList[].selectors.pfNames",
+    "resourceList[].selectors.rootDevices",
+    "resourceList[].selectors.linkTypes",
+    "resourceList[].selectors.isRdma",
+    "resourceList[].selectors.needVhostNet",
+    "resourceList[].selectors.vdpaType",
+    "resourceList[].selectors.acpiIndexes",
+    "resourceList[].selectors.ddpProfiles",
+    "resourceList[].selectors.pKeys",
+    "resourceList[].selectors.auxTypes",
+];
+
+/// The plugin's own field of a pool, without a name of its own: the operator writes it, empty, and nobody reads it.
+const LEFT_OVERS: [&str; 2] = ["SelectorObj", "SelectorObjs"];
+
+pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> Result<(), ImportError> {
+    let Some(file) = &source.file else {
+        return Err(ImportError::new("the manifest has the plugin's container and not its file; add the ConfigMap, behind a line `---`"));
+    };
+    let root = Field::root(file, Decoder::Json);
+    let flag = |names: &[&str]| source.flags.last(names, "").map(|flag| flag.field(Decoder::JsonOfYaml));
+    let said = draft.setting(flag(&["resource-prefix"]), |field| field.text().map(str::to_owned)).filter(|said| !said.is_empty());
+    let prefix = prefix.or(said.as_deref()).unwrap_or("intel.com");
+    let cdi = draft.setting(flag(&["use-cdi"]), Field::truth).unwrap_or(false);
+    for elsewhere in source.flags.elsewhere.iter().filter(|elsewhere| elsewhere.name == "resource-prefix") {
+        draft.warn(format!("`resource-prefix` at {} has no value in the manifest; `--prefix` gives one", elsewhere.place));
+    }
     let list = root.get("resourceList").ok_or_else(|| root.wrong("a configuration with `resourceList`"))?;
     for pool in list.items()? {
-        let name = pool.get("resourceName").ok_or_else(|| pool.wrong("a `resourceName`"))?.text()?;
-        let prefix = pool.get("resourcePrefix").filter(Field::says_something).map_or(Ok(prefix), |prefix| prefix.text())?;
-        let name = format!("{prefix}/{name}");
-        match offer(&name, &pool, draft)? {
-            Ok(offered) => draft.resources.push(offered),
-            Err(why) => {
+        for key in LEFT_OVERS {
+            drop(pool.get(key).inspect(|field| field.read_all()));
+        }
+        match offer(&pool, prefix, draft) {
+            Ok(Ok(mut offered)) => {
+                if cdi {
+                    offered.set("cdi", texts(&["annotations"]));
+                }
+                draft.offer(offered, &pool);
+            }
+            Ok(Err(why)) => {
                 pool.read_all();
-                draft.warn(format!("`{}` ({name}) is left out: {why}", pool.path));
+                draft.warn(format!("{} is left out: {why}", pool.place_of(&name_of(&pool, prefix)?)));
+            }
+            Err(error) => {
+                pool.read_all();
+                let place = name_of(&pool, prefix).map_or_else(|_| pool.place(), |name| pool.place_of(&name));
+                draft.wrong(&place, &error);
             }
         }
     }
+    draft.unknown(&root, KEYS);
     Ok(())
 }
 
+fn name_of(pool: &Field<'_>, prefix: &str) -> Result<String, ImportError> {
+    let name = pool.get("resourceName").ok_or_else(|| pool.wrong("a `resourceName`"))?;
+    let prefix = pool.get("resourcePrefix").filter(Field::says_something).map_or(Ok(prefix), |prefix| prefix.text())?;
+    Ok(format!("{prefix}/{}", name.text()?))
+}
+
 /// What selects functions, and what a container gets of them.
-#[derive(Default, PartialEq)]
-struct Selector {
+#[derive(Default)]
+struct Selector<'a> {
     lists: BTreeMap<&'static str, Vec<String>>,
+    places: BTreeMap<&'static str, Field<'a>>,
     rdma: bool,
     vhost_net: bool,
     vdpa: Option<String>,
 }
 
 /// The resource, or why it cannot be said here.
-fn offer(name: &str, pool: &Field<'_>, draft: &mut Draft) -> Result<Result<Table, String>, ImportError> {
-    let kind = pool.get("deviceType").filter(Field::says_something).map_or(Ok("netDevice"), |kind| kind.text())?;
-    let is_accelerator = match kind {
+fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Table, String>, ImportError> {
+    let name = &name_of(pool, prefix)?;
+    let kind = pool.get("deviceType").filter(Field::says_something);
+    let is_accelerator = match kind.as_ref().map_or(Ok("netDevice"), |kind| kind.text())? {
         "netDevice" => false,
         "accelerator" => true,
         "auxNetDevice" => return Ok(Err("`deviceType` is auxNetDevice, and scalable functions are not offered here".into())),
-        _ => return Err(pool.wrong("a `deviceType` of netDevice, accelerator or auxNetDevice")),
+        _ => return Err(kind.as_ref().unwrap_or(pool).wrong("netDevice, accelerator or auxNetDevice")),
     };
-    let selector = match selectors(pool)? {
+    let selector = match selectors(pool, is_accelerator)? {
         Ok(selector) => selector,
         Err(why) => return Ok(Err(why)),
     };
     let has = |key: &str, is: &dyn Fn(&str) -> bool| selector.lists.get(key).is_some_and(|list| list.iter().all(|text| is(text)));
+    if let Some(of) = selector.places.get("driver").filter(|_| selector.lists["driver"].iter().any(|driver| driver == NO_DRIVER)) {
+        draft.warn(format!(
+            "{}: `{NO_DRIVER}` is no driver, and no function has it, there as here; without `drivers` any driver is right",
+            of.place()
+        ));
+    }
     let is_mellanox =
         has("vendor", &|vendor| vendor.trim_start_matches("0x") == "15b3") || has("driver", &|driver| driver.starts_with("mlx"));
     let drivers = selector.lists.get("driver").map(Vec::as_slice).unwrap_or_default();
@@ -94,19 +162,24 @@ fn offer(name: &str, pool: &Field<'_>, draft: &mut Draft) -> Result<Result<Table
     if let Some(info) = pool.get("additionalInfo").filter(Field::says_something) {
         let mut by_address = Table::default();
         for (address, fields) in info.entries()? {
+            if address != "*" && address.to_ascii_lowercase().parse::<PciAddress>().is_err() {
+                fields.read_all();
+                draft.warn(format!("{} is left out: it is no PCI address, and no device has it", fields.place()));
+                continue;
+            }
             let mut table = Table::default();
             for (key, value) in fields.entries()? {
                 table.set(key, text(value.text()?));
             }
             by_address.set(address, Is::Table(table));
         }
-        options.set("additional_info", Is::Table(by_address));
+        set_table(&mut options, "additional_info", by_address);
     }
-    draft.no_equal(Some(pool), &[("excludeTopology", "the kubelet is always told the NUMA node")]);
+    draft.no_equal(pool.get("excludeTopology"), "the kubelet always gets the NUMA node");
     let mut select = Table::default();
     for (_, key) in LISTS {
-        if let Some(list) = selector.lists.get(key) {
-            select.set(key, texts(list));
+        if let Some((list, from)) = selector.lists.get(key).zip(selector.places.get(key)) {
+            set_from(&mut select, key, texts(list), from);
         }
     }
     set_table(&mut offered, "select", select);
@@ -115,12 +188,16 @@ fn offer(name: &str, pool: &Field<'_>, draft: &mut Draft) -> Result<Result<Table
 }
 
 /// The selectors of a pool as one. Several select what any of them does; here that can be said where they differ in one list.
-fn selectors(pool: &Field<'_>) -> Result<Result<Selector, String>, ImportError> {
-    let Some(field) = pool.get("selectors") else { return Ok(Ok(Selector::default())) };
-    let each = if field.is_list() { field.items()? } else { vec![field] };
-    let mut merged: Option<Selector> = None;
+fn selectors<'a>(pool: &Field<'a>, is_accelerator: bool) -> Result<Result<Selector<'a>, String>, ImportError> {
+    // Without them the plugin does not start; all that there is would be one pool.
+    let field = pool.get("selectors").ok_or_else(|| pool.wrong("`selectors` such as { \"vendors\": [\"15b3\"] }"))?;
+    let each = if field.is_list() { field.items()? } else { vec![field.clone()] };
+    if each.is_empty() {
+        return Err(field.wrong("at least one selector"));
+    }
+    let mut merged: Option<Selector<'_>> = None;
     for each in each {
-        let next = match selector(&each)? {
+        let next = match selector(&each, is_accelerator)? {
             Ok(next) => next,
             Err(why) => return Ok(Err(why)),
         };
@@ -138,29 +215,50 @@ fn selectors(pool: &Field<'_>) -> Result<Result<Selector, String>, ImportError> 
                 there.lists.entry(key).or_default().extend(more);
             }
             _ => {
-                return Ok(Err(format!("`{}` differs from the first in more than one list, and one resource has one `select`", each.path)));
+                return Ok(Err(format!(
+                    "{} differs from the first in more than one list, and one resource has one `select`",
+                    each.place()
+                )));
             }
         }
     }
     Ok(Ok(merged.unwrap_or_default()))
 }
 
-fn selector(field: &Field<'_>) -> Result<Result<Selector, String>, ImportError> {
+fn selector<'a>(field: &Field<'a>, is_accelerator: bool) -> Result<Result<Selector<'a>, String>, ImportError> {
     if !field.is_map() {
         return Err(field.wrong("a selector such as { \"vendors\": [\"15b3\"] }"));
     }
+    // Of an accelerator these are not read: they stay unknown.
+    let of_net = |key: &str| if is_accelerator { None } else { field.get(key) };
     for key in UNSAYABLE {
-        if field.get(key).is_some_and(|list| list.says_something()) {
+        if of_net(key).is_some_and(|list| list.says_something()) {
             return Ok(Err(format!("`{}.{key}` has no equal, and without it more would be offered than is meant", field.path)));
         }
     }
-    let truth = |key: &str| field.get(key).map_or(Ok(false), |value| value.truth());
-    let vdpa = field.get("vdpaType").filter(Field::says_something).map(|kind| kind.text().map(str::to_owned)).transpose()?;
-    let mut told = Selector { rdma: truth("isRdma")?, vhost_net: truth("needVhostNet")?, vdpa, ..Selector::default() };
+    let truth = |key: &str| of_net(key).map_or(Ok(false), |value| value.truth());
+    let vdpa = of_net("vdpaType").filter(Field::says_something);
+    let vdpa = vdpa.map(|kind| match kind.text()? {
+        known @ ("virtio" | "vhost") => Ok(known.to_owned()),
+        _ => Err(kind.wrong("`virtio` or `vhost`")),
+    });
+    let mut told = Selector { rdma: truth("isRdma")?, vhost_net: truth("needVhostNet")?, vdpa: vdpa.transpose()?, ..Selector::default() };
+    if told.rdma && told.vdpa.is_some() {
+        return Err(field.wrong("one of `isRdma` and `vdpaType`"));
+    }
     for (theirs, ours) in LISTS {
-        let Some(list) = field.get(theirs).filter(Field::says_something) else { continue };
-        if told.lists.insert(ours, list.texts()?).is_some() {
-            return Ok(Err(format!("`{}` has `pfNames` and `rootDevices`, of which both must match there, and one does here", field.path)));
+        let is_common = matches!(ours, "vendor" | "device" | "driver" | "address");
+        let list = if is_common { field.get(theirs) } else { of_net(theirs) };
+        let Some(list) = list.filter(Field::says_something) else { continue };
+        let mut texts = list.texts()?;
+        if ours == "pf" {
+            // Of several entries for one port the plugin reads the first.
+            let mut ports = BTreeSet::new();
+            texts.retain(|text| ports.insert(text.split('#').next().unwrap_or(text).to_ascii_lowercase()));
+        }
+        told.places.insert(ours, list.clone());
+        if told.lists.insert(ours, texts).is_some() {
+            return Ok(Err(format!("{} has `pfNames` and `rootDevices`: there both must match, here one of them", field.place())));
         }
     }
     Ok(Ok(told))

@@ -5,7 +5,24 @@ use crate::config::{Config, Examined, Node};
 use crate::domain::{Contract, PerContainer, Sharing};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Runs, TestRunner};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+
+thread_local! {
+    /// Every key that was asked for, by its path.
+    static ASKED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
+}
+
+/// Takes note of a key that a reader asked for.
+pub(super) fn asked(path: &str) {
+    ASKED.with_borrow_mut(|asked| asked.insert(path.to_owned()));
+}
+
+/// What was asked for since the last time.
+pub(super) fn take_asked() -> BTreeSet<String> {
+    ASKED.take()
+}
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config/import/golden").join(name)
@@ -22,6 +39,9 @@ fn of(peer: Peer, name: &str, key: Option<&str>) -> Imported {
     let warnings: String = imported.warnings.iter().map(|warning| format!("{warning}\n")).collect();
     for (ending, text) in [("toml", &imported.toml), ("warnings", &warnings)] {
         let file = golden(&format!("{name}.{ending}"));
+        if std::env::var_os("HOLDFAST_WRITE_GOLDEN").is_some() {
+            std::fs::write(&file, text).unwrap();
+        }
         assert_eq!(&std::fs::read_to_string(&file).unwrap_or_default(), text, "{}", file.display());
     }
     config(&imported.toml);
@@ -79,43 +99,63 @@ fn mellanox() {
 #[test]
 fn squats() {
     let devices = config(&of(Peer::Generic, "generic-devices", None).toml);
-    assert_eq!(devices.resources.iter().map(|spec| spec.sharing).collect::<Vec<_>>(), [Sharing::Replicas(2), Sharing::Replicas(50)]);
+    let of: Vec<(&str, Sharing)> = devices.resources.iter().map(|spec| (spec.name.as_str(), spec.sharing)).collect();
+    let expected = [
+        ("example.org/serial", Sharing::Replicas(2)),
+        ("example.org/calibrated", Sharing::Exclusive),
+        ("example.org/fuse", Sharing::Replicas(10)),
+        ("example.org/sound", Sharing::Exclusive),
+        ("example.org/modem", Sharing::Exclusive),
+        ("example.org/each", Sharing::Exclusive),
+    ];
+    assert_eq!(of, expected);
+    assert_eq!(devices.resources[4].per_container, PerContainer::One);
 }
 
 #[test]
 fn smarters() {
     let nodes = config(&of(Peer::Smarter, "smarter-conf", None).toml);
-    assert_eq!(nodes.resources.len(), 10 + 2 + 1);
+    assert_eq!(nodes.resources.len(), 5);
+    assert!(nodes.resources.iter().all(|spec| spec.name.is_for_each_node()));
 }
 
 #[test]
 fn what_cannot_be_taken_over_has_a_reason_with_its_place() {
-    for (peer, source, expected) in [
-        (Peer::Nvidia, "version: v2", "line 1: `version` is `v2`, where `v1` is expected"),
-        (Peer::Nvidia, "[]", "`the file` is a list, where a configuration of NVIDIA's plugin"),
+    const NONE: &str = "no resource can be taken over";
+    for (peer, source, expected, warning) in [
+        (Peer::Nvidia, "version: v2", "line 1: `version` is `v2`, where `v1` is expected", ""),
+        (Peer::Nvidia, "[]", "`the file` is a list, where a configuration of NVIDIA's plugin", ""),
+        (Peer::Sriov, "{}", "a configuration with `resourceList`", ""),
+        (Peer::Sriov, "{\"resourceList\": []}", NONE, ""),
+        (Peer::Sriov, "{\"resourceList\": [{}]}", NONE, "`resourceList[0]` is keys and values, where a `resourceName` is expected"),
         (
-            Peer::Nvidia,
-            "version: v1\nflags:\n  migStrategy: some",
-            "line 3: `flags.migStrategy` is `some`, where `none`, `single` or `mixed`",
+            Peer::Sriov,
+            "{\"resourceList\": [{\"resourceName\": \"A B\", \"selectors\": {}}]}",
+            NONE,
+            "intel.com/A B is left out: `resourceList[0]` (line 1): `intel.com/A B` is not a resource name",
         ),
-        (Peer::Nvidia, "flags: { plugin: { deviceListStrategy: [cdi] } }", "what comes of it is not valid: unknown value `cdi`"),
-        (Peer::Sriov, "{}", "a configuration with `resourceList`"),
-        (Peer::Sriov, "{\"resourceList\": []}", "no resource can be taken over"),
-        (Peer::Sriov, "{\"resourceList\": [{}]}", "line 1: `resourceList[0]` is keys and values, where a `resourceName` is expected"),
-        (Peer::Sriov, "{\"resourceList\": [{\"resourceName\": \"A B\"}]}", "what comes of it is not valid: resource `intel.com/A B`"),
         (
             Peer::RdmaShared,
             "configList:\n- resourceName: a\n  rdmaHcaMax: lots",
+            NONE,
             "line 3: `configList[0].rdmaHcaMax` is `lots`, where a whole number",
         ),
-        (Peer::Generic, "devices: 3", "line 1: `devices` is `3`, where a list is expected"),
-        (Peer::Smarter, "- devicematch: x", "no resource can be taken over: `[0]` is left out: `x` does not begin with `^`"),
-        (Peer::Smarter, "a: [", "neither YAML nor JSON"),
-        (Peer::Smarter, "", "the file has 0 documents"),
-        (Peer::Nvidia, "kind: ConfigMap\ndata: { a: x, b: y }", "the ConfigMap has the entries `a`, `b`; `--key` says which"),
+        (Peer::Generic, "devices: 3", "line 1: `devices` is `3`, where a list is expected", ""),
+        (
+            Peer::Smarter,
+            "- devicematch: x",
+            NONE,
+            "`[0]` (line 1) is left out: line 1: `[0]` is keys and values, where a `devicematch` and",
+        ),
+        (Peer::Smarter, "a: [", "neither YAML nor JSON", ""),
+        (Peer::Smarter, "", "the file has 0 documents", ""),
+        (Peer::Nvidia, "kind: ConfigMap\ndata: { a: x, b: y }", "the ConfigMap has the entries `a`, `b`; `--key` says which", ""),
+        (Peer::Nvidia, "kind: ConfigMap", "the ConfigMap has no `data`", ""),
+        (Peer::Sriov, "kind: Service\nspec: {}", "there is no file of this plugin in it, only Service", ""),
     ] {
-        let said = import(peer, source, None, None).unwrap_err().to_string();
-        assert!(said.contains(expected), "{said}\nshould contain: {expected}");
+        let error = import(peer, source, None, None).unwrap_err();
+        let (said, warnings) = (error.to_string(), error.warnings.join("\n"));
+        assert!(said.contains(expected) && warnings.contains(warning), "{said}\n{warnings}\nshould contain: {expected} {warning}");
         assert_eq!(said.lines().count(), 1, "{said}");
     }
     let source = "kind: ConfigMap\ndata: { a: x, b: y }";
@@ -235,7 +275,11 @@ const PEERS: [Peer; 5] = [Peer::Nvidia, Peer::Sriov, Peer::RdmaShared, Peer::Gen
 fn holds_its_promise(peer: Peer, source: &str) {
     match import(peer, source, None, None) {
         Ok(imported) => drop(config(&imported.toml)),
-        Err(error) => assert!(!error.to_string().is_empty() && !error.to_string().contains('\n'), "{error}"),
+        Err(error) => {
+            let said =
+                error.warnings.iter().map(String::as_str).chain([&*error.to_string()]).all(|said| !said.is_empty() && !said.contains('\n'));
+            assert!(said, "{error}: {:?}", error.warnings);
+        }
     }
 }
 

@@ -1,16 +1,13 @@
 //! The devices: whether each resource has some, whether they are well, and what guests need.
 
 use super::super::codes::{
-    DEVICE_CORDONED, DEVICE_SUSPECT, DEVICE_UNHEALTHY, DRIVER_NOT_BOUND, IOMMU_OFF, IOMMU_UNSAFE, RESOURCE_SELECTS_NOTHING,
+    DEVICE_CORDONED, DEVICE_SUSPECT, DEVICE_UNHEALTHY, DRIVER_NODES_ELSEWHERE, DRIVER_NOT_BOUND, IOMMU_OFF, IOMMU_UNSAFE,
+    RESOURCE_SELECTS_NOTHING,
 };
 use super::super::{Facts, Finding, Resource};
 use super::{list, number, text};
-use crate::domain::{Gather, Reason};
-use crate::hardware::NearMiss;
-use std::collections::BTreeSet;
-
-/// So many devices are named; a node may have hundreds that are kept out by one word.
-const NAMED_MAX: usize = 4;
+use crate::domain::Reason;
+use crate::hardware::Nearest;
 
 pub(super) fn selected(facts: &Facts) -> Option<Vec<Finding>> {
     let resources = facts.resources.as_ref()?;
@@ -34,31 +31,23 @@ fn selects_nothing(resource: &Resource) -> Finding {
         let todo = "load the driver that makes the node, or mend `paths`; the daemon sees a node that comes by itself";
         return Finding::new(&RESOURCE_SELECTS_NOTHING, name, found, todo);
     }
-    if near.is_empty() {
+    let Some(nearest) = Nearest::of(near) else {
         let found = format!("no device of class {class} on this host matches, nor would one but for a single criterion");
         let todo = "compare `select` with what is there";
         return Finding::new(&RESOURCE_SELECTS_NOTHING, name, found, todo).by("holdfast discover --all -o json");
-    }
-    let has_no_driver = |miss: &&NearMiss| miss.criterion == "driver" && miss.found.is_none();
-    let unbound: Vec<&NearMiss> = near.iter().filter(has_no_driver).collect();
-    if unbound.len() == near.len() {
-        let found = format!("{} would be offered, but no driver has taken {}", named(&unbound), it_or_them(unbound.len()));
-        let todo = match unbound[0].wanted.as_str() {
+    };
+    let (found, first) = (nearest.to_string(), nearest.first);
+    if nearest.is_unbound {
+        let todo = match first.wanted.as_str() {
             "any" => "load the driver of these devices, and look at the kernel's log for why it does not take them".to_owned(),
             wanted => format!("load the driver {wanted}, and look at the kernel's log for why it does not take them"),
         };
         return Finding::new(&DRIVER_NOT_BOUND, name, found, todo).by("dmesg | grep -i -e firmware -e probe -e taint");
     }
-    // One criterion keeps most of them out, as a rule.
-    let of = |criterion: &str| near.iter().filter(|miss| miss.criterion == criterion).collect::<Vec<_>>();
-    let misses = near.iter().map(|miss| of(miss.criterion)).max_by_key(Vec::len).unwrap_or_default();
-    let first = misses.first().copied().unwrap_or(&near[0]);
-    let known: BTreeSet<&str> = misses.iter().filter_map(|miss| miss.found.as_deref()).gather();
-    let unknown = misses.iter().any(|miss| miss.found.is_none()).then_some("not known");
-    let is = known.into_iter().take(NAMED_MAX).chain(unknown).collect::<Vec<_>>().join(" or ");
-    let found = format!("{} would be offered but for `{}`: wanted is {}, and it is {is}", named(&misses), first.criterion, first.wanted);
     let todo = match first.criterion {
-        "driver" => format!("bind these devices to {}, or change `driver` in the resource's `select`", first.wanted),
+        // A word of the SR-IOV operator's policies: the driver that the kernel has for them.
+        "driver" if first.wanted == "netdevice" => "`netdevice` is no driver: take `driver` out of the resource's `select`".to_owned(),
+        "driver" => format!("change `driver` in the resource's `select`, or bind these devices to {}", first.wanted),
         "name" => "resources are served in the order of the files: put this one first, or narrow the other one's `select`".to_owned(),
         "host" => "unmount it, or take it out of its array: what the host uses is given to nobody".to_owned(),
         "exclude" => "change `exclude` of the resource".to_owned(),
@@ -67,14 +56,15 @@ fn selects_nothing(resource: &Resource) -> Finding {
     Finding::new(&RESOURCE_SELECTS_NOTHING, name, found, todo).by("holdfast discover --all -o json")
 }
 
-fn it_or_them(count: usize) -> &'static str {
-    if count == 1 { "it" } else { "them" }
-}
-
-fn named(misses: &[&NearMiss]) -> String {
-    let some: Vec<&str> = misses.iter().take(NAMED_MAX).map(|miss| miss.device.as_str()).collect();
-    let more = misses.len() - some.len();
-    if more == 0 { some.join(", ") } else { format!("{} and {more} more", some.join(", ")) }
+pub(super) fn driver_nodes(facts: &Facts) -> Option<Vec<Finding>> {
+    let directory = facts.host.as_ref()?.driver_nodes;
+    let find = |directory: &str| {
+        let found = "a driver container has made the nodes of NVIDIA's driver here, and /dev has none";
+        let todo = "for `pass_device_specs`, make the same nodes in /dev after every start of the driver container";
+        Finding::new(&DRIVER_NODES_ELSEWHERE, directory, found, todo).by(format!("cp -a {directory}/nvidia* /dev/"))
+    };
+    let is_nvidia = facts.resources.as_ref()?.iter().any(|resource| resource.is_nvidia);
+    Some(directory.filter(|_| is_nvidia).map(find).into_iter().collect())
 }
 
 pub(super) fn healthy(facts: &Facts) -> Option<Vec<Finding>> {

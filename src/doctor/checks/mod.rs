@@ -40,6 +40,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "hooks", run: daemon::hooks },
     Check { name: "signals", run: daemon::signals },
     Check { name: "resources", run: devices::selected },
+    Check { name: "driver-nodes", run: devices::driver_nodes },
     Check { name: "devices", run: devices::healthy },
     Check { name: "iommu", run: devices::iommu },
     Check { name: "cdi", run: runtime::cdi },

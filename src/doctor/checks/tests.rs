@@ -165,6 +165,10 @@ const BROKEN: &[(&[Code], Break)] = &[
         let cordoned = json!({ "id": "GPU-1", "health": "Unhealthy", "reason": "cordoned", "state": "healthy", "cordoned": "fan rattles" });
         status(facts)["ailing"] = json!([cordoned]);
     }),
+    (&[codes::DRIVER_NODES_ELSEWHERE], |facts| {
+        facts.resources.as_mut().unwrap()[0].is_nvidia = true;
+        facts.host.as_mut().unwrap().driver_nodes = Some("/run/nvidia/driver/dev");
+    }),
     (&[codes::IOMMU_OFF], |facts| {
         facts.resources.as_mut().unwrap()[0].is_for_guests = true;
         facts.host.as_mut().unwrap().iommu_groups = Some(0);
@@ -312,6 +316,9 @@ fn a_near_miss_is_told_with_its_criterion() {
     (misses[0].found, misses[1].found) = (None, Some("mlx5_core".into()));
     let finding = examine(&facts).findings.remove(0);
     assert!(finding.found.ends_with("wanted is vfio-pci, and it is mlx5_core or not known"), "{}", finding.found);
+    empty(&mut facts).near = near("driver", "netdevice", Some("mlx5_core"));
+    let finding = examine(&facts).findings.remove(0);
+    assert_eq!(finding.todo, "`netdevice` is no driver: take `driver` out of the resource's `select`");
 }
 
 #[test]

@@ -28,12 +28,13 @@ pub(super) fn resources(ground: &Ground) -> Found {
             unhealthy: devices.iter().filter_map(|device| unhealthy(&root, &found, device)).collect(),
             near: if devices.is_empty() { near_misses(&found.devices, &taken, spec) } else { Vec::new() },
             needs_nvml: asks_nvml && spec.contract.kind() == ContractKind::Nvidia,
-            paths: spec.paths.iter().map(|path| path.host.clone()).collect(),
+            paths: spec.paths.iter().map(|path| path.host.to_string()).collect(),
             is_for_guests: is_for_guests(spec, devices),
             is_nvidia: devices.iter().any(|device| device.pci.as_ref().is_some_and(|function| function.vendor == Some(NVIDIA))),
         }
     };
-    let resources = specs.iter().map(resource).collect();
+    // A resource that would be one for each node, and has none, is none.
+    let resources = found.specs.iter().map(resource).collect();
     Box::new(|facts: &mut Facts| facts.resources = Some(resources))
 }
 

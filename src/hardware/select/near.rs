@@ -2,8 +2,8 @@
 
 use super::{Host, is_usable, kept, means_it};
 use crate::domain::{Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select};
-use std::collections::BTreeMap;
-use std::fmt::Display;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Display};
 use std::sync::Arc;
 
 /// A device that would be offered but for one thing.
@@ -17,6 +17,71 @@ pub struct NearMiss {
     pub wanted: String,
     /// What it is; `None` where that is not known of it.
     pub found: Option<String>,
+}
+
+/// How many devices a sentence names.
+const NAMED_MAX: usize = 4;
+/// How many criteria a sentence names.
+const CRITERIA_MAX: usize = 2;
+
+/// Why a resource has no device although some are near misses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Nearest<'a> {
+    misses: &'a [NearMiss],
+    /// A miss of the criterion that keeps most of the devices out.
+    pub first: &'a NearMiss,
+    /// Whether all that every device lacks is a driver.
+    pub is_unbound: bool,
+}
+
+impl<'a> Nearest<'a> {
+    /// Of these misses; `None` where there are none.
+    #[must_use]
+    pub fn of(misses: &'a [NearMiss]) -> Option<Self> {
+        let is_unbound = misses.iter().all(NearMiss::is_unbound);
+        let count = |criterion: &str| misses.iter().filter(|miss| miss.criterion == criterion).count();
+        // The first of those that are equally frequent.
+        let first = misses.iter().rev().max_by_key(|miss| count(miss.criterion))?;
+        Some(Nearest { misses, first, is_unbound })
+    }
+}
+
+impl NearMiss {
+    fn is_unbound(&self) -> bool {
+        self.criterion == "driver" && self.found.is_none()
+    }
+}
+
+/// One clause for each of the criteria that keep most devices out.
+impl Display for Nearest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_unbound {
+            let them = if self.misses.len() == 1 { "it" } else { "them" };
+            return write!(f, "{} would be offered, but no driver has taken {them}", named(self.misses.iter()));
+        }
+        let mut criteria: Vec<&str> = vec![self.first.criterion];
+        for miss in self.misses {
+            if !criteria.contains(&miss.criterion) {
+                criteria.push(miss.criterion);
+            }
+        }
+        for (index, criterion) in criteria.into_iter().take(CRITERIA_MAX).enumerate() {
+            let misses = || self.misses.iter().filter(|miss| miss.criterion == criterion);
+            let known: BTreeSet<&str> = misses().filter_map(|miss| miss.found.as_deref()).collect();
+            let unknown = misses().any(|miss| miss.found.is_none()).then_some("not known");
+            let is = known.into_iter().take(NAMED_MAX).chain(unknown).collect::<Vec<_>>().join(" or ");
+            let wanted = misses().next().map(|miss| miss.wanted.as_str()).unwrap_or_default();
+            let between = if index == 0 { "" } else { "; " };
+            write!(f, "{between}{} would be offered but for `{criterion}`: wanted is {wanted}, and it is {is}", named(misses()))?;
+        }
+        Ok(())
+    }
+}
+
+fn named<'a>(misses: impl Iterator<Item = &'a NearMiss> + Clone) -> String {
+    let some: Vec<&str> = misses.clone().take(NAMED_MAX).map(|miss| miss.device.as_str()).collect();
+    let more = misses.count() - some.len();
+    if more == 0 { some.join(", ") } else { format!("{} and {more} more", some.join(", ")) }
 }
 
 /// One criterion: its key, how to ask no more for it, what is asked for (empty: nothing), and what a device is.

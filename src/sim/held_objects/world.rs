@@ -2,8 +2,8 @@
 
 use super::super::random::Random;
 use crate::domain::{
-    AllocId, CharPath, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Evidence, Inventory, Listed, Moment, Object, Owed,
-    PciFunction, ResourceName, ResourceSpec, Select, Sharing, Timestamp, Unread,
+    AllocId, CharPath, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Evidence, Inventory, Listed, Moment, NodePattern, Object,
+    Owed, PciFunction, ResourceName, ResourceSpec, Select, Sharing, Timestamp, Unread,
 };
 use crate::hardware::{HeldNode, NamedNode, name_nodes, select};
 use crate::health::core::{self, Judge, Rules};
@@ -59,7 +59,7 @@ pub(super) struct Pod {
 }
 
 pub(super) fn resource(name: &str, class: DeviceClass, globs: &[&str], sharing: Sharing) -> Arc<ResourceSpec> {
-    let path = |glob: &&str| CharPath { host: (*glob).to_owned(), container: None, permissions: "rw".into() };
+    let path = |glob: &&str| CharPath { host: (*glob).into(), container: None, permissions: "rw".into() };
     let paths = globs.iter().map(path).collect();
     Arc::new(ResourceSpec { paths, sharing, ..ResourceSpec::new(name.parse().unwrap(), class) })
 }
@@ -158,7 +158,7 @@ impl World {
         let mut chars: BTreeMap<String, ResourceName> = BTreeMap::new();
         let mut devices = vec![Arc::new(gpu())];
         for (name, (found, number, glob, attributes)) in name_nodes(&named, &held).into_iter().zip(&nodes) {
-            let of = self.specs.iter().find(|spec| spec.paths.iter().any(|path| path.host == *glob));
+            let of = self.specs.iter().find(|spec| spec.paths.iter().any(|path| path.host == NodePattern::from(*glob)));
             let Some(spec) = of else { continue };
             chars.insert(name.key.clone(), spec.name.clone());
             devices.push(Arc::new(Device {

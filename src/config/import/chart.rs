@@ -1,0 +1,218 @@
+//! The values of a Helm chart: a file of their own, or a part of the object that installs the chart.
+
+use super::doc::{Doc, Is};
+use super::field::{Decoder, Field, join};
+use super::flags::{Flag, Flags};
+use super::source::{Candidate, Facts, Part, looks_right};
+use super::{ImportError, Peer};
+
+/// Which objects have values, and where: Flux' as a tree, k3s' as a text, Argo's as either. `[]` is every element of a list.
+const PLACES: &[(&str, &[&str])] = &[
+    ("HelmRelease", &["spec", "values"]),
+    ("HelmChart", &["spec", "valuesContent"]),
+    ("HelmChartConfig", &["spec", "valuesContent"]),
+    ("Application", &["spec", "source", "helm", "valuesObject"]),
+    ("Application", &["spec", "source", "helm", "values"]),
+    ("Application", &["spec", "sources", "[]", "helm", "valuesObject"]),
+    ("Application", &["spec", "sources", "[]", "helm", "values"]),
+];
+/// Below these keys is what a container is started with, and no file.
+const WORDS: [&str; 3] = ["args", "command", "initContainers"];
+
+/// What values have of a plugin.
+#[derive(Default)]
+pub(super) struct Found<'a> {
+    pub(super) candidates: Vec<Candidate<'a>>,
+    pub(super) containers: Vec<Field<'a>>,
+    /// What NVIDIA's own chart takes.
+    nvidia: Option<Field<'a>>,
+}
+
+/// The values that objects of Kubernetes have. `texts` are those of them that stood there as texts.
+pub(super) fn values<'a>(objects: &[Field<'a>], texts: &'a [(String, Doc)]) -> Vec<Field<'a>> {
+    let trees = places(objects).into_iter().filter(Field::is_map);
+    trees.chain(texts.iter().map(|(path, doc)| Field::at(doc, Decoder::Yaml, path))).collect()
+}
+
+/// Those that stand there as texts.
+///
+/// # Errors
+/// Where one of them is no YAML.
+pub(super) fn texts(objects: &[Field<'_>]) -> Result<Vec<(String, Doc)>, ImportError> {
+    let mut texts = Vec::new();
+    for place in places(objects) {
+        if let Ok(text) = place.holding() {
+            let first = Doc::parse(&text.text, text.lines)?.into_iter().next();
+            texts.extend(first.map(|doc| (place.path, doc)));
+        }
+    }
+    Ok(texts)
+}
+
+fn places<'a>(objects: &[Field<'a>]) -> Vec<Field<'a>> {
+    let mut found = Vec::new();
+    for object in objects {
+        let kind = object.get("kind").and_then(|kind| kind.text().ok()).unwrap_or_default();
+        for (_, path) in PLACES.iter().filter(|(of, _)| *of == kind) {
+            let step = |fields: Vec<Field<'a>>, key: &&str| match *key {
+                "[]" => fields.iter().flat_map(|field| field.items().unwrap_or_default()).collect(),
+                key => fields.iter().filter_map(|field| field.get(key)).collect(),
+            };
+            found.extend(path.iter().fold(vec![object.clone()], step));
+        }
+    }
+    found
+}
+
+/// Looks through values for a plugin's file, wherever the chart has it, and for its container.
+pub(super) fn look<'a>(peer: Peer, facts: &Facts, values: &Field<'a>, found: &mut Found<'a>) {
+    look_in(peer, facts, &values.path, values.doc(), found);
+}
+
+fn look_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mut Found<'a>) {
+    let mut candidate = |part| {
+        let (of, key) = path.rsplit_once('.').unwrap_or(("the values", path));
+        found.candidates.push(Candidate { key: key.to_owned(), of: of.to_owned(), part });
+    };
+    match &doc.is {
+        Is::Null => {}
+        Is::Scalar(text) if text.text.contains(':') && looks_right(peer, &Part::Text(text)) => candidate(Part::Text(text)),
+        Is::Scalar(_) => {}
+        _ if is_file(peer, doc) && !path.is_empty() => candidate(Part::Tree(doc)),
+        Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| look_in(peer, facts, &format!("{path}[{index}]"), doc, found)),
+        Is::Map(map) => {
+            // It may yet be a plugin's file: nothing of it is read here.
+            let image = doc.value("image");
+            let image = image.and_then(|image| image.value("repository")).or(image);
+            let is_mine = matches!(image.map(|image| &image.is), Some(Is::Scalar(image)) if image.text.contains(facts.image));
+            let is_container = image.is_some() && (doc.value("args").is_some() || doc.value("command").is_some());
+            if is_mine || is_container {
+                found.containers.push(Field::at(doc, Decoder::Yaml, path));
+            }
+            let files = doc.value("config").and_then(|config| config.value("map"));
+            if peer == Peer::Nvidia && (is_mine || files.is_some_and(|files| matches!(files.is, Is::Map(_)))) {
+                found.nvidia.get_or_insert_with(|| Field::at(doc, Decoder::Yaml, path));
+            }
+            for (key, doc) in map.iter().filter(|(key, _)| !WORDS.contains(&&**key)) {
+                look_in(peer, facts, &join(path, key), doc, found);
+            }
+        }
+    }
+}
+
+/// Whether this is the plugin's file, in values that have it as a tree.
+fn is_file(peer: Peer, doc: &Doc) -> bool {
+    let first_has = |list: &Doc, key: &str| match &list.is {
+        Is::List(list) => list.first().is_some_and(|first| first.value(key).is_some()),
+        _ => false,
+    };
+    let list_has = |list: &str, key: &str| doc.value(list).is_some_and(|list| first_has(list, key));
+    match peer {
+        Peer::Nvidia => doc.value("version").is_some() && (doc.value("sharing").is_some() || doc.value("flags").is_some()),
+        Peer::Sriov => list_has("resourceList", "resourceName"),
+        Peer::RdmaShared => list_has("configList", "resourceName"),
+        Peer::Generic => list_has("devices", "groups"),
+        Peer::Smarter => first_has(doc, "devicematch"),
+    }
+}
+
+/// What NVIDIA's chart takes beside the files: which of them is the usual one, and variables of the container.
+pub(super) fn read_nvidia(found: &Found<'_>, usual: &mut String, flags: &mut Flags) {
+    const VARIABLES: [(&str, &str); 10] = [
+        ("migStrategy", "MIG_STRATEGY"),
+        ("failOnInitError", "FAIL_ON_INIT_ERROR"),
+        ("compatWithCPUManager", "PASS_DEVICE_SPECS"),
+        ("deviceListStrategy", "DEVICE_LIST_STRATEGY"),
+        ("deviceIDStrategy", "DEVICE_ID_STRATEGY"),
+        ("nvidiaDriverRoot", "NVIDIA_DRIVER_ROOT"),
+        ("gdrcopyEnabled", "GDRCOPY_ENABLED"),
+        ("gdsEnabled", "GDS_ENABLED"),
+        ("mofedEnabled", "MOFED_ENABLED"),
+        ("deviceDiscoveryStrategy", "DEVICE_DISCOVERY_STRATEGY"),
+    ];
+    let Some(values) = &found.nvidia else { return };
+    let said = values.get("config").and_then(|config| config.get("default")).and_then(|name| name.text().ok());
+    if let Some(name) = said.filter(|name| !name.is_empty()) {
+        name.clone_into(usual);
+    }
+    let root = values.get("mps").and_then(|mps| mps.get("root")).map(|root| (root, "MPS_ROOT"));
+    let said = VARIABLES.into_iter().filter_map(|(key, variable)| Some((values.get(key)?, variable)));
+    for (value, variable) in said.chain(root) {
+        if let Ok(scalar) = value.holding() {
+            let of = Doc::new(value.line(), Is::Scalar(scalar.clone()));
+            flags.variables.push(Flag { name: variable.to_owned(), value: of, path: value.path });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Imported, import};
+    use super::*;
+
+    /// The text with this before each of its lines.
+    fn indented(by: usize, text: &str) -> String {
+        text.lines().map(|line| format!("{:by$}{line}\n", "")).collect()
+    }
+
+    fn imported(peer: Peer, text: &str) -> Imported {
+        import(peer, text, None, None).unwrap_or_else(|error| panic!("{error}: {:?}\n{text}", error.warnings))
+    }
+
+    /// Values as a file, and in what installs a chart.
+    fn forms(values: &str) -> [String; 6] {
+        let text = |before: &str, by| format!("{before}{}", indented(by, values));
+        [
+            values.to_owned(),
+            text("kind: HelmRelease\nmetadata: { name: r }\nspec:\n  interval: 30m\n  values:\n", 4),
+            text("kind: ConfigMap\ndata: { unrelated: text }\n---\nkind: HelmChart\nspec:\n  chart: c\n  valuesContent: |-\n", 4),
+            text("kind: HelmChartConfig\nspec:\n  valuesContent: |\n", 4),
+            text("kind: Application\nspec:\n  source:\n    helm:\n      valuesObject:\n", 8),
+            text("kind: Application\nspec:\n  sources:\n  - ref: values\n  - helm:\n      values: |\n", 8),
+        ]
+    }
+
+    #[test]
+    fn a_file_is_found_in_the_values_of_a_chart() {
+        const NVIDIA: &str = "config:\n  default: two\n  map:\n    one: |-\n      version: v1\n    two: |-\n      version: v1\n      flags:\n        migStrategy: none\n      sharing:\n        timeSlicing:\n          resources:\n          - name: nvidia.com/gpu\n            replicas: 5\ncompatWithCPUManager: true\nruntimeClassName: nvidia\n";
+        const LIST: &str =
+            "image: { repository: x/smarter-device-manager }\nconfig:\n- devicematch: ^ttyACM[0-9]*$\n  nummaxdevices: 1\nresources: {}\n";
+        const TEXT: &str = "config: |\n  - devicematch: ^ttyACM[0-9]*$\n    nummaxdevices: 1\n";
+        const TREE: &str = "plugin:\n  config:\n    devices:\n    - name: a\n      groups:\n      - paths:\n        - path: /dev/a\n";
+        const FLAGS: &str = "controllers:\n  main:\n    type: daemonset\n    initContainers:\n      wait: { image: { repository: busybox }, command: [sh] }\n    containers:\n      main:\n        image: { repository: ghcr.io/squat/generic-device-plugin, tag: latest }\n        args:\n        - --device\n        - |\n          name: a\n          groups:\n            - paths:\n                - path: /dev/a\n        env:\n          DOMAIN: lab.org\n";
+        const MAP: &str = "controllers:\n  main:\n    containers:\n      main:\n        image: { repository: squat/generic-device-plugin }\n        args: [--config, /c/config.yaml, --domain, lab.org]\nconfigMaps:\n  config:\n    data:\n      config.yaml: |\n        devices:\n          - name: a\n            groups: [{ paths: [{ path: /dev/a }] }]\n";
+        for (peer, values, expected) in [
+            (Peer::Nvidia, NVIDIA, &["replicas = 5", "pass_device_specs = true", "part = false"][..]),
+            (Peer::Smarter, LIST, &["^ttyACM[0-9]*$"]),
+            (Peer::Smarter, TEXT, &["^ttyACM[0-9]*$"]),
+            (Peer::Generic, TREE, &["\"squat.ai/a\""]),
+            (Peer::Generic, FLAGS, &["\"lab.org/a\""]),
+            (Peer::Generic, MAP, &["\"lab.org/a\""]),
+        ] {
+            for text in forms(values) {
+                let Imported { toml, warnings, wrong } = imported(peer, &text);
+                assert!(expected.iter().all(|wanted| toml.contains(wanted)) && wrong == 0, "{text}\n{toml}");
+                assert!(!warnings.join("\n").contains("is not known"), "{text}\n{warnings:?}");
+            }
+        }
+        let told = imported(Peer::Nvidia, &forms(NVIDIA)[1]).warnings.join("\n");
+        assert!(told.contains("the entry `two` is taken") && told.contains("takes another: `one`"), "{told}");
+    }
+
+    #[test]
+    fn what_is_wrong_in_values_is_told_with_its_line_there() {
+        const WRONG: &str = "config:\n- devicematch: ^a$\n  nummaxdevices: lots\n- devicematch: ^b$\n  nummaxdevices: 1\n  surplus: 1\n";
+        for (text, line) in forms(WRONG).iter().zip([3, 8, 10, 6, 8, 9]) {
+            let Imported { warnings, wrong, .. } = imported(Peer::Smarter, text);
+            let told = warnings.join("\n");
+            assert_eq!(wrong, 1);
+            assert!(told.contains(&format!("line {line}: `[0].nummaxdevices` is `lots`")), "{text}\n{told}");
+            assert!(told.contains(&format!("`[1].surplus` (line {}) is not known", line + 3)), "{text}\n{told}");
+        }
+        let broken = "kind: HelmChart\nspec:\n  valuesContent: |\n    a: b\n    c: [\n";
+        let error = import(Peer::Smarter, broken, None, None).unwrap_err().to_string();
+        assert!(error.contains("neither YAML nor JSON"), "{error}");
+        let nothing = import(Peer::Generic, &forms("replicas: 3\n")[1], None, None).unwrap_err().to_string();
+        assert_eq!(nothing, "there is no file of this plugin in it, only HelmRelease");
+    }
+}

@@ -1,0 +1,133 @@
+//! What a plugin's container is started with: the flags of its command line, and the variables of its environment.
+
+use super::doc::{Doc, Is, Lines, Scalar};
+use super::field::{Decoder, Field};
+
+/// A flag or a variable.
+#[derive(Debug)]
+pub(super) struct Flag {
+    /// Without the dashes.
+    pub(super) name: String,
+    pub(super) value: Doc,
+    /// Where it is in the manifest.
+    pub(super) path: String,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Flags {
+    pub(super) flags: Vec<Flag>,
+    pub(super) variables: Vec<Flag>,
+    /// Variables that get their value elsewhere, and what of the command line comes of such.
+    pub(super) elsewhere: Vec<Elsewhere>,
+}
+
+/// What the manifest does not tell.
+#[derive(Debug)]
+pub(super) struct Elsewhere {
+    /// The name of the flag or variable.
+    pub(super) name: String,
+    pub(super) place: String,
+}
+
+impl Flags {
+    /// Adds those of a container. `booleans` are flags that take no word behind them.
+    pub(super) fn read(&mut self, container: &Field<'_>, booleans: &[&str]) {
+        for (name, variable) in variables(container) {
+            // Charts have the value at the name.
+            let value = variable.get("value").or_else(|| Some(variable.clone()).filter(|value| !value.is_map()));
+            match value.and_then(|value| value.holding().ok().map(|scalar| (value, scalar))) {
+                Some((value, scalar)) => {
+                    let value_of = Doc::new(value.line(), Is::Scalar(unquoted(scalar, &scalar.text)));
+                    self.variables.push(Flag { name, value: value_of, path: value.path });
+                }
+                None if variable.get("valueFrom").is_some() => self.elsewhere.push(Elsewhere { name, place: variable.place() }),
+                None => {}
+            }
+            variable.read_all();
+        }
+        self.read_words(&words(container), booleans);
+    }
+
+    fn read_words(&mut self, words: &[(Field<'_>, Scalar)], booleans: &[&str]) {
+        let mut rest = words.iter();
+        while let Some((field, word)) = rest.next() {
+            let Some(flag) = word.text.strip_prefix('-').map(|flag| flag.strip_prefix('-').unwrap_or(flag)) else { continue };
+            let (name, value) = match flag.split_once('=') {
+                Some((name, value)) => (name, unquoted(word, value)),
+                None if booleans.contains(&flag) => (flag, unquoted(word, "true")),
+                None => match rest.as_slice().first() {
+                    Some((_, next)) if !next.text.starts_with('-') => {
+                        rest.next();
+                        (flag, unquoted(next, &next.text))
+                    }
+                    _ => (flag, unquoted(word, "")),
+                },
+            };
+            let line = match value.lines {
+                Lines::From(line) | Lines::In(line) => line,
+            };
+            match self.expanded(&value.text) {
+                Some(text) => {
+                    let value = Doc::new(line, Is::Scalar(Scalar { text, ..value }));
+                    self.flags.push(Flag { name: name.to_owned(), value, path: format!("--{name}") });
+                }
+                None => self.elsewhere.push(Elsewhere { name: name.to_owned(), place: field.place() }),
+            }
+        }
+    }
+
+    /// With the variables that Kubernetes puts in; `None` where one of them is not known.
+    fn expanded(&self, text: &str) -> Option<String> {
+        let mut expanded = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some((before, behind)) = rest.split_once("$(") {
+            let Some((name, after)) = behind.split_once(')') else { break };
+            expanded.push_str(before);
+            let variable = self.variables.iter().rev().find(|variable| variable.name == name);
+            match variable.map(|variable| &variable.value.is) {
+                Some(Is::Scalar(value)) => expanded.push_str(&value.text),
+                _ if self.elsewhere.iter().any(|elsewhere| elsewhere.name == name) => return None,
+                _ => expanded.push_str(&format!("$({name})")),
+            }
+            rest = after;
+        }
+        expanded.push_str(rest);
+        Some(expanded)
+    }
+
+    /// The last flag of one of these names, else the variable.
+    pub(super) fn last(&self, names: &[&str], variable: &str) -> Option<&Flag> {
+        let flag = self.flags.iter().rev().find(|flag| names.contains(&&*flag.name));
+        flag.or_else(|| self.variables.iter().rev().find(|known| !variable.is_empty() && known.name == variable))
+    }
+}
+
+impl Flag {
+    pub(super) fn field(&self, decoder: Decoder) -> Field<'_> {
+        Field::at(&self.value, decoder, &self.path)
+    }
+}
+
+/// The variables of a container: a list in Kubernetes, by their names in charts.
+fn variables<'a>(container: &Field<'a>) -> Vec<(String, Field<'a>)> {
+    let Some(env) = container.get("env") else { return Vec::new() };
+    if let Ok(entries) = env.entries() {
+        return entries.into_iter().map(|(name, variable)| (name.to_owned(), variable)).collect();
+    }
+    let named = |variable: Field<'a>| Some((variable.get("name")?.text().ok()?.to_owned(), variable));
+    env.items().unwrap_or_default().into_iter().filter_map(named).collect()
+}
+
+/// The words of the command line behind the program, with their places.
+fn words<'a>(container: &Field<'a>) -> Vec<(Field<'a>, Scalar)> {
+    let list = |key: &str| container.get(key).and_then(|list| list.items().ok()).unwrap_or_default();
+    let command = list("command").into_iter().skip(1);
+    let word = |field: Field<'a>| field.holding().ok().cloned().map(|word| (field, word));
+    command.chain(list("args")).filter_map(word).collect()
+}
+
+/// A part of a word, of which nobody knows any more whether it was in quotes.
+fn unquoted(word: &Scalar, text: &str) -> Scalar {
+    Scalar { text: text.to_owned(), is_plain: true, lines: word.lines }
+}

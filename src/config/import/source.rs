@@ -1,0 +1,538 @@
+//! Finds what a plugin reads in what a user has: its file, a ConfigMap with one or several of them, a manifest, what `kubectl get -o
+//! yaml` prints, the values of a chart.
+
+use super::chart;
+use super::doc::{Doc, Is, Scalar};
+use super::field::{Decoder, Field};
+use super::flags::Flags;
+use super::{ImportError, Peer};
+
+/// So many entries of a ConfigMap are named.
+const NAMES_MAX: usize = 30;
+
+/// What a plugin reads.
+#[derive(Debug)]
+pub(super) struct Source {
+    /// Its file.
+    pub(super) file: Option<Doc>,
+    /// What its container is started with; nothing where there is only the file.
+    pub(super) flags: Flags,
+    /// The image of this container.
+    pub(super) image: Option<String>,
+    /// What the user is to know of it.
+    pub(super) notes: Vec<String>,
+}
+
+/// What tells a plugin's container, and its file.
+pub(super) struct Facts {
+    /// Part of its image's name.
+    pub(super) image: &'static str,
+    /// Its program.
+    program: &'static str,
+    /// Flags that take no word behind them.
+    booleans: &'static [&'static str],
+    /// The flag that names its file, and the variable.
+    file: (&'static [&'static str], &'static str),
+    /// One of these keys begins its file.
+    keys: &'static [&'static str],
+    /// Where other objects of Kubernetes have it: kind and path.
+    objects: &'static [(&'static str, &'static [&'static str])],
+}
+
+fn facts(peer: Peer) -> Facts {
+    match peer {
+        Peer::Nvidia => Facts {
+            image: "k8s-device-plugin",
+            program: "nvidia-device-plugin",
+            booleans: &["fail-on-init-error", "pass-device-specs", "gdrcopy-enabled", "gds-enabled", "mofed-enabled", "imex-required"],
+            file: (&["config-file"], "CONFIG_FILE"),
+            keys: &["version", "flags", "sharing", "resources", "imex"],
+            objects: &[],
+        },
+        Peer::Sriov => Facts {
+            image: "sriov-network-device-plugin",
+            program: "sriovdp",
+            booleans: &["use-cdi", "logtostderr", "alsologtostderr"],
+            file: (&["config-file"], ""),
+            keys: &["resourceList"],
+            objects: &[("NicClusterPolicy", &["spec", "sriovDevicePlugin", "config"])],
+        },
+        Peer::RdmaShared => Facts {
+            image: "k8s-rdma-shared-dev-plugin",
+            program: "k8s-rdma-shared-dp",
+            booleans: &["use-cdi", "version", "v"],
+            file: (&["config-file"], ""),
+            keys: &["configList"],
+            objects: &[("NicClusterPolicy", &["spec", "rdmaSharedDevicePlugin", "config"])],
+        },
+        Peer::Generic => Facts {
+            image: "generic-device-plugin",
+            program: "generic-device-plugin",
+            booleans: &["version"],
+            file: (&["config"], "CONFIG"),
+            keys: &["devices", "device", "domain", "groups"],
+            objects: &[],
+        },
+        Peer::Smarter => Facts {
+            image: "smarter-device-manager",
+            program: "smarter-device-management",
+            booleans: &["logtostderr", "alsologtostderr"],
+            file: (&["config"], ""),
+            keys: &["devicematch"],
+            objects: &[],
+        },
+    }
+}
+
+/// A part of the source that may be the plugin's file.
+pub(super) struct Candidate<'a> {
+    /// Its key in the ConfigMap.
+    pub(super) key: String,
+    /// What has it, such as `kube-system/sriovdp-config`.
+    pub(super) of: String,
+    pub(super) part: Part<'a>,
+}
+
+/// How a file stands in something else.
+pub(super) enum Part<'a> {
+    Text(&'a Scalar),
+    Tree(&'a Doc),
+}
+
+impl Part<'_> {
+    fn parse(&self) -> Result<Vec<Doc>, ImportError> {
+        match self {
+            Part::Text(text) => Doc::parse(&text.text, text.lines),
+            Part::Tree(doc) => Ok(vec![(*doc).clone()]),
+        }
+    }
+}
+
+/// Finds it. `key` names an entry of a ConfigMap.
+///
+/// # Errors
+/// Where nothing of this plugin is there, or more than one file of it.
+pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
+    let facts = facts(peer);
+    let objects = objects(documents);
+    let mut source = Source { file: None, flags: Flags::default(), image: None, notes: Vec::new() };
+    let texts = chart::texts(&objects)?;
+    let mut values = chart::values(&objects, &texts);
+    if objects.is_empty() {
+        values.extend(documents.first().map(|values| Field::root(values, Decoder::Yaml)));
+    }
+    let mut found = chart::Found::default();
+    values.iter().for_each(|values| chart::look(peer, &facts, values, &mut found));
+    if objects.is_empty() && found.candidates.is_empty() && !found.containers.iter().any(|container| is_meant(&facts, container)) {
+        return plain(documents, key);
+    }
+    let mut usual = "default".to_owned();
+    chart::read_nvidia(&found, &mut usual, &mut source.flags);
+    let mut candidates = found.candidates;
+    for object in &objects {
+        candidates.extend(held(&facts, object));
+    }
+    let mut containers: Vec<Field<'_>> = objects.iter().flat_map(containers).collect();
+    containers.extend(found.containers);
+    let container = containers.iter().find(|container| is_meant(&facts, container));
+    // Whoever builds an image of their own may call it anything.
+    let only = || containers.first().filter(|only| containers.len() == 1 && program(only).is_none());
+    let container = container.or_else(only);
+    if let Some(chosen) = choose(peer, &candidates, key, &usual, container.is_some(), &mut source.notes)? {
+        let mut parsed = chosen.part.parse()?;
+        note_more(&parsed, &mut source.notes);
+        source.file = (!parsed.is_empty()).then(|| parsed.swap_remove(0));
+        if source.file.is_none() {
+            return Err(ImportError::new(format!("the entry `{}` of `{}` is empty", chosen.key, chosen.of)));
+        }
+    }
+    if let Some(container) = container {
+        read_container(&facts, container, &mut source);
+    } else if source.file.is_none() {
+        return Err(nothing(&facts, &objects, &containers));
+    }
+    Ok(source)
+}
+
+/// The plugin's file itself.
+fn plain(documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
+    if let Some(key) = key {
+        return Err(ImportError::new(format!("the file is no ConfigMap, and has no entry `{key}`")));
+    }
+    let first = documents.first().ok_or_else(|| ImportError::new("the file has 0 documents, where one is expected"))?;
+    let mut notes = Vec::new();
+    note_more(documents, &mut notes);
+    Ok(Source { file: Some(first.clone()), flags: Flags::default(), image: None, notes })
+}
+
+/// All of these plugins read the first document of a file.
+fn note_more(documents: &[Doc], notes: &mut Vec<String>) {
+    if let Some(second) = documents.get(1) {
+        let (more, line) = (documents.len() - 1, second.line);
+        notes.push(format!("the plugin reads the first document of its file; {more} from line {line} on are left out"));
+    }
+}
+
+/// The objects of Kubernetes in the documents, and in lists of them.
+fn objects(documents: &[Doc]) -> Vec<Field<'_>> {
+    fn add<'a>(object: Field<'a>, objects: &mut Vec<Field<'a>>) {
+        match object.get("kind").and_then(|kind| kind.text().ok()) {
+            Some(kind) if kind.ends_with("List") => {
+                let items = object.get("items").and_then(|items| items.items().ok()).unwrap_or_default();
+                // `kubectl` leaves out the kind of what is in a list of one kind.
+                let of_kind = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
+                for item in items {
+                    match of_kind {
+                        Some(_) if item.get("kind").is_none() => objects.push(item),
+                        _ => add(item, objects),
+                    }
+                }
+            }
+            Some(_) => objects.push(object),
+            None => {}
+        }
+    }
+    let mut objects = Vec::new();
+    documents.iter().for_each(|doc| add(Field::root(doc, Decoder::Yaml), &mut objects));
+    objects
+}
+
+fn name(object: &Field<'_>) -> String {
+    let metadata = object.get("metadata");
+    let of = |key: &str| metadata.as_ref().and_then(|metadata| metadata.get(key)).and_then(|name| name.text().ok());
+    match (of("namespace"), of("name")) {
+        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+        (_, Some(name)) => name.to_owned(),
+        _ => "the ConfigMap".to_owned(),
+    }
+}
+
+/// The texts that an object holds.
+fn held<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candidate<'a>> {
+    let mut candidates = Vec::new();
+    let kind = object.get("kind").and_then(|kind| kind.text().ok()).unwrap_or_default();
+    if let Some(data) = object.get("data").filter(|_| kind == "ConfigMap" || kind.is_empty()) {
+        for (key, entry) in data.entries().unwrap_or_default() {
+            candidates.extend(entry.holding().map(|text| Candidate { key: key.to_owned(), of: name(object), part: Part::Text(text) }));
+        }
+    }
+    for (_, path) in facts.objects.iter().filter(|(of, _)| *of == kind) {
+        let field = path.iter().try_fold(object.clone(), |field, key| field.get(key));
+        let key = path.join(".");
+        let text = field.and_then(|field| field.holding().ok());
+        candidates.extend(text.map(|text| Candidate { key, of: name(object), part: Part::Text(text) }));
+    }
+    candidates
+}
+
+/// Whether it may be the plugin's file.
+pub(super) fn looks_right(peer: Peer, part: &Part<'_>) -> bool {
+    let Ok(documents) = part.parse() else { return false };
+    let keys = facts(peer).keys;
+    let is_key = |key: &str| keys.iter().any(|known| known.eq_ignore_ascii_case(key));
+    let has_key = |doc: &Doc| matches!(&doc.is, Is::Map(map) if map.iter().any(|(key, _)| is_key(key)));
+    match documents.first().map(|doc| (doc, &doc.is)) {
+        Some((_, Is::List(list))) => peer == Peer::Smarter && list.first().is_some_and(has_key),
+        Some((doc, _)) => peer != Peer::Smarter && has_key(doc),
+        None => false,
+    }
+}
+
+/// The one that is meant, if there is one. A container may go without.
+fn choose<'c, 'a>(
+    peer: Peer,
+    candidates: &'c [Candidate<'a>],
+    key: Option<&str>,
+    usual: &str,
+    has_container: bool,
+    notes: &mut Vec<String>,
+) -> Result<Option<&'c Candidate<'a>>, ImportError> {
+    let names = |candidates: &[&Candidate<'_>]| {
+        let is_one = candidates.iter().all(|candidate| candidate.of == candidates[0].of);
+        let name = |candidate: &&Candidate<'_>| {
+            if is_one { format!("`{}`", candidate.key) } else { format!("`{}` of {}", candidate.key, candidate.of) }
+        };
+        let told = candidates.iter().take(NAMES_MAX).map(name).collect::<Vec<_>>().join(", ");
+        match candidates.len().saturating_sub(NAMES_MAX) {
+            0 => told,
+            more => format!("{told} and {more} more"),
+        }
+    };
+    let all: Vec<&Candidate<'_>> = candidates.iter().collect();
+    let named: Vec<&Candidate<'_>> = all.iter().copied().filter(|candidate| key.is_none_or(|key| candidate.key == key)).collect();
+    if let (Some(key), []) = (key, named.as_slice()) {
+        return Err(ImportError::new(match all.as_slice() {
+            [] => format!("the file is no ConfigMap, and has no entry `{key}`"),
+            all => format!("the ConfigMap has no entry `{key}`; it has {}", names(all)),
+        }));
+    }
+    if let (Some(_), [one]) = (key, named.as_slice()) {
+        return Ok(Some(one));
+    }
+    let likely: Vec<&Candidate<'_>> = named.iter().copied().filter(|candidate| looks_right(peer, &candidate.part)).collect();
+    match (likely.as_slice(), named.as_slice()) {
+        ([one], _) => Ok(Some(one)),
+        ([], [one]) if !has_container => Ok(Some(one)),
+        ([], []) => Ok(None),
+        ([], _) if has_container => Ok(None),
+        ([], several) => Err(ImportError::new(format!("the ConfigMap has the entries {}; `--key` says which", names(several)))),
+        (several, _) => {
+            // What NVIDIA's plugin falls back to on a node whose label names no other.
+            let Some(found) = several.iter().copied().find(|candidate| peer == Peer::Nvidia && candidate.key == usual) else {
+                let several = names(several);
+                return Err(ImportError::new(format!("the ConfigMap has the entries {several}; `--key` says which")));
+            };
+            let others: Vec<&Candidate<'_>> = several.iter().copied().filter(|candidate| candidate.key != usual).collect();
+            notes.push(format!(
+                "the entry `{usual}` is taken, as on nodes without the label `nvidia.com/device-plugin.config`; `--key` takes another: {}",
+                names(&others)
+            ));
+            Ok(Some(found))
+        }
+    }
+}
+
+/// The containers of an object: its pod's, or those of the pods that it makes.
+fn containers<'a>(object: &Field<'a>) -> Vec<Field<'a>> {
+    let spec = object.get("spec");
+    let pod = spec.as_ref().and_then(|spec| spec.get("template")?.get("spec")).or(spec);
+    pod.and_then(|pod| pod.get("containers")).and_then(|list| list.items().ok()).unwrap_or_default()
+}
+
+/// Whether a container runs the plugin.
+fn is_meant(facts: &Facts, container: &Field<'_>) -> bool {
+    match program(container) {
+        Some(program) => program == facts.program,
+        None => image(container).contains(facts.image),
+    }
+}
+
+fn program(container: &Field<'_>) -> Option<String> {
+    let command = container.get("command")?.items().ok()?;
+    let path = command.first()?.text().ok()?;
+    Some(path.rsplit('/').next().unwrap_or(path).to_owned())
+}
+
+/// The name of a container's image; charts have its parts below it.
+fn image(container: &Field<'_>) -> String {
+    let Some(image) = container.get("image") else { return String::new() };
+    let part = |key: &str| image.get(key).and_then(|part| part.text().ok());
+    match (part("repository"), part("tag")) {
+        (Some(name), Some(tag)) => format!("{name}:{tag}"),
+        (Some(name), None) => name.to_owned(),
+        _ => image.text().unwrap_or_default().to_owned(),
+    }
+}
+
+fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {
+    source.flags.read(container, facts.booleans);
+    source.image = Some(image(container));
+    if container.get("envFrom").is_some_and(|from| from.says_something()) {
+        source.notes.push("the container's `envFrom` is not followed; what it says is missing here".to_owned());
+    }
+    let (flags, variable) = facts.file;
+    let file = source
+        .flags
+        .last(flags, variable)
+        .and_then(|flag| if let Is::Scalar(path) = &flag.value.is { Some(path.text.clone()) } else { None });
+    if let Some(path) = file.filter(|_| source.file.is_none()) {
+        source.notes.push(format!(
+            "the plugin reads its file `{path}`, which is not in this manifest, and what it says is missing here: put its ConfigMap into the \
+             same file, behind a line `---`, and import both"
+        ));
+    }
+}
+
+/// Why there is nothing.
+fn nothing(facts: &Facts, objects: &[Field<'_>], containers: &[Field<'_>]) -> ImportError {
+    let images: Vec<String> = containers.iter().map(|container| format!("`{}`", image(container))).collect();
+    let shell = containers.iter().any(|container| program(container).is_some_and(|program| matches!(&*program, "sh" | "bash" | "ash")));
+    let kinds: Vec<&str> = objects.iter().filter_map(|object| object.get("kind")?.text().ok()).collect();
+    ImportError::new(match (images.as_slice(), kinds.as_slice()) {
+        ([], ["ConfigMap"]) => "the ConfigMap has no `data`".to_owned(),
+        ([], kinds) => format!("there is no file of this plugin in it, only {}", kinds.join(", ")),
+        (images, _) => {
+            let more = if shell { "; a shell's command line is not read: import the file, or what one flag says" } else { "" };
+            format!(
+                "no container of it runs `{}` or has `{}` as its image; the images are {}{more}",
+                facts.program,
+                facts.image,
+                images.join(", ")
+            )
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Imported, Peer, import};
+
+    fn imported(peer: Peer, text: &str, key: Option<&str>) -> Imported {
+        import(peer, text, key, None).unwrap_or_else(|error| panic!("{error}: {:?}\n{text}", error.warnings))
+    }
+
+    fn has(peer: Peer, text: &str, key: Option<&str>, toml: &[&str], warnings: &[&str]) {
+        let found = imported(peer, text, key);
+        for wanted in toml {
+            assert!(found.toml.contains(wanted), "{}\nshould contain {wanted}", found.toml);
+        }
+        let told = found.warnings.join("\n");
+        for wanted in warnings {
+            assert!(told.contains(wanted), "{told}\nshould contain {wanted}");
+        }
+        if warnings.is_empty() {
+            let usual = |warning: &String| warning.starts_with("ids are others here") || warning.starts_with("no domain is given");
+            assert!(found.warnings.iter().all(usual), "{told}");
+        }
+    }
+
+    const POOL: &str = r#"{"resourceList":[{"resourceName":"a","selectors":{"drivers":["vfio-pci"]}}]}"#;
+
+    #[test]
+    fn a_file_is_found_in_what_kubectl_prints() {
+        let quoted = POOL.replace('"', "\\\"");
+        let map = format!(
+            "{{\"apiVersion\": \"v1\", \"kind\": \"ConfigMap\", \"metadata\": {{\"name\": \"m\"}}, \"data\": {{\"config.json\": \"{quoted}\"}}}}"
+        );
+        let service = "{\"apiVersion\": \"v1\", \"kind\": \"Service\", \"spec\": {}}";
+        for text in [
+            map.clone(),
+            format!("{{\"apiVersion\": \"v1\", \"kind\": \"List\", \"items\": [{service}, {map}]}}"),
+            format!("{{\"kind\": \"ConfigMapList\", \"items\": [{}]}}", map.replace("\"kind\": \"ConfigMap\", ", "")),
+            format!("---\n{service}\n---\n{map}\n"),
+            format!("---\n# nothing\n---\n{map}\n---\n"),
+            format!("apiVersion: v1\nkind: ConfigMap\ndata:\n  other.txt: some text\n  config.json: |\n    {POOL}\n  empty: \"\"\n"),
+            format!("kind: NicClusterPolicy\nspec:\n  sriovDevicePlugin:\n    config: |\n      {POOL}\n"),
+            format!("kind: ConfigMap\nbinaryData: {{ x: AA== }}\ndata:\n  config.json: >-\n    {POOL}\n"),
+        ] {
+            has(Peer::Sriov, &text, None, &["\"intel.com/a\""], &[]);
+        }
+        let hca = r#"{"configList":[{"resourceName":"a","rdmaHcaMax":3,"selectors":{"ifNames":["ib0"]}}]}"#;
+        let text = format!(
+            "kind: NicClusterPolicy\nspec:\n  sriovDevicePlugin:\n    config: |\n      {POOL}\n  rdmaSharedDevicePlugin:\n    config: |\n      {hca}\n"
+        );
+        has(Peer::RdmaShared, &text, None, &["\"rdma/a\"", "pool = 3"], &[]);
+    }
+
+    #[test]
+    fn of_several_files_a_key_says_which() {
+        let two = format!(
+            "kind: ConfigMap\nmetadata: {{ name: m }}\ndata:\n  node-1: |\n    {POOL}\n  node-2: |\n    {}\n",
+            POOL.replace("\"a\"", "\"b\"")
+        );
+        let said = import(Peer::Sriov, &two, None, None).unwrap_err().to_string();
+        assert_eq!(said, "the ConfigMap has the entries `node-1`, `node-2`; `--key` says which");
+        has(Peer::Sriov, &two, Some("node-2"), &["\"intel.com/b\""], &[]);
+        let maps = format!("{two}---\n{}", two.replace("name: m", "name: n, namespace: s"));
+        let said = import(Peer::Sriov, &maps, Some("node-1"), None).unwrap_err().to_string();
+        assert_eq!(said, "the ConfigMap has the entries `node-1` of m, `node-1` of s/n; `--key` says which");
+        let many: String = (0..1000).map(|n| format!("  node-{n}: |\n    {POOL}\n")).collect();
+        let said = import(Peer::Sriov, &format!("kind: ConfigMap\ndata:\n{many}"), None, None).unwrap_err().to_string();
+        assert!(said.contains("`node-29` and 970 more; `--key` says which") && said.len() < 1000, "{said}");
+    }
+
+    #[test]
+    fn of_nvidias_named_configurations_the_default_one_is_taken() {
+        let map = "kind: ConfigMap\ndata:\n  default: |-\n    version: v1\n  shared: |-\n    version: v1\n    sharing: { timeSlicing: { resources: [{ name: nvidia.com/gpu, replicas: 4 }] } }\n";
+        has(Peer::Nvidia, map, None, &["nvidia.com/gpu"], &["the entry `default` is taken", "`--key` takes another: `shared`"]);
+        has(Peer::Nvidia, map, Some("shared"), &["replicas = 4"], &[]);
+        // The values of the chart.
+        let values = "config:\n  default: shared\n  map:\n    shared: |-\n      sharing: { timeSlicing: { resources: [{ name: gpu, replicas: 4 }] } }\n    whole: |-\n      version: v1\nmigStrategy: null\ncompatWithCPUManager: true\nmps: { root: /run/x }\n";
+        has(Peer::Nvidia, values, None, &["replicas = 4", "pass_device_specs = true"], &["the entry `shared` is taken"]);
+        has(Peer::Nvidia, values, Some("whole"), &["pass_device_specs = true"], &[]);
+    }
+
+    /// A DaemonSet of squat's plugin with this in its container.
+    fn daemon_set(container: &str) -> String {
+        let indented: String = container.lines().map(|line| format!("          {line}\n")).collect();
+        format!(
+            "kind: DaemonSet\nspec:\n  template:\n    spec:\n      initContainers:\n        - image: x/generic-device-plugin\n          args: [--domain, no.org]\n      containers:\n        - name: side\n          image: busybox\n        - name: plugin\n          image: reg.example.org:5000/squat/generic-device-plugin@sha256:0123\n{indented}"
+        )
+    }
+
+    #[test]
+    fn the_flags_of_a_container_are_its_configuration() {
+        let fuse = "name: fuse\ngroups:\n  - paths:\n      - path: /dev/fuse\n";
+        let block =
+            format!("args:\n- --domain=lab.org\n- --device\n- |\n{}", fuse.lines().map(|line| format!("  {line}\n")).collect::<String>());
+        let inline = "'{\"name\": \"fuse\", \"groups\": [{\"paths\": [{\"path\": \"/dev/fuse\"}]}]}'";
+        for container in [
+            block,
+            format!("args: [--domain, lab.org, --device, {inline}]"),
+            format!("args: ['-domain=lab.org', {}]", inline.replacen("'{", "'--device={", 1)),
+            format!("command: [/bin/generic-device-plugin, --domain, lab.org]\nargs: [--device, {inline}]"),
+            format!("env: [{{ name: DOMAIN, value: lab.org }}]\nargs: [--device, {inline}]"),
+            format!("env: [{{ name: D, value: lab }}]\nargs: [--domain, $(D).org, --device, {inline}]"),
+            format!(
+                "env: [{{ name: NODE_NAME, valueFrom: {{ fieldRef: {{ fieldPath: spec.nodeName }} }} }}]\nargs: [--domain, no.org, --domain, lab.org, --device, {inline}]"
+            ),
+        ] {
+            has(Peer::Generic, &daemon_set(&container), None, &["\"lab.org/fuse\"", "\"/dev/fuse\""], &[]);
+        }
+        let elsewhere = format!(
+            "env: [{{ name: DOMAIN, valueFrom: {{ configMapKeyRef: {{ name: m, key: k }} }} }}]\nargs: [--device, {inline}, --device, $(DOMAIN)]"
+        );
+        has(
+            Peer::Generic,
+            &daemon_set(&elsewhere),
+            None,
+            &["\"squat.ai/fuse\""],
+            &["`DOMAIN` at `spec.template.spec.containers[1].env[0]` (line 13) has no value in the manifest", "`--device` at"],
+        );
+        let wrong = format!(
+            "args:\n- --device\n- {inline}\n- --device\n- |\n  name: b\n  groups:\n    - count: many\n      paths: [{{ path: /dev/b }}]\n- --device\n- 'name: ['\n"
+        );
+        let found = imported(Peer::Generic, &daemon_set(&wrong), None);
+        assert_eq!(found.wrong, 2);
+        let told = found.warnings.join("\n");
+        assert!(told.contains("line 20: `--device[1].groups[0].count` is `many`"), "{told}");
+        assert!(told.contains("`--device[2]` is left out: line 23: neither YAML nor JSON"), "{told}");
+    }
+
+    #[test]
+    fn a_manifest_without_the_plugins_file_says_where_it_is() {
+        let of = |container: &str| import(Peer::Generic, &daemon_set(container), None, None).unwrap_err();
+        let error = of("args: [--config, /etc/gdp/config.yaml]");
+        assert!(error.to_string().contains("the container has no `--device` flag"), "{error}");
+        assert!(error.warnings[0].contains("reads its file `/etc/gdp/config.yaml`, which is not in this manifest"), "{:?}", error.warnings);
+        let shell = "kind: Pod\nspec: { containers: [{ image: x/y, command: [sh, -c, 'generic-device-plugin --device a'] }] }";
+        let error = import(Peer::Generic, shell, None, None).unwrap_err().to_string();
+        assert!(error.contains("a shell's command line is not read") && error.contains("`x/y`"), "{error}");
+        let map = "kind: ConfigMap\ndata:\n  config.yaml: |\n    devices: [{ name: a, groups: [{ paths: [{ path: /dev/a }] }] }]\n";
+        has(Peer::Generic, &format!("{}---\n{map}", daemon_set("args: [--config, /x, --domain, lab.org]")), None, &["\"lab.org/a\""], &[]);
+        let both = format!("{}---\n{map}", daemon_set("args: [--device, '{name: b, groups: [{paths: [{path: /dev/b}]}]}']"));
+        has(Peer::Generic, &both, None, &["\"squat.ai/b\""], &["the file's `devices` are left out"]);
+        let inline = "'{name: fuse, groups: [{paths: [{path: /dev/fuse}]}]}'";
+        let tagged = |tag: &str| daemon_set(&format!("args: [--device, {inline}]")).replace("@sha256:0123", tag);
+        let known = [(":0.1.3", "squat.ai", false), (":v0.2.0@sha256:01", "devic.es", false), (":latest", "squat.ai", true)];
+        for (tag, domain, is_unsure) in known {
+            let found = imported(Peer::Generic, &tagged(tag), None);
+            assert!(found.toml.contains(&format!("\"{domain}/fuse\"")), "{tag}: {}", found.toml);
+            assert_eq!(found.warnings.iter().any(|warning| warning.starts_with("no domain is given")), is_unsure, "{tag}");
+        }
+        // An image may have any name.
+        let mine = "kind: Pod\nspec: { containers: [{ image: mine, args: [--device, '{name: b, groups: [{paths: [{path: /dev/b}]}]}'] }] }";
+        has(Peer::Generic, mine, None, &["\"squat.ai/b\""], &[]);
+        for peer in [Peer::Sriov, Peer::RdmaShared, Peer::Smarter] {
+            let error = import(peer, "kind: Pod\nspec: { containers: [{ image: mine }] }", None, None).unwrap_err().to_string();
+            assert!(error.contains("add the ConfigMap, behind a line `---`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn flags_count_before_variables_and_these_before_the_file() {
+        let set = "kind: DaemonSet\nspec:\n  template:\n    spec:\n      containers:\n      - name: sidecar\n        image: nvcr.io/nvidia/k8s-device-plugin:v0.17.0\n        command: [config-manager]\n        env: [{ name: MIG_STRATEGY, value: mixed }]\n      - image: nvcr.io/nvidia/k8s-device-plugin:v0.17.0\n        command: [nvidia-device-plugin]\n        args: [--pass-device-specs, '--device-id-strategy=index']\n        env:\n        - { name: DEVICE_ID_STRATEGY, value: uuid }\n        - { name: DEVICE_LIST_STRATEGY, value: 'envvar,volume-mounts' }\n        - { name: MIG_STRATEGY, value: single }\n        - { name: FAIL_ON_INIT_ERROR, value: 'false' }\n        - { name: GDS_ENABLED, valueFrom: { configMapKeyRef: { name: m, key: k } } }\n        - { name: NODE_NAME, valueFrom: { fieldRef: { fieldPath: spec.nodeName } } }\n        - { name: CONFIG_FILE, value: /config/config.yaml }\n";
+        let toml = ["pass_device_specs = true", "device_id_strategy = \"index\"", "device_list_strategy = [\"envvar\", \"volume-mounts\"]"];
+        let warnings = ["`GDS_ENABLED` at", "reads its file `/config/config.yaml`", "is `single`"];
+        has(Peer::Nvidia, set, None, &toml, &warnings);
+        let map = "kind: ConfigMap\ndata:\n  any: |\n    flags: { migStrategy: mixed, gdsEnabled: true, plugin: { passDeviceSpecs: false } }\n    sharing: { mps: { resources: [{ name: gpu, replicas: 3 }] } }\n";
+        let found = imported(Peer::Nvidia, &format!("{set}---\n{map}"), None);
+        assert!(toml.iter().all(|wanted| found.toml.contains(wanted)) && found.toml.contains("gds = true"), "{}", found.toml);
+        assert!(!found.warnings.join("\n").contains("mixed"), "{:?}", found.warnings);
+        let sriov = format!(
+            "kind: DaemonSet\nspec:\n  template:\n    spec:\n      containers:\n      - image: ghcr.io/k8snetworkplumbingwg/sriov-network-device-plugin:v3\n        args: ['--log-level=10', '--resource-prefix=openshift.io', -use-cdi]\n---\nkind: ConfigMap\ndata: {{ config.json: '{POOL}' }}\n"
+        );
+        has(Peer::Sriov, &sriov, None, &["\"openshift.io/a\"", "cdi = [\"annotations\"]"], &[]);
+        assert!(import(Peer::Sriov, &sriov, None, Some("mine.org")).unwrap().toml.contains("\"mine.org/a\""));
+    }
+}

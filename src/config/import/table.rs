@@ -1,0 +1,137 @@
+//! The tables of docs/importers.md against what comes of each example: a setting that is not in one, or that does something else, is
+//! a red test.
+
+use super::tests::take_asked;
+use super::{Imported, Peer, generic, import, nvidia, rdma_shared, smarter, sriov};
+use std::collections::BTreeSet;
+
+const PAGE: &str = include_str!("../../../docs/importers.md");
+
+/// What is asked of every file before it is known what it is.
+const OF_ANY_FILE: [&str; 7] = ["kind", "config", "config.map", "device", "groups", "SelectorObj", "SelectorObjs"];
+
+#[derive(Debug)]
+struct Row<'a> {
+    setting: &'a str,
+    source: String,
+    outcome: &'a str,
+}
+
+/// The warnings of a cell, which are in quotes, and the rest of it.
+fn warnings(cell: &str) -> (Vec<&str>, String) {
+    let mut parts = cell.split('“');
+    let mut rest = parts.next().unwrap_or_default().to_owned();
+    let mut warnings = Vec::new();
+    for part in parts {
+        let (warning, behind) = part.split_once('”').unwrap_or_else(|| panic!("{cell}"));
+        warnings.push(warning);
+        rest.push_str(behind);
+    }
+    (warnings, rest)
+}
+
+/// The rows below a heading.
+fn rows(peer: &str) -> Vec<Row<'static>> {
+    let (_, section) = PAGE.split_once(&format!("\n## `{peer}`\n")).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let frame = section.lines().find_map(|line| line.strip_prefix("Examples stand in `")?.strip_suffix("`.")).unwrap();
+    let row = |line: &'static str| {
+        let cells: Vec<&str> = line.strip_prefix("| `")?.strip_suffix('|')?.split('|').map(str::trim).collect();
+        let [setting, _, _, example, outcome] = cells.as_slice() else { panic!("{line}") };
+        let example = example.strip_prefix('`').and_then(|example| example.strip_suffix('`')).unwrap_or_else(|| panic!("{line}"));
+        let source = if example.starts_with('{') { example.to_owned() } else { frame.replace('…', example) };
+        Some(Row { setting: setting.strip_suffix('`')?, source, outcome })
+    };
+    section.lines().filter_map(row).collect()
+}
+
+/// The path of a key without numbers, as the tables have it.
+fn plain(path: &str) -> String {
+    let mut plain = String::new();
+    for part in path.split('[') {
+        match part.split_once(']') {
+            Some((_, rest)) => plain.push_str(&format!("[]{rest}")),
+            None => plain.push_str(part),
+        }
+    }
+    plain.replace("selectors[].", "selectors.").replace("device[]", "devices[]")
+}
+
+/// Warnings that docs/importers.md gives for every file of a plugin.
+const OF_EVERY_FILE: [&str; 2] = ["ids are others here", "no domain is given"];
+
+fn hold(peer: Peer, word: &str, keys: &[&str]) {
+    let rows = rows(word);
+    let listed: BTreeSet<&str> = rows.iter().map(|row| row.setting).collect();
+    assert_eq!(listed, keys.iter().copied().collect(), "{word}: the table and what is read");
+    let (mut all, mut read) = (BTreeSet::new(), BTreeSet::new());
+    for Row { setting, source, outcome } in &rows {
+        take_asked();
+        let imported = import(peer, source, None, None);
+        let asked: BTreeSet<String> = take_asked().iter().map(|path| plain(path)).collect();
+        read.extend(asked.iter().any(|path| path.eq_ignore_ascii_case(setting)).then_some(*setting));
+        all.extend(asked);
+        let (toml, warnings, wrong) = match &imported {
+            Ok(Imported { toml, warnings, wrong }) => (toml.as_str(), warnings.clone(), *wrong > 0),
+            Err(error) => (
+                "",
+                error.warnings.clone(),
+                error.warnings.iter().any(|warning| warning.contains(" is expected") || warning.contains("unknown value")),
+            ),
+        };
+        let told = || format!("{word}: {source}\n{toml}\n{warnings:#?}\n{outcome}");
+        let (wanted, rest) = self::warnings(outcome);
+        for no in rest.split("no `").skip(1).filter_map(|no| no.split('`').next()) {
+            assert!(!toml.contains(no), "{}", told());
+        }
+        // What is there: code that is not behind a `no`.
+        let mut before = "";
+        for (n, part) in rest.split('`').enumerate() {
+            let is_wanted = n % 2 == 1 && !before.ends_with("no ");
+            assert!(!is_wanted || toml.contains(part), "{}", told());
+            before = part;
+        }
+        for wanted in &wanted {
+            assert!(warnings.iter().any(|warning| warning.contains(wanted)), "{}", told());
+        }
+        let others = warnings.iter().filter(|warning| !wanted.iter().any(|wanted| warning.contains(wanted)));
+        let is_usual = |warning: &str| OF_EVERY_FILE.iter().any(|usual| warning.starts_with(usual));
+        let others: Vec<&String> = others.filter(|warning| !is_usual(warning)).collect();
+        assert!(others.is_empty(), "{others:?}\n{}", told());
+        assert_eq!(outcome.contains("not offered"), imported.is_err(), "{}", told());
+        assert_eq!(outcome.contains("wrong value"), wrong, "{}", told());
+    }
+    assert_eq!(read, listed, "{word}: what an example of its own has, and the table");
+    let is_above = |path: &str, key: &str| key.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
+    let is_listed = |path: &str| {
+        keys.iter().any(|key| path.eq_ignore_ascii_case(key) || is_above(&path.to_ascii_lowercase(), &key.to_ascii_lowercase()))
+    };
+    let is_of_any = |path: &str| OF_ANY_FILE.iter().any(|of| path == *of || path.ends_with(&format!("].{of}")));
+    let unlisted: Vec<&String> = all.iter().filter(|path| !is_listed(path) && !is_of_any(path)).collect();
+    assert!(unlisted.is_empty(), "{word}: read, and in no table: {unlisted:?}");
+}
+
+#[test]
+fn every_setting_of_nvidias_plugin_is_in_the_table_and_comes_out_so() {
+    hold(Peer::Nvidia, "nvidia", nvidia::KEYS);
+}
+
+#[test]
+fn every_setting_of_the_sriov_plugin_is_in_the_table_and_comes_out_so() {
+    hold(Peer::Sriov, "sriov", sriov::KEYS);
+}
+
+#[test]
+fn every_setting_of_mellanox_plugin_is_in_the_table_and_comes_out_so() {
+    hold(Peer::RdmaShared, "rdma-shared", rdma_shared::KEYS);
+}
+
+#[test]
+fn every_setting_of_squats_plugin_is_in_the_table_and_comes_out_so() {
+    hold(Peer::Generic, "generic", generic::KEYS);
+}
+
+#[test]
+fn every_setting_of_smarters_plugin_is_in_the_table_and_comes_out_so() {
+    hold(Peer::Smarter, "smarter", smarter::KEYS);
+}

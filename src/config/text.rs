@@ -1,0 +1,146 @@
+//! Paths and texts that can reach a container, a program or the kernel as they are written.
+
+use std::collections::BTreeMap;
+
+/// One text that a program is given, with its name and the NUL behind it (`MAX_ARG_STRLEN` of Linux): longer, and nothing starts.
+const WORD_BYTES_MAX: usize = 128 * 1024;
+/// All of a resource's environment. It is in every answer and in every record of a grant, which has room for 2 MB.
+const ENV_BYTES_MAX: usize = 1_000_000;
+
+/// A path must be absolute and go straight down. `of` names its key.
+pub(super) fn path(path: &str, of: &str) -> Result<(), String> {
+    if path.contains(char::is_control) {
+        return Err(format!("the path `{path}` of `{of}` has a control character in it"));
+    }
+    let Some(below) = path.strip_prefix('/') else {
+        return Err(format!("the path `{path}` of `{of}` must be absolute"));
+    };
+    if below.split('/').any(|step| matches!(step, "." | "..")) {
+        return Err(format!("the path `{path}` of `{of}` must go straight down, without `.` and `..`"));
+    }
+    Ok(())
+}
+
+/// A word of a command line.
+pub(super) fn word(word: &str, of: &str) -> Result<(), String> {
+    if word.contains('\0') {
+        return Err(format!("the command of `{of}` has an argument with a NUL in it, which no program can be given"));
+    }
+    if word.len() >= WORD_BYTES_MAX {
+        return Err(format!(
+            "the command of `{of}` has an argument of {} bytes; a program can be given {}",
+            word.len(),
+            WORD_BYTES_MAX - 1
+        ));
+    }
+    Ok(())
+}
+
+/// The environment that every container of a resource gets. A value may have several lines, as a certificate has.
+pub(super) fn environment(env: &BTreeMap<String, String>) -> Result<(), String> {
+    let mut all = 0;
+    for (name, value) in env {
+        if name.is_empty() || name.contains(|c: char| c == '=' || c.is_control()) {
+            return Err(format!("`{name}` of `env` cannot be the name of an environment variable"));
+        }
+        if value.contains('\0') {
+            return Err(format!("the value of `{name}` in `env` has a NUL in it, which no environment variable has"));
+        }
+        let bytes = name.len() + value.len() + 2;
+        all += bytes;
+        if bytes > WORD_BYTES_MAX {
+            return Err(format!(
+                "the variable `{name}` of `env` has {bytes} bytes; no program starts with one of more than {WORD_BYTES_MAX}"
+            ));
+        }
+    }
+    if all > ENV_BYTES_MAX {
+        return Err(format!("`env` has {all} bytes; at most {ENV_BYTES_MAX} are remembered of each container"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Node, load};
+
+    /// The mistake that `config check` finds in a resource, with its line.
+    fn problem(text: &str) -> Option<(String, usize)> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        let text = if text.starts_with('[') {
+            text.to_owned()
+        } else {
+            let paths = if text.contains("paths =") { "" } else { "paths = [\"/dev/a\"]" };
+            format!("[[resource]]\nname = \"a.b/c\"\nclass = \"char\"\n{paths}\n{text}\n")
+        };
+        std::fs::write(&file, text).unwrap();
+        load(Some(&file), &Node::default()).err().map(|error| (error.problem().to_owned(), error.line().unwrap_or_default()))
+    }
+
+    #[test]
+    fn what_no_container_and_no_program_can_be_given_is_a_mistake() {
+        for (text, expected, line) in [
+            (r#"env = { "A=B" = "x" }"#, "`A=B` of `env` cannot be the name", 5),
+            (r#"env = { "" = "x" }"#, "`` of `env` cannot be the name", 5),
+            (r#"env = { "A\u0000" = "x" }"#, "`A\\u{0}` of `env` cannot be the name", 5),
+            (r#"env = { "A\nB" = "x" }"#, "`A\\nB` of `env` cannot be the name", 5),
+            (r#"env = { A = "a\u0000b" }"#, "the value of `A` in `env` has a NUL", 5),
+            (r#"mounts = [{ host = "/a\u0000", container = "/x" }]"#, "the path `/a\\u{0}` of `mounts` has a control character", 5),
+            (r#"mounts = [{ host = "/a", container = "/x\u001b" }]"#, "of `mounts` has a control character", 5),
+            (r#"mounts = [{ host = "/a/../b", container = "/x" }]"#, "the path `/a/../b` of `mounts` must go straight down", 5),
+            (r#"mounts = [{ host = "/a", container = "/x/../../y" }]"#, "the path `/x/../../y` of `mounts` must go straight down", 5),
+            (r#"mounts = [{ host = "/a", container = "x" }]"#, "the path `x` of `mounts` must be absolute", 5),
+            (r#"mounts = [{ host = "/a", container = "//" }]"#, "would hide the container's own files", 5),
+            (
+                r#"mounts = [{ host = "/a", container = "/x" }, { host = "/b", container = "/x/" }]"#,
+                "`/a` and `/b` of `mounts` would both",
+                5,
+            ),
+            (r#"paths = ["/dev/a\u0000b"]"#, "of `paths` has a control character", 5),
+            (r#"paths = ["/dev/../etc/passwd"]"#, "must begin with `/dev/` and go straight down", 5),
+            (r#"paths = [{ host = "/dev/a", container = "/dev/../../etc/x" }]"#, "of `paths` must go straight down", 5),
+            (r#"paths = [{ host = "/dev/a", container = "/dev/a\tb" }]"#, "of `paths` has a control character", 5),
+            (r#"paths = [{ host = "/dev/a", container = "a" }]"#, "the path `a` of `paths` must be absolute", 5),
+            (r#"after_release = { command = ["/a/../b"] }"#, "of `after_release` must go straight down", 5),
+            (r#"after_release = { command = ["/a\u0000"] }"#, "of `after_release` has a control character", 5),
+            (r#"before_start = { command = ["/a", "x\u0000y"] }"#, "has an argument with a NUL", 5),
+            (r#"check = { command = ["/a", "x\u0000y"] }"#, "has an argument with a NUL", 5),
+            ("[cdi]\ndirectory = \"/a/../b\"", "the path `/a/../b` of `cdi.directory` must go straight down", 2),
+            ("[cdi]\ndirectory = \"/a\\u0000\"", "of `cdi.directory` has a control character", 2),
+            ("[device_info]\ndirectory = \"/a/./b\"", "of `device_info.directory` must go straight down", 2),
+            ("[labels]\nfeatures_d = \"/a/..\"", "of `labels.features_d` must go straight down", 2),
+            ("[kubelet]\npod_resources_socket = \"/a\\u0007\"", "of `kubelet.pod_resources_socket` has a control character", 2),
+            ("[nvidia]\nnvml = \"/a/../b\"", "of `nvidia.nvml` must go straight down", 2),
+        ] {
+            let (told, at) = problem(text).unwrap_or_else(|| panic!("valid: {text}"));
+            assert!(told.contains(expected), "{told}\nshould contain: {expected}");
+            assert_eq!(at, line, "{told}");
+        }
+    }
+
+    #[test]
+    fn what_is_unusual_and_possible_is_valid() {
+        for text in [
+            r#"env = { A = "two\nlines\tand a tab", "ä.b-c" = "" }"#,
+            r#"mounts = [{ host = "/", container = "/host" }, { host = "/a..b", container = "/x/" }]"#,
+            r#"paths = [{ host = "/dev/a", container = "/" }]"#,
+            r#"after_release = { command = ["/bin/sh", "-c", "one\ntwo", ""] }"#,
+            "[cdi]\ndirectory = \"/etc/cdi/\"",
+        ] {
+            assert_eq!(problem(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_environment_is_as_long_as_a_program_can_be_given_and_a_grant_can_keep() {
+        let env = |count: usize, bytes: usize| {
+            let one = |n| format!("A{n} = \"{}\"", "x".repeat(bytes));
+            format!("env = {{ {} }}", (0..count).map(one).collect::<Vec<_>>().join(", "))
+        };
+        assert_eq!(problem(&env(7, 131_068)), None);
+        assert!(problem(&env(1, 131_069)).unwrap().0.contains("the variable `A0` of `env` has 131073 bytes"));
+        assert!(problem(&env(8, 131_068)).unwrap().0.contains("`env` has 1048576 bytes; at most 1000000"));
+        assert!(problem(&format!("check = {{ command = [\"/a\", \"{}\"] }}", "x".repeat(131_072))).unwrap().0.contains("131072 bytes"));
+    }
+}

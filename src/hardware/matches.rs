@@ -1,0 +1,114 @@
+//! What the paths of `char` resources lead to: nodes of `/dev`, and folders of them.
+
+use super::chardev::{CharDevices, note_failure};
+use super::disks::Disks;
+use super::each::Dev;
+use super::node_names::base_name;
+use crate::domain::{CharPath, NodePattern, ResourceName, ResourceSpec};
+use crate::host::{HostNode, HostRoot, Listings, NodeFolder, TooMany};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What is one device, a node or a folder of nodes, and the path of the configuration that led to it.
+pub(super) struct Match<'a> {
+    pub(super) spec: &'a ResourceSpec,
+    pub(super) path: &'a CharPath,
+    pub(super) folder: Option<String>,
+    /// The node, or those in the folder.
+    pub(super) nodes: Vec<HostNode>,
+    /// What the pattern matched: a link, or the thing itself.
+    pub(super) matched: String,
+}
+
+impl Match<'_> {
+    /// Its real path.
+    pub(super) fn thing(&self) -> &str {
+        let first = || self.nodes.first().map_or("", |node| node.path.as_str());
+        self.folder.as_deref().unwrap_or_else(first)
+    }
+}
+
+/// What the configuration's paths lead to, each node in the first resource that names it.
+pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disks: &Disks<'_>, found: &mut CharDevices) -> Vec<Match<'a>> {
+    let mut matches = Vec::new();
+    let (mut taken, mut listings) = (BTreeMap::new(), Listings::default());
+    let dev = Dev::of(root, specs.iter().flat_map(|spec| &spec.paths).map(|path| &path.host));
+    let of_dev = root.take_failures();
+    for spec in specs {
+        found.by_resource.entry(spec.name.clone()).or_default();
+        for path in &spec.paths {
+            if matches!(path.host, NodePattern::Regex(_)) {
+                root.repeat_failures(&of_dev);
+            }
+            let things = things(root, dev.as_ref(), &mut listings, spec, path);
+            let (failures, before) = (root.take_failures(), matches.len());
+            note_failure(found, spec, &failures);
+            let mut warn = |warning: String| found.warnings.push(format!("{}: {warning}", spec.name));
+            let things = match things {
+                Err(error) => {
+                    warn(format!("{} is not offered, because {error}", path.host));
+                    continue;
+                }
+                Ok(things) if things.is_empty() && failures.is_empty() => {
+                    let is_folder = path.host.literal().is_some_and(|path| root.is_dir(path));
+                    let why = if is_folder { ", which is a folder without one" } else { "" };
+                    warn(format!("no device node matches {}{why}", path.host));
+                    continue;
+                }
+                Ok(things) => things,
+            };
+            let mut of_other: Option<ResourceName> = None;
+            for mut thing in things {
+                let other = thing.nodes.iter().find_map(|node| taken.get(&node.path));
+                of_other = other.filter(|other| **other != spec.name).cloned().or(of_other);
+                thing.nodes.retain(|node| !taken.contains_key(&node.path));
+                let disk = thing.nodes.iter().map(|node| base_name(&node.path)).find(|name| thing.folder.is_some() && disks.has(name));
+                if let Some(disk) = disk {
+                    warn(format!("{} is a folder with the disk {disk} in it; name disks by their paths", path.host));
+                } else if !thing.nodes.is_empty() {
+                    taken.extend(thing.nodes.iter().map(|node| (node.path.clone(), spec.name.clone())));
+                    matches.push(thing);
+                }
+            }
+            if let Some(other) = of_other.filter(|_| matches.len() == before) {
+                warn(format!("what {} leads to is in {other} already, the first resource that names it", path.host));
+            }
+        }
+    }
+    matches
+}
+
+/// What one path leads to.
+fn things<'a>(
+    root: &HostRoot,
+    dev: Result<&Dev, &TooMany>,
+    listings: &mut Listings,
+    spec: &'a ResourceSpec,
+    path: &'a CharPath,
+) -> Result<Vec<Match<'a>>, TooMany> {
+    let paths = match (&path.host, dev) {
+        (NodePattern::Regex(_), Err(error)) => return Err(error.clone()),
+        (host, dev) => dev.unwrap_or(&Dev::default()).paths(root, listings, host),
+    };
+    // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
+    let mut nodes: BTreeMap<HostNode, &String> = BTreeMap::new();
+    for matched in &paths {
+        if let Some(node) = root.node_among(listings, matched).filter(|node| node.path.starts_with("/dev/")) {
+            nodes.entry(node).or_insert(matched);
+        }
+    }
+    let is_glob = matches!(path.host, NodePattern::Glob(_));
+    let of_node = |(node, matched): (HostNode, &String)| Match { spec, path, folder: None, nodes: vec![node], matched: matched.clone() };
+    let mut things: Vec<Match<'_>> = nodes.into_iter().map(of_node).collect();
+    if is_glob && !things.is_empty() {
+        return Ok(things);
+    }
+    let mut folders = BTreeMap::new();
+    for matched in paths {
+        if let Some(NodeFolder { path, nodes }) = root.folder_nodes(&matched)?.filter(|folder| !folder.nodes.is_empty()) {
+            folders.entry(path).or_insert((nodes, matched));
+        }
+    }
+    things.extend(folders.into_iter().map(|(folder, (nodes, matched))| Match { spec, path, folder: Some(folder), nodes, matched }));
+    Ok(things)
+}
