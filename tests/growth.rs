@@ -1,4 +1,5 @@
 //! Many grants that come and go: the ledger stays as small as `history_size` says, at every moment, and an Allocate does not become slower.
+//! Many devices that come and go: the ledger forgets those that have gone, and health with it.
 //!
 //! `HOLDFAST_GRANTS` is how many, `HOLDFAST_HISTORY_MIB` what the history may take, `HOLDFAST_BIN` another binary, such as the release
 //! build. What takes how long is printed, and judged with `HOLDFAST_JUDGE_TIMES` alone, since the machine may be busy.
@@ -7,16 +8,26 @@
 
 mod common;
 
+use actix::{Actor, Arbiter};
 use common::{Node, name, offered, resource, run, soon};
+use futures_util::future::BoxFuture;
+use holdfast::domain::{
+    AllocId, ContainerEdits, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice, Moment, Timestamp, Unread,
+};
+use holdfast::kubelet::pod_resources::PodResources;
+use holdfast::ledger::{LedgerActor, LedgerConfig};
+use holdfast::messages::{CallError, Door, Forget, Found, Mailbox, Remember};
 use holdfast::sim::kubelet::{EventKind, PodPhase, PodSpec};
+use holdfast::store::{self, Store};
 use nix::sys::signal::Signal;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, watch};
 
 const MIB: u64 = 1024 * 1024;
 /// Devices, and pods that run at a time.
@@ -128,5 +139,96 @@ fn the_state_directory_stays_below_four_times_the_history() {
         assert!(told["problem"].is_null(), "{}", told["problem"]);
         daemon.signal(Signal::SIGTERM);
         daemon.ended().await;
+    });
+}
+
+/// Takes what health would forget.
+struct Health(mpsc::UnboundedSender<Vec<DeviceId>>);
+
+impl Door<Forget> for Health {
+    fn call(&self, message: Forget, _: Duration) -> BoxFuture<'static, Result<(), CallError>> {
+        self.tell(message);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn tell(&self, Forget(devices): Forget) {
+        self.0.send(devices).unwrap();
+    }
+}
+
+/// A scan that found nothing, and could not read this.
+fn nothing_found(unread: Unread) -> Found {
+    Found(Arc::new(Evidence {
+        began: Moment { boot: Duration::ZERO, wall: Timestamp(0) },
+        devices: BTreeMap::new(),
+        selected: BTreeMap::new(),
+        missing_nodes: BTreeSet::new(),
+        unfulfilled: BTreeMap::new(),
+        unread,
+    }))
+}
+
+#[test]
+fn devices_that_have_gone_are_forgotten_and_never_one_that_is_held_or_could_not_be_read() {
+    run(async {
+        let (arbiter, dir) = (Arbiter::new(), tempfile::tempdir().unwrap());
+        let (mut store, _) = Store::open(&dir.path().join("state"), Durability::PowerLoss, None).unwrap();
+        let key = |n: usize| (format!("dev:/dev/sensor-{n:04}"), DeviceId::new(format!("dev:sensor-{n:04}")));
+        // The first one would leave first.
+        let device = GrantedDevice { id: key(0).1, key: key(0).0, numa_nodes: Vec::new(), nodes: Vec::new(), objects: Vec::new() };
+        let held = Grant {
+            alloc_id: AllocId::new("a"),
+            resource: name("example.com/sensor"),
+            devices: vec![device],
+            edits: ContainerEdits::default(),
+            boot_id: "boot".into(),
+            kubelet: None,
+            granted_at: Timestamp(1),
+            version: "1".into(),
+            state: GrantState::Granted,
+        };
+        store.append(&[Entry::Grant(Arc::new(held))]).unwrap();
+        let (names, mut named) = watch::channel(Arc::default());
+        let (forget, mut forgotten) = mpsc::unbounded_channel();
+        let config = LedgerConfig {
+            kept: Arc::new(watch::Sender::new(store.kept())),
+            store: Arc::new(Mutex::new(store)),
+            recovered: Arc::default(),
+            process_crash: false,
+            plan: watch::channel(Arc::default()).1,
+            grants: Arc::default(),
+            due: Arc::default(),
+            forget: Some(Mailbox::new(Health(forget))),
+            names: Arc::new(names),
+            inventory: watch::channel(Arc::default()).1,
+            device_plugins: dir.path().join("device-plugins"),
+            pod_resources: PodResources::new(dir.path().join("pod-resources.sock")),
+            host_root: dir.path().join("host"),
+            boot_id: "boot".into(),
+            kubelet: watch::channel(None).1,
+            gate: Arc::default(),
+        };
+        let ledger = LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
+        ledger.send(Remember((0..400).map(key).collect())).await.unwrap().unwrap();
+        let unread = Unread { resources: [(name("example.com/sensor"), "EIO".into())].into(), ..Unread::default() };
+        ledger.send(nothing_found(unread)).await.unwrap();
+        // One that is no node, and that this scan could look for: the look has been when it has gone.
+        let pci = ("pci:0000:3b:00.0/10de:2330".to_owned(), DeviceId::new("GPU-1"));
+        ledger.send(Remember(vec![pci])).await.unwrap().unwrap();
+        let gone = async {
+            while store::peek(&dir.path().join("state")).unwrap().gone.is_empty() {
+                tokio::task::yield_now().await;
+            }
+        };
+        soon("a look", gone).await;
+        assert_eq!(named.borrow_and_update().len(), 401, "what could not be read has not gone");
+        ledger.send(nothing_found(Unread::default())).await.unwrap();
+        let left = soon("the look", named.wait_for(|names| names.len() < 401)).await.unwrap().clone();
+        let devices = soon("health learns of it", forgotten.recv()).await.unwrap();
+        // 256 have gone and are remembered, one of them the GPU; one is held.
+        assert_eq!((left.len(), devices.len()), (257, 144));
+        assert_eq!(left.get(&key(0).0), Some(&key(0).1), "what a container holds has not gone");
+        assert_eq!(*left, store::peek(&dir.path().join("state")).unwrap().names);
+        arbiter.stop();
     });
 }

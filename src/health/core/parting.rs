@@ -156,7 +156,7 @@ pub(super) fn overlaps(evidence: &Evidence) -> bool {
 mod tests {
     use super::super::{Evidence, GrantedDevice, Inventory, LEAVE_AFTER, Verdicts};
     use super::*;
-    use crate::domain::{DeviceClass, DeviceNode, Listed, Moment, Owed, Sharing, Timestamp};
+    use crate::domain::{DeviceClass, DeviceNode, Listed, Moment, Owed, Sharing, Timestamp, Verdict};
     use proptest::prelude::*;
 
     fn name(text: &str) -> ResourceName {
@@ -282,6 +282,17 @@ mod tests {
         stage.at(10);
         assert_eq!(lists(&stage.at(70)), ["x:"]);
         assert_eq!(lists(&stage.at(72)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_forgotten_has_no_verdict_unless_it_was_found_again() {
+        let verdicts: Verdicts = ["a", "gone"].map(|id| (DeviceId::new(id), Verdict { is_latched: true, ..Verdict::default() })).into();
+        let mut stage = Stage::new();
+        stage.judge = Judge::new(Arc::from([]), Arc::default(), &Listed::new(), Rules::default(), &verdicts);
+        stage.plan(0, &[("x", Exclusive, &["a"])]);
+        assert!(stage.judge.verdicts().contains_key(&DeviceId::new("gone")));
+        stage.judge.forget(vec![DeviceId::new("a"), DeviceId::new("gone")]);
+        assert_eq!(stage.judge.verdicts().keys().map(DeviceId::as_str).collect::<Vec<_>>(), ["a"]);
     }
 
     #[test]
