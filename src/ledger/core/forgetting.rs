@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_found_listed_or_held_has_not_gone_and_what_is_back_begins_anew() {
+    fn what_is_found_listed_or_held_has_not_gone_and_what_is_back_starts_again() {
         let mut stage = Stage::new((0..5).map(named).chain([judged(1, faulty())]));
         stage.found.insert(id(1));
         stage.list(2);
