@@ -6,7 +6,8 @@
 //!   health ─ Judged ───────────────▶ ledger
 //!   serving ─ Record, Pass ────────▶ ledger ─ Ledger (watch) ─▶ health, telemetry, cli
 //!   hook runner ─ HookEnded ───────▶ ledger ─ due hooks (watch) ─▶ hook runner, health, cli
-//!   discovery ─ Remember ──────────▶ ledger ◀─ Reconcile ─ host watch; Publish, TakeOver ─ app
+//!   discovery ─ Remember, Found ───▶ ledger ◀─ Reconcile ─ host watch; Publish, TakeOver ─ app
+//!   ledger ─ Forget ───────────────▶ health
 //!   serving ─ StreamOpened/Ended, HungUp ─▶ registration ◀─ KubeletSeen, CheckpointWritten, SocketLost ─ host watch
 //!   app ─ Plan (watch) ────────────▶ discovery ─ with Discovered ─▶ health; ledger, host watch
 //!   app ─ Detach, Reattach ────────▶ registration
@@ -186,6 +187,16 @@ pub enum RecordError {
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<(), Arc<StoreError>>")]
 pub struct Remember(pub Vec<(String, DeviceId)>);
+
+/// discovery → ledger: what the latest scan has found. The ledger forgets in the end what it has not found.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct Found(pub Arc<Evidence>);
+
+/// ledger → health: nothing is remembered any more of these devices, which have gone.
+#[derive(Debug, Clone, Message)]
+#[rtype(result = "()")]
+pub struct Forget(pub Vec<DeviceId>);
 
 /// serving → ledger: a container is about to start with these ids. It may, or why it has to wait for which of them; it is asked
 /// again until it may.

@@ -209,6 +209,7 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             kept: Arc::new(watch::Sender::new(store.lock().unwrap().kept())),
             grants: Arc::new(watch::Sender::default()),
             due: Arc::new(watch::Sender::default()),
+            forget: None,
             names: Arc::new(watch::Sender::default()),
             inventory: watch::channel(Arc::default()).1,
             device_plugins: dir.path().join("device-plugins"),

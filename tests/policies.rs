@@ -67,6 +67,7 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
         plan: watch::channel(Arc::new(Plan { ledger: policy, ..Plan::default() })).1,
         grants: Arc::new(grants),
         due: Arc::new(watch::Sender::default()),
+        forget: None,
         names: Arc::new(watch::Sender::default()),
         inventory: watch::channel(Arc::default()).1,
         device_plugins: dir.join("device-plugins"),

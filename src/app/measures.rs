@@ -65,6 +65,9 @@ fn of_disk(page: &mut Page, kept: Kept, state_dir: &Path) {
     for (copy, kept) in [("journal", kept.journal), ("database", kept.database)] {
         page.sample(Metric::LedgerKept, &[copy], u64::from(kept));
     }
+    if let Some(unreadable) = kept.unreadable {
+        page.sample(Metric::HistoryUnreadable, &[], unreadable.since.0 / 1000);
+    }
     page.sample(Metric::NotDurable, &[], kept.not_durable as u64);
     page.sample(Metric::LedgerSize, &[], host::size_below(state_dir));
     page.sample(Metric::LedgerFree, &[], host::room(state_dir));

@@ -143,19 +143,17 @@ impl App {
 
         // What is published outlives whoever publishes it.
         let (inventory, inventory_view) = watch::channel(Arc::new(Inventory::default()));
-        let inventory = Arc::new(inventory);
         // Who holds what is known before anything is judged: a held id is in the very first list (I3).
-        let recovered = Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts);
+        let recovered = Ledger::from(recovered);
         let hooks = release_hooks(specs.iter());
         // And so is what free devices wait for.
         let (due, due_view) = watch::channel(Arc::new(recovered.due(&hooks, &HeldBack::new())));
         let (grants, grants_view) = watch::channel(Arc::new(recovered.grants().cloned().collect::<Vec<_>>()));
         let (kept, kept_view) = watch::channel(store.kept());
         let (remembered, names_view) = watch::channel(Arc::clone(recovered.names()));
-        let listed = Arc::new(recovered.listed().clone());
-        let verdicts = Arc::new(recovered.verdicts().clone());
+        let (listed, verdicts) = (Arc::new(recovered.listed().clone()), Arc::new(recovered.verdicts().clone()));
         let (judgement, judgement_view) = watch::channel(Judgement { verdicts, ..Judgement::default() });
-        let judgement = Arc::new(judgement);
+        let (inventory, judgement) = (Arc::new(inventory), Arc::new(judgement));
         let (unread, unread_view) = watch::channel(Unread::default());
         let (registrations, registrations_view) = watch::channel(BTreeMap::new());
         let (kubelet, kubelet_view) = watch::channel(None);
@@ -197,6 +195,7 @@ impl App {
             kept: Arc::new(kept),
             grants: Arc::new(grants),
             due: Arc::new(due),
+            forget: Some(actors.health.mailbox()),
             names: Arc::new(remembered),
             inventory: inventory_view.clone(),
             device_plugins: settings.device_plugins(),
@@ -240,6 +239,7 @@ impl App {
             unread: Arc::new(unread),
             remember: actors.ledger.mailbox(),
             discovered: actors.health.mailbox(),
+            found: actors.ledger.mailbox(),
         };
         discovery.start(discovery_arbiter.handle(), supervision.clone(), move |life| DiscoveryActor::new(config.clone(), life));
 

@@ -1,7 +1,7 @@
 //! What is wrong with a daemon, in words, and what to do about it: for `status` and for the page.
 
 use super::{DeviceReport, HookReport, ResourceReport, Status};
-use crate::domain::{HookState, Kept, OwedHook, Reason, times};
+use crate::domain::{Because, HookState, Kept, OwedHook, Reason, Unreadable, times};
 use crate::picture::Holder;
 use crate::serving::Unrecorded;
 
@@ -28,7 +28,7 @@ impl Status {
                 "start it: `systemctl status kubelet` says why it ended",
             );
         }
-        let Kept { journal, database, not_durable } = self.ledger;
+        let Kept { journal, database, not_durable, unreadable } = self.ledger;
         if !journal {
             let what = match &self.not_recorded {
                 _ if !self.ledger_refuses => format!("the ledger cannot be written; {not_durable} answers of meanwhile are in memory only"),
@@ -38,6 +38,9 @@ impl Status {
                 }
             };
             add(what, "make room on its disk, or make that writable; it goes on by itself, and the log has the disk's error");
+        } else if let Some(unreadable) = unreadable {
+            let (what, todo) = of_history(unreadable);
+            add(what, todo);
         } else if !database {
             add(
                 "the ledger's second copy is not kept at present".into(),
@@ -117,6 +120,25 @@ impl Status {
         remarks.extend(self.signals_off.iter().map(|(source, why)| format!("the signal {source} is off: {why}")));
         remarks.extend(self.recovery.iter().map(|recovery| format!("the ledger was damaged when the daemon started: {recovery}")));
         remarks
+    }
+}
+
+/// Why the history cannot be read, and what to do about it.
+fn of_history(Unreadable { since, because }: Unreadable) -> (String, &'static str) {
+    let since = since.to_seconds();
+    match because {
+        Because::Slow => (
+            format!("the history cannot be read yet: its database has been opening since {since}"),
+            "nothing is lost, and it goes on by itself; look at how busy the ledger's disk is: `iostat -x`",
+        ),
+        Because::Refused => (
+            format!("the history cannot be read: its database could not be opened since {since}"),
+            "nothing is lost, and it is tried again by itself; the log has the system's error: `journalctl -u holdfast`",
+        ),
+        Because::Failed => (
+            format!("the history cannot be read: its database was closed after an error at {since}"),
+            "it is opened again by itself; look for errors of the disk in the log: `journalctl -u holdfast`",
+        ),
     }
 }
 

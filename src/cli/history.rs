@@ -221,7 +221,8 @@ fn nothing(options: &Options, time: Time) -> String {
 
 /// What somebody must know who believes the answer.
 fn remarks(time: Time, forgotten_until: Option<Timestamp>, problem: Option<&str>, grants: &[Grant]) -> Vec<String> {
-    let mut remarks: Vec<String> = problem.iter().map(|problem| format!("what was given back is missing here: {problem}")).collect();
+    let mut remarks: Vec<String> =
+        problem.iter().map(|problem| format!("some of what was given back is missing here: {problem}")).collect();
     if let (Some(asked), Some(until)) = (time.at().or(time.since()), forgotten_until)
         && asked < until
     {

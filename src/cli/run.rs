@@ -57,6 +57,9 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 
 async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {
     heartbeat::begin();
+    if let Err(error) = host::survive_file_size_limit() {
+        tracing::warn!(%error, "a limit of file sizes would end the daemon");
+    }
     // From the first moment on it ends nothing; one that comes during the start, or a handover, is answered after it.
     let hangups = signal(SignalKind::hangup())?;
     let mut signals = Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };

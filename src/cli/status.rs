@@ -115,7 +115,7 @@ mod tests {
             kubelet: Some(KubeletGeneration { inode: 1, made_ns: 2 }),
             socket_left_behind: false,
             config: ConfigReport::default(),
-            ledger: Kept { journal: true, database: true, not_durable: 0 },
+            ledger: Kept { journal: true, database: true, not_durable: 0, unreadable: None },
             ledger_refuses: true,
             not_recorded: None,
             recovery: None,
@@ -161,7 +161,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
     fn a_ledger_that_cannot_be_written_refuses_pods_or_remembers_them_in_memory() {
         use crate::serving::Unrecorded;
         let told = |refuses, not_recorded| {
-            let ledger = Kept { journal: false, database: true, not_durable: if refuses { 0 } else { 2 } };
+            let ledger = Kept { journal: false, database: true, not_durable: if refuses { 0 } else { 2 }, unreadable: None };
             text(&Status { ledger, ledger_refuses: refuses, not_recorded, ..status() }, Screen::default())
         };
         let refused = Some(Unrecorded { refused: 3, why: "no space left: make room on its file system".into() });
@@ -171,6 +171,23 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             (told(false, None), "✗ the ledger cannot be written; 2 answers of meanwhile are in memory only\n"),
         ] {
             assert!(text.contains(wanted), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_history_that_cannot_be_read_yet_is_said_with_the_time_and_the_reason() {
+        use crate::domain::{Because, Timestamp, Unreadable};
+        for (because, wanted) in [
+            (Because::Slow, "✗ the history cannot be read yet: its database has been opening since 1970-01-01T00:00:07Z\n"),
+            (Because::Refused, "✗ the history cannot be read: its database could not be opened since 1970-01-01T00:00:07Z\n"),
+            (Because::Failed, "✗ the history cannot be read: its database was closed after an error at 1970-01-01T00:00:07Z\n"),
+        ] {
+            let unreadable = Some(Unreadable { since: Timestamp(7_000), because });
+            let ledger = Kept { journal: true, database: false, not_durable: 0, unreadable };
+            let told = text(&Status { ledger, ..status() }, Screen::default());
+            assert!(told.contains(wanted), "{told}");
+            let json = serde_json::to_string(&ledger).unwrap();
+            assert_eq!(serde_json::from_str::<Kept>(&json).unwrap(), ledger);
         }
     }
 

@@ -63,7 +63,7 @@ impl Change {
         let needs_restart = differing([
             ("ledger.durability", before.durability != after.durability),
             ("ledger.history_age", before.retention.age != after.retention.age),
-            ("ledger.history_size", before.retention.grants != after.retention.grants),
+            ("ledger.history_size", (before.retention.grants, before.retention.bytes) != (after.retention.grants, after.retention.bytes)),
             ("telemetry.listen", before.listen != after.listen),
             ("telemetry.token_file", before.token_file != after.token_file),
             ("kubelet.pod_resources_socket", before.pod_resources_socket != after.pod_resources_socket),

@@ -6,7 +6,7 @@ use crate::domain::{
     Reason, Refuse, SriovOptions, WhenNotDurable, XilinxOptions,
 };
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
+use serde::de::{Deserializer, Error, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
@@ -31,10 +31,46 @@ pub(super) struct Ledger {
     pub(super) durability: Option<Durability>,
     /// How long a grant is remembered after it was given back, such as `90d`.
     pub(super) history_age: Option<String>,
-    /// So many of them are remembered at most.
-    pub(super) history_size: Option<u64>,
+    /// So much room they may take, such as `256MiB`; or so many of them.
+    pub(super) history_size: Option<HistorySize>,
     pub(super) refuse: Option<Refuse>,
     pub(super) when_not_durable: Option<WhenNotDurable>,
+}
+
+/// How much is remembered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum HistorySize {
+    Grants(u64),
+    Bytes(String),
+}
+
+/// By hand, as [`Path`] is.
+impl<'de> Deserialize<'de> for HistorySize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct SizeOrCount;
+
+        impl Visitor<'_> for SizeOrCount {
+            type Value = HistorySize;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a size such as \"256MiB\", or a number of grants")
+            }
+
+            fn visit_u64<E: Error>(self, grants: u64) -> Result<HistorySize, E> {
+                Ok(HistorySize::Grants(grants))
+            }
+
+            fn visit_i64<E: Error>(self, grants: i64) -> Result<HistorySize, E> {
+                u64::try_from(grants).map(HistorySize::Grants).map_err(|_| E::invalid_value(Unexpected::Signed(grants), &self))
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<HistorySize, E> {
+                Ok(HistorySize::Bytes(text.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_any(SizeOrCount)
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]

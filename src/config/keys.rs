@@ -10,7 +10,7 @@ pub(super) type Key = (&'static str, &'static str, &'static str);
 pub(super) const KEYS: &[Key] = &[
     ("ledger", "durability", "\"power-loss\""),
     ("ledger", "history_age", "\"90d\""),
-    ("ledger", "history_size", "100000"),
+    ("ledger", "history_size", "\"256MiB\""),
     ("ledger", "refuse", "\"proven\""),
     ("ledger", "when_not_durable", "\"refuse\""),
     ("telemetry", "listen", "\"127.0.0.1:9477\""),

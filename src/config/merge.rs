@@ -342,7 +342,7 @@ mod tests {
         drop_in("30.toml.rpmsave", "nonsense");
         let config = load(Some(&file), &Node::default()).unwrap();
         assert_eq!(config.listen, None);
-        assert_eq!(config.retention, Retention { age: Duration::from_secs(365 * 24 * 3600), grants: 5000 });
+        assert_eq!(config.retention, Retention { age: Duration::from_secs(365 * 24 * 3600), ..Retention::of_grants(5000) });
         assert_eq!(config.resources.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["a.b/c", "a.b/d"]);
         assert_eq!(config.files.len(), 3);
     }
@@ -363,6 +363,32 @@ mod tests {
             load(Some(&file), &Node::default()).unwrap().policy,
             Policy { refuse: Refuse::Never, when_not_durable: WhenNotDurable::Serve }
         );
+    }
+
+    fn names_its_place(text: &str, expected: &str) {
+        let sentence = sentence(text);
+        assert!(sentence.contains(expected), "{sentence}\nshould contain: {expected}");
+        assert_eq!(sentence.lines().count(), 1, "{sentence}");
+        assert!(sentence.contains("`, line ") && sentence.contains(", column "), "{sentence}");
+    }
+
+    #[test]
+    fn a_mistake_of_the_ledger_is_one_sentence_with_its_place() {
+        for (text, expected) in [
+            ("[ledger]\ndurability = \"power-los\"", "unknown value `power-los`; did you mean `power-loss`?"),
+            ("[ledger]\nhistory_age = \"90\"", "`ledger.history_age` is `90`, but must be a time such as `90d`"),
+            ("[ledger]\nhistory_age = \"1h\"", "`ledger.history_age` is `1h`, but must be at least a day"),
+            ("[ledger]\nhistory_size = 10", "`ledger.history_size` is 10, but must be at least 1000"),
+            ("[ledger]\nhistory_size = -10", "a size such as \"256MiB\", or a number of grants"),
+            ("[ledger]\nhistory_size = \"lots\"", "`ledger.history_size` is `lots`, but must be a size such as `256MiB`"),
+            ("[ledger]\nhistory_size = \"99999999999999999GiB\"", "must be a size such as `256MiB`"),
+            ("[ledger]\nhistory_size = \"100KiB\"", "`ledger.history_size` is `100KiB`, but must be at least `4MiB`"),
+            ("[ledger]\nrefuse = \"nevr\"", "unknown value `nevr`; did you mean `never`?"),
+            ("[ledger]\nwhen_not_durabel = \"serve\"", "unknown key `when_not_durabel`; did you mean `when_not_durable`?"),
+            ("[ledger]\nwhen_not_durable = \"server\"", "unknown value `server`; did you mean `serve`?"),
+        ] {
+            names_its_place(text, expected);
+        }
     }
 
     #[test]
@@ -408,13 +434,6 @@ mod tests {
                 resource("paths = [{ host = \"/dev/a/0\", container = \"/dev/x/\" }, { host = \"/dev/b/0\", container = \"/dev/x/\" }]"),
                 "`/dev/a/0` and `/dev/b/0` would both be `/dev/x/0` in the container",
             ),
-            ("[ledger]\ndurability = \"power-los\"".to_owned(), "unknown value `power-los`; did you mean `power-loss`?"),
-            ("[ledger]\nhistory_age = \"90\"".to_owned(), "`ledger.history_age` is `90`, but must be a time such as `90d`"),
-            ("[ledger]\nhistory_age = \"1h\"".to_owned(), "`ledger.history_age` is `1h`, but must be at least a day"),
-            ("[ledger]\nhistory_size = 10".to_owned(), "`ledger.history_size` is 10, but must be at least 1000"),
-            ("[ledger]\nrefuse = \"nevr\"".to_owned(), "unknown value `nevr`; did you mean `never`?"),
-            ("[ledger]\nwhen_not_durabel = \"serve\"".to_owned(), "unknown key `when_not_durabel`; did you mean `when_not_durable`?"),
-            ("[ledger]\nwhen_not_durable = \"server\"".to_owned(), "unknown value `server`; did you mean `serve`?"),
             ("[telemetry]\nlisten = \"9477\"".to_owned(), "`telemetry.listen` is `9477`"),
             ("[telemetry]\ntoken_file = \"token\"".to_owned(), "`telemetry.token_file` must be an absolute path"),
             (
@@ -439,10 +458,7 @@ mod tests {
             ),
             ("a = ".to_owned(), "line 1"),
         ] {
-            let sentence = sentence(&text);
-            assert!(sentence.contains(expected), "{sentence}\nshould contain: {expected}");
-            assert_eq!(sentence.lines().count(), 1, "{sentence}");
-            assert!(sentence.contains("`, line ") && sentence.contains(", column "), "{sentence}");
+            names_its_place(&text, expected);
         }
     }
 

@@ -1,7 +1,7 @@
 //! From what the files say to what the daemon runs on.
 
 use super::contract::contract;
-use super::fragments::{self, Class, Fragment, LinkType};
+use super::fragments::{self, Class, Fragment, HistorySize, LinkType};
 use super::health;
 use super::hooks::hooks;
 use super::sharing::sharing;
@@ -98,11 +98,39 @@ fn retention(ledger: &fragments::Ledger) -> Result<Retention, ConfigError> {
         let age = humantime::parse_duration(text).map_err(|_| problem("a time such as `90d`"))?;
         if age < HISTORY_AGE_MIN { Err(problem("at least a day, `1d`")) } else { Ok(age) }
     };
-    let grants = ledger.history_size.unwrap_or(usual.grants);
-    if grants < HISTORY_SIZE_MIN {
-        return Err(ConfigError::new(format!("`ledger.history_size` is {grants}, but must be at least {HISTORY_SIZE_MIN} grants")));
-    }
-    Ok(Retention { age: ledger.history_age.as_ref().map_or(Ok(usual.age), age)?, grants })
+    let problem = |value: &str, wanted: &str| ConfigError::new(format!("`ledger.history_size` is {value}, but must be {wanted}"));
+    let sized = match &ledger.history_size {
+        None => usual,
+        Some(HistorySize::Grants(grants)) if *grants < HISTORY_SIZE_MIN => {
+            return Err(problem(&grants.to_string(), &format!("at least {HISTORY_SIZE_MIN} grants, or a size such as \"256MiB\"")));
+        }
+        Some(HistorySize::Grants(grants)) => Retention::of_grants(*grants),
+        Some(HistorySize::Bytes(text)) => {
+            let quoted = format!("`{text}`");
+            let bytes = size(text).ok_or_else(|| problem(&quoted, "a size such as `256MiB` (KiB, MiB, GiB), or a number of grants"))?;
+            if bytes < HISTORY_SIZE_MIN * Retention::BYTES_PER_GRANT {
+                return Err(problem(&quoted, "at least `4MiB`"));
+            }
+            Retention::of_bytes(bytes)
+        }
+    };
+    Ok(Retention { age: ledger.history_age.as_ref().map_or(Ok(usual.age), age)?, ..sized })
+}
+
+/// The bytes of `16MiB`, `16Mi` or `16MB`.
+fn size(text: &str) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit.trim_start() {
+        "KiB" | "Ki" => 1024,
+        "MiB" | "Mi" => 1024 * 1024,
+        "GiB" | "Gi" => 1024 * 1024 * 1024,
+        "kB" | "KB" => 1000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor)
 }
 
 fn listen(text: &str) -> Result<Option<SocketAddr>, ConfigError> {

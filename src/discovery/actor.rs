@@ -6,7 +6,7 @@ use crate::domain::{
 };
 use crate::hardware::{self, HeldNode};
 use crate::host::{self, HostRoot, ReadFailure};
-use crate::messages::{Crash, Discovered, Mailbox, Remember, Rescan};
+use crate::messages::{Crash, Discovered, Found, Mailbox, Remember, Rescan};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, AtomicResponse, Context, Handler, WrapFuture};
 use std::any::Any;
@@ -52,6 +52,8 @@ pub struct DiscoveryConfig {
     pub remember: Mailbox<Remember>,
     /// Health.
     pub discovered: Mailbox<Discovered>,
+    /// The ledger again.
+    pub found: Mailbox<Found>,
 }
 
 /// The actor.
@@ -250,20 +252,15 @@ impl Handler<Rescan> for DiscoveryActor {
                 return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
             }
         }
-        let (remember, discovered) = (self.config.remember.clone(), self.config.discovered.clone());
-        AtomicResponse::new(Box::pin(hand_on(evidence, plan, named, remember, discovered).into_actor(self)))
+        let config = self.config.clone();
+        AtomicResponse::new(Box::pin(hand_on(evidence, plan, named, config).into_actor(self)))
     }
 }
 
 /// Makes new names durable, then tells health. A device whose name cannot be recorded is not offered, and the next scan
 /// tries again; the others are not held up by it.
-async fn hand_on(
-    mut evidence: Evidence,
-    plan: Arc<Plan>,
-    named: Vec<(String, DeviceId)>,
-    remember: Mailbox<Remember>,
-    discovered: Mailbox<Discovered>,
-) {
+async fn hand_on(mut evidence: Evidence, plan: Arc<Plan>, named: Vec<(String, DeviceId)>, config: DiscoveryConfig) {
+    let DiscoveryConfig { remember, discovered, found, .. } = config;
     if !named.is_empty() {
         let recorded = match remember.call(Remember(named.clone()), HAND_ON_DEADLINE).await {
             Ok(Ok(())) => Ok(()),
@@ -280,7 +277,9 @@ async fn hand_on(
             }
         }
     }
-    if let Err(error) = discovered.call(Discovered { evidence: Arc::new(evidence), plan }, HAND_ON_DEADLINE).await {
+    let evidence = Arc::new(evidence);
+    found.tell(Found(Arc::clone(&evidence)));
+    if let Err(error) = discovered.call(Discovered { evidence, plan }, HAND_ON_DEADLINE).await {
         tracing::warn!(%error, "what a scan found was not judged");
     }
 }

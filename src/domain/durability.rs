@@ -1,5 +1,6 @@
 //! What an answered Allocate survives.
 
+use super::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// How the ledger is kept at present.
@@ -11,6 +12,30 @@ pub struct Kept {
     pub database: bool,
     /// Entries that were answered and are nowhere but in memory.
     pub not_durable: usize,
+    /// Since when the history cannot be read, if it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unreadable: Option<Unreadable>,
+}
+
+/// A history that cannot be read. Nothing of it is lost by that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unreadable {
+    /// Since when.
+    pub since: Timestamp,
+    /// Why.
+    pub because: Because,
+}
+
+/// Why a history cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Because {
+    /// Its database is slow to open.
+    Slow,
+    /// The system does not let its database be opened.
+    Refused,
+    /// Its database was closed after an error.
+    Failed,
 }
 
 /// When a grant counts as recorded (I1).

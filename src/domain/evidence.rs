@@ -38,6 +38,16 @@ impl Unread {
         self.functions.as_ref().or_else(|| self.of_function.get(&address?)).map(String::as_str)
     }
 
+    /// Whether a device with this key, of whatever resource, may be there although the scan did not find it.
+    #[must_use]
+    pub fn may_hide(&self, key: &str) -> bool {
+        let Some(function) = key.strip_prefix("pci:") else {
+            return !self.resources.is_empty() || key.is_empty() && !self.is_empty();
+        };
+        let address = function.split('/').next().and_then(|address| address.parse().ok());
+        self.functions.is_some() || address.is_some_and(|address| self.of_function.contains_key(&address))
+    }
+
     /// Why what is known of a PCI device may be older than the scan; `None` where it is not.
     #[must_use]
     pub fn why_of(&self, device: &Device) -> Option<&str> {

@@ -294,6 +294,19 @@ pub fn note_list(listed: &mut Listed, resource: &ResourceName, devices: Arc<[Gra
     }
 }
 
+/// Since when devices have been gone that the ledger remembers.
+pub type Gone = BTreeMap<DeviceId, Timestamp>;
+
+/// Takes note of devices that have gone, or (`None`) are there again.
+pub fn note_gone(gone: &mut Gone, devices: &[DeviceId], since: Option<Timestamp>) {
+    for device in devices {
+        match since {
+            Some(since) => drop(gone.insert(device.clone(), since)),
+            None => drop(gone.remove(device)),
+        }
+    }
+}
+
 /// One durable fact. The ledger is the fold of its entries, in order.
 ///
 /// An entry carries the whole grant or a whole state, never a difference: applying one twice changes nothing.
@@ -330,6 +343,19 @@ pub enum Entry {
         device: DeviceId,
         /// Its verdict; `None` when there is nothing to be remembered any more.
         verdict: Option<Box<Verdict>>,
+    },
+    /// Devices are neither found, listed nor held since then; or they are again. What is remembered of a device that has gone is
+    /// forgotten in the end ([`Entry::Forgotten`]).
+    Gone {
+        /// Which.
+        devices: Vec<DeviceId>,
+        /// Since when; `None` when they are there again.
+        since: Option<Timestamp>,
+    },
+    /// Nothing is remembered any more of these devices, which have gone: neither their ids nor what was known of their health.
+    Forgotten {
+        /// Which.
+        devices: Vec<DeviceId>,
     },
     /// How far the hook has come that is owed to a device after its release. It stands in front of the release that owes it,
     /// so a write that was cut off has both or a hook that nobody runs yet.

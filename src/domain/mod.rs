@@ -39,11 +39,11 @@ pub use contract::{
     NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
 };
 pub use device::{Device, DeviceClass, DeviceId, DeviceNode};
-pub use durability::{Durability, Kept};
+pub use durability::{Because, Durability, Kept, Unreadable};
 pub use edits::{ContainerEdits, EditDevice, EditMount, Wire};
 pub use evidence::{Evidence, Unread};
 pub use gather::{Arrange, Gather};
-pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Listed, PodRef, note_list};
+pub use grant::{AllocId, Entry, Gone, Grant, GrantState, GrantedDevice, KubeletGeneration, Listed, PodRef, note_gone, note_list};
 pub use health::{Health, Reason, Weight};
 pub use hook::{Barred, Check, Due, Former, Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook, times};
 pub use inventory::{Inventory, Offered, Offering};

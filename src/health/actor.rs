@@ -6,7 +6,7 @@ use super::report;
 use super::since::new_since;
 use crate::domain::{AtKubeletStart, DeviceId, Due, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, Plan, Source, Verdicts};
 use crate::host;
-use crate::messages::{Broken, Checked, Crash, Discovered, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
+use crate::messages::{Broken, Checked, Crash, Discovered, Forget, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -288,6 +288,16 @@ impl Handler<Happened> for HealthActor {
             tracing::debug!(at = %event.at, what = ?event.kind, "the kernel tells of a device");
             self.publish(context);
         }
+    }
+}
+
+impl Handler<Forget> for HealthActor {
+    type Result = ();
+
+    fn handle(&mut self, Forget(devices): Forget, _: &mut Self::Context) {
+        self.judge.forget(devices);
+        let verdicts = Arc::new(self.judge.verdicts().clone());
+        self.config.judgement.send_modify(|judgement| judgement.verdicts = verdicts);
     }
 }
 

@@ -132,6 +132,27 @@ impl PodCgroups {
         self.is_incomplete
     }
 
+    /// The UIDs of all pods that have a cgroup, looked at once for all; `None` where they cannot be listed.
+    #[must_use]
+    pub fn present(&self) -> Option<BTreeSet<String>> {
+        let mut present = BTreeSet::new();
+        let mut is_seen = false;
+        for root in &self.roots {
+            is_seen |= is_dir(root).ok()?;
+            for folder in classes(root) {
+                let entries = match call(|| fs::read_dir(&folder)) {
+                    Ok(entries) => entries,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    Err(_) => return None,
+                };
+                for entry in entries {
+                    present.extend(call(|| entry).ok()?.file_name().to_str().and_then(uid_of));
+                }
+            }
+        }
+        (is_seen && !self.is_incomplete).then_some(present)
+    }
+
     /// What the cgroups of one pod tell. `Populated` in one hierarchy is enough; gone means gone from all.
     #[must_use]
     pub fn state(&self, uid: &str) -> CgroupState {
@@ -180,6 +201,25 @@ fn candidates(root: &Path, uid: &str) -> Vec<PathBuf> {
     let uid = uid.replace('-', "_");
     let class = |class: &str| root.join(format!("{stem}-{class}.slice")).join(format!("{stem}-{class}-pod{uid}.slice"));
     vec![root.join(format!("{stem}-pod{uid}.slice")), class("burstable"), class("besteffort")]
+}
+
+/// Where the cgroups of pods lie: in the root itself, and below it for each QoS class.
+fn classes(root: &Path) -> [PathBuf; 3] {
+    let name = root.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let class = |class: &str| match name.strip_suffix(".slice") {
+        Some(stem) => root.join(format!("{stem}-{class}.slice")),
+        None => root.join(class),
+    };
+    [root.to_owned(), class("burstable"), class("besteffort")]
+}
+
+/// The pod whose cgroup has this name, as [`candidates`] makes it: `pod<uid>`, or `kubepods-burstable-pod<uid>.slice` with `_` for `-`.
+fn uid_of(folder: &str) -> Option<String> {
+    let uid = match folder.strip_suffix(".slice") {
+        Some(stem) => stem.rsplit('-').next()?.strip_prefix("pod")?.replace('_', "-"),
+        None => folder.strip_prefix("pod")?.to_owned(),
+    };
+    is_uid(&uid).then_some(uid)
 }
 
 /// Whether a process runs in a cgroup or below it.
@@ -271,6 +311,30 @@ mod tests {
         ]);
         assert_eq!(names(tree.0.path()).unwrap(), wanted);
         assert!(names(Path::new("/nonexistent")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_pods_that_have_a_cgroup_are_listed_with_both_drivers_and_on_both_versions() {
+        let others = ["0a", "1b", "2c"];
+        let tree = Tree::v2()
+            .with("sys/fs/cgroup/kubepods.slice/kubepods-pod0a.slice/cgroup.events", "populated 1")
+            .with(&format!("sys/fs/cgroup/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICED}.slice/x"), "")
+            .with("sys/fs/cgroup/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1b.slice/x", "");
+        let present = |tree: &Tree| PodCgroups::find(tree.0.path(), None).present();
+        assert_eq!(present(&tree), Some([UID, "0a", "1b"].map(str::to_owned).into()));
+        let tree = Tree::v1()
+            .with(&format!("sys/fs/cgroup/cpu/kubepods/burstable/pod{UID}/x"), "")
+            .with("sys/fs/cgroup/memory/kubepods/pod2c/x", "")
+            .with("sys/fs/cgroup/memory/kubepods/besteffort/x", "");
+        assert_eq!(present(&tree), Some([UID, "2c"].map(str::to_owned).into()));
+        for uid in others.iter().chain([&UID]) {
+            let cgroups = PodCgroups::find(tree.0.path(), None);
+            assert_eq!(cgroups.present().unwrap().contains(*uid), cgroups.state(uid) != CgroupState::Gone, "{uid}");
+        }
+        assert_eq!(present(&Tree::v1()), None, "where nothing is seen nothing is absent");
+        // A folder of a class that cannot be listed hides pods.
+        let tree = Tree::v2().with("sys/fs/cgroup/kubepods/pod2c/x", "").with("sys/fs/cgroup/kubepods/burstable", "no folder");
+        assert_eq!(present(&tree), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// So many open files are enough: a kubelet's connection takes two of them. Without a bound a hook that closes all that it could have open
 /// would be at it for minutes.
@@ -27,6 +28,31 @@ pub fn open_files() -> Option<u64> {
 fn raised(limit: Rlimit) -> Rlimit {
     let enough = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
     Rlimit { current: limit.current.map(|current| current.max(enough)), ..limit }
+}
+
+/// Whether a thread of this process waits for a disk and cannot be interrupted (state `D` in `/proc/<pid>/task/<tid>/stat`, proc(5)). Where
+/// that cannot be seen none does.
+#[must_use]
+pub fn waits_for_disk() -> bool {
+    // The name of a thread is in brackets and may have any.
+    let is_waiting = |stat: &str| stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D'));
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok()).any(|stat| is_waiting(&stat))
+}
+
+/// How long a file of this process may be (`RLIMIT_FSIZE`, getrlimit(2)); `None` is no limit.
+#[must_use]
+pub fn file_size_limit() -> Option<u64> {
+    getrlimit(Resource::Fsize).current
+}
+
+/// From now on a write beyond that limit fails, and does not end the process. A handler and not `SIG_IGN`, which programs that are
+/// started here would inherit.
+///
+/// # Errors
+/// When no handler can be set; and outside a runtime.
+pub fn survive_file_size_limit() -> io::Result<()> {
+    signal(SignalKind::from_raw(Signal::SIGXFSZ as i32)).map(drop)
 }
 
 /// Asks a process to read its configuration again (SIGHUP).

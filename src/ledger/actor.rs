@@ -5,6 +5,7 @@
 
 use super::config::LedgerConfig;
 use super::core::{Change, HeldBack, Ledger, ReleaseHooks, Watchlist, held_as_other};
+use super::forgetting::Forgetting;
 use super::looks::Looks;
 use super::observe::{KubeletAge, Looker};
 use super::recording::{Answer, Recording, Waiting, Written};
@@ -52,6 +53,7 @@ pub struct LedgerActor {
     published_at: Instant,
     pub(super) upkeep: Upkeep,
     pub(super) looks: Looks,
+    pub(super) forgetting: Forgetting,
     _life: Box<dyn Any + Send>,
 }
 
@@ -79,10 +81,7 @@ impl LedgerActor {
     /// Builds one life of the actor from what the store has.
     pub fn new(config: LedgerConfig, life: impl Any + Send) -> Self {
         let recovered = config.recovered.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let ledger = recovered.unwrap_or_else(|| {
-            let recovered = lock(&config.store).load();
-            Ledger::from_recovered(recovered.grants, recovered.names, recovered.listed, recovered.owed, recovered.verdicts)
-        });
+        let ledger = recovered.unwrap_or_else(|| lock(&config.store).load().into());
         let upkeep = Upkeep::new(&config);
         let (looker, hooks) = (Looker::new(&config), config.release_hooks());
         LedgerActor {
@@ -100,6 +99,7 @@ impl LedgerActor {
             published_at: Instant::now(),
             upkeep,
             looks: Looks::new(),
+            forgetting: Forgetting::default(),
             _life: Box::new(life),
         }
     }
@@ -170,7 +170,7 @@ impl LedgerActor {
             }
         } else {
             let changes: Vec<Change> = entries.iter().map(|entry| self.ledger.evolve(entry)).collect();
-            if changes.contains(&Change::Named) {
+            if changes.iter().any(|change| matches!(change, Change::Named | Change::Forgotten)) {
                 // The scan after the answer must find them.
                 self.publish_names();
             }
@@ -201,7 +201,7 @@ impl LedgerActor {
         if untold.is_empty() {
             return;
         }
-        lock(&self.config.store).follow_up();
+        self.follow_up();
         for (change, entry) in &untold {
             report::tell(change, entry);
         }
@@ -252,6 +252,7 @@ impl Actor for LedgerActor {
 impl StreamHandler<Arc<Inventory>> for LedgerActor {
     fn handle(&mut self, inventory: Arc<Inventory>, context: &mut Self::Context) {
         self.follow_hooks(context);
+        self.forget_later(context);
         let entries = self.ledger.unlisted(&inventory);
         if !entries.is_empty() {
             // The list does not wait for the disk: an id that came and went before this was written is not remembered.

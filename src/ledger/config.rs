@@ -3,7 +3,8 @@
 use super::core::{Ledger, ReleaseHooks};
 use crate::domain::{DeviceId, Due, Gather, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, ResourceSpec};
 use crate::kubelet::pod_resources::PodResources;
-use crate::store::Store;
+use crate::messages::{Forget, Mailbox};
+use crate::store::{Recovered, Store};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -27,6 +28,8 @@ pub struct LedgerConfig {
     pub grants: Arc<watch::Sender<Arc<Vec<Arc<Grant>>>>>,
     /// Where the hooks are published that may run.
     pub due: Arc<watch::Sender<Arc<Due>>>,
+    /// Health, which forgets what the ledger does; nobody where nobody judges.
+    pub forget: Option<Mailbox<Forget>>,
     /// Where the remembered ids are published.
     pub names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
     /// What the kubelet is told.
@@ -59,4 +62,10 @@ impl LedgerConfig {
 pub fn release_hooks<'a>(specs: impl Iterator<Item = &'a Arc<ResourceSpec>>) -> ReleaseHooks {
     let with_hook = specs.filter(|spec| spec.hooks.after_release.is_some());
     with_hook.map(|spec| (spec.name.clone(), spec.sharing)).gather()
+}
+
+impl From<Recovered> for Ledger {
+    fn from(Recovered { grants, names, listed, owed, verdicts, gone, report: _ }: Recovered) -> Self {
+        Ledger::from_recovered(grants, names, listed, owed, verdicts).with_gone(gone)
+    }
 }

@@ -24,6 +24,7 @@
 
 mod agenda;
 mod evidence;
+mod forgetting;
 mod hooks;
 mod passage;
 mod rebuild;
@@ -34,15 +35,16 @@ mod refusal;
 mod tests;
 
 pub use self::agenda::{Agenda, has_dead_holder, is_calm, next_look};
+pub use self::forgetting::{FORGOTTEN_AFTER, forget};
 pub use self::hooks::{HeldBack, ReleaseHooks, ended, owing, undue};
 pub use self::passage::{Passage, View, passage};
 pub use self::rebuild::{rebuild, unheard_of};
 pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist, reconcile};
-pub use self::refusal::{Doubt, Proof, Sight, doubt, held_as_other};
+pub use self::refusal::{Doubt, HOLDERS_MAX, Proof, Sight, doubt, held_as_other};
 
 use crate::domain::{
-    AllocId, Checkpoint, DeviceId, Entry, Gather, Grant, GrantedDevice, HookState, Inventory, Listed, Objects, Owed, ResourceName,
-    Verdicts, note_hook, note_list, note_verdict,
+    AllocId, Checkpoint, DeviceId, Entry, Gather, Gone, Grant, GrantedDevice, HookState, Inventory, Listed, Objects, Owed, ResourceName,
+    Verdicts, note_gone, note_hook, note_list, note_verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -60,6 +62,7 @@ pub struct Ledger {
     listed: Listed,
     verdicts: Verdicts,
     owed: Owed,
+    gone: Gone,
 }
 
 /// What an entry changed.
@@ -79,6 +82,10 @@ pub enum Change {
     Judged,
     /// A hook is owed, has failed or is owed no more.
     Hook,
+    /// Devices have gone, or are there again.
+    Gone,
+    /// Nothing is remembered of devices any more.
+    Forgotten,
     /// Nothing: it was so already, or the grant is not live.
     Nothing,
 }
@@ -156,7 +163,21 @@ impl Ledger {
                 note_hook(&mut self.owed, hook);
                 Change::Hook
             }
+            Entry::Gone { devices, since } => {
+                if devices.iter().all(|device| self.gone.get(device).copied() == *since) {
+                    return Change::Nothing;
+                }
+                note_gone(&mut self.gone, devices, *since);
+                Change::Gone
+            }
+            Entry::Forgotten { devices } => self.forget(devices),
         }
+    }
+
+    /// The same, and since when devices have been gone of which it remembers something.
+    #[must_use]
+    pub fn with_gone(self, gone: Gone) -> Self {
+        Ledger { gone, ..self }
     }
 
     /// The live grants, in the order in which they were made.
@@ -177,7 +198,7 @@ impl Ledger {
     }
 
     /// The live grants that hold an id of a resource, oldest first.
-    pub fn holders(&self, resource: &ResourceName, id: &DeviceId) -> impl Iterator<Item = &Arc<Grant>> {
+    pub fn holders(&self, resource: &ResourceName, id: &DeviceId) -> impl DoubleEndedIterator<Item = &Arc<Grant>> {
         let ids = self.holders.get(resource).and_then(|devices| devices.get(id));
         ids.into_iter().flatten().filter_map(|alloc_id| self.grants.get(alloc_id))
     }

@@ -12,6 +12,7 @@ use crate::hardware;
 use crate::host;
 use crate::kubelet::checkpoint::{self, CheckpointError};
 use crate::messages::Reconcile;
+use crate::store::StoreError;
 use actix::{AsyncContext, Context, Handler, Message};
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -21,25 +22,36 @@ use std::time::Duration;
 
 /// Behind the registrations, and the opening of the query database.
 const AFTER: Duration = Duration::from_secs(1);
+/// How long after a look that could not ask the query database there is another one.
+const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// Answers of ours that the kubelet has kept, and that were never here.
+/// What came of a look.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
-struct Lacking(Vec<KeptGrant>);
+enum Lacking {
+    /// Answers of ours that the kubelet has kept, and that were never here.
+    These(Vec<KeptGrant>),
+    /// What was released cannot be read yet.
+    Unknown,
+}
 
 impl LedgerActor {
     pub(super) fn look_for_lacking(&self, context: &mut Context<Self>) {
-        context.run_later(AFTER, |this, context| {
-            let (config, me) = (this.config.clone(), context.address());
-            actix::spawn(async move {
-                let found = tokio::task::spawn_blocking(move || lacking(&config)).await;
-                match found.unwrap_or_else(|error| Err(error.into())) {
-                    Ok(lacking) if lacking.is_empty() => {}
-                    // The actor may have died meanwhile; its next life looks for itself.
-                    Ok(lacking) => drop(me.send(Lacking(lacking)).await),
-                    Err(error) => tracing::warn!(%error, "whether the ledger lacks what the kubelet's checkpoint has is not known"),
-                }
-            });
+        context.run_later(AFTER, Self::look_for_lacking_now);
+    }
+
+    fn look_for_lacking_now(&mut self, context: &mut Context<Self>) {
+        let (config, me) = (self.config.clone(), context.address());
+        actix::spawn(async move {
+            let found = tokio::task::spawn_blocking(move || lacking(&config)).await;
+            let lacking = match found.unwrap_or_else(|error| Err(error.into())) {
+                Ok(lacking) if lacking.is_empty() => return,
+                Ok(lacking) => Lacking::These(lacking),
+                Err(error) if matches!(error.downcast_ref(), Some(StoreError::Unopened { .. })) => Lacking::Unknown,
+                Err(error) => return tracing::warn!(%error, "whether the ledger lacks what the kubelet's checkpoint has is not known"),
+            };
+            // The actor may have died meanwhile; its next life looks for itself.
+            let _ = me.send(lacking).await;
         });
     }
 }
@@ -71,7 +83,11 @@ fn lacking(config: &LedgerConfig) -> Result<Vec<KeptGrant>, Box<dyn Error + Send
 impl Handler<Lacking> for LedgerActor {
     type Result = ();
 
-    fn handle(&mut self, Lacking(mut lacking): Lacking, context: &mut Self::Context) {
+    fn handle(&mut self, lacking: Lacking, context: &mut Self::Context) {
+        let Lacking::These(mut lacking) = lacking else {
+            context.run_later(AGAIN_AFTER, Self::look_for_lacking_now);
+            return;
+        };
         lacking.retain(|kept| self.ledger.grant(&kept.alloc_id).is_none());
         let grants = rebuild(lacking, &BTreeSet::new(), self.ledger.names(), host::now().wall);
         tracing::warn!(

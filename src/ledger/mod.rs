@@ -1,14 +1,15 @@
 //! The ledger actor: who holds what, durable before it is answered.
 //!
-//! Consumes: `Record` and `Pass` from serving, `TakeOver` from the app, `Remember` from discovery, `Reconcile` from the host watch and its own timer, the
+//! Consumes: `Record` and `Pass` from serving, `TakeOver` from the app, `Remember` and `Found` from discovery, `Reconcile` from the host watch and its own timer, the
 //! inventory (watch), whose ids it remembers for the next process, `HookEnded` from the runner of hooks. Emits: the live
-//! grants, the hooks that are due after a release, and the remembered names (watch). Promises: nothing is answered before the store has it (I1), a grant moves on only by proof (I4), and what the
+//! grants, the hooks that are due after a release, and the remembered names (watch), `Forget` to health. Promises: nothing is answered before the store has it (I1), a grant moves on only by proof (I4), and what the
 //! actor knows is what the store knows: a new life reads it from there.
 //! Runs on an arbiter of its own, since it waits for the disk.
 
 mod actor;
 mod config;
 pub mod core;
+mod forgetting;
 mod hooks;
 mod lacking;
 mod looks;

@@ -82,6 +82,19 @@ impl Looker {
         }
     }
 
+    /// One that sees the host's files below this folder, and no kubelet.
+    #[cfg(test)]
+    pub(super) fn of(host_root: &std::path::Path) -> Self {
+        Looker {
+            device_plugins: host_root.join("kubelet/device-plugins"),
+            host_root: host_root.to_owned(),
+            boot_id: "boot".into(),
+            cgroups: Arc::new(Mutex::new(Arc::new(PodCgroups::find(host_root, None)))),
+            pod_resources: PodResources::new(host_root.join("kubelet/pod-resources.sock")),
+            gate: Arc::default(),
+        }
+    }
+
     /// Whether something of the pod is seen to run. Whether it is gone [`Looker::cgroup`] tells.
     pub(super) fn lives(&self, uid: &str) -> bool {
         self.hierarchies().state(uid) == CgroupState::Populated
@@ -104,6 +117,11 @@ impl Looker {
     /// When that cannot be found out.
     pub(super) fn populated_below(&self, uid: &str) -> io::Result<usize> {
         self.hierarchies().populated_below(uid)
+    }
+
+    /// The pods that have a cgroup now; `None` where they cannot be listed.
+    pub(super) fn present(&self) -> Option<BTreeSet<String>> {
+        self.hierarchies().present()
     }
 
     /// Which of these the kubelet lists (`Get`, which frees nothing): the container that holds the grant, with its devices.

@@ -32,6 +32,8 @@ pub(super) fn tell(change: &Change, entry: &Entry) {
         Entry::Named { key, id } => tracing::debug!(key, %id, "named"),
         Entry::Judged { device, .. } => tracing::debug!(%device, "judged"),
         Entry::Hook(hook) => super::hooks::tell(hook),
+        Entry::Gone { devices, since } => tracing::debug!(devices = devices.len(), ?since, "gone, or there again"),
+        Entry::Forgotten { devices } => tracing::debug!(devices = devices.len(), "forgotten"),
         Entry::Listed { resource, devices } => tracing::debug!(%resource, devices = devices.len(), "listed"),
     }
 }

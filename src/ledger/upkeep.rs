@@ -5,6 +5,7 @@ use super::actor::{LedgerActor, lock};
 use super::config::LedgerConfig;
 use super::report;
 use crate::domain::{Kept, WhenNotDurable};
+use crate::messages::Reconcile;
 use crate::store::StoreError;
 use crate::telemetry::metrics;
 use actix::{AsyncContext, Context, Handler, Message, SpawnHandle};
@@ -55,6 +56,11 @@ impl LedgerActor {
         self.look_after_database(context);
         self.settle_later(context);
         context.run_later(READY_AFTER, |this, _| lock(&this.config.store).follow_up());
+        // By then it is known whether the database is slow to open.
+        context.run_later(MEND_AFTER, |this, context| {
+            let kept = lock(&this.config.store).kept();
+            this.note_kept(kept, None, context);
+        });
     }
 
     /// Takes note of how the store is kept now.
@@ -95,6 +101,18 @@ impl LedgerActor {
         self.look_after_database(context);
     }
 
+    /// Readies the store for what comes, and begins a checkpoint when the journal has become long.
+    pub(super) fn follow_up(&self) {
+        let mut store = lock(&self.config.store);
+        store.follow_up();
+        if store.wants_checkpoint() {
+            if let Err(error) = store.begin_checkpoint() {
+                tracing::warn!(%error, "the query database lags behind the journal");
+            }
+            store.follow_up();
+        }
+    }
+
     /// A checkpoint in a while; and another look after it, since nobody waits for its end.
     fn look_after_database(&mut self, context: &mut Context<Self>) {
         if self.upkeep.checkpoint_timer.is_some() {
@@ -103,6 +121,7 @@ impl LedgerActor {
         let wait = if self.upkeep.kept.database { CHECKPOINT_AFTER } else { MEND_AFTER };
         self.upkeep.checkpoint_timer = Some(context.run_later(wait, |this, context| {
             this.upkeep.checkpoint_timer = None;
+            this.record_found(context);
             let behind = std::mem::take(&mut this.upkeep.behind);
             let (begun, kept) = {
                 let mut store = lock(&this.config.store);
@@ -121,6 +140,19 @@ impl LedgerActor {
                 this.look_after_database(context);
             }
         }));
+    }
+
+    /// Records what the journal had lost and a database had that was slow to open.
+    fn record_found(&mut self, context: &mut Context<Self>) {
+        let found = lock(&self.config.store).take_found();
+        if found.is_empty() {
+            return;
+        }
+        tracing::warn!(entries = found.len(), "the journal lacked entries that the query database has; they are back");
+        // A failed write is logged, and the next start finds the same again.
+        drop(self.submit(found, context));
+        // What has become of their pods meanwhile.
+        context.notify(Reconcile);
     }
 
     /// Entries are safe from the process's death already; this is for the power. The next append does not wait for it.

@@ -16,10 +16,11 @@ use serde::{Deserialize, Serialize};
 pub(super) const FRAMING: u32 = 2;
 /// The version of sled's trees.
 pub(super) const TREES: u32 = 1;
-/// The highest version of a record that is known. Version 2 has [`Entry::Listed`], version 3 [`Entry::Hook`] and [`Entry::Judged`].
-pub const VERSION: u32 = 3;
+/// The highest version of a record that is known. Version 2 has [`Entry::Listed`], version 3 [`Entry::Hook`] and [`Entry::Judged`],
+/// version 4 [`Entry::Gone`] and [`Entry::Forgotten`].
+pub const VERSION: u32 = 4;
 /// How a payload begins when this code wrote it.
-const FRONTS: [&[u8]; VERSION as usize] = [br#"{"v":1,"record":"#, br#"{"v":2,"record":"#, br#"{"v":3,"record":"#];
+const FRONTS: [&[u8]; VERSION as usize] = [br#"{"v":1,"record":"#, br#"{"v":2,"record":"#, br#"{"v":3,"record":"#, br#"{"v":4,"record":"#];
 /// Bytes in front of the payload.
 pub(super) const PREFIX_BYTES: usize = 16;
 /// A larger payload is refused by the writer and taken for damage by the reader. A grant of 64 devices has some 20 KiB, a list of
@@ -83,6 +84,7 @@ pub(super) fn encode(entry: &Entry) -> Result<Vec<u8>, serde_json::Error> {
         Entry::Grant(_) | Entry::Moved { .. } | Entry::Named { .. } => 1,
         Entry::Listed { .. } => 2,
         Entry::Hook(_) | Entry::Judged { .. } => 3,
+        Entry::Gone { .. } | Entry::Forgotten { .. } => 4,
     };
     // A grant of one device fits without growing, and it is no more than glibc gives without tidying its heap before (1 KiB). What
     // is kept has the length that it needs.
@@ -237,6 +239,8 @@ mod tests {
         let mut third = samples::hook_in_each_state(1);
         third.extend([samples::judged(1), samples::forgotten(1)]);
         is_golden("records-v3.bin", include_bytes!("golden/records-v3.bin"), &third);
+        let fourth = [samples::gone(&[1, 2]), samples::back(2), samples::forgotten_for_good(&[1])];
+        is_golden("records-v4.bin", include_bytes!("golden/records-v4.bin"), &fourth);
     }
 
     #[test]
@@ -276,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_later_version_is_not_taken_for_damage() {
-        assert_eq!(decode(br#"{"v":4,"record":{"entry":"unheard-of"}}"#), Err(Defect::Newer(4)));
+        assert_eq!(decode(br#"{"v":5,"record":{"entry":"unheard-of"}}"#), Err(Defect::Newer(5)));
         assert_eq!(decode(br#"{"v":1,"record":{"entry":"unheard-of"}}"#), Err(Defect::Damaged));
         assert_eq!(decode(b"{}"), Err(Defect::Damaged));
     }

@@ -7,13 +7,20 @@
 //! journal. Nothing is ever repaired in place: deleting a bad snapshot of sled's can leave an empty database without an
 //! error.
 
+mod anew;
 mod reader;
+mod refusal;
+#[cfg(test)]
+mod testing;
 
 pub(super) use self::reader::Reader;
-use self::reader::{history_key, hook_key, released_id};
+use self::reader::{LOOKS, history_key, hook_key, released_id};
+#[cfg(test)]
+pub(super) use self::refusal::refusal_of;
+pub(super) use self::refusal::{Refusal, guard};
+use self::refusal::{check_files, failure};
 use super::StoreError;
 use super::codec;
-use super::error::wants_room;
 use super::layout::{note, sync_data, sync_directory};
 use super::replay::OwedAt;
 use crate::domain::{AllocId, DeviceId, Grant, HookState, OwedHook, Retention, Timestamp};
@@ -21,8 +28,8 @@ use crate::host::LateTimers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -41,10 +48,16 @@ const LOG_SEGMENT_BYTES: usize = 128 * 1024;
 /// whole history at once; so it forgets a day of it at a time, until somebody sets the clock.
 const CLOCK_STEP_MAX: Duration = Duration::from_secs(24 * 3600);
 
+/// The directory of sled's large pages.
+const BLOBS: &str = "blobs";
+
 const APPLIED: &str = "applied";
 const OPENED: &str = "opened";
 const SCHEMA: &str = "schema";
 const HISTORY_COUNT: &str = "history-count";
+/// The bytes of the history's records, and how many of them these are: an earlier version counts them and not their bytes.
+const HISTORY_BYTES: &str = "history-bytes";
+const HISTORY_BYTES_OF: &str = "history-bytes-of";
 const CLOCK: &str = "clock";
 const FORGOTTEN: &str = "forgotten";
 
@@ -54,13 +67,42 @@ pub(super) struct Shelf {
     dir: PathBuf,
     db: sled::Db,
     live: sled::Tree,
-    history: sled::Tree,
+    past: sled::Tree,
     names: sled::Tree,
     hooks: sled::Tree,
     meta: sled::Tree,
     /// sled's own log, opened once more for the fdatasync that sled does not do.
     log: File,
-    history_count: u64,
+    history: Length,
+    /// Whether these are the bytes of the records; an earlier version has not counted them.
+    is_measured: bool,
+    /// Everything up to this sequence number was there at the last checkpoint.
+    applied: u64,
+    /// What went into the history since.
+    since_checkpoint: BTreeSet<Vec<u8>>,
+    /// One for each reader, and this one: as long as there are any, nobody may take the files away.
+    readers: Arc<()>,
+}
+
+/// How long the history is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Length {
+    /// Its records.
+    pub(super) count: u64,
+    /// Their bytes, keys included.
+    pub(super) bytes: u64,
+}
+
+impl Length {
+    fn add(&mut self, key: &[u8], value: &[u8]) {
+        self.count += 1;
+        self.bytes += (key.len() + value.len()) as u64;
+    }
+
+    fn remove(&mut self, key: &[u8], value: &[u8]) {
+        self.count = self.count.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub((key.len() + value.len()) as u64);
+    }
 }
 
 /// What the database holds, history aside.
@@ -82,39 +124,17 @@ pub(super) struct Image {
     pub(super) newer: Option<u32>,
 }
 
-/// Why the database could not be opened or is not to be used.
-#[derive(Debug)]
-pub(super) enum Refusal {
-    /// Another process has it.
-    InUse,
-    /// A later version wrote it.
-    Newer(u32),
-    /// The file system takes nothing more, and says nothing against the database.
-    NoRoom(io::Error),
-    /// It is damaged, with what could be read.
-    Damaged { why: String, readable: Box<Image> },
-}
-
-impl From<sled::Error> for Refusal {
-    fn from(error: sled::Error) -> Self {
-        match error {
-            sled::Error::Io(error) if wants_room(&error) => Refusal::NoRoom(error),
-            error => Refusal::Damaged { why: error.to_string(), readable: Box::default() },
-        }
-    }
-}
-
 impl Shelf {
     /// Opens or creates the database in `dir`, however long that takes and whether or not it panics.
     pub(super) fn open_here(dir: &Path) -> Result<(Self, Image), Refusal> {
         let fresh = !dir.exists();
+        check_files(dir)?;
         let began = Instant::now();
         let (db, _late_timers) = loop {
             // sled's seven threads wake up every second for nothing to do. They are born here, with the first segment that
             // is read or written, and inherit this thread's leave to be late for timers; work wakes them at once.
             let late_timers = LateTimers::allow(POOL_WAKES_WITHIN);
-            let config = sled::Config::new().path(dir).cache_capacity(CACHE_BYTES).segment_size(LOG_SEGMENT_BYTES);
-            match config.flush_every_ms(None).open() {
+            match options(dir).open() {
                 Ok(db) => break (db, late_timers),
                 // 0.34.7 gives a refused lock no kind of its own.
                 Err(sled::Error::Io(error)) if error.to_string().contains("could not acquire lock") => {
@@ -132,7 +152,7 @@ impl Shelf {
         if fresh {
             let parent = dir.parent().unwrap_or(dir);
             shelf.set_number(SCHEMA, codec::TREES.into()).and_then(|()| shelf.persist())?;
-            sync_directory(dir).and_then(|()| sync_directory(parent)).map_err(|error| reported(&error))?;
+            sync_directory(dir).and_then(|()| sync_directory(parent)).map_err(|error| Refusal::Unable(error.to_string()))?;
         }
         let image = shelf.reader().scan()?;
         if shelf.number(SCHEMA)?.is_none() {
@@ -149,18 +169,19 @@ impl Shelf {
         }
         match shelf.probe() {
             Ok(()) => Ok((shelf, image)),
-            Err(sled::Error::Io(error)) if wants_room(&error) => Err(Refusal::NoRoom(error)),
-            Err(error) => Err(Refusal::Damaged { why: error.to_string(), readable: Box::new(image) }),
+            Err(error) => Err(Refusal::of(&error, image)),
         }
     }
 
     fn with_trees(dir: &Path, db: sled::Db) -> sled::Result<Self> {
         let log = File::open(dir.join("db"))?;
-        let (live, history) = (db.open_tree("live")?, db.open_tree("history")?);
+        let (live, past) = (db.open_tree("live")?, db.open_tree("history")?);
         let (names, hooks, meta) = (db.open_tree("names")?, db.open_tree("hooks")?, db.open_tree("meta")?);
-        let mut shelf = Shelf { dir: dir.to_owned(), db, live, history, names, hooks, meta, log, history_count: 0 };
-        shelf.history_count = shelf.number(HISTORY_COUNT)?.unwrap_or(0);
-        Ok(shelf)
+        let [count, bytes, bytes_of, applied] = [HISTORY_COUNT, HISTORY_BYTES, HISTORY_BYTES_OF, APPLIED].map(|key| number(&meta, key));
+        let history = Length { count: count?.unwrap_or(0), bytes: bytes?.unwrap_or(0) };
+        let (is_measured, applied) = (bytes_of?.unwrap_or(0) == history.count, applied?.unwrap_or(0));
+        let (dir, since_checkpoint, readers) = (dir.to_owned(), BTreeSet::new(), Arc::default());
+        Ok(Shelf { dir, db, live, past, names, hooks, meta, log, history, is_measured, applied, since_checkpoint, readers })
     }
 
     /// Writes something, so that a database which reads and does not write is found out now.
@@ -176,13 +197,18 @@ impl Shelf {
     /// Moves a grant from the live ones into the history. Doing so twice changes nothing.
     pub(super) fn retire(&mut self, grant: &Grant, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
         let key = history_key(grant);
-        let new = self.run(|shelf| {
-            let old = shelf.history.insert(key.as_slice(), codec::stamp(&key, seq, payload))?;
-            shelf.live.remove(grant.alloc_id.as_str())?;
-            Ok(old.is_none())
-        })?;
-        self.history_count += u64::from(new);
-        Ok(())
+        let value = codec::stamp(&key, seq, payload);
+        self.run(|shelf| {
+            let old = shelf.past.insert(key.as_slice(), value.as_slice())?;
+            shelf.history.add(&key, &value);
+            let is_new = shelf.since_checkpoint.insert(key.clone());
+            // What came after the last checkpoint of a process that was killed is there, and not counted.
+            let is_counted = |old: &[u8]| !is_new || codec::unstamp(&key, old).is_ok_and(|record| record.seq <= shelf.applied);
+            if let Some(old) = old.filter(|old| is_counted(old)) {
+                shelf.history.remove(&key, &old);
+            }
+            shelf.live.remove(grant.alloc_id.as_str()).map(drop)
+        })
     }
 
     /// Removes a live grant that the journal says is none.
@@ -195,6 +221,11 @@ impl Shelf {
         self.run(|shelf| shelf.names.insert(key, codec::stamp(key.as_bytes(), seq, id.as_str().as_bytes())).map(drop))
     }
 
+    /// Forgets a device's name.
+    pub(super) fn forget_name(&mut self, key: &str) -> Result<(), StoreError> {
+        self.run(|shelf| shelf.names.remove(key).map(drop))
+    }
+
     /// Remembers how far a hook has come; one that is done goes.
     pub(super) fn hook(&mut self, hook: &OwedHook, seq: u64, payload: &[u8]) -> Result<(), StoreError> {
         let key = hook_key(hook);
@@ -204,33 +235,49 @@ impl Shelf {
         })
     }
 
-    /// Trims the history, then makes everything up to `applied` survive a power cut.
-    pub(super) fn checkpoint(&mut self, applied: u64, now: Timestamp, retention: Retention) -> Result<(), StoreError> {
+    /// Trims the history, beside so many bytes of what is live, then makes everything up to `applied` survive a power cut.
+    pub(super) fn checkpoint(&mut self, applied: u64, now: Timestamp, retention: Retention, live: u64) -> Result<(), StoreError> {
         let step = u64::try_from(CLOCK_STEP_MAX.as_millis()).unwrap_or(u64::MAX);
         let now = self.run(|shelf| Ok(shelf.number(CLOCK)?.map_or(now.0, |last| now.0.min(last + step))))?;
-        let old = self.run(|shelf| shelf.outlived(now, retention))?;
-        self.history_count = self.history_count.saturating_sub(old.len() as u64);
+        if !self.is_measured {
+            self.recount()?;
+        }
+        let (old, left) = self.run(|shelf| shelf.outlived(now, retention, retention.records(live)))?;
         self.run(|shelf| {
-            // Before they go: what is counted is there, whatever a power cut leaves of this.
-            shelf.set_number(HISTORY_COUNT, shelf.history_count)?;
+            // At once, and before they go: what is counted is there, whatever a power cut leaves of this.
+            let mut numbers = Shelf::length(left);
+            numbers.extend([(APPLIED, applied), (CLOCK, now)]);
             if let Some(latest) = old.last() {
-                let known = shelf.number(FORGOTTEN)?.unwrap_or(0);
-                shelf.set_number(FORGOTTEN, released_at(latest).max(known))?;
+                numbers.push((FORGOTTEN, released_at(latest).max(shelf.number(FORGOTTEN)?.unwrap_or(0))));
             }
+            shelf.set_numbers(&numbers)?;
+            (shelf.history, shelf.applied) = (left, applied);
+            shelf.since_checkpoint.clear();
             for key in old {
-                shelf.history.remove(key)?;
+                shelf.past.remove(key)?;
             }
-            shelf.set_number(APPLIED, applied)?;
-            shelf.set_number(CLOCK, now)?;
             shelf.persist()
         })
+    }
+
+    /// Notes that releases up to this one may be forgotten.
+    pub(super) fn forget_until(&mut self, at: Timestamp) -> Result<(), StoreError> {
+        self.run(|shelf| {
+            let known = shelf.number(FORGOTTEN)?.unwrap_or(0);
+            shelf.set_number(FORGOTTEN, at.0.max(known))
+        })
+    }
+
+    /// What is noted of the length of the history.
+    fn length(Length { count, bytes }: Length) -> Vec<(&'static str, u64)> {
+        vec![(HISTORY_COUNT, count), (HISTORY_BYTES, bytes), (HISTORY_BYTES_OF, count)]
     }
 
     fn persist(&self) -> sled::Result<()> {
         note("flush");
         self.db.flush()?;
         // Large pages are files that sled does not sync either. There are none as long as grants are small.
-        let blobs = self.dir.join("blobs");
+        let blobs = self.dir.join(BLOBS);
         for blob in fs::read_dir(&blobs)? {
             match File::open(blob?.path()) {
                 Ok(blob) => blob.sync_data()?,
@@ -243,34 +290,43 @@ impl Shelf {
         Ok(sync_data(&self.log)?)
     }
 
-    /// Keys of released grants that are to be forgotten, the earliest release first.
-    fn outlived(&self, now: u64, retention: Retention) -> sled::Result<Vec<sled::IVec>> {
+    /// Keys of released grants that are to be forgotten, the earliest release first, and how long the history is without them.
+    fn outlived(&self, now: u64, retention: Retention, records: u64) -> sled::Result<(Vec<sled::IVec>, Length)> {
         let oldest = now.saturating_sub(u64::try_from(retention.age.as_millis()).unwrap_or(u64::MAX));
-        let excess = self.history_count.saturating_sub(retention.grants);
-        let mut old = Vec::new();
-        for key in self.history.iter().keys() {
-            let key = key?;
-            if old.len() as u64 >= excess && released_at(&key) >= oldest {
+        let (mut old, mut left) = (Vec::new(), self.history);
+        for pair in &self.past {
+            let (key, value) = pair?;
+            let is_too_long = left.count > retention.grants || left.bytes > records;
+            if !is_too_long && released_at(&key) >= oldest {
                 break;
             }
+            left.remove(&key, &value);
             old.push(key);
         }
-        Ok(old)
+        Ok((old, left))
     }
 
     /// Counts the released grants, and tells how many of those that the last checkpoint had are gone. After a power cut sled
     /// has, once in some thousand times, lost single records of a checkpoint without a word. All of them are read: 100,000 in
     /// half a second.
     pub(super) fn recount(&mut self) -> Result<u64, StoreError> {
-        let counted = self.run(|shelf| shelf.history.iter().keys().try_fold(0, |count, key| key.map(|_| count + 1)))?;
-        Ok(std::mem::replace(&mut self.history_count, counted).saturating_sub(counted))
+        let counted = self.run(|shelf| {
+            let mut counted = Length::default();
+            for pair in &shelf.past {
+                let (key, value) = pair?;
+                counted.add(&key, &value);
+            }
+            Ok(counted)
+        })?;
+        self.is_measured = true;
+        Ok(std::mem::replace(&mut self.history, counted).count.saturating_sub(counted.count))
     }
 
     /// The database for whoever wants to read it.
     pub(super) fn reader(&self) -> Reader {
-        let Shelf { dir, live, history, names, hooks, meta, .. } = self;
-        let (live, history, names, hooks) = (live.clone(), history.clone(), names.clone(), hooks.clone());
-        Reader { dir: dir.clone(), live, history, names, hooks, meta: meta.clone() }
+        let Shelf { dir, live, past, names, hooks, meta, .. } = self;
+        let (live, history, names, hooks) = (live.clone(), past.clone(), names.clone(), hooks.clone());
+        Reader { dir: dir.clone(), live, history, names, hooks, meta: meta.clone(), _open: Arc::clone(&self.readers) }
     }
 
     /// Which of `wanted` are among the released grants, and by which entry. All of them are looked at: by a clock that was
@@ -278,7 +334,7 @@ impl Shelf {
     pub(super) fn released_among(&self, wanted: &BTreeSet<AllocId>) -> Result<BTreeMap<AllocId, u64>, StoreError> {
         let found = guard(|| {
             let mut found = BTreeMap::new();
-            for pair in &self.history {
+            for pair in &self.past {
                 let (key, value) = pair?;
                 if let Some(id) = released_id(&key).filter(|id| wanted.contains(id))
                     && let Ok(record) = codec::unstamp(&key, &value)
@@ -288,11 +344,18 @@ impl Shelf {
             }
             Ok(found)
         });
-        found.map_err(|error| failure(&self.dir, error))
+        found.map_err(|error| failure(&self.dir, &error))
     }
 
     fn number(&self, key: &str) -> sled::Result<Option<u64>> {
         number(&self.meta, key)
+    }
+
+    /// All of them or none.
+    fn set_numbers(&self, numbers: &[(&str, u64)]) -> sled::Result<()> {
+        let mut batch = sled::Batch::default();
+        numbers.iter().for_each(|(key, number)| batch.insert(*key, &number.to_le_bytes()));
+        self.meta.apply_batch(batch)
     }
 
     fn set_number(&self, key: &str, number: u64) -> sled::Result<()> {
@@ -302,42 +365,9 @@ impl Shelf {
     fn run<T>(&mut self, operation: impl FnOnce(&mut Self) -> sled::Result<T>) -> Result<T, StoreError> {
         #[cfg(test)]
         if self.dir.join("unwritable").exists() {
-            return Err(failure(&self.dir, sled::Error::ReportableBug("as after a power cut".into())));
+            return Err(failure(&self.dir, &sled::Error::ReportableBug("as after a power cut".into())));
         }
-        guard(|| operation(self)).map_err(|error| failure(&self.dir, error))
-    }
-
-    /// Writes as a later version of Holdfast would: its trees, or one record.
-    #[cfg(test)]
-    pub(super) fn write_newer_for_test(&self, what: &str) {
-        if what == "trees" {
-            self.set_number(SCHEMA, u64::from(codec::TREES) + 1).unwrap();
-        } else {
-            self.live.insert("later", codec::stamp(b"later", 1_000, br#"{"v":9,"record":{"entry":"unheard-of"}}"#)).unwrap();
-        }
-        self.persist().unwrap();
-    }
-
-    /// Gives a value to another key too, as sled does after some power cuts.
-    #[cfg(test)]
-    pub(super) fn misplace_for_test(&self, alloc_id: &AllocId, key: &str) {
-        let value = self.live.get(alloc_id.as_str()).unwrap().unwrap();
-        self.live.insert(key, value).unwrap();
-    }
-
-    /// Loses a released grant, as sled does after some power cuts.
-    #[cfg(test)]
-    pub(super) fn lose_for_test(&self) {
-        self.history.pop_min().unwrap();
-        self.persist().unwrap();
-    }
-
-    /// Changes a byte of a live grant, as a disk may.
-    #[cfg(test)]
-    pub(super) fn damage_for_test(&self, alloc_id: &AllocId) {
-        let mut value = self.live.get(alloc_id.as_str()).unwrap().unwrap().to_vec();
-        value[20] ^= 1;
-        self.live.insert(alloc_id.as_str(), value).unwrap();
+        guard(|| operation(self)).map_err(|error| failure(&self.dir, &error))
     }
 
     /// Closes the database; sled writes what it has buffered.
@@ -350,6 +380,11 @@ impl Shelf {
     }
 }
 
+/// As every database of ours is opened.
+fn options(dir: &Path) -> sled::Config {
+    sled::Config::new().path(dir).cache_capacity(CACHE_BYTES).segment_size(LOG_SEGMENT_BYTES).flush_every_ms(None)
+}
+
 /// The time with which a key of the history begins.
 fn released_at(key: &[u8]) -> u64 {
     key.get(..8).and_then(|at| at.try_into().ok()).map_or(0, u64::from_be_bytes)
@@ -357,25 +392,4 @@ fn released_at(key: &[u8]) -> u64 {
 
 fn number(meta: &sled::Tree, key: &str) -> sled::Result<Option<u64>> {
     Ok(meta.get(key)?.and_then(|value| value.as_ref().try_into().ok()).map(u64::from_le_bytes))
-}
-
-/// Runs something of sled's; a panic becomes an error.
-pub(super) fn guard<T>(operation: impl FnOnce() -> sled::Result<T>) -> sled::Result<T> {
-    catch_unwind(AssertUnwindSafe(operation)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-        Err(sled::Error::ReportableBug(text.unwrap_or_else(|| "it panicked".into())))
-    })
-}
-
-/// What has failed of the database in `dir`.
-fn failure(dir: &Path, error: sled::Error) -> StoreError {
-    match error {
-        sled::Error::Io(source) if wants_room(&source) => StoreError::io("write", dir)(source),
-        error => StoreError::Database { path: dir.to_owned(), why: error.to_string() },
-    }
-}
-
-fn reported(error: &StoreError) -> sled::Error {
-    sled::Error::ReportableBug(error.to_string())
 }

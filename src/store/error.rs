@@ -1,5 +1,6 @@
 //! What can go wrong with the store, in words for the person who has to act.
 
+use crate::host;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -53,6 +54,14 @@ pub enum StoreError {
         /// The size of its payload.
         bytes: usize,
     },
+    /// The query database is not open, and nothing speaks against it.
+    #[error("query database `{path}` is not open yet: {why}")]
+    Unopened {
+        /// Its directory.
+        path: PathBuf,
+        /// Why it takes so long.
+        why: String,
+    },
     /// The query database failed. The journal is not touched by that.
     #[error("query database `{path}` failed: {why}: it is rebuilt from the journal at the next checkpoint")]
     Database {
@@ -82,8 +91,8 @@ impl StoreError {
 
 /// Whether the file system takes nothing more.
 pub(super) fn wants_room(error: &io::Error) -> bool {
-    use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
-    matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem)
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem | FileTooLarge)
 }
 
 /// What to do about an I/O error, where that is known.
@@ -99,7 +108,12 @@ impl fmt::Display for Advice<'_> {
             io::ErrorKind::ReadOnlyFilesystem => {
                 ": its file system is mounted read-only, as the kernel does after disk errors: make that writable"
             }
+            io::ErrorKind::FileTooLarge => {
+                ": its process may write no longer file: raise that limit (`LimitFSIZE=` of its unit, `ulimit -f`)"
+            }
             io::ErrorKind::NotADirectory => ": a file is in the way of a directory",
+            io::ErrorKind::AlreadyExists => ": something else has that name: move it away (`mv`) and start again",
+            _ if host::NotRegular::is(self.0) => ": move it away (`mv`) and start again; what belongs there is made new",
             _ => "",
         })
     }

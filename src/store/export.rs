@@ -1,11 +1,15 @@
 //! Reading out what was: the history, and everything for `ledger export`.
 
+use super::layout::journal_dir;
 use super::recovery::{LivePayloads, Notes, decode_grant};
+use super::replay::Fold;
 use super::shelver::PendingReader;
-use super::{Store, StoreError};
-use crate::domain::{AllocId, DeviceId, Grant, Listed, Owed, Timestamp, Verdicts};
+use super::{Store, StoreError, journal};
+use crate::domain::{AllocId, Arrange, DeviceId, Grant, Listed, Owed, Timestamp, Verdicts};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 /// One of the things that a ledger tells: its notes first, then every live grant, then what was given back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +35,7 @@ pub enum Told {
 /// An export that has begun: what was live at that moment, and the way to the history.
 #[derive(Debug)]
 pub struct Export {
+    dir: PathBuf,
     notes: Notes,
     live: LivePayloads,
     reader: PendingReader,
@@ -42,17 +47,44 @@ impl Export {
     /// for the number of them.
     ///
     /// # Errors
-    /// When the query database fails. What was live has been told then.
+    /// When the query database fails, or is not open yet. What was live has been told then, and what the journal still has of the rest.
     pub fn read(self, mut take: impl FnMut(Told) -> bool) -> Result<Option<Timestamp>, StoreError> {
-        let Export { notes: Notes { names, listed, owed, verdicts }, live, reader } = self;
+        let Export { dir, notes: Notes { names, listed, owed, verdicts, gone: _ }, live, reader } = self;
         let held = live.values().filter_map(|(_, payload)| decode_grant(payload)).map(|grant| Told::Grant(Box::new(grant)));
         if !std::iter::once(Told::Notes { names, listed, owed, verdicts }).chain(held).all(&mut take) {
             return Ok(None);
         }
-        let reader = reader.wait()?;
-        reader.history(|grant| live.contains_key(&grant.alloc_id) || take(Told::Grant(Box::new(grant))))?;
-        reader.forgotten_until()
+        let mut take = |grant: Grant| live.contains_key(&grant.alloc_id) || take(Told::Grant(Box::new(grant)));
+        match reader.wait() {
+            Ok(reader) => {
+                reader.history(take)?;
+                reader.forgotten_until()
+            }
+            Err(error) => {
+                released_in_journal(&dir, &mut take)?;
+                Err(error)
+            }
+        }
     }
+}
+
+/// What the journal tells of released grants, newest first. Each segment begins with everything that is live: so each tells by itself what
+/// was released in it, and one at a time is in memory.
+fn released_in_journal(state_dir: &Path, take: &mut impl FnMut(Grant) -> bool) -> Result<(), StoreError> {
+    for (first, path) in journal::segments(&journal_dir(state_dir))?.into_iter().rev() {
+        let mut fold = Fold::of(state_dir);
+        match fold.read_segment(first, &path) {
+            // A checkpoint has deleted it: then the database has it.
+            Err(StoreError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => continue,
+            read => read?,
+        }
+        let mut released = fold.take_released();
+        released.arrange_by(|(one, _), (other, _)| other.cmp(one));
+        if !released.into_iter().all(|(_, grant)| take(grant)) {
+            return Ok(());
+        }
+    }
+    Ok(())
 }
 
 /// The way to the history, for whoever looks grants up in it without the store.
@@ -100,6 +132,6 @@ impl Store {
     /// # Errors
     /// When too much waits for the query database.
     pub fn exporter(&self) -> Result<Export, StoreError> {
-        Ok(Export { notes: self.notes.clone(), live: self.live.clone(), reader: self.shelver.reader()? })
+        Ok(Export { dir: self.dir.clone(), notes: self.notes.clone(), live: self.live.clone(), reader: self.shelver.reader()? })
     }
 }

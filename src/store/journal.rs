@@ -13,6 +13,7 @@ use super::codec;
 use super::direct::Direct;
 use super::layout::{note, sync_data, sync_directory};
 use crate::domain::{Arrange, Durability};
+use crate::host;
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileExt as _;
@@ -118,7 +119,8 @@ impl Journal {
         let head_bytes = bytes.len() as u64;
         codec::frame(&mut bytes, first + head.len() as u64, entries.iter().map(Vec::as_slice));
         // One of an earlier attempt is of no use.
-        let file = File::create(&draft).map_err(StoreError::io("create", &draft))?;
+        let file = host::open_regular(&draft, File::options().create(true).truncate(true).write(true));
+        let file = file.map_err(StoreError::io("create", &draft))?;
         note("write");
         let written = file.write_all_at(&bytes, 0).map_err(StoreError::io("write", &draft)).and_then(|()| sync(&file, &draft, true));
         if let Err(error) = written {
@@ -269,6 +271,11 @@ impl Journal {
         self.bytes_appended() > bytes.max(self.head_bytes)
     }
 
+    /// Bytes of the head.
+    pub(super) fn head_bytes(&self) -> u64 {
+        self.head_bytes
+    }
+
     /// Bytes after the head.
     pub(super) fn bytes_appended(&self) -> u64 {
         self.bytes - self.head_bytes
@@ -283,7 +290,7 @@ fn header(records: usize) -> String {
 
 /// Bytes of everything that was appended to the segments in `dir`, their heads included; what is behind is room.
 pub(super) fn bytes_used(dir: &Path) -> Result<u64, StoreError> {
-    let used = |path: &Path| fs::read(path).map(|bytes| used(&bytes) as u64).map_err(StoreError::io("read", path));
+    let used = |path: &Path| host::read_regular(path).map(|bytes| used(&bytes) as u64).map_err(StoreError::io("read", path));
     segments(dir)?.iter().map(|(_, path)| used(path)).sum()
 }
 
@@ -311,17 +318,24 @@ pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
     Ok(found)
 }
 
-/// Deletes all segments before `first` but the newest `keep` of them; the oldest first, so that what a reader beside it
-/// still finds has no gap.
-pub(super) fn delete_before(dir: &Path, first: u64, keep: usize) -> Result<(), StoreError> {
-    let mut old = segments(dir)?;
-    old.retain(|(number, _)| *number < first);
-    old.truncate(old.len().saturating_sub(keep));
-    for (_, path) in &old {
-        note("delete");
-        fs::remove_file(path).map_err(StoreError::io("delete", path))?;
-    }
-    Ok(())
+/// The segments before `first`, oldest first: the number of each, its file and how long that is.
+pub(super) fn sizes_before(dir: &Path, first: u64) -> Result<Vec<(u64, PathBuf, u64)>, StoreError> {
+    let size = |(number, path): (u64, PathBuf)| match path.metadata() {
+        Ok(about) => Ok((number, path, about.len())),
+        Err(error) => Err(StoreError::io("read", &path)(error)),
+    };
+    segments(dir)?.into_iter().filter(|(number, _)| *number < first).map(size).collect()
+}
+
+/// Deletes all segments before `first`; the oldest first, so that what a reader beside it still finds has no gap.
+pub(super) fn delete_before(dir: &Path, first: u64) -> Result<(), StoreError> {
+    segments(dir)?.iter().filter(|(number, _)| *number < first).try_for_each(|(_, path)| delete(path))
+}
+
+/// Deletes one segment.
+pub(super) fn delete(path: &Path) -> Result<(), StoreError> {
+    note("delete");
+    fs::remove_file(path).map_err(StoreError::io("delete", path))
 }
 
 #[cfg(test)]

@@ -42,10 +42,9 @@ fn closed(segment: u64) -> String {
 impl Lock {
     pub(super) fn take(state_dir: &Path) -> Result<Self, StoreError> {
         let path = state_dir.join("lock");
-        let mut options = File::options();
-        let opened = match options.create(true).truncate(false).read(true).write(true).open(&path) {
+        let opened = match host::open_regular(&path, File::options().create(true).truncate(false).read(true).write(true)) {
             // What is there can still be locked and read.
-            Err(error) if wants_room(&error) => File::open(&path).map_err(|_| error),
+            Err(error) if wants_room(&error) => host::open_regular(&path, File::options().read(true)).map_err(|_| error),
             opened => opened,
         };
         let mut file = opened.map_err(StoreError::io("create", &path))?;
@@ -127,7 +126,8 @@ impl Drop for Lock {
 
 /// Up to which entry the last writer confirmed, without being one; 0 where that cannot be read.
 pub(super) fn peek_confirmed(state_dir: &Path) -> u64 {
-    fs::read_to_string(state_dir.join("lock")).ok().and_then(|text| confirmed(&text)).unwrap_or(0)
+    let read = host::read_regular(&state_dir.join("lock")).ok().and_then(|text| String::from_utf8(text).ok());
+    read.and_then(|text| confirmed(&text)).unwrap_or(0)
 }
 
 /// What was moved aside in a state directory.
@@ -152,12 +152,19 @@ fn confirmed(text: &str) -> Option<u64> {
 }
 
 /// sled writes segments of 128 KiB, a few at a time. What is left after that is the journal's.
-const ROOM_MIN: u64 = 1024 * 1024;
+pub(super) const ROOM_MIN: u64 = 1024 * 1024;
 
 /// Whether sled may write to `dir`: after an error for want of room it may never answer again. Where nothing is yet, the
-/// directory above it tells.
+/// directory above it tells. A limit of file sizes is a want of room too, since sled has one file.
 pub(super) fn has_room(dir: &Path) -> bool {
-    host::room(dir.parent().unwrap_or(dir)).min(host::room(dir)) >= ROOM_MIN
+    let log = || fs::metadata(dir.join("db")).map_or(0, |about| about.len());
+    let below_limit = host::file_size_limit().map_or(u64::MAX, |limit| limit.saturating_sub(log()));
+    host::room(dir.parent().unwrap_or(dir)).min(host::room(dir)).min(below_limit) >= ROOM_MIN
+}
+
+/// Where there is none, sled is not begun.
+pub(super) fn require_room(dir: &Path) -> Result<(), StoreError> {
+    if has_room(dir) { Ok(()) } else { Err(StoreError::io("write", dir)(io::ErrorKind::StorageFull.into())) }
 }
 
 /// Renames what is damaged, and says to what.
@@ -194,6 +201,50 @@ pub(super) fn exchange(dir: &Path) -> Result<PathBuf, StoreError> {
     Ok(aside)
 }
 
+/// Where a database is written anew. What is there means nothing.
+pub(super) fn fresh_dir(dir: &Path) -> PathBuf {
+    dir.with_extension("fresh")
+}
+
+/// Where a database is for the moment in which the one that was written anew takes its place.
+fn former_dir(dir: &Path) -> PathBuf {
+    dir.with_extension("former")
+}
+
+/// Puts the database that was written anew in the place of the one in `dir`. Nobody has either open.
+pub(super) fn put_fresh_in_place(dir: &Path) -> Result<(), StoreError> {
+    let (fresh, former) = (fresh_dir(dir), former_dir(dir));
+    remove(&former)?;
+    fs::rename(dir, &former).map_err(StoreError::io("rename", dir))?;
+    if let Err(error) = fs::rename(&fresh, dir) {
+        take_former_back(dir);
+        return Err(StoreError::io("rename", &fresh)(error));
+    }
+    sync_directory(dir.parent().unwrap_or(dir))?;
+    remove(&former)
+}
+
+/// The database of a state directory for somebody who reads beside its writer, or after it has ended in any way.
+pub(super) fn database_to_read(state_dir: &Path) -> PathBuf {
+    let dir = database_dir(state_dir);
+    let former = former_dir(&dir);
+    if !dir.exists() && former.exists() { former } else { dir }
+}
+
+/// What a start does first: a process that ended between the two renames has left the former database beside its place.
+pub(super) fn take_former_back(dir: &Path) {
+    if !dir.exists() && former_dir(dir).exists() {
+        // What is not there is made new, and said to be gone.
+        drop(fs::rename(former_dir(dir), dir));
+    }
+}
+
+/// Removes what a process has left that ended while it wrote the database anew.
+pub(super) fn clear_up(dir: &Path) -> Result<(), StoreError> {
+    remove(&fresh_dir(dir))?;
+    if dir.exists() { remove(&former_dir(dir)) } else { Ok(()) }
+}
+
 fn bytes_below(dir: &Path) -> Result<u64, StoreError> {
     let mut bytes = 0;
     for entry in fs::read_dir(dir).map_err(StoreError::io("read", dir))? {
@@ -213,11 +264,17 @@ pub(super) fn copy_directory(from: &Path, to: &Path) -> Result<(), StoreError> {
         if source.is_dir() {
             copy_directory(&source, &target)?;
         } else {
-            let copied = fs::copy(&source, &target).and_then(|_| File::open(&target)).and_then(|file| file.sync_all());
-            copied.map_err(StoreError::io("copy", &source))?;
+            copy_file(&source, &target).map_err(StoreError::io("copy", &source))?;
         }
     }
     sync_directory(to)
+}
+
+fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
+    let mut source = host::open_regular(from, File::options().read(true))?;
+    let mut target = File::create_new(to)?;
+    io::copy(&mut source, &mut target)?;
+    target.sync_all()
 }
 
 /// Removes a directory, if it is there.

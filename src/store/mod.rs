@@ -16,12 +16,15 @@
 //! or one of the two copies goes through in between; what cannot be found again is counted in [`RecoveryReport`], never
 //! passed over (I1, I9). It does not know what a grant means: it keeps entries and folds them.
 
+#[cfg(test)]
+mod bounds_tests;
 mod codec;
 mod database;
 mod desk;
 mod direct;
 mod error;
 mod export;
+mod follow;
 mod journal;
 mod layout;
 mod open;
@@ -31,12 +34,16 @@ mod recovery;
 mod replay;
 #[cfg(test)]
 mod samples;
+mod shared;
 mod shelver;
+#[cfg(test)]
+mod slow_tests;
 mod take_over;
 #[cfg(test)]
 mod tests;
 mod upkeep;
 mod verify;
+mod work;
 
 pub use codec::VERSION as RECORDS;
 pub use error::StoreError;
@@ -52,7 +59,7 @@ use self::layout::Lock;
 use self::recovery::{LivePayloads, Notes, decode_grant, encode};
 use self::shelver::Shelver;
 use crate::domain::{
-    AllocId, DeviceId, Durability, Entry, Gather, Grant, Kept, Listed, Owed, Verdicts, note_hook, note_list, note_verdict,
+    AllocId, DeviceId, Durability, Entry, Gather, Gone, Grant, Kept, Listed, Owed, Verdicts, note_gone, note_hook, note_list, note_verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -83,6 +90,8 @@ pub struct Recovered {
     pub owed: Owed,
     /// What is remembered of devices' health.
     pub verdicts: Verdicts,
+    /// Since when devices have been gone.
+    pub gone: Gone,
     /// How it was come by.
     pub report: RecoveryReport,
 }
@@ -231,16 +240,34 @@ impl Store {
         self.live.contains_key(id)
     }
 
-    /// Which of these grants it knows, live or released.
+    /// Which of these grants it knows, live or released. While the query database opens, only what is live is known: one that was
+    /// released and is taken for held is released again when its pod is seen to be gone.
     ///
     /// # Errors
     /// When the query database fails: then nobody knows what was released.
     pub fn known_among(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
         let mut known: BTreeSet<AllocId> = ids.iter().filter(|id| self.is_live(id)).cloned().gather();
         if known.len() < ids.len() {
-            known.extend(self.past()?.look_up(ids)?.0);
+            match self.past().and_then(|past| past.look_up(ids)) {
+                Ok((released, _)) => known.extend(released),
+                Err(StoreError::Unopened { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(known)
+    }
+
+    /// What the journal had lost and the query database had, which was opened behind the start: to be appended again. Each is returned
+    /// once, and not when it has become known by another way meanwhile.
+    #[must_use]
+    pub fn take_found(&self) -> Vec<Entry> {
+        let is_unknown = |entry: &Entry| match entry {
+            Entry::Grant(grant) => !self.is_live(&grant.alloc_id),
+            Entry::Named { key, .. } => !self.notes.names.contains_key(key),
+            Entry::Hook(hook) => self.notes.owed.get(&hook.resource).is_none_or(|owed| !owed.contains_key(&hook.device)),
+            _ => false,
+        };
+        self.shelver.take_found().into_iter().filter(is_unknown).collect()
     }
 
     /// Takes over grants that it had lost, and says so in its report.
@@ -260,8 +287,8 @@ impl Store {
         let grants = self.live.values().filter_map(|(_, payload)| decode_grant(payload)).collect();
         let mut report = self.report.clone();
         self.shelver.add_findings(&mut report);
-        let Notes { names, listed, owed, verdicts } = self.notes.clone();
-        Recovered { grants, names, listed, owed, verdicts, report }
+        let Notes { names, listed, owed, verdicts, gone } = self.notes.clone();
+        Recovered { grants, names, listed, owed, verdicts, gone, report }
     }
 
     /// Whether entries can be confirmed, and whether both copies are being kept: (journal, query database).
@@ -274,7 +301,7 @@ impl Store {
     #[must_use]
     pub fn kept(&self) -> Kept {
         let (journal, database) = self.is_sound();
-        Kept { journal, database, not_durable: self.owed.len() }
+        Kept { journal, database, not_durable: self.owed.len(), unreadable: self.shelver.unreadable() }
     }
 
     fn has_failed(&self) -> bool {
@@ -305,6 +332,12 @@ impl Store {
             Entry::Hook(hook) => {
                 note_hook(&mut self.notes.owed, hook);
                 self.shelver.hook(hook, seq, payload);
+            }
+            Entry::Gone { devices, since } => note_gone(&mut self.notes.gone, devices, *since),
+            Entry::Forgotten { devices } => {
+                for key in self.notes.forget(devices) {
+                    self.shelver.forget_name(key);
+                }
             }
         }
     }

@@ -2,11 +2,10 @@
 //!
 //! No lock is taken and nothing is written. The journal's segments alone tell everything that is live.
 
-use super::database::{Image, Refusal, Shelf};
-use super::layout::{copy_directory, database_dir, journal_dir, peek_confirmed};
-use super::opening::Opening;
+use super::database::{Image, Shelf};
+use super::layout::{copy_directory, database_to_read, journal_dir, peek_confirmed};
 use super::replay::Fold;
-use super::{Recovered, RecoveryReport, StoreError, journal, recovery};
+use super::{Recovered, RecoveryReport, StoreError, journal, opening, recovery};
 use crate::domain::{AllocId, Arrange, Gather, Grant, GrantState, Timestamp};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,8 +19,7 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
     let confirmed = peek_confirmed(state_dir);
     let fold = read(state_dir)?;
     let mut report = RecoveryReport::default();
-    let damaged: Vec<_> = fold.damaged.iter().map(|path| format!("journal segment `{}` is damaged", path.display())).collect();
-    report.findings.extend(damaged);
+    report.findings.extend(recovery::journal_findings(&fold));
     if confirmed > fold.last {
         report.findings.push(format!("the journal ends with entry {}, and entries up to {confirmed} were confirmed", fold.last));
     }
@@ -32,6 +30,7 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
         names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).gather(),
         listed: truth.listed,
         verdicts: truth.verdicts,
+        gone: truth.gone,
         report,
     })
 }
@@ -63,7 +62,7 @@ pub fn peek_history(state_dir: &Path) -> Result<History, StoreError> {
     let fold = read(state_dir)?;
     let copied = tempfile::tempdir()
         .map_err(StoreError::io("create", &std::env::temp_dir()))
-        .and_then(|scratch| history_of_copy(&database_dir(state_dir), scratch.path()));
+        .and_then(|scratch| history_of_copy(&database_to_read(state_dir), scratch.path()));
     let ((shelved, forgotten_until), problem) = match copied {
         Ok(read) => (read, None),
         Err(error) => (Default::default(), Some(error)),
@@ -105,11 +104,5 @@ fn history_of_copy(dir: &Path, scratch: &Path) -> Result<(Vec<Grant>, Option<Tim
 pub(super) fn open_copy(dir: &Path, scratch: &Path) -> Result<(Shelf, Image), StoreError> {
     let copy = scratch.join("db");
     copy_directory(dir, &copy)?;
-    let refused = |refusal| match refusal {
-        Refusal::Newer(version) => StoreError::Newer { path: dir.to_owned(), version },
-        Refusal::NoRoom(error) => StoreError::io("copy", dir)(error),
-        Refusal::InUse => StoreError::Database { path: dir.to_owned(), why: "its copy is in use".into() },
-        Refusal::Damaged { why, .. } => StoreError::Database { path: dir.to_owned(), why },
-    };
-    Opening::begin(&copy).wait().map_err(refused)
+    opening::open_copy(&copy, dir)
 }

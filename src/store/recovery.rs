@@ -10,10 +10,11 @@
 
 use super::StoreError;
 use super::codec;
-use super::database::{Image, Shelf};
+use super::database::Image;
+use super::desk::damaged;
 use super::journal::Journal;
 use super::replay::{Fold, OwedAt};
-use crate::domain::{AllocId, DeviceId, Entry, Gather, Grant, GrantState, HookState, Listed, Owed, OwedHook, Verdict, Verdicts, note_hook};
+use crate::domain::{AllocId, DeviceId, Entry, Gather, Gone, Grant, GrantState, Listed, Owed, Timestamp, Verdict, Verdicts, note_hook};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -103,6 +104,8 @@ pub(super) struct Truth {
     pub(super) owed: OwedAt,
     /// What is remembered of devices' health. Only the journal has it.
     pub(super) verdicts: Verdicts,
+    /// Since when devices have been gone. Only the journal has it.
+    pub(super) gone: Gone,
     /// The highest sequence number that either has.
     pub(super) last: u64,
 }
@@ -127,12 +130,14 @@ pub(super) fn merge(
     report.segments = fold.segments.len();
     report.entries = fold.entries;
     report.torn_bytes = fold.torn_bytes;
+    let broken = fold.is_broken();
     let mut truth = Truth {
         last: fold.last.max(image.last),
         names: fold.names,
         listed: fold.listed,
         owed: fold.owed,
         verdicts: fold.verdicts,
+        gone: fold.gone,
         payloads: fold.payloads,
         ..Truth::default()
     };
@@ -140,7 +145,6 @@ pub(super) fn merge(
         if grant.is_live() { &mut truth.live } else { &mut truth.released }.insert(id, (seq, grant));
     }
 
-    let broken = fold.torn_bytes > 0 || !fold.gaps.is_empty() || !fold.damaged.is_empty();
     let mut unreadable = 0;
     for (id, (seq, payload)) in &image.live {
         let known = truth.live.get(id).or_else(|| truth.released.get(id)).map(|(seq, _)| *seq);
@@ -206,12 +210,12 @@ pub(super) fn merge(
 /// Takes in what only the database has, beside grants. `may_be_lost`: whether the journal may lack an entry of that number,
 /// and what came of it.
 fn merge_notes(truth: &mut Truth, image: &Image, may_be_lost: impl Fn(u64) -> bool) {
+    // As with grants: a head has every name and every hook, and a journal that is whole has the end of each.
     for (key, (seq, id)) in &image.names {
-        if truth.names.get(key).is_none_or(|(known, _)| known < seq) {
+        if truth.names.get(key).map_or_else(|| may_be_lost(*seq), |(known, _)| known < seq) {
             truth.names.insert(key.clone(), (*seq, id.clone()));
         }
     }
-    // As with grants: a head names every hook, and a journal that is whole has the end of each.
     for (key, (seq, hook)) in &image.hooks {
         if truth.owed.get(key).map_or_else(|| may_be_lost(*seq), |(known, _)| known < seq) {
             truth.owed.insert(key.clone(), (*seq, hook.clone()));
@@ -234,7 +238,7 @@ fn missing(gaps: &[(u64, u64)], image: &Image, applied: u64) -> u64 {
 
 /// What is wrong with the journal, in words.
 pub(super) fn journal_findings(fold: &Fold) -> Vec<String> {
-    fold.damaged.iter().map(|path| format!("journal segment `{}` is damaged", path.display())).collect()
+    fold.damaged.iter().map(|path| damaged(path)).collect()
 }
 
 /// What is wrong with the database beside a journal whose oldest segment begins at `oldest`, in words.
@@ -273,16 +277,39 @@ pub(super) struct Notes {
     pub(super) listed: Listed,
     pub(super) owed: Owed,
     pub(super) verdicts: Verdicts,
+    pub(super) gone: Gone,
 }
 
 impl Notes {
+    /// Forgets devices. Returns the keys of their names.
+    pub(super) fn forget(&mut self, devices: &[DeviceId]) -> Vec<String> {
+        let devices: BTreeSet<&DeviceId> = devices.iter().gather();
+        let keys: Vec<String> = self.names.iter().filter(|(_, id)| devices.contains(id)).map(|(key, _)| key.clone()).collect();
+        keys.iter().for_each(|key| drop(self.names.remove(key)));
+        for device in devices {
+            self.verdicts.remove(device);
+            self.gone.remove(device);
+        }
+        keys
+    }
+
     pub(super) fn of(truth: &Truth) -> Self {
         let names = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).gather();
-        Notes { names, listed: truth.listed.clone(), owed: truth.owed(), verdicts: truth.verdicts.clone() }
+        Notes { names, listed: truth.listed.clone(), owed: truth.owed(), verdicts: truth.verdicts.clone(), gone: truth.gone.clone() }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.names.len() + self.listed.len() + self.owed.values().map(BTreeMap::len).sum::<usize>() + self.verdicts.len()
+        let owed = self.owed.values().map(BTreeMap::len).sum::<usize>();
+        self.names.len() + self.listed.len() + owed + self.verdicts.len() + self.gone_since().len()
+    }
+
+    /// Those that have been gone since the same moment, together.
+    fn gone_since(&self) -> BTreeMap<Timestamp, Vec<DeviceId>> {
+        let mut gone: BTreeMap<Timestamp, Vec<DeviceId>> = BTreeMap::new();
+        for (device, since) in &self.gone {
+            gone.entry(*since).or_default().push(device.clone());
+        }
+        gone
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
@@ -291,7 +318,8 @@ impl Notes {
         let judged =
             |(device, verdict): (&DeviceId, &Verdict)| Entry::Judged { device: device.clone(), verdict: Some(Box::new(verdict.clone())) };
         let owed = self.owed.values().flat_map(BTreeMap::values).map(|hook| Entry::Hook(Box::new(hook.clone())));
-        names.chain(listed).chain(owed).chain(self.verdicts.iter().map(judged))
+        let gone = self.gone_since().into_iter().map(|(since, devices)| Entry::Gone { devices, since: Some(since) });
+        names.chain(listed).chain(owed).chain(self.verdicts.iter().map(judged)).chain(gone)
     }
 }
 
@@ -312,38 +340,4 @@ pub(super) fn open_segment(dir: &Path, first: u64, live: &LivePayloads, notes: &
     let records = head.len() as u64;
     // An entry has a number only if the head before it is complete, so an empty head still takes none.
     Ok((Journal::create(dir, first, head.into_iter())?, first + records))
-}
-
-/// Gives sled what it lacks. What it has already is not written again.
-pub(super) fn catch_up(shelf: &mut Shelf, image: &Image, truth: &Truth, live: &LivePayloads) -> Result<(), StoreError> {
-    // A grant that was released and is in sled's live tree moves; a stale one that nobody knows any more goes.
-    for (seq, grant) in truth.released.values() {
-        if *seq > image.applied || image.live.contains_key(&grant.alloc_id) {
-            shelf.retire(grant, *seq, &encode(&Entry::Grant(Arc::new(grant.clone())))?)?;
-        }
-    }
-    for id in image.live.keys().filter(|id| !live.contains_key(*id) && !truth.released.contains_key(*id)) {
-        shelf.discard(id)?;
-    }
-    for (id, (seq, payload)) in live {
-        if image.live.get(id).is_none_or(|(_, there)| there != payload) {
-            shelf.put(id, *seq, payload)?;
-        }
-    }
-    for (key, (seq, id)) in &truth.names {
-        if image.names.get(key).is_none_or(|(_, there)| there != id) {
-            shelf.name(key, *seq, id)?;
-        }
-    }
-    for (key, (seq, hook)) in &truth.owed {
-        if image.hooks.get(key).is_none_or(|(_, there)| there != hook) {
-            shelf.hook(hook, *seq, &encode(&Entry::Hook(Box::new(hook.clone())))?)?;
-        }
-    }
-    for (key, (seq, hook)) in &image.hooks {
-        if !truth.owed.contains_key(key) {
-            shelf.hook(&OwedHook { state: HookState::Done, ..hook.clone() }, *seq, &[])?;
-        }
-    }
-    Ok(())
 }

@@ -9,10 +9,11 @@ use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
 use super::layout::{journal_dir, peek_confirmed};
 use super::{OLD_SEGMENTS_MAX, StoreError};
 use crate::domain::{
-    AllocId, DeviceId, Entry, Grant, GrantState, HookState, Listed, OwedHook, ResourceName, Verdicts, note_list, note_verdict,
+    AllocId, DeviceId, Entry, Gather, Gone, Grant, GrantState, HookState, Listed, OwedHook, ResourceName, Verdicts, note_gone, note_list,
+    note_verdict,
 };
+use crate::host;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,6 +37,8 @@ pub(super) struct Fold {
     pub(super) owed: OwedAt,
     /// What is remembered of devices' health.
     pub(super) verdicts: Verdicts,
+    /// Since when devices have been gone.
+    pub(super) gone: Gone,
     /// The latest state of grants whose own entry could not be read.
     pub(super) orphans: BTreeMap<AllocId, (u64, GrantState)>,
     /// First sequence number of the newest complete head; 0 without one.
@@ -103,7 +106,7 @@ impl Fold {
     }
 
     /// Nothing read yet.
-    fn of(state_dir: &Path) -> Self {
+    pub(super) fn of(state_dir: &Path) -> Self {
         Fold { confirmed: peek_confirmed(state_dir), ..Fold::default() }
     }
 
@@ -118,16 +121,27 @@ impl Fold {
     }
 
     fn with_segments(mut self, segments: &[(u64, PathBuf)]) -> Result<Self, StoreError> {
-        self.segments = segments.to_vec();
-        for (first, path) in segments {
-            match fs::read(path) {
-                Ok(bytes) => self.segment(*first, path, &bytes)?,
-                // The disk cannot read its own sectors: that is damage, and the other copy is asked.
-                Err(error) if error.raw_os_error() == Some(EIO) => self.damaged.push(path.clone()),
-                Err(error) => return Err(StoreError::io("read", path)(error)),
-            }
-        }
+        segments.iter().try_for_each(|(first, path)| self.read_segment(*first, path))?;
         Ok(self)
+    }
+
+    /// Reads the next segment.
+    pub(super) fn read_segment(&mut self, first: u64, path: &Path) -> Result<(), StoreError> {
+        self.segments.push((first, path.to_owned()));
+        match host::read_regular(path) {
+            Ok(bytes) => self.segment(first, path, &bytes),
+            // The disk cannot read its own sectors: that is damage, and the other copy is asked.
+            Err(error) if error.raw_os_error() == Some(EIO) => {
+                self.damaged.push(path.to_owned());
+                Ok(())
+            }
+            Err(error) => Err(StoreError::io("read", path)(error)),
+        }
+    }
+
+    /// Whether an entry may be missing.
+    pub(super) fn is_broken(&self) -> bool {
+        self.torn_bytes > 0 || !self.gaps.is_empty() || !self.damaged.is_empty()
     }
 
     /// Whether it has everything that is live, without doubt: all of it was readable, from a complete head on.
@@ -179,8 +193,9 @@ impl Fold {
                 self.gaps.truncate(0);
                 self.orphans.clear();
                 self.grants.retain(|id, (_, grant)| !grant.is_live() || held.contains(id));
-                // What was done may have been said in a part that is lost.
+                // What was done, or forgotten, may have been said in a part that is lost.
                 self.owed.retain(|_, (seq, _)| *seq >= first);
+                self.names.retain(|_, (seq, _)| *seq >= first);
                 self.complete_from = first;
             }
             if at >= bytes.len() {
@@ -293,6 +308,8 @@ impl Fold {
             }
             Entry::Listed { resource, devices } => note_list(&mut self.listed, &resource, devices),
             Entry::Judged { device, verdict } => note_verdict(&mut self.verdicts, &device, verdict.map(|verdict| *verdict)),
+            Entry::Gone { devices, since } => note_gone(&mut self.gone, &devices, since),
+            Entry::Forgotten { devices } => self.forget(&devices),
             Entry::Hook(hook) => {
                 let key = (hook.resource.clone(), hook.device.clone());
                 if hook.state == HookState::Done {
@@ -302,6 +319,15 @@ impl Fold {
                 }
             }
         }
+    }
+}
+
+impl Fold {
+    fn forget(&mut self, devices: &[DeviceId]) {
+        let devices: BTreeSet<&DeviceId> = devices.iter().gather();
+        self.names.retain(|_, (_, id)| !devices.contains(id));
+        self.verdicts.retain(|id, _| !devices.contains(id));
+        self.gone.retain(|id, _| !devices.contains(id));
     }
 }
 

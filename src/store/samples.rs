@@ -107,6 +107,24 @@ pub(super) fn forgotten(n: u64) -> Entry {
     Entry::Judged { device: DeviceId::new(format!("GPU-{n}")), verdict: None }
 }
 
+/// Of version 4.
+pub(super) fn gone(of: &[u64]) -> Entry {
+    Entry::Gone { devices: ids(of), since: Some(Timestamp(1_700_000_005_000)) }
+}
+
+/// It is there again.
+pub(super) fn back(n: u64) -> Entry {
+    Entry::Gone { devices: ids(&[n]), since: None }
+}
+
+pub(super) fn forgotten_for_good(of: &[u64]) -> Entry {
+    Entry::Forgotten { devices: ids(of) }
+}
+
+fn ids(of: &[u64]) -> Vec<DeviceId> {
+    of.iter().map(|n| DeviceId::new(format!("GPU-{n}"))).collect()
+}
+
 /// How far the hook has come that the `n`-th grant's device is owed.
 pub(super) fn hook(n: u64, state: HookState) -> Entry {
     let device = &grant(n).devices[0];

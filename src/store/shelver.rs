@@ -13,29 +13,28 @@
 use super::database::Reader;
 #[cfg(test)]
 use super::database::Shelf;
-use super::desk::{Database, Desk, Order, Shared, Work};
+use super::desk::Desk;
 use super::layout::{database_dir, with_my_steps};
-use super::recovery::{LivePayloads, Truth};
+use super::shared::Shared;
+use super::work::{Database, Order, Work};
 use super::{RecoveryReport, StoreError};
-use crate::domain::{AllocId, DeviceId, Grant, OwedHook, Retention};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, OwedHook, Retention, Unreadable};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Entries that may wait for sled: 3 MB of grants. More than that and it catches up from the journal.
 const QUEUE_MAX: usize = 4096;
 /// Entries that wait for somebody to say that it is time to tell them.
 const UNTOLD_MAX: usize = 256;
-/// How long after a start in the same boot the database is opened, unless it is wanted before: sled's opening would take a
-/// core from the registrations.
-const OPENS_AFTER: Duration = Duration::from_millis(300);
 /// How long somebody waits for the thread.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long the thread may be at one thing: longer than sled may take to open.
+/// How long the thread may be at one thing, while nothing of it waits for the disk. Opening is none: it is left to take as long as it
+/// does.
 const STUCK_AFTER: Duration = Duration::from_secs(20);
 /// The same at the end of the process, which a service manager does not wait for long. A checkpoint takes milliseconds.
 const PATIENCE_AT_THE_END: Duration = Duration::from_secs(3);
@@ -96,27 +95,16 @@ impl PendingCheckpoint {
 }
 
 impl Thread {
-    /// Starts one, which first has `begin` done; that may return what it was told meanwhile.
-    fn start(
-        state_dir: &Path,
-        retention: Retention,
-        begin: impl FnOnce(&mut Desk, &Receiver<Work>) -> Vec<Work> + Send + 'static,
-    ) -> Result<Self, StoreError> {
+    /// Starts one, which takes the database over.
+    fn start(state_dir: &Path, retention: Retention, database: Database) -> Result<Self, StoreError> {
         let (queue, work) = sync_channel(QUEUE_MAX);
         let (alive, ended) = sync_channel(0);
         let shared = Arc::new(Shared::default());
-        let (mut desk, busy) = (Desk::new(state_dir, retention, Arc::clone(&shared)), Arc::clone(&shared));
+        let mut desk = Desk::new(state_dir, retention, Arc::clone(&shared));
         let run = with_my_steps(move || {
             let _alive: SyncSender<()> = alive;
             crate::host::step_back();
-            let told = begin(&mut desk, &work);
-            for work in told.into_iter().chain(work) {
-                busy.while_at_it(|| desk.perform(work));
-                if busy.is_left() {
-                    return desk.leave();
-                }
-            }
-            busy.while_at_it(|| desk.close());
+            desk.serve(database, &work);
         });
         let error = StoreError::io("start a thread for", state_dir);
         let handle = thread::Builder::new().name("shelver".into()).spawn(run).map_err(error)?;
@@ -139,21 +127,9 @@ impl Thread {
 }
 
 impl Shelver {
-    /// Starts the thread, which first gives the database what it lacks. `first` is the number of the journal's new segment,
-    /// `truth` what was released before it and what is named, `live` what its head tells.
-    pub(super) fn start(
-        state_dir: &Path,
-        retention: Retention,
-        database: Database,
-        first: u64,
-        truth: Truth,
-        live: LivePayloads,
-    ) -> Result<Self, StoreError> {
-        let thread = Thread::start(state_dir, retention, move |desk, work| {
-            let told = if matches!(database, Database::Later { .. }) { listen(work) } else { Vec::new() };
-            desk.shared().while_at_it(|| desk.begin(database, first, truth, &live));
-            told
-        })?;
+    /// Starts the thread, which first gives the database what it lacks.
+    pub(super) fn start(state_dir: &Path, retention: Retention, database: Database) -> Result<Self, StoreError> {
+        let thread = Thread::start(state_dir, retention, database)?;
         let state_dir = state_dir.to_owned();
         let (dir, untold) = (database_dir(&state_dir), RefCell::default());
         Ok(Shelver { state_dir, retention, dir, thread, untold, is_told: true, patience: STUCK_AFTER, left: 0 })
@@ -172,10 +148,7 @@ impl Shelver {
         let last = if self.left == LEFT_MAX { "; the next one will be left for good" } else { "" };
         tracing::error!("the query database does not answer any more and is left to itself{last}; the journal has everything");
         self.thread.shared.leave();
-        let fresh = Thread::start(&self.state_dir, self.retention, |desk, _| {
-            desk.shared().while_at_it(|| desk.restore());
-            Vec::new()
-        })?;
+        let fresh = Thread::start(&self.state_dir, self.retention, Database::Stuck)?;
         fresh.shared.inherit(&self.thread.shared);
         self.thread = fresh;
         Ok(())
@@ -191,6 +164,10 @@ impl Shelver {
 
     pub(super) fn name(&self, key: &str, seq: u64, id: &DeviceId) {
         self.tell(Work::Name { key: key.to_owned(), seq, id: id.clone() });
+    }
+
+    pub(super) fn forget_name(&self, key: String) {
+        self.tell(Work::ForgetName { key });
     }
 
     pub(super) fn hook(&self, hook: &OwedHook, seq: u64, payload: Vec<u8>) {
@@ -222,6 +199,11 @@ impl Shelver {
                 tracing::info!("the query database cannot follow the journal; it catches up with the next checkpoint");
             }
         }
+    }
+
+    /// The store is about to be closed: what can wait for the next one is left to it.
+    pub(super) fn hurry(&self) {
+        self.thread.shared.hurry();
     }
 
     /// Asks for something that comes behind everything so far.
@@ -260,11 +242,25 @@ impl Shelver {
         !closed.load(Ordering::Acquire) && !behind.load(Ordering::Acquire) && !self.thread.shared.is_stuck(self.patience)
     }
 
+    /// Since when the history cannot be read, and why.
+    pub(super) fn unreadable(&self) -> Option<Unreadable> {
+        self.thread.shared.unreadable()
+    }
+
     /// Adds to the report what was found since.
     pub(super) fn add_findings(&self, report: &mut RecoveryReport) {
-        let late = self.thread.shared.late.lock().unwrap_or_else(PoisonError::into_inner);
-        report.findings.extend(late.0.iter().cloned());
-        report.quarantined.extend(late.1.iter().cloned());
+        let late = self.thread.shared.late();
+        report.findings.extend(late.findings.iter().cloned());
+        report.quarantined.extend(late.quarantined.iter().cloned());
+        report.from_database += late.from_database;
+    }
+
+    /// What the database has and the journal had lost, once.
+    pub(super) fn take_found(&self) -> Vec<Entry> {
+        let mut late = self.thread.shared.late();
+        let found = std::mem::take(&mut late.found);
+        late.from_database += found.iter().filter(|entry| matches!(entry, Entry::Grant(_))).count();
+        found
     }
 
     /// Has something done to the database behind the store's back, once it has everything that it was told.
@@ -298,6 +294,7 @@ impl Shelver {
 
 impl Drop for Shelver {
     fn drop(&mut self) {
+        self.hurry();
         self.tell_all();
         if !self.thread.end(PATIENCE_AT_THE_END) {
             tracing::error!(
@@ -311,27 +308,12 @@ impl Drop for Shelver {
 #[derive(Debug)]
 pub(super) struct PendingReader {
     dir: PathBuf,
-    answer: Receiver<Option<Reader>>,
+    answer: Receiver<Result<Reader, StoreError>>,
 }
 
 impl PendingReader {
     pub(super) fn wait(&self) -> Result<Reader, StoreError> {
-        let error = |why: &str| StoreError::Database { path: self.dir.clone(), why: why.into() };
-        let reader = self.answer.recv_timeout(PATIENCE).map_err(|_| error("it does not answer"))?;
-        reader.ok_or_else(|| error("it is closed after an error"))
+        let silent = |_| StoreError::Unopened { path: self.dir.clone(), why: "it does not answer".into() };
+        self.answer.recv_timeout(PATIENCE).map_err(silent)?
     }
-}
-
-/// What the thread is told while the database may stay closed.
-fn listen(work: &Receiver<Work>) -> Vec<Work> {
-    let until = Instant::now() + OPENS_AFTER;
-    let mut told = Vec::new();
-    while let Ok(work) = work.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        let can_wait = matches!(work, Work::Put { .. } | Work::Retire { .. } | Work::Name { .. } | Work::Hook { .. });
-        told.push(work);
-        if !can_wait || told.len() == QUEUE_MAX {
-            break;
-        }
-    }
-    told
 }

@@ -528,7 +528,7 @@ fn history_is_told_newest_first_however_its_times_are_spread() {
     let times: Vec<u64> = crowd.chain(hurry).chain(lonely).chain(wrong).collect();
 
     let dir = tempfile::tempdir().unwrap();
-    let retention = Retention { age: Duration::MAX, grants: u64::MAX };
+    let retention = Retention { age: Duration::MAX, ..Retention::of_bytes(u64::MAX) };
     let (mut store, _) = Store::open_keeping(dir.path(), Durability::ProcessCrash, None, retention).unwrap();
     assert!(store.history(9, |_| true).unwrap().is_empty());
     let entries = times.iter().zip(1..).flat_map(|(at, n)| [made(n), released_at(n, *at)]);
@@ -546,7 +546,7 @@ fn history_is_told_newest_first_however_its_times_are_spread() {
 fn whatever_is_kept_of_the_history_live_grants_are_never_touched() {
     let dir = tempfile::tempdir().unwrap();
     let keep = |age, grants| {
-        let retention = Retention { age: Duration::from_secs(age), grants };
+        let retention = Retention { age: Duration::from_secs(age), grants, bytes: u64::MAX };
         Store::open_keeping(dir.path(), Durability::PowerLoss, Some("this boot"), retention).unwrap()
     };
     let (mut store, _) = keep(3600, 2);
@@ -748,8 +748,12 @@ fn segments_are_kept_as_long_as_the_database_cannot_take_them_over() {
     store.checkpoint().unwrap();
     assert_eq!((store.is_sound(), segments(dir.path()).len()), ((true, false), 2));
     other.close();
+    // It is tried again after a while, whoever wants it.
+    while store.is_sound() != (true, true) {
+        store.checkpoint().unwrap();
+    }
     store.checkpoint().unwrap();
-    assert_eq!((store.is_sound(), segments(dir.path()).len()), ((true, true), 1));
+    assert_eq!(segments(dir.path()).len(), 1);
     assert_eq!(store.history(9, |_| true).unwrap().len(), 1);
 }
 
@@ -1001,9 +1005,9 @@ fn a_clock_that_goes_wrong_by_a_year_forgets_no_history_and_brings_nothing_back(
     store.append(&[made(1), made(2), made(3), made(4), released_at(1, now)]).unwrap();
     store.checkpoint().unwrap();
     store.append(&[released_at(2, now + year)]).unwrap();
-    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now + year), Retention::default()).unwrap());
+    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now + year), Retention::default(), 0).unwrap());
     store.append(&[released_at(3, now - year)]).unwrap();
-    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now - year), Retention::default()).unwrap());
+    store.shelver.meddle(move |shelf| shelf.as_mut().unwrap().checkpoint(1, Timestamp(now - year), Retention::default(), 0).unwrap());
     let told: Vec<_> = store.history(9, |_| true).unwrap().iter().map(|grant| grant.devices[0].id.to_string()).collect();
     assert_eq!(told, ["GPU-2", "GPU-1", "GPU-3"], "by the clock of their release");
     store.append(&[released(4)]).unwrap();
@@ -1137,13 +1141,16 @@ fn the_first_append_makes_the_new_segment_durable_its_name_too() {
 
 /// Some step of a ledger's life, over few grants so that steps meet.
 fn step() -> impl Strategy<Value = Vec<Entry>> {
-    let entry = (0..9_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
+    let entry = (0..12_u8, 1..6_u64).prop_map(|(kind, n)| match kind {
         0 => made(n),
         1 => bound(n),
         2 => suspect(n),
         3 => released(n),
         4 => listed(&(1..n).collect::<Vec<_>>()),
         kind @ 5..=7 => hook_in_each_state(n).swap_remove(usize::from(kind - 5)),
+        8 => samples::gone(&[n, n + 1]),
+        9 => samples::back(n),
+        10 => samples::forgotten_for_good(&[n]),
         _ => named(n),
     });
     prop::collection::vec(entry, 1..4)
@@ -1157,7 +1164,7 @@ fn as_a_ledger_writes(steps: Vec<Vec<Entry>>) -> Vec<Vec<Entry>> {
         Entry::Grant(grant) => made.insert(grant.alloc_id.clone()),
         Entry::Moved { alloc_id, state: GrantState::Released { .. } } => made.contains(alloc_id) && gone.insert(alloc_id.clone()),
         Entry::Moved { alloc_id, .. } => made.contains(alloc_id) && !gone.contains(alloc_id),
-        Entry::Named { .. } | Entry::Listed { .. } | Entry::Hook(_) | Entry::Judged { .. } => true,
+        _ => true,
     };
     steps.into_iter().map(|step| step.into_iter().filter(&mut written).collect()).collect()
 }
@@ -1176,7 +1183,7 @@ fn model(entries: &[Entry]) -> BTreeMap<AllocId, Grant> {
                     }
                 }
             }
-            Entry::Named { .. } | Entry::Listed { .. } | Entry::Hook(_) | Entry::Judged { .. } => {}
+            _ => {}
         }
     }
     live
@@ -1192,6 +1199,24 @@ fn model_of_lists(entries: &[Entry]) -> Listed {
     }
     lists.retain(|_, devices| !devices.is_empty());
     lists
+}
+
+/// The names of devices, and since when they have been gone.
+fn model_of_devices(entries: &[Entry]) -> (BTreeMap<String, DeviceId>, Gone) {
+    let (mut names, mut gone) = (BTreeMap::new(), Gone::new());
+    for entry in entries {
+        match entry {
+            Entry::Named { key, id } => drop(names.insert(key.clone(), id.clone())),
+            Entry::Gone { devices, since: Some(since) } => gone.extend(devices.iter().map(|device| (device.clone(), *since))),
+            Entry::Gone { devices, since: None } => gone.retain(|device, _| !devices.contains(device)),
+            Entry::Forgotten { devices } => {
+                names.retain(|_, id| !devices.contains(id));
+                gone.retain(|device, _| !devices.contains(device));
+            }
+            _ => {}
+        }
+    }
+    (names, gone)
 }
 
 /// What is owed to devices.
@@ -1268,6 +1293,7 @@ proptest! {
             let (mut store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
             prop_assert_eq!(&recovered.listed, &model_of_lists(&all));
             prop_assert_eq!(&recovered.owed, &model_of_hooks(&all));
+            prop_assert_eq!((recovered.names.clone(), recovered.gone.clone()), model_of_devices(&all));
             prop_assert_eq!(as_map(recovered), model(&all));
             store.shelver.meddle(|_| {});
             let database = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
 //! What keeps the open store in order: syncs behind the answers, checkpoints, new segments, and the end.
 
-use super::desk::Order;
 use super::journal::{self, PendingSync};
 use super::layout::journal_dir;
 use super::recovery::open_segment;
 use super::shelver::PendingCheckpoint;
+use super::work::Order;
 use super::{SEGMENT_BYTES, Store, StoreError};
 
 impl Store {
@@ -31,6 +31,12 @@ impl Store {
         result
     }
 
+    /// Whether so much was appended that a checkpoint should not wait for its time: the journal stays short, however many grants come.
+    #[must_use]
+    pub fn wants_checkpoint(&self) -> bool {
+        !self.has_failed() && self.journal.has_outgrown(SEGMENT_BYTES)
+    }
+
     /// Has sled's copy made durable, journal segments deleted that nobody needs any more, and starts a new one when the
     /// present one is long. Every some thousand entries, soon after a start, and at shutdown. Nobody has to wait for its
     /// end; the store can be appended to meanwhile.
@@ -44,7 +50,12 @@ impl Store {
         }
         self.shelver.replace_stuck()?;
         let sync = self.journal.begin_sync()?;
-        self.shelver.checkpoint(Order { applied: self.next_seq - 1, sync, newest_segment: self.journal.first() })
+        self.shelver.checkpoint(Order {
+            applied: self.next_seq - 1,
+            sync,
+            live: self.journal.head_bytes(),
+            newest_segment: self.journal.first(),
+        })
     }
 
     /// The same, and waits for its end.
@@ -60,6 +71,7 @@ impl Store {
     /// # Errors
     /// As [`Store::checkpoint`].
     pub fn close(mut self) -> Result<(), StoreError> {
+        self.shelver.hurry();
         self.checkpoint()?;
         // It has synced the head too: what cannot be read of that later is damage, and no write that was cut off.
         self.lock.confirm(self.next_seq - 1);

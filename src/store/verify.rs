@@ -5,7 +5,7 @@
 //! files, the last checkpoint. What came later may be in the journal alone, and is counted as following.
 
 use super::database::Image;
-use super::layout::{database_dir, journal_dir, moved_aside, peek_confirmed};
+use super::layout::{database_to_read, journal_dir, moved_aside, peek_confirmed};
 use super::peek::open_copy;
 use super::recovery::{self, LivePayloads, Truth, database_finding, decode_grant, encode_live};
 use super::replay::Fold;
@@ -159,7 +159,7 @@ pub fn verify(state_dir: &Path) -> Result<Verification, StoreError> {
     }
     let before = stamps(&journal_dir);
     let scratch = tempfile::tempdir().map_err(StoreError::io("create", &std::env::temp_dir()))?;
-    let database_dir = database_dir(state_dir);
+    let database_dir = database_to_read(state_dir);
     let had_database = database_dir.exists();
     let opened = had_database.then(|| open_copy(&database_dir, scratch.path()));
     let mut check = Check::new(state_dir, Journal::read(state_dir)?, peek_confirmed(state_dir));
@@ -236,7 +236,7 @@ impl Check {
         let mut found = Verification { schema: 1, moved_aside: moved_aside(state_dir), ..Verification::default() };
         found.journal = journal.found.clone();
         let JournalCheck { to, missing, damaged, cut_off_bytes, .. } = &mut found.journal;
-        found.problems.extend(damaged.iter().map(|path| format!("journal segment `{}` is damaged", path.display())));
+        found.problems.extend(damaged.iter().map(|path| super::desk::damaged(path)));
         if *missing > 0 {
             found.problems.push(format!("entries missing from the journal: {missing}"));
         }
@@ -327,6 +327,7 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::layout::database_dir;
     use super::super::samples::{bound, grant, made, named, released_at};
     use super::*;
     use crate::domain::{Durability, Entry, Timestamp};

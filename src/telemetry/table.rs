@@ -125,6 +125,8 @@ table! {
         "1 while this copy of the ledger (journal or database) can be written; without the journal grants are refused, or answered and not durable.";
     LedgerSize = Gauge "holdfast_ledger_size_bytes" []
         "Size of the files in the state directory.";
+    HistoryUnreadable = Gauge "holdfast_ledger_unreadable_since_time_seconds" []
+        "Since when the history cannot be read, as the time in seconds since 1970; absent while it can.";
     LogLinesLost = Counter "holdfast_log_lines_lost_total" []
         "Log lines that were lost since nobody read the log in time.";
     Ready = Gauge "holdfast_ready" []

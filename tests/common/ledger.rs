@@ -34,7 +34,8 @@ impl Model {
                 }
             }
             Entry::Named { key, id } => drop(self.names.insert(key.clone(), id.clone())),
-            Entry::Listed { .. } | Entry::Hook(_) | Entry::Judged { .. } => {}
+            Entry::Forgotten { devices } => self.names.retain(|_, id| !devices.contains(id)),
+            Entry::Listed { .. } | Entry::Hook(_) | Entry::Judged { .. } | Entry::Gone { .. } => {}
         }
     }
 }
@@ -75,6 +76,10 @@ impl Load {
             _ if kind == 4 => {
                 self.made += 1;
                 Entry::Named { key: format!("pci:{}", self.made), id: DeviceId::new(format!("GPU-{}", self.made)) }
+            }
+            _ if kind == 5 && model.names.len() > 20 => {
+                let nth = self.random.index(model.names.len());
+                Entry::Forgotten { devices: model.names.values().nth(nth).into_iter().cloned().collect() }
             }
             _ => self.grant(),
         }

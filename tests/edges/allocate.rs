@@ -77,6 +77,7 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
             plan: watch::channel(Arc::default()).1,
             grants: Arc::new(grants),
             due: Arc::new(watch::Sender::default()),
+            forget: None,
             names: Arc::new(watch::Sender::default()),
             inventory: watch::channel(Arc::default()).1,
             device_plugins: stage.node.path("kubelet/device-plugins"),

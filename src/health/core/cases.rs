@@ -122,6 +122,16 @@ impl Cases {
         self.checks.retain(|id, _| !devices.contains(id));
     }
 
+    /// Nothing is known any more of these devices, which have gone.
+    pub(super) fn forget(&mut self, devices: &[DeviceId]) {
+        for device in devices {
+            self.verdicts.remove(device);
+            self.probes.remove(device);
+            self.checks.remove(device);
+            self.changed.remove(device);
+        }
+    }
+
     /// A judgement begins: [`Cases::scanned`] follows for every device that matters.
     pub(super) fn begin_looks(&mut self) {
         self.looked_at.clear();

@@ -69,6 +69,12 @@ impl Judge {
         (specs, planned)
     }
 
+    /// Nothing is remembered any more of these devices. One that was found again since is not meant.
+    pub(crate) fn forget(&mut self, mut devices: Vec<DeviceId>) {
+        devices.retain(|id| self.evidence.as_ref().is_none_or(|evidence| !evidence.devices.contains_key(id)));
+        self.cases.forget(&devices);
+    }
+
     /// When the last list of a resource has been there for long enough.
     pub(super) fn next_end(&self) -> Option<Duration> {
         self.emptied.values().min().map(|since| *since + LAST_LIST_FOR)
@@ -150,7 +156,7 @@ pub(super) fn overlaps(evidence: &Evidence) -> bool {
 mod tests {
     use super::super::{Evidence, GrantedDevice, Inventory, LEAVE_AFTER, Verdicts};
     use super::*;
-    use crate::domain::{DeviceClass, DeviceNode, Listed, Moment, Owed, Sharing, Timestamp};
+    use crate::domain::{DeviceClass, DeviceNode, Listed, Moment, Owed, Sharing, Timestamp, Verdict};
     use proptest::prelude::*;
 
     fn name(text: &str) -> ResourceName {
@@ -276,6 +282,17 @@ mod tests {
         stage.at(10);
         assert_eq!(lists(&stage.at(70)), ["x:"]);
         assert_eq!(lists(&stage.at(72)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_forgotten_has_no_verdict_unless_it_was_found_again() {
+        let verdicts: Verdicts = ["a", "gone"].map(|id| (DeviceId::new(id), Verdict { is_latched: true, ..Verdict::default() })).into();
+        let mut stage = Stage::new();
+        stage.judge = Judge::new(Arc::from([]), Arc::default(), &Listed::new(), Rules::default(), &verdicts);
+        stage.plan(0, &[("x", Exclusive, &["a"])]);
+        assert!(stage.judge.verdicts().contains_key(&DeviceId::new("gone")));
+        stage.judge.forget(vec![DeviceId::new("a"), DeviceId::new("gone")]);
+        assert_eq!(stage.judge.verdicts().keys().map(DeviceId::as_str).collect::<Vec<_>>(), ["a"]);
     }
 
     #[test]

@@ -53,7 +53,6 @@ impl Ledger {
         if hooks.is_empty() {
             return None;
         }
-        let due = self.due(hooks, &HeldBack::new()).free;
         // Of a device that another pod has already only that pod waits.
         let is_free = |hook: &OwedHook| {
             let Some(sharing) = hooks.get(&hook.resource) else { return false };
@@ -64,14 +63,21 @@ impl Ledger {
             Entry::Hook(hook) if hook.state != HookState::Done && is_free(hook) => Some(&**hook),
             _ => None,
         };
-        let waiting: Vec<&OwedHook> = due.values().flat_map(BTreeMap::values).chain(written.filter_map(about)).collect();
+        let about: Vec<&OwedHook> = written.filter_map(about).collect();
+        // As `due` has it, and of the wanted devices alone: an Allocate waits for this.
+        let is_due = |hook: &OwedHook| {
+            let sharing = hooks.get(&hook.resource);
+            sharing.is_some_and(|sharing| !self.grants.values().any(|grant| holds(grant, *sharing, hook)))
+        };
         let is_its = |device: &GrantedDevice, hook: &OwedHook| {
             let sharing = hooks.get(&wanted.resource).filter(|_| hook.resource == wanted.resource);
             let by_id = sharing.is_some_and(|sharing| sharing.whole(&wanted.resource, &device.id) == hook.device);
             by_id || overlap(&device.objects, &hook.objects)
         };
         let owed = |device: &GrantedDevice| {
-            let hook = waiting.iter().find(|hook| is_its(device, hook))?;
+            let mut known = self.owed.values().flat_map(BTreeMap::values);
+            let due = known.find(|hook| is_its(device, hook) && is_due(hook));
+            let hook = due.or_else(|| about.iter().copied().find(|hook| is_its(device, hook)))?;
             Some(Refusal::Unhealthy { resource: wanted.resource.clone(), id: device.id.clone(), reason: hook.reason() })
         };
         wanted.devices.iter().find_map(owed)

@@ -19,6 +19,10 @@
 use super::{Ledger, Watchlist};
 use crate::domain::{AllocId, Checkpoint, DeviceId, Grant, GrantState, GrantedDevice, PodRef, Refusal, Safeguard, overlap};
 
+/// So many of the latest grants of a device are looked at. One that nobody releases gathers more, and none of a pod that runs: that would
+/// have been found with the next grant, and refused it.
+pub const HOLDERS_MAX: usize = 256;
+
 /// What can be seen at the moment of an Allocate.
 pub trait Sight {
     /// Whether the kubelet has settled.
@@ -64,8 +68,8 @@ pub enum Proof {
 /// devices that one container has at a time.
 #[must_use]
 pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &impl Sight) -> Option<Doubt> {
-    let mut doubts =
-        wanted.devices.iter().flat_map(|device| ledger.holders(&wanted.resource, &device.id).map(|holder| (&device.id, holder)));
+    let latest = |id| ledger.holders(&wanted.resource, id).rev().take(HOLDERS_MAX);
+    let mut doubts = wanted.devices.iter().flat_map(|device| latest(&device.id).map(|holder| (&device.id, holder)));
     let mut first = None;
     doubts
         .find_map(|(id, holder)| {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// would have all of the history in memory, 100 MB and more, and leave it there. So each record is looked up this often:
 /// with some 17 records to a page that is enough for every page to push out the one before. Over 100,000 grants the process
 /// then grows by 8 MB, instead of 120.
-const LOOKS: usize = 4;
+pub(super) const LOOKS: usize = 4;
 
 /// How far the clock of a release may be behind that of the grant: it was set meanwhile.
 const CLOCK_ERROR_MS: u64 = 24 * 3600 * 1000;
@@ -29,12 +29,14 @@ pub(in crate::store) struct Reader {
     pub(super) names: sled::Tree,
     pub(super) hooks: sled::Tree,
     pub(super) meta: sled::Tree,
+    /// Held as long as it reads.
+    pub(super) _open: Arc<()>,
 }
 
 impl Reader {
     /// Reads every live grant, every name and every hook that is owed.
     pub(in crate::store) fn image(&self) -> Result<Image, StoreError> {
-        guard(|| self.scan()).map_err(|error| failure(&self.dir, error))
+        guard(|| self.scan()).map_err(|error| failure(&self.dir, &error))
     }
 
     pub(super) fn scan(&self) -> sled::Result<Image> {
@@ -98,7 +100,7 @@ impl Reader {
 
     /// The latest release that was forgotten on purpose, of age or for the number of them: the history is whole after that.
     pub(in crate::store) fn forgotten_until(&self) -> Result<Option<Timestamp>, StoreError> {
-        guard(|| number(&self.meta, FORGOTTEN)).map(|at| at.map(Timestamp)).map_err(|error| failure(&self.dir, error))
+        guard(|| number(&self.meta, FORGOTTEN)).map(|at| at.map(Timestamp)).map_err(|error| failure(&self.dir, &error))
     }
 
     /// Every record of the history: its grant and the entry that released it; `None` for one that cannot be read.
@@ -141,7 +143,7 @@ impl Reader {
             }
             Ok(())
         });
-        read.map_err(|error| failure(&self.dir, error))
+        read.map_err(|error| failure(&self.dir, &error))
     }
 
     /// The time of the newest key, found bit by bit.

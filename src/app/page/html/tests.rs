@@ -75,7 +75,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         kubelet: Some(KubeletGeneration { inode: 7, made_ns: i64::try_from(START).unwrap() * 1_000_000 }),
         socket_left_behind: false,
         config: ConfigReport { files: vec!["/etc/x.toml".into()], generation: 1, loaded_at: Timestamp(START), ..ConfigReport::default() },
-        ledger: Kept { journal: true, database: true, not_durable: 0 },
+        ledger: Kept { journal: true, database: true, not_durable: 0, unreadable: None },
         ledger_refuses: true,
         not_recorded: None,
         recovery: None,

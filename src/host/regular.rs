@@ -1,0 +1,90 @@
+//! Opening what has to be a regular file. The open of a FIFO waits for its other end for ever, and a device may act on it.
+
+use nix::fcntl::OFlag;
+use std::fs::{self, File, FileType, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+/// What is there in place of a regular file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it is {0}, not a regular file")]
+pub struct NotRegular(&'static str);
+
+impl NotRegular {
+    /// Whether an error is one of these.
+    #[must_use]
+    pub fn is(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|inner| inner.is::<NotRegular>())
+    }
+}
+
+/// Opens a file as `options` say, unless there is something else in its place; a symbolic link is not followed.
+///
+/// # Errors
+/// [`NotRegular`], and whatever open(2) refuses.
+pub fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    match fs::symlink_metadata(path) {
+        // Opened at all, a device could do something.
+        Ok(about) => check(about.file_type())?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    // What takes its place in between does not make anybody wait.
+    let file = options.custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW).bits()).open(path)?;
+    check(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+/// Everything that is in a regular file.
+///
+/// # Errors
+/// As [`open_regular`], and when it cannot be read.
+pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_regular(path, File::options().read(true))?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn check(found: FileType) -> io::Result<()> {
+    let what = match found {
+        found if found.is_file() => return Ok(()),
+        found if found.is_dir() => "a directory",
+        found if found.is_symlink() => "a symbolic link",
+        found if found.is_fifo() => "a FIFO",
+        found if found.is_socket() => "a socket",
+        _ => "a device",
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidInput, NotRegular(what)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn what_is_no_regular_file_is_named_and_never_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("file"), "text").unwrap();
+        fs::create_dir(at("directory")).unwrap();
+        mkfifo(&at("fifo"), Mode::S_IRWXU).unwrap();
+        symlink("file", at("link")).unwrap();
+        let _socket = UnixListener::bind(at("socket")).unwrap();
+        assert_eq!(read_regular(&at("file")).unwrap(), b"text");
+        assert_eq!(read_regular(&at("nothing")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let others = [("directory", "a directory"), ("fifo", "a FIFO"), ("link", "a symbolic link"), ("socket", "a socket")];
+        for (name, what) in others {
+            for options in [File::options().read(true), File::options().create(true).truncate(false).read(true).write(true)] {
+                let error = open_regular(&at(name), options).unwrap_err();
+                assert!(NotRegular::is(&error) && error.to_string() == format!("it is {what}, not a regular file"), "{name}: {error}");
+            }
+        }
+        let error = read_regular(Path::new("/dev/null")).unwrap_err();
+        assert_eq!(error.to_string(), "it is a device, not a regular file");
+    }
+}

@@ -1,0 +1,258 @@
+//! Nothing in the state directory grows for ever, and what makes it small again loses nothing.
+
+use super::desk::forget_aside;
+use super::layout::{database_dir, fresh_dir, journal_dir, moved_aside};
+use super::opening::slow;
+use super::samples::{grant, hook, made, named, released_at};
+use super::*;
+use crate::domain::{HookState, Retention, Timestamp};
+use crate::host;
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+const MIB: u64 = 1024 * 1024;
+const THIS: Option<&str> = Some("this boot");
+
+fn open(dir: &Path, retention: Retention) -> Store {
+    Store::open_keeping(dir, Durability::ProcessCrash, THIS, retention).unwrap().0
+}
+
+fn now() -> u64 {
+    Timestamp::from_system(SystemTime::now()).0
+}
+
+/// Grants that come and go, a batch at a time, with a checkpoint behind each batch.
+fn come_and_go(store: &mut Store, numbers: std::ops::Range<u64>, mut look: impl FnMut()) {
+    for batch in numbers.collect::<Vec<_>>().chunks(250) {
+        store.append(&batch.iter().map(|n| made(*n)).collect::<Vec<_>>()).unwrap();
+        store.append(&batch.iter().map(|n| released_at(*n, now())).collect::<Vec<_>>()).unwrap();
+        store.checkpoint().unwrap();
+        look();
+    }
+}
+
+fn past(store: &Store) -> Vec<AllocId> {
+    store.history(usize::MAX, |_| true).unwrap().into_iter().map(|grant| grant.alloc_id).collect()
+}
+
+/// A database whose files are far longer than what is in them, since nearly all of its history has been forgotten.
+fn bloated(dir: &Path) -> Store {
+    let mut store = open(dir, Retention::of_bytes(64 * MIB));
+    store.append(&[made(1), made(2), named(1), hook(2, HookState::Due)]).unwrap();
+    come_and_go(&mut store, 10..3000, || {});
+    store.close().unwrap();
+    assert!(host::size_below(&database_dir(dir)) > 4 * MIB);
+    open(dir, Retention { grants: 100, ..Retention::of_bytes(64 * MIB) })
+}
+
+#[test]
+fn the_directory_stays_small_however_many_grants_come_and_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let retention = Retention::of_bytes(3 * MIB);
+    let mut store = open(dir.path(), retention);
+    let mut most = 0;
+    come_and_go(&mut store, 0..8000, || most = most.max(host::size_below(dir.path())));
+    store.shelver.settle();
+    assert!(most < 4 * 4 * MIB, "{most}");
+    let left = past(&store);
+    let bytes: usize = left.len() * 700;
+    assert!(bytes as u64 <= retention.records(0) && bytes as u64 > retention.records(0) / 2, "{} grants are remembered", left.len());
+    assert_eq!(left[0], grant(7999).alloc_id, "the newest are");
+    store.checkpoint().unwrap();
+    let found = store.verifier().verify().unwrap();
+    assert!(found.sound && found.database.unwrap().released == left.len() as u64);
+}
+
+#[test]
+fn a_database_with_long_files_and_little_in_them_is_written_anew_and_has_lost_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = bloated(dir.path());
+    store.checkpoint().unwrap();
+    store.append(&[made(5000)]).unwrap();
+    // What comes behind the checkpoint is done when the next one is.
+    store.checkpoint().unwrap();
+    store.shelver.settle();
+    let (db, known) = (host::size_below(&database_dir(dir.path())), past(&store));
+    assert!(db < 3 * MIB / 2, "{db}");
+    assert_eq!((known.len(), &known[0]), (100, &grant(2999).alloc_id));
+    assert!(!fresh_dir(&database_dir(dir.path())).exists() && moved_aside(dir.path()).is_empty());
+    let verified = store.verifier().verify().unwrap();
+    assert!(verified.sound, "{verified:#?}");
+    let forgotten = store.exporter().unwrap().read(|_| true).unwrap();
+    assert!(forgotten.is_some(), "that something was forgotten is remembered");
+    drop(store);
+    // The database alone has everything too.
+    fs::remove_dir_all(journal_dir(dir.path())).unwrap();
+    fs::remove_file(dir.path().join("lock")).unwrap();
+    let (_, recovered) = Store::open(dir.path(), Durability::PowerLoss, None).unwrap();
+    assert_eq!((recovered.grants.len(), recovered.names.len(), recovered.owed.len()), (3, 1, 1));
+}
+
+#[test]
+fn who_reads_a_database_reads_on_and_it_is_written_anew_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = bloated(dir.path());
+    let mut told = 0;
+    let export = store.exporter().unwrap();
+    let before = host::size_below(&database_dir(dir.path()));
+    export
+        .read(|_| {
+            if told == 50 {
+                store.checkpoint().unwrap();
+                store.shelver.settle();
+                assert!(host::size_below(&database_dir(dir.path())) >= before, "its files are where they were");
+            }
+            told += 1;
+            true
+        })
+        .unwrap();
+    assert!(told > 100);
+    store.checkpoint().unwrap();
+    store.shelver.settle();
+    assert!(host::size_below(&database_dir(dir.path())) < before / 2);
+}
+
+/// As a process leaves it that ends while the database is written anew: before that is whole, between the two renames, and after them.
+#[test]
+fn a_process_that_ends_while_the_database_is_written_anew_loses_nothing() {
+    for ends in ["before", "between", "after"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = open(dir.path(), Retention::default());
+        come_and_go(&mut store, 0..50, || {});
+        store.append(&[made(50)]).unwrap();
+        store.close().unwrap();
+        // The journal begins anew, so that the database alone has the history.
+        let mut store = open(dir.path(), Retention::default());
+        store.checkpoint().unwrap();
+        store.close().unwrap();
+        let db = database_dir(dir.path());
+        let (fresh, former) = (fresh_dir(&db), db.with_extension("former"));
+        layout::copy_directory(&db, &fresh).unwrap();
+        match ends {
+            "before" => fs::write(fresh.join("db"), b"half of it").unwrap(),
+            "between" => fs::rename(&db, &former).unwrap(),
+            _ => {
+                fs::rename(&db, &former).unwrap();
+                fs::rename(&fresh, &db).unwrap();
+            }
+        }
+        assert_eq!(peek_history(dir.path()).unwrap().released.len(), 50, "{ends}: the files tell");
+        assert!(verify(dir.path()).unwrap().sound, "{ends}");
+        for boot in [THIS, Some("next boot")] {
+            let (store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
+            assert!(recovered.report.is_clean() && recovered.grants.len() == 1, "{ends}: {}", recovered.report);
+            assert_eq!(past(&store).len(), 50, "{ends}");
+            assert!(store.load().report.is_clean(), "{ends}: {}", store.load().report);
+        }
+        assert!(!fresh.exists() && !former.exists() && moved_aside(dir.path()).is_empty(), "{ends}: nothing is left behind");
+    }
+}
+
+#[test]
+fn a_close_does_not_wait_until_the_database_is_written_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = bloated(dir.path());
+    store.shelver.hurry();
+    store.checkpoint().unwrap();
+    store.shelver.settle();
+    assert!(host::size_below(&database_dir(dir.path())) > 4 * MIB && !fresh_dir(&database_dir(dir.path())).exists());
+    store.close().unwrap();
+    let mut store = open(dir.path(), Retention { grants: 100, ..Retention::of_bytes(64 * MIB) });
+    store.checkpoint().unwrap();
+    store.shelver.settle();
+    assert!(host::size_below(&database_dir(dir.path())) < 2 * MIB, "the next life does it");
+}
+
+/// What is in the database and not in its last checkpoint is counted with the next one.
+#[test]
+fn a_process_that_is_killed_again_and_again_does_not_lose_count_of_its_history() {
+    let dir = tempfile::tempdir().unwrap();
+    let retention = Retention { grants: 60, ..Retention::default() };
+    for life in 0..6 {
+        let mut store = open(dir.path(), retention);
+        store.append(&(life * 20..life * 20 + 20).flat_map(|n| [made(n), released_at(n, now())]).collect::<Vec<_>>()).unwrap();
+        // sled writes what it has without a checkpoint, as a kill some time later finds it.
+        store.shelver.settle();
+        drop(store);
+    }
+    let mut store = open(dir.path(), retention);
+    store.checkpoint().unwrap();
+    assert_eq!(past(&store).len(), 60);
+}
+
+#[test]
+fn a_history_of_an_earlier_version_is_measured_before_it_is_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path(), Retention::default());
+    come_and_go(&mut store, 0..2000, || {});
+    store.shelver.meddle(|shelf| shelf.as_ref().unwrap().forget_measure_for_test());
+    store.close().unwrap();
+    let mut store = open(dir.path(), Retention::of_bytes(3 * MIB));
+    store.checkpoint().unwrap();
+    let left = past(&store).len();
+    assert!((700..1500).contains(&left), "{left} of some 700 bytes each are a third of that");
+}
+
+#[test]
+fn a_journal_without_a_database_is_as_long_as_it_may_be_and_what_it_gives_up_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let retention = Retention::of_bytes(12 * MIB);
+    let mut store = open(dir.path(), retention);
+    store.append(&[made(1)]).unwrap();
+    store.close().unwrap();
+    let held = slow::hold(&database_dir(dir.path()));
+    let mut store = open(dir.path(), retention);
+    let mut most = 0;
+    come_and_go(&mut store, 10..14_000, || most = most.max(host::size_below(&journal_dir(dir.path()))));
+    assert!(most < 11 * MIB, "{most}");
+    drop(held);
+    while store.kept().unreadable.is_some() || !store.kept().database {
+        store.shelver.meddle(|_| {});
+    }
+    let known = past(&store);
+    assert!(known.len() > 2000 && known[0] == grant(13_999).alloc_id, "{}", known.len());
+    let forgotten = store.exporter().unwrap().read(|_| true).unwrap();
+    assert!(forgotten.is_some(), "the end of the history is told");
+    let report = store.load().report;
+    assert!(report.is_clean(), "nothing was damaged: {report}");
+    store.checkpoint().unwrap();
+    assert_eq!(store.load().grants.len(), 1);
+    assert!(store.verifier().verify().unwrap().sound);
+}
+
+#[test]
+fn what_was_moved_aside_is_bounded_and_the_newest_of_it_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(journal_dir(dir.path())).unwrap();
+    let retention = Retention { age: Duration::from_secs(100), ..Retention::of_bytes(10_000) };
+    let move_aside = |name: &str, at: u64, bytes: usize| {
+        let path = dir.path().join(format!("{name}.quarantine-{at}"));
+        if name == "db" {
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("db"), vec![7; bytes]).unwrap();
+        } else {
+            fs::write(path, vec![7; bytes]).unwrap();
+        }
+    };
+    let left = || {
+        let mut left: Vec<u64> =
+            moved_aside(dir.path()).iter().map(|path| path.to_string_lossy().rsplit('-').next().unwrap().parse().unwrap()).collect();
+        left.sort_unstable();
+        left
+    };
+    move_aside("db", 1_000_050, 50_000);
+    forget_aside(dir.path(), retention, Timestamp(1_000_060));
+    assert_eq!(left(), [1_000_050], "it is large, and the only one");
+    move_aside("db", 1_000_070, 4_000);
+    move_aside("journal/1.log", 1_000_080, 3_000);
+    forget_aside(dir.path(), retention, Timestamp(1_000_090));
+    assert_eq!(left(), [1_000_070, 1_000_080], "together they would be too much");
+    (0..12).for_each(|n| move_aside("db", 1_000_100 + n, 10));
+    forget_aside(dir.path(), retention, Timestamp(1_000_200));
+    assert_eq!(left(), (1_000_104..1_000_112).collect::<Vec<_>>(), "they are too many");
+    forget_aside(dir.path(), retention, Timestamp(1_000_110 + 100_000));
+    assert_eq!(left(), [1_000_110, 1_000_111], "the others are too old");
+    forget_aside(dir.path(), retention, Timestamp(2_000_000));
+    assert!(left().is_empty());
+}
