@@ -5,6 +5,7 @@ use super::exit::{FAILURE, Failed};
 use super::query::Wanted;
 use super::screen::Tint;
 use super::table::Table;
+use super::text::Text;
 use super::{Global, Output, block_on, show, source};
 use crate::app::{ControlError, DeviceReport, Order, control_get, control_order};
 use crate::domain::{AllocId, DeviceId, Gather, Instruction};
@@ -100,7 +101,7 @@ fn order(global: &Global, device: &str, instruction: Instruction, done: &str) ->
     let id = one(&devices, device)?.id.clone();
     let order = Order { device: DeviceId::new(&id), instruction };
     block_on(control_order(&global.run_dir, &order))?.map_err(told)?;
-    show(global.output, &Done { schema: 1, order }, |_| format!("{id} {done}\n"))
+    show(global.output, &Done { schema: 1, order }, |_| Text::of_line(format_args!("{id} {done}")))
 }
 
 /// What was done (`device cordon -o json`).
@@ -141,9 +142,9 @@ fn one<'a>(devices: &'a [DeviceReport], text: &str) -> Result<&'a DeviceReport, 
 
 /// Devices with their health, as a table.
 #[must_use]
-pub fn table(devices: &[&DeviceReport]) -> String {
+pub fn table(devices: &[&DeviceReport]) -> Text {
     if devices.is_empty() {
-        return "no resource has a device\n".into();
+        return Text::of_line(format_args!("no resource has a device"));
     }
     let table = Table::new(&["RESOURCE", "HEALTH", "REASON", "SINCE", "DEVICE"]);
     let mut table = table.giving_way(&["REASON", "DEVICE", "RESOURCE"]).tinted("HEALTH", tint);
@@ -157,7 +158,7 @@ pub fn table(devices: &[&DeviceReport]) -> String {
             device.id.clone(),
         ]);
     }
-    table.to_string()
+    table.into()
 }
 
 /// In the colour of what is said of a device's health.
@@ -187,11 +188,11 @@ fn why(device: &DeviceReport) -> String {
     }
 }
 
-fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> String {
-    let mut text = format!("{}\n", device.id);
+fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
+    let mut text = Text::of_line(format_args!("{}", device.id));
     let mut line = |name: &str, value: &str| {
         if !value.is_empty() {
-            text += &format!("  {name:<12}{value}\n");
+            text.line(format_args!("  {name:<12}{value}"));
         }
     };
     line("resource", &device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(", "));
@@ -217,7 +218,9 @@ fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> String
         let held_by = incident.held_by.iter().map(holder).collect::<Vec<_>>().join("; ");
         table.row([incident.at.to_seconds(), until, incident.to_string(), held_by]);
     }
-    format!("{text}\n{table}")
+    text.end_line();
+    text += table.into();
+    text
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use super::exit::Failed;
 use super::screen::Tint;
 use super::table::{Table, UNKNOWN};
+use super::text::Text;
 use super::{Global, show};
 use crate::domain::{
     Device, DeviceClass, DeviceId, Gather, Health, NvmlLibrary, NvmlSnapshot, PciAddress, Reason, Verdicts, asks_for_names,
@@ -40,7 +41,7 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let document = document(&root, &discovery, all).with_verdicts(&verdicts, &boot_id);
     show(global.output, &document, |document| {
         let table = table(document);
-        if table.is_empty() { "no devices found; --all lists every PCI function\n".into() } else { table.to_string() }
+        if table.is_empty() { Text::of_line(format_args!("no devices found; --all lists every PCI function")) } else { table.into() }
     })
 }
 
@@ -249,6 +250,7 @@ fn short_list(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::screen::Screen;
     use crate::hardware::{defaults, discover_in, scan};
     use crate::sim::hardware::{GPUS, SimNode};
 
@@ -315,7 +317,7 @@ mod tests {
     #[test]
     fn every_device_has_its_id_beside_it_whether_or_not_that_is_its_address() {
         let document = simulated(false, |_| ());
-        let text = table(&document).to_string();
+        let text = table(&document).on(Screen::default());
         let ids: Vec<&str> = text.lines().skip(1).filter_map(|line| line.split_whitespace().last()).collect();
         assert_eq!(ids, document.devices.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), "{text}");
         assert!(document.devices.iter().any(|row| row.is_vf && row.pci_address.is_some_and(|address| address.to_string() == row.id)));
@@ -323,7 +325,7 @@ mod tests {
 
     #[test]
     fn the_table_can_be_read_on_a_terminal() {
-        let text = table(&simulated(true, |node| node.remove_gpu_node(1).unwrap())).to_string();
+        let text = table(&simulated(true, |node| node.remove_gpu_node(1).unwrap())).on(Screen::default());
         assert!(text.lines().all(|line| line.len() <= 120 && line == line.trim_end()), "{text}");
         assert!(text.contains("0000:19:00.0  gpu      nvidia     0     -       nvidia.com/gpu  node_missing"), "{text}");
     }

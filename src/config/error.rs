@@ -1,6 +1,7 @@
 //! What is wrong with a configuration, in one sentence.
 
 use super::tree::Place;
+use crate::domain;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -76,18 +77,9 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// The text with its control characters escaped: a value may have a line's end in it, or what a terminal obeys. TOML has none
-/// of them in a comment.
+/// The text on one line, whatever of a file it quotes. TOML has no unprintable character in a comment either.
 pub(super) fn printable(text: &str) -> String {
-    let mut printable = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_control() {
-            printable.extend(character.escape_default());
-        } else {
-            printable.push(character);
-        }
-    }
-    printable
+    domain::printable(text).into_owned()
 }
 
 /// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a question with the nearest answer, and its types into

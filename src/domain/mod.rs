@@ -20,6 +20,7 @@ mod observation;
 mod pci;
 mod plan;
 mod policy;
+mod printable;
 mod refusal;
 mod resource;
 mod retention;
@@ -51,6 +52,7 @@ pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, Liste
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use plan::Plan;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
+pub use printable::{Printable, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;
 pub use resource::{CharPath, InvalidResourceName, MountSpec, ResourceName, ResourceSpec, Select};
 pub use retention::Retention;
