@@ -118,6 +118,7 @@ impl App {
         // Not before: a start that the user can mend ends in one sentence, without a log around it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
         rebuild::from_kubelet(&mut store, &mut recovered, &settings.device_plugins());
+        rebuild::forget_outputs(&mut recovered);
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
         let recovery = (!recovered.report.is_clean()).then(|| Arc::<str>::from(recovered.report.to_string()));
         if let Some(report) = &recovery {
@@ -231,6 +232,7 @@ impl App {
 
         let files = SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
         let performer = Performer::new(host_root.clone());
+        let (outputs, shortages) = (performer.outputs().clone(), performer.shortages().clone());
         let refusals = Refusals::default();
         let preparer =
             Preparer::new(inventory_view.clone(), host_root.clone(), files.clone(), boot_of_grants.clone(), kubelet_view.clone());
@@ -323,6 +325,7 @@ impl App {
             refusals,
             plan: plan_view,
             recovery,
+            shortages,
             not_served: not_served_view,
             ready: ready_view.clone(),
         };
@@ -343,7 +346,7 @@ impl App {
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };
         let (upgrade, upgrades) = mpsc::channel(1);
         let (publish, instruct) = (actors.ledger.mailbox(), actors.health.mailbox());
-        let source = control::Source::new(views.clone(), &store, publish, instruct, processors, upgrade);
+        let source = control::Source::new(views.clone(), &store, publish, instruct, processors, upgrade, outputs);
         tasks.extend(control::serve(&control, source));
         // One at a time, and one that waits.
         let (ask, asked) = mpsc::channel(1);

@@ -1,6 +1,6 @@
 //! Making a damaged ledger whole again from what the kubelet has kept.
 
-use crate::domain::{AllocId, Gather, Timestamp};
+use crate::domain::{AllocId, Gather, HookState, Timestamp, without_output};
 use crate::kubelet::checkpoint;
 use crate::ledger::core::rebuild;
 use crate::store::{Recovered, Store, StoreError};
@@ -18,6 +18,18 @@ pub(super) fn from_kubelet(store: &mut Store, recovered: &mut Recovered, device_
         Ok(0) => {}
         Ok(grants) => tracing::warn!(grants, "the ledger lacked grants that the kubelet's checkpoint has; they are back"),
         Err(error) => tracing::error!(%error, "what the ledger has lost could not be taken from the kubelet's checkpoint"),
+    }
+}
+
+/// Forgets what commands have written that an earlier version recorded: the page and the log show how hooks and checks ended.
+pub(super) fn forget_outputs(recovered: &mut Recovered) {
+    for hook in recovered.owed.values_mut().flat_map(|devices| devices.values_mut()) {
+        if let HookState::Failed { why, .. } = &mut hook.state {
+            why.truncate(without_output(why).len());
+        }
+    }
+    for incident in recovered.verdicts.values_mut().flat_map(|verdict| &mut verdict.incidents) {
+        incident.detail.truncate(without_output(&incident.detail).len());
     }
 }
 

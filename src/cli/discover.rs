@@ -295,15 +295,15 @@ mod tests {
         let verdict = Verdict { boot_id: "boot".into(), state: failed, faults, ..Verdict::default() };
         let cordon = Some(Cordon { reason: "fan".into(), at: Timestamp(0) });
         let ids: Vec<DeviceId> = found.devices.iter().map(|row| DeviceId::new(&row.id)).collect();
-        let cordoned = Verdict { cordon, ..verdict.clone() };
-        let verdicts = Verdicts::from([(ids[0].clone(), verdict.clone()), (ids[1].clone(), verdict), (ids[2].clone(), cordoned)]);
+        let taken_out = Verdict { cordon, ..verdict.clone() };
+        let verdicts = Verdicts::from([(ids[0].clone(), verdict.clone()), (ids[1].clone(), verdict), (ids[2].clone(), taken_out)]);
         let reasons = |boot_id| {
             let devices = found.clone().with_verdicts(&verdicts, boot_id).devices;
             devices.into_iter().take(4).map(|row| (row.reason, row.detail)).collect::<Vec<_>>()
         };
-        let (missing, fan) = ((Some("node_missing"), None), (Some("cordoned"), Some("fan".to_owned())));
-        assert_eq!(reasons("boot"), [(Some("xid"), Some("Xid 79".to_owned())), missing.clone(), fan.clone(), (None, None)]);
-        assert_eq!(reasons("next"), [(None, None), missing, fan, (None, None)]);
+        let (missing, cordoned) = ((Some("node_missing"), None), (Some("cordoned"), None));
+        assert_eq!(reasons("boot"), [(Some("xid"), Some("Xid 79".to_owned())), missing.clone(), cordoned.clone(), (None, None)]);
+        assert_eq!(reasons("next"), [(None, None), missing, cordoned, (None, None)]);
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         let loaded = config::load(global.config.as_deref(), &global.node(None)).ok();
         let grants = store::peek(&global.state_dir).map(|recovered| recovered.grants).unwrap_or_default();
         let redactor = Redactor::of(loaded.as_ref(), &grants);
-        let bundle = Bundle::collect(&place, &facts, &report, redactor, |words| verb(global, words), log);
+        let bundle = Bundle::collect(&place, &facts, redactor, |words| verb(global, words), log);
         return hand_out(&bundle, to);
     }
     show(global.output, &report, |report| text(report, options.all, Screen::get()))?;

@@ -103,7 +103,7 @@ impl Known {
                 leaf.resources = judged.resources.iter().cloned().collect();
             }
             leaf.health = judged.health.as_deref().map(|health| if health == "Healthy" { "Healthy" } else { "Unhealthy" });
-            (leaf.reason, leaf.detail) = (judged.reason.clone(), judged.detail.clone());
+            (leaf.reason, leaf.detail) = (judged.reason.clone(), judged.explanation().map(str::to_owned));
             return leaf;
         }
         if leaf.resources.is_empty() {

@@ -156,7 +156,7 @@ impl Examined {
         let mut names = BTreeSet::new();
         for name in resources(table).iter().filter_map(name_of) {
             let Some(text) = name.as_text().filter(|text| !names.insert(*text)) else { continue };
-            let problem = format!("two resources are named `{text}`; every resource needs a name of its own");
+            let problem = format!("two resources are named `{}`; every resource needs a name of its own", validate::name_of(text));
             self.problems.push(ConfigError::new(problem).at(name.place.as_ref()));
         }
     }
@@ -262,7 +262,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
         std::fs::write(&file, text).unwrap();
-        load(Some(&file), &Node::default()).unwrap_err().to_string()
+        load(Some(&file), &Node::default()).unwrap_err().in_full()
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! From what the files say to what the daemon runs on.
 
 use super::contract::contract;
+use super::error::{hidden, hidden_in};
 use super::fragments::{self, Class, Fragment, LinkType};
 use super::health;
 use super::hooks::hooks;
 use super::sharing::sharing;
 use super::{Config, ConfigError, Node};
 use crate::domain::{
-    CharPath, DeviceClass, DeviceId, Gather, MountSpec, NvmlLibrary, PciAddress, PfSelect, Policy, ResourceName, ResourceSpec, Retention,
-    Select,
+    CharPath, DeviceClass, DeviceId, Gather, InvalidResourceName, MountSpec, NvmlLibrary, PciAddress, PfSelect, Policy, ResourceName,
+    ResourceSpec, Retention, Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -34,11 +35,16 @@ const HISTORY_AGE_MIN: Duration = Duration::from_secs(24 * 3600);
 /// For the same reason.
 const HISTORY_SIZE_MIN: u64 = 1000;
 
+/// The name of a resource, which is shown where it is one.
+pub(super) fn name_of(text: &str) -> String {
+    if text.parse::<ResourceName>().is_ok() { text.to_owned() } else { hidden(text) }
+}
+
 /// Names of resources are compared where it is known who may have the same (`merge`).
 pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Config, ConfigError> {
     let mut resources = Vec::with_capacity(fragment.resource.len());
     for resource in &fragment.resource {
-        let spec = spec(resource).map_err(|problem| ConfigError::new(format!("resource `{}`: {problem}", resource.name)))?;
+        let spec = spec(resource).map_err(|problem| ConfigError::new(format!("resource `{}`: {problem}", name_of(&resource.name))))?;
         resources.push(Arc::new(spec));
     }
     let pod_resources_socket = fragment.kubelet.pod_resources_socket.clone();
@@ -77,19 +83,23 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
 fn retention(ledger: &fragments::Ledger) -> Result<Retention, ConfigError> {
     let usual = Retention::default();
     let age = |text: &String| {
-        let problem = |wanted| ConfigError::new(format!("`ledger.history_age` is `{text}`, but must be {wanted}"));
+        let problem = |wanted| ConfigError::new(format!("`ledger.history_age` is `{}`, but must be {wanted}", hidden(text)));
         let age = humantime::parse_duration(text).map_err(|_| problem("a time such as `90d`"))?;
         if age < HISTORY_AGE_MIN { Err(problem("at least a day, `1d`")) } else { Ok(age) }
     };
     let grants = ledger.history_size.unwrap_or(usual.grants);
     if grants < HISTORY_SIZE_MIN {
-        return Err(ConfigError::new(format!("`ledger.history_size` is {grants}, but must be at least {HISTORY_SIZE_MIN} grants")));
+        return Err(ConfigError::new(format!(
+            "`ledger.history_size` is {}, but must be at least {HISTORY_SIZE_MIN} grants",
+            hidden(grants)
+        )));
     }
     Ok(Retention { age: ledger.history_age.as_ref().map_or(Ok(usual.age), age)?, grants })
 }
 
 fn listen(text: &str) -> Result<Option<SocketAddr>, ConfigError> {
     let problem = || {
+        let text = hidden(text);
         ConfigError::new(format!("`telemetry.listen` is `{text}`, but must be an address and port such as `{DEFAULT_LISTEN}`, or `off`"))
     };
     if text == "off" { Ok(None) } else { text.parse().map(Some).map_err(|_| problem()) }
@@ -112,13 +122,14 @@ fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
         "off" => Ok(NvmlLibrary::Off),
         path if path.starts_with('/') => Ok(NvmlLibrary::At(path.into())),
         other => Err(ConfigError::new(format!(
-            "`nvidia.nvml` is `{other}`, but must be `auto`, `off`, or the absolute path of libnvidia-ml.so.1"
+            "`nvidia.nvml` is `{}`, but must be `auto`, `off`, or the absolute path of libnvidia-ml.so.1",
+            hidden(other)
         ))),
     }
 }
 
 fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
-    let name: ResourceName = resource.name.parse().map_err(|error: crate::domain::InvalidResourceName| error.to_string())?;
+    let name: ResourceName = resource.name.parse().map_err(|error: InvalidResourceName| hidden_in(&error.to_string(), &resource.name))?;
     let class = class(resource.class);
     let is_char = class == DeviceClass::Char;
     if is_char && resource.paths.is_empty() {
@@ -133,11 +144,12 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     }
     let paths = resource.paths.iter().map(path).collect::<Result<Vec<_>, _>>()?;
     if let Some((target, first, second)) = clash(&paths) {
+        let [target, first, second] = [&*target, first, second].map(hidden);
         return Err(format!("`{first}` and `{second}` would both be `{target}` in the container; give each a path of its own"));
     }
     let env_is_valid = |key: &String| !key.is_empty() && !key.contains(['=', '\0']);
     if let Some(key) = resource.env.keys().find(|key| !env_is_valid(key)) {
-        return Err(format!("`{key}` cannot be the name of an environment variable"));
+        return Err(format!("`{}` cannot be the name of an environment variable", hidden(key)));
     }
     let contract = contract(resource, class, &select)?;
     let (sharing, per_container) = sharing(resource, &contract)?;
@@ -177,18 +189,21 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
             let digits = text.strip_prefix("0x").unwrap_or(text);
             let plain = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
             let id = plain.then(|| u16::from_str_radix(digits, 16).ok()).flatten();
-            id.ok_or_else(|| format!("the {what} id `{text}` must be up to four hex digits, as in \"10de\""))
+            id.ok_or_else(|| format!("the {what} id `{}` must be up to four hex digits, as in \"10de\"", hidden(text)))
         }
     };
-    let address = |text: &String| text.to_ascii_lowercase().parse::<PciAddress>().map_err(|error| error.to_string());
-    let pf = |text: &String| text.parse::<PfSelect>().map_err(|error| error.to_string());
+    let address = |text: &String| {
+        let text = text.to_ascii_lowercase();
+        text.parse::<PciAddress>().map_err(|error| hidden_in(&error.to_string(), &text))
+    };
+    let pf = |text: &String| text.parse::<PfSelect>().map_err(|error| hidden_in(&error.to_string(), text));
     let link_type = |kind: &LinkType| match kind {
         LinkType::Ether => "ether".to_owned(),
         LinkType::Infiniband => "infiniband".to_owned(),
     };
     let model = |text: &String| match glob::Pattern::new(text) {
         Ok(_) => Ok(text.clone()),
-        Err(error) => Err(format!("the model `{text}` is not a valid glob: {error}")),
+        Err(error) => Err(format!("the model `{}` is not a valid glob: {error}", hidden(text))),
     };
     Ok(Select {
         vendor: fragment.vendor.iter().map(hex("vendor")).collect::<Result<_, _>>()?,
@@ -210,26 +225,28 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
 }
 
 fn path(path: &fragments::Path) -> Result<CharPath, String> {
-    let host = &path.host;
+    let (host, shown) = (&path.host, hidden(&path.host));
     let parts = host.strip_prefix("/dev/").map(|rest| rest.split('/').any(|part| matches!(part, "" | "." | "..")));
     if parts != Some(false) {
-        return Err(format!("the path `{host}` must begin with `/dev/` and go straight down"));
+        return Err(format!("the path `{shown}` must begin with `/dev/` and go straight down"));
     }
     if let Err(error) = glob::Pattern::new(host) {
-        return Err(format!("the path `{host}` is not a valid glob: {error}"));
+        return Err(format!("the path `{shown}` is not a valid glob: {error}"));
     }
     if path.container.as_ref().is_some_and(|path| !path.starts_with('/')) {
-        return Err(format!("the container's path for `{host}` must be absolute"));
+        return Err(format!("the container's path for `{shown}` must be absolute"));
     }
     if let Some(container) = path.container.as_ref().filter(|container| is_wildcard(host) && !container.ends_with('/')) {
+        let container = hidden(container);
         return Err(format!(
-            "all that `{host}` matches would be `{container}` in the container; a folder ends in `/`, as in `{container}/`"
+            "all that `{shown}` matches would be `{container}` in the container; a folder ends in `/`, as in `{container}/`"
         ));
     }
     let permissions = path.permissions.clone().unwrap_or_else(|| "rw".into());
     let distinct: BTreeSet<char> = permissions.chars().gather();
     if permissions.is_empty() || distinct.len() != permissions.len() || !distinct.iter().all(|c| "rwm".contains(*c)) {
-        return Err(format!("the permissions `{permissions}` of `{host}` must be some of `r`, `w` and `m` (mknod)"));
+        let permissions = hidden(permissions);
+        return Err(format!("the permissions `{permissions}` of `{shown}` must be some of `r`, `w` and `m` (mknod)"));
     }
     Ok(CharPath { host: host.clone(), container: path.container.clone(), permissions })
 }
@@ -255,7 +272,7 @@ fn clash(paths: &[CharPath]) -> Option<(String, &str, &str)> {
 fn mount(mount: &fragments::Mount) -> Result<MountSpec, String> {
     for path in [&mount.host, &mount.container] {
         if !path.starts_with('/') {
-            return Err(format!("the path `{path}` of a mount must be absolute"));
+            return Err(format!("the path `{}` of a mount must be absolute", hidden(path)));
         }
     }
     Ok(MountSpec { host: mount.host.clone(), container: mount.container.clone(), read_only: mount.read_only })

@@ -1,10 +1,11 @@
 //! An archive of all that a report of a fault needs, without secrets: a plain `tar`, readable by its owner only.
 //!
-//! What goes into it is named in `README.txt` inside, with what could not be had. Everything passes the [`Redactor`], and what
-//! may hold an environment in a form that cannot be looked into (the answers in the kubelet's checkpoint) is left out.
+//! What goes into it is named in `README.txt` inside, with what could not be had. A secret is kept out by where it stands: what people and
+//! commands have written, environments, arguments, mounts and answers to the kubelet are not collected at all (`outline.rs`), and the daemon puts
+//! none of them into its log. Behind that, everything passes the [`Redactor`].
 
-use super::{Facts, Place, Redactor, Report};
-use crate::domain::Timestamp;
+use super::{Facts, Place, Redactor, examine, outline};
+use crate::domain::{Timestamp, printable};
 use crate::host::HostRoot;
 use crate::kubelet::checkpoint;
 use serde_json::{Value, json};
@@ -43,7 +44,6 @@ impl Bundle {
     pub fn collect(
         place: &Place,
         facts: &Facts,
-        report: &Report,
         redactor: Redactor,
         verb: impl Fn(&[&str]) -> Result<Vec<u8>, String>,
         log: impl Fn() -> Result<String, String>,
@@ -51,12 +51,13 @@ impl Bundle {
         let mut this = Bundle { redactor, files: Vec::new(), missing: Vec::new() };
         // First, so that what it takes out is known when the other texts come.
         this.configuration(place, facts);
-        this.json("doctor.json", serde_json::to_value(report).map_err(|error| error.to_string()));
+        this.json("doctor.json", serde_json::to_value(examine(&facts.clone().without_words())).map_err(|error| error.to_string()));
         for (name, words) in VERBS {
             this.json(name, verb(words).and_then(|bytes| document(&bytes)));
         }
         this.json("kubelet-checkpoint.json", kubelet_checkpoint(&place.roots.kubelet));
-        this.text("mountinfo.txt", std::fs::read_to_string(place.own.join("mountinfo")).map_err(|error| error.to_string()));
+        let mounts = std::fs::read_to_string(place.own.join("mountinfo"));
+        this.text("mountinfo.txt", mounts.map(|table| outline::of_mounts(&table)).map_err(|error| error.to_string()));
         let host = HostRoot::new(&place.roots.host);
         let read = |rel: &str| host.try_read(rel).map_err(|error| error.to_string());
         let system = read("proc/version").map(|kernel| {
@@ -68,8 +69,9 @@ impl Bundle {
         this
     }
 
-    /// The configuration's files as documents: comments may hold what was commented out.
+    /// The configuration's files as documents: comments may hold what was commented out. The redactor learns what is not shown.
     fn configuration(&mut self, place: &Place, facts: &Facts) {
+        let is_valid = facts.config.as_ref().is_some_and(Result::is_ok);
         let main = place.config.clone().unwrap_or_else(|| PathBuf::from(crate::config::DEFAULT_PATH));
         let files = facts.config.as_ref().and_then(|config| config.as_ref().ok()).map(|wants| wants.files.clone());
         let mut documents = Vec::new();
@@ -78,7 +80,10 @@ impl Bundle {
             // The error of the parser would quote the line; that of the report names it.
             let parsed = parsed.and_then(|text| toml::from_str::<Value>(&text).map_err(|_| "it cannot be parsed".to_owned()));
             match parsed {
-                Ok(value) => documents.push(json!({ "file": file, "content": value })),
+                Ok(value) => {
+                    self.redactor.learn(&value);
+                    documents.push(json!({ "file": file, "content": outline::of_config(value, is_valid) }));
+                }
                 Err(why) => self.missing.push((file.display().to_string(), why)),
             }
         }
@@ -104,7 +109,8 @@ impl Bundle {
     #[must_use]
     pub fn contents(&self) -> String {
         let files = self.files.iter().map(|(name, text)| format!("{name}  {} bytes\n", text.len()));
-        let missing = self.missing.iter().map(|(name, why)| format!("not in it: {name}: {}\n", self.redactor.text(why)));
+        let missing =
+            self.missing.iter().map(|(name, why)| format!("not in it: {}: {}\n", printable(name), printable(&self.redactor.text(why))));
         files.chain(missing).collect()
     }
 
@@ -149,9 +155,9 @@ fn stem(now: Timestamp) -> String {
 fn readme(contents: &str) -> String {
     format!(
         "What `holdfast doctor --bundle` has collected of a node, for a report of a fault.\n\n\
-         Taken out: every value of an environment, all arguments of commands, whatever is named as a secret, and the answers in\n\
-         the kubelet's checkpoint. In it are names: of pods, namespaces, containers, devices, mounts and files. Look before you\n\
-         give it away.\n\n{contents}"
+         Not in it: values of environments, commands and their arguments, what commands and operators have written, configured\n\
+         mounts, sources of mounts, answers to the kubelet, and all values of a configuration that is not valid. In it are names: of\n\
+         pods, namespaces, containers, devices, resources, variables, mount points and files. Look before you give it away.\n\n{contents}"
     )
 }
 

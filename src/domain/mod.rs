@@ -44,7 +44,7 @@ pub use evidence::Evidence;
 pub use gather::{Arrange, Gather};
 pub use grant::{AllocId, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Listed, PodRef, note_list};
 pub use health::{Health, Reason, Weight};
-pub use hook::{Barred, Check, Due, Former, Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook, times};
+pub use hook::{Barred, Check, CheckResult, Due, Former, Hook, HookState, Hooks, Owed, OwedHook, Phase, note_hook, times, without_output};
 pub use inventory::{Inventory, Offered, Offering};
 pub use nvlink::NvLinks;
 pub use nvml::{MigPlace, NvmlAsked, NvmlGpu, NvmlLibrary, NvmlQuestion, NvmlSnapshot, asks_for_names};

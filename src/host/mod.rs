@@ -22,7 +22,7 @@ mod watch;
 
 pub use awake::Awake;
 pub use clock::{LateTimers, boot_id, now, step_back, until_tick};
-pub use command::{CommandError, run as run_command};
+pub use command::{CommandError, Ran, run as run_command};
 pub use direct::open_direct;
 pub use filesystem::{
     Medium, disk_error, files_left, is_read_only, is_tmpfs, lock_holder, medium, room, room_of_root, selinux_label, size_below,
@@ -31,7 +31,7 @@ pub use folder::Folder;
 pub use inotify_room::{InotifyRoom, Refused, inotify_room};
 pub use kmsg::{KernelLog, KernelRecord};
 pub use nvml::{NvmlAnswer, ask_nvml};
-pub use process::{hang_up, raise_open_files, terminate};
+pub use process::{can_have_more_tasks, hang_up, is_shortage, raise_open_files, terminate};
 pub use reset::{ResetError, reset_function};
 pub use room::has_room;
 pub use root::{HostNode, HostRoot, Listings};

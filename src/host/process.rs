@@ -1,9 +1,12 @@
 //! Processes: signals to those that were started here, and what this one may have.
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
+use std::sync::{Arc, RwLock};
+use std::thread;
 
 /// So many open files are enough: a kubelet's connection takes two of them. Without a bound a hook that closes all that it could have open
 /// would be at it for minutes.
@@ -21,6 +24,30 @@ pub fn raise_open_files() -> io::Result<()> {
 fn raised(limit: Rlimit) -> Rlimit {
     let enough = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
     Rlimit { current: limit.current.map(|current| current.max(enough)), ..limit }
+}
+
+/// Whether a call failed since the system has no room for it now: processes, threads, memory, descriptors. It says nothing of what was
+/// asked for, and may succeed the next time.
+#[must_use]
+pub fn is_shortage(error: &io::Error) -> bool {
+    let short = [Errno::EAGAIN, Errno::ENOMEM, Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ETXTBSY, Errno::EINTR];
+    error.raw_os_error().is_some_and(|code| short.contains(&Errno::from_raw(code)))
+}
+
+/// Whether this process could have so many more threads or processes at the same time.
+#[must_use]
+pub fn can_have_more_tasks(count: usize) -> bool {
+    let gate = Arc::new(RwLock::new(()));
+    let closed = gate.write();
+    let wait = || {
+        let gate = Arc::clone(&gate);
+        move || drop(gate.read())
+    };
+    let tasks: Vec<_> = (0..count).map_while(|_| thread::Builder::new().name("room".into()).spawn(wait()).ok()).collect();
+    drop(closed);
+    let made = tasks.len();
+    tasks.into_iter().for_each(|task| drop(task.join()));
+    made == count
 }
 
 /// Asks a process to read its configuration again (SIGHUP).
