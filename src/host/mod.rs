@@ -12,6 +12,7 @@ mod kmsg;
 mod nvml;
 pub mod peer;
 pub mod pods;
+pub mod private;
 mod process;
 mod reset;
 mod room;
