@@ -117,6 +117,7 @@ impl App {
             Store::open_keeping(&roots.state, settings.config.durability, boot_id.as_deref(), settings.config.retention)?;
         // Not before: a start that the user can mend ends in one sentence, without a log around it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
+        settings.close_folders();
         rebuild::from_kubelet(&mut store, &mut recovered, &settings.device_plugins());
         rebuild::forget_outputs(&mut recovered);
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");

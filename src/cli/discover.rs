@@ -4,13 +4,12 @@ use super::exit::Failed;
 use super::screen::Tint;
 use super::table::{Table, UNKNOWN};
 use super::text::Text;
-use super::{Global, show};
+use super::{Global, show, source};
 use crate::domain::{
     Device, DeviceClass, DeviceId, Gather, Health, NvmlLibrary, NvmlSnapshot, PciAddress, Reason, Verdicts, asks_for_names,
 };
 use crate::hardware::{self, Discovery, node_health};
 use crate::host::{self, HostRoot};
-use crate::store;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -29,7 +28,7 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, &scan);
     // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
-    let (names, verdicts) = store::peek(&global.state_dir).map(|recovered| (recovered.names, recovered.verdicts)).unwrap_or_default();
+    let (names, verdicts) = source::remembered(global).map(|recovered| (recovered.names, recovered.verdicts)).unwrap_or_default();
     let mut discovery = hardware::discover_in(&root, scan.clone(), &specs, &names);
     if let Some(nvml) = ask_nvml(&root, &config.nvml, &discovery) {
         discovery = hardware::discover_told(&root, scan, &specs, &names, &nvml);

@@ -29,6 +29,7 @@ use self::exit::Failed;
 use self::screen::Colour;
 use self::text::Text;
 use crate::config::{self, Node, Roots};
+use crate::host::private::keep_files_private;
 use crate::telemetry::logging::{self, LogFormat};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
@@ -175,6 +176,10 @@ pub fn main() -> ExitCode {
         return exit::end(Err(Failed::new(exit::USAGE, "only `holdfast topology` is drawn as a picture; say `-o table` or `-o json`")));
     }
     screen::init(global.color, global.output);
+    // A picture is for whoever is to look at it; everything else that is created is root's.
+    if !matches!(verb, Verb::Topology(_) | Verb::Bench(_) | Verb::Demo(_)) {
+        keep_files_private();
+    }
     let quiet = matches!(verb, Verb::Demo(_) | Verb::Bench(_));
     logging::init(global.log_format, if quiet { "off" } else { "info" });
     exit::end(match verb {

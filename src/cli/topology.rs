@@ -4,7 +4,7 @@ use super::exit::{FAILURE, Failed};
 use super::screen::{Screen, Tint};
 use super::table::Table;
 use super::text::Text;
-use super::{Global, Output, block_on, json, print};
+use super::{Global, Output, block_on, json, print, source};
 use crate::app::{ControlError, DeviceReport, control_get};
 use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, Gather, Grant, Health, PciAddress, PciFunction, Reason, Verdicts};
 use crate::hardware::{self, Discovery, node_health};
@@ -72,7 +72,7 @@ impl Known {
     /// Asks the daemon, else reads the ledger, where there is one. A tree that was captured elsewhere has neither.
     fn ask(global: &Global) -> Result<Known, Failed> {
         // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
-        let remembered = store::peek(&global.state_dir).ok();
+        let remembered = source::remembered(global);
         let judged = block_on(control_get::<Vec<DeviceReport>>(&global.run_dir, "/v1/devices"))?;
         let grants = block_on(control_get::<Vec<Grant>>(&global.run_dir, "/v1/grants"))?;
         let (judged, asked) = match (judged, grants) {

@@ -8,7 +8,7 @@ use super::watch::{self, Look, Watch};
 use super::{Global, block_on, source};
 use crate::app::{ControlError, DeviceReport, Processors, control_get};
 use crate::domain::{DeviceId, Gather, Grant, GrantState};
-use crate::store::{self, Told};
+use crate::store::Told;
 use clap::Args;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -39,7 +39,7 @@ fn everything(global: &Global, watch: Watch) -> Result<Look, Failed> {
     let grants = match asked {
         Ok(grants) => grants,
         Err(error @ ControlError::Absent { .. }) => {
-            let grants = store::peek(&global.state_dir)?.grants;
+            let grants = source::files(global)?.grants;
             remarks.push(format!("{error}; this is what the journal in `{}` tells", global.state_dir.display()));
             grants
         }

@@ -1,6 +1,7 @@
 //! A folder in which some files are ours and others are not, such as that of CDI. What is read there is read whole at any
-//! moment: a file appears and changes by a rename.
+//! moment: a file appears and changes by a rename. Others read it, so that folder and files have modes of their own (0755, 0644).
 
+use super::private::make_open_folder;
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io::{self, Write as _};
@@ -34,7 +35,7 @@ impl SpecFolder {
             return Ok(());
         }
         if std::fs::read_to_string(&file).ok().as_deref() != Some(text) {
-            std::fs::create_dir_all(&self.path)?;
+            make_open_folder(&self.path)?;
             // Hidden, and without the ending by which it would be read.
             let mut fresh = tempfile::Builder::new().prefix(&format!(".{}", self.prefix)).suffix(".new").tempfile_in(&self.path)?;
             fresh.write_all(text.as_bytes())?;

@@ -10,7 +10,7 @@ use crate::domain::{
     AllocId, DeviceId, Durability, Entry, Gather, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp, Verdicts,
 };
 use crate::host;
-use crate::store::{Recovered, Store};
+use crate::store::{Recovered, Store, keep_private};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -85,6 +85,9 @@ pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
 
     let boot_id = host::boot_id(Path::new("/"));
     let (mut store, recovered) = Store::open_keeping(&global.state_dir, Durability::PowerLoss, boot_id.as_deref(), retention)?;
+    if let Err(error) = keep_private(&global.state_dir) {
+        eprintln(format_args!("holdfast: the state directory stays open to others: {error}"));
+    }
     if !recovered.report.is_clean() {
         eprintln(format_args!("holdfast: the ledger was damaged: {}", recovered.report));
     }
