@@ -110,7 +110,8 @@ impl Source {
             run();
             drop(leave);
         };
-        thread::Builder::new().name("reader".into()).spawn(run).map(drop).map_err(failure)
+        let none = |error| (StatusCode::SERVICE_UNAVAILABLE, format!("no thread can be had to read the ledger with: {error}; ask again"));
+        thread::Builder::new().name("reader".into()).spawn(run).map(drop).map_err(none)
     }
 }
 

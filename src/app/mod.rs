@@ -177,7 +177,8 @@ impl App {
         let (escalate, mut escalated) = mpsc::channel(1);
         let supervision = Supervision { policy: Policy::default(), escalate, ending: ending_view };
         // A stalled disk must not stall the streams, nor a slow scan an Allocate.
-        let (ledger_arbiter, discovery_arbiter, here) = (Arbiter::new(), Arbiter::new(), Arbiter::current());
+        let arbiter = |what| Arbiter::try_with_tokio_rt(host::runtime).map_err(|why| StartError::NoThread { what, why });
+        let (ledger_arbiter, discovery_arbiter, here) = (arbiter("the ledger")?, arbiter("discovery")?, Arbiter::current());
 
         // A tree without one (a captured one) is of one boot for ever.
         let boot_of_grants = host::boot_id(&roots.host).unwrap_or_else(|| "unknown".into());

@@ -50,7 +50,7 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 configuration, 4 kubelet directory, 5 state directory, \
-                          6 already running, 7 an actor died too often, 8 nobody holds what `who` was asked for, 10 `doctor` found something to mend.";
+                          6 already running, 7 an actor died too often, 8 nobody holds what `who` was asked for, 9 limits of the process, 10 `doctor` found something to mend.";
 
 /// Options of every verb.
 #[derive(Debug, Clone, Args)]

@@ -7,9 +7,13 @@ use super::node::{Node, Section};
 use super::tree::{Entry, Is, Table, Value};
 use super::{Config, ConfigError, DEFAULT_PATH, typed, validate};
 use crate::domain::Arrange;
+use crate::host::read_regular;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// A configuration has some kilobytes.
+const BYTES_MAX: u64 = 16 << 20;
 
 /// Loads the configuration from `file` (else the default path), the `*.toml` drop-ins of `config.d` beside it, and their
 /// sections for this node.
@@ -61,7 +65,9 @@ impl Examined {
         // A drop-in was there when they were listed: one that is gone was taken away since.
         let drop_ins = drop_ins.into_iter().map(|path| (path, true));
         for (path, may_be_missing) in std::iter::once((main.to_owned(), may_be_missing)).chain(drop_ins) {
-            match std::fs::read(&path) {
+            // A file that somebody names to be compared may be a pipe of their shell.
+            let read = if path == main && main != place { std::fs::read(&path) } else { read_regular(&path, BYTES_MAX) };
+            match read {
                 Ok(bytes) => examined.take(&bytes, &path, node),
                 Err(error) if may_be_missing && is_absent(&path, &error) => {}
                 Err(error) => examined.problems.push(unreadable(&path, &error, "; `--config` names the file")),

@@ -6,16 +6,18 @@
 
 use super::{Facts, Place, Redactor, examine, outline};
 use crate::domain::{Timestamp, printable};
-use crate::host::HostRoot;
+use crate::host::{self, HostRoot, open_regular};
 use crate::kubelet::checkpoint;
 use serde_json::{Value, json};
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Of the end of a log.
 const LOG_BYTES: u64 = 1024 * 1024;
+/// A file of the configuration that is longer is left out.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
 /// A document of a verb that is longer is left out: a history may have a hundred thousand grants.
 const DOCUMENT_BYTES_MAX: usize = 32 * 1024 * 1024;
 
@@ -76,7 +78,8 @@ impl Bundle {
         let files = facts.config.as_ref().and_then(|config| config.as_ref().ok()).map(|wants| wants.files.clone());
         let mut documents = Vec::new();
         for file in files.unwrap_or_else(|| vec![main]) {
-            let parsed = std::fs::read_to_string(&file).map_err(|error| error.to_string());
+            let parsed = host::read_regular(&file, CONFIG_BYTES_MAX).map_err(|error| error.to_string());
+            let parsed = parsed.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".to_owned()));
             // The error of the parser would quote the line; that of the report names it.
             let parsed = parsed.and_then(|text| toml::from_str::<Value>(&text).map_err(|_| "it cannot be parsed".to_owned()));
             match parsed {
@@ -170,9 +173,8 @@ fn document(bytes: &[u8]) -> Result<Value, String> {
 
 /// The part of the checkpoint that tells which container has which devices; not the plugins' answers, which hold environments.
 fn kubelet_checkpoint(kubelet_dir: &Path) -> Result<Value, String> {
-    let file = File::open(kubelet_dir.join("device-plugins").join(checkpoint::FILE_NAME)).map_err(|error| error.to_string())?;
-    let mut bytes = Vec::new();
-    file.take(checkpoint::BYTES_MAX).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    let path = kubelet_dir.join("device-plugins").join(checkpoint::FILE_NAME);
+    let bytes = host::read_regular(&path, checkpoint::BYTES_MAX).map_err(|error| error.to_string())?;
     let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
     let entries = value.pointer_mut("/Data/PodDeviceEntries").and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
     let kept = ["PodUID", "ContainerName", "ResourceName", "DeviceIDs"];
@@ -185,7 +187,7 @@ fn kubelet_checkpoint(kubelet_dir: &Path) -> Result<Value, String> {
 fn pod_log(host: &HostRoot) -> Option<String> {
     let written = |path: &String| host.path(path).metadata().and_then(|about| about.modified()).ok();
     let newest = host.glob("/var/log/pods/*/holdfast/*.log").into_iter().max_by_key(written)?;
-    let mut file = File::open(host.path(&newest)).ok().filter(|file| file.metadata().is_ok_and(|about| about.is_file()))?;
+    let mut file = open_regular(&host.path(&newest)).ok()?;
     let length = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(LOG_BYTES))).ok()?;
     let mut bytes = Vec::new();

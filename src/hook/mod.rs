@@ -1,7 +1,7 @@
 //! Carries hooks out: the one place that runs a command or resets a function for a device.
 //!
 //! Two ask: serving, before a container starts (the kubelet waits), and the application's runner, after a release. Both
-//! wait here without a thread; the run itself is on a thread of the blocking pool, and at most so many run at a time. Whoever
+//! wait here without a thread; the run itself has a thread of its own, and at most so many run at a time. Whoever
 //! stops waiting ends the run: its process group is killed. A command is no shell: it gets its arguments as they are
 //! configured, and what it may want to know as environment variables ([`environment()`]).
 //!
@@ -22,8 +22,9 @@ use crate::host::{self, CommandError, HostRoot, ResetError};
 use crate::telemetry::metrics;
 use std::io;
 use std::sync::Arc;
+use std::thread;
 use std::time::Instant;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 /// Hooks before a start that run at a time: the devices of a whole node for one container, and no more processes than that.
 const BEFORE_START_MAX: usize = 8;
@@ -136,7 +137,7 @@ impl Performer {
                         let run = move || {
                             let host::Ran { ended, said } = host::run_command(&argv, &env, limit, &cancelled);
                             let may_lack_room = is_check && matches!(ended, Err(CommandError::Failed(_)));
-                            if may_lack_room && !host::can_have_more_tasks(ROOM_FOR_A_CHECK) {
+                            if may_lack_room && host::room_for_tasks(ROOM_FOR_A_CHECK).is_err() {
                                 return (Err(HookError::NoRoom), said);
                             }
                             (ended.map_err(HookError::from), said)
@@ -153,18 +154,24 @@ impl Performer {
         self.note(occasion, began, ran)
     }
 
-    /// The end of a run on the blocking pool. Its slot is free when it has really ended, also when nobody waits any more.
+    /// The end of a run on a thread of its own, which it may keep for a day. Its slot is free when it has really ended, also when nobody waits
+    /// any more.
     async fn ended(
         &self,
         slot: tokio::sync::OwnedSemaphorePermit,
         run: impl FnOnce() -> (Result<(), HookError>, String) + Send + 'static,
     ) -> (Result<(), HookError>, String) {
-        let ran = tokio::task::spawn_blocking(move || {
+        let (tell, told) = oneshot::channel();
+        let work = move || {
             let ended = run();
             drop(slot);
-            ended
-        });
-        ran.await.unwrap_or_else(|error| (Err(io::Error::other(error).into()), String::new()))
+            // Whoever does not wait any more does not hear it.
+            drop(tell.send(ended));
+        };
+        match thread::Builder::new().name("hook".into()).spawn(work) {
+            Ok(_) => told.await.unwrap_or_else(|_| (Err(io::Error::other("its thread has panicked").into()), String::new())),
+            Err(error) => (Err(error.into()), String::new()),
+        }
     }
 
     fn note(&self, occasion: &Occasion, began: Instant, (ended, said): (Result<(), HookError>, String)) -> Result<(), HookError> {

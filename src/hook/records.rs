@@ -87,12 +87,6 @@ impl Shortages {
         lock(&self.0).iter().map(told).collect()
     }
 
-    /// Why those of a resource cannot be run.
-    #[must_use]
-    pub fn of(&self, resource: &ResourceName, phase: Phase) -> Option<String> {
-        lock(&self.0).get(&(resource.clone(), phase)).map(|(_, why)| why.clone())
-    }
-
     /// A run was possible. Whether that is news.
     pub(super) fn over(&self, occasion: &Occasion) -> bool {
         lock(&self.0).remove(&(occasion.resource.clone(), occasion.phase)).is_some()
@@ -142,7 +136,6 @@ mod tests {
         assert!(!shortages.begun(&occasion, Timestamp(6), "second".into()));
         let [told] = shortages.all().try_into().unwrap();
         assert_eq!((told.since, told.why.as_str(), told.phase.as_str()), (Timestamp(5), "second", "after_release"));
-        assert_eq!(shortages.of(&occasion.resource, Phase::AfterRelease).as_deref(), Some("second"));
         assert!(shortages.over(&occasion));
         assert_eq!(shortages.all(), []);
     }

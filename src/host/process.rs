@@ -20,6 +20,18 @@ pub fn raise_open_files() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, raised(getrlimit(Resource::Nofile)))?)
 }
 
+/// How many descriptors this process may have; `None` where there is no limit.
+#[must_use]
+pub(super) fn open_files() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
+/// How large a file of this process may be; `None` where there is no limit.
+#[must_use]
+pub(super) fn file_size() -> Option<u64> {
+    getrlimit(Resource::Fsize).current
+}
+
 /// `None` is no limit.
 fn raised(limit: Rlimit) -> Rlimit {
     let enough = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
@@ -35,19 +47,29 @@ pub fn is_shortage(error: &io::Error) -> bool {
 }
 
 /// Whether this process could have so many more threads or processes at the same time.
-#[must_use]
-pub fn can_have_more_tasks(count: usize) -> bool {
+///
+/// # Errors
+/// What the system says where it could not.
+pub fn room_for_tasks(count: usize) -> io::Result<()> {
     let gate = Arc::new(RwLock::new(()));
     let closed = gate.write();
     let wait = || {
         let gate = Arc::clone(&gate);
         move || drop(gate.read())
     };
-    let tasks: Vec<_> = (0..count).map_while(|_| thread::Builder::new().name("room".into()).spawn(wait()).ok()).collect();
+    let (mut tasks, mut room) = (Vec::with_capacity(count), Ok(()));
+    for _ in 0..count {
+        match thread::Builder::new().name("room".into()).spawn(wait()) {
+            Ok(task) => tasks.push(task),
+            Err(error) => {
+                room = Err(error);
+                break;
+            }
+        }
+    }
     drop(closed);
-    let made = tasks.len();
     tasks.into_iter().for_each(|task| drop(task.join()));
-    made == count
+    room
 }
 
 /// Asks a process to read its configuration again (SIGHUP).

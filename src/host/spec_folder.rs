@@ -2,6 +2,7 @@
 //! moment: a file appears and changes by a rename. Others read it, so that folder and files have modes of their own (0755, 0644).
 
 use super::private::make_open_folder;
+use super::regular::read_regular;
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io::{self, Write as _};
@@ -34,7 +35,7 @@ impl SpecFolder {
         if written.get(name).is_some_and(|known| known == text) && file.exists() {
             return Ok(());
         }
-        if std::fs::read_to_string(&file).ok().as_deref() != Some(text) {
+        if read_regular(&file, text.len() as u64).ok().as_deref() != Some(text.as_bytes()) {
             make_open_folder(&self.path)?;
             // Hidden, and without the ending by which it would be read.
             let mut fresh = tempfile::Builder::new().prefix(&format!(".{}", self.prefix)).suffix(".new").tempfile_in(&self.path)?;

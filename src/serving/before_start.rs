@@ -25,7 +25,9 @@ const DEADLINE: Duration = Duration::from_secs(28);
 const ASK_EVERY: Duration = Duration::from_millis(200);
 /// How long one answer may take: it reads a few files.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Until a hook is tried again for which the system has no room.
+/// How long a hook waits for which the system has no room, before the kubelet is told so. It tries again by itself.
+const ROOM_WITHIN: Duration = Duration::from_secs(5);
+/// Until such a hook is tried again.
 const ROOM_AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// How long a reset waits for the ledger to learn from the kubelet's checkpoint who the holders are. That takes milliseconds.
 const HOLDERS_WITHIN: Duration = Duration::from_secs(5);
@@ -59,11 +61,7 @@ pub(super) async fn before_start(shared: &Shared, resource: &ResourceName, ids: 
         ran.map_err(|why| failed(&id, &why))
     });
     let ran = tokio::time::timeout_at(until, try_join_all(runs)).await;
-    let late = || {
-        let short = shared.performer.shortages().of(resource, Phase::BeforeStart);
-        let why = short.unwrap_or_else(|| "all of them together have taken too long".to_owned());
-        failed(ids.first().unwrap_or(&DeviceId::new("")), &why)
-    };
+    let late = || failed(ids.first().unwrap_or(&DeviceId::new("")), &"all of them together have taken too long");
     ran.unwrap_or_else(|_| Err(late())).map(drop)
 }
 
@@ -124,10 +122,13 @@ async fn one(shared: &Shared, resource: &ResourceName, hook: &Hook, id: &DeviceI
         pod: holder.and_then(|grant| grant.pod().cloned()),
         container: holder.and_then(|grant| grant.container().map(str::to_owned)),
     };
+    let until = Instant::now() + ROOM_WITHIN;
     loop {
         match shared.performer.perform(hook, &occasion).await {
-            // Whoever waits for all hooks of the container ends this wait.
-            Err(error) if error.is_no_result(Phase::BeforeStart) => tokio::time::sleep(ROOM_AGAIN_AFTER).await,
+            Err(error) if error.is_no_result(Phase::BeforeStart) && Instant::now() + ROOM_AGAIN_AFTER < until => {
+                tokio::time::sleep(ROOM_AGAIN_AFTER).await;
+            }
+            Err(error) if error.is_no_result(Phase::BeforeStart) => return Err(format!("{error}; the kubelet tries again")),
             Err(error) if shared.performer.outputs().of(&whole).is_empty() => return Err(error.to_string()),
             Err(error) => return Err(format!("{error}; `holdfast device show {whole}` on the node shows what it wrote last")),
             Ok(()) => return Ok(()),

@@ -1,7 +1,7 @@
 //! Runs the hooks after release: asked by what the ledger publishes as due, telling it what became of each run.
 //!
 //! ```text
-//!   ledger ── due hooks (watch) ──▶ Schedule ── run ──▶ Performer (blocking pool)
+//!   ledger ── due hooks (watch) ──▶ Schedule ── run ──▶ Performer (a thread)
 //!      ▲                              ▲  inventory: is the device there?    │
 //!      └───────── HookEnded ──────────┴─────────────────────────────────────┘
 //! ```
