@@ -17,12 +17,13 @@ use super::error::wants_room;
 use super::layout::{note, sync_data, sync_directory};
 use super::replay::OwedAt;
 use crate::domain::{AllocId, DeviceId, Grant, HookState, OwedHook, Retention, Timestamp};
-use crate::host::LateTimers;
+use crate::host::{self, LateTimers};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,11 @@ const LOG_SEGMENT_BYTES: usize = 128 * 1024;
 /// How far the clock is believed to have gone on between two checkpoints. A clock that is wrong by a year would forget the
 /// whole history at once; so it forgets a day of it at a time, until somebody sets the clock.
 const CLOCK_STEP_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Threads of sled's pool, one for all databases of the process, and one that opens.
+const POOL_THREADS: usize = 8;
+/// Whether the pool is there.
+static HAS_POOL: AtomicBool = AtomicBool::new(false);
 
 const APPLIED: &str = "applied";
 const OPENED: &str = "opened";
@@ -89,7 +95,7 @@ pub(super) enum Refusal {
     InUse,
     /// A later version wrote it.
     Newer(u32),
-    /// The file system takes nothing more, and says nothing against the database.
+    /// The file system takes nothing more, or the system has no thread or descriptor for it now, which says nothing against the database.
     NoRoom(io::Error),
     /// It is damaged, with what could be read.
     Damaged { why: String, readable: Box<Image> },
@@ -98,7 +104,7 @@ pub(super) enum Refusal {
 impl From<sled::Error> for Refusal {
     fn from(error: sled::Error) -> Self {
         match error {
-            sled::Error::Io(error) if wants_room(&error) => Refusal::NoRoom(error),
+            sled::Error::Io(error) if wants_room(&error) || host::is_shortage(&error) => Refusal::NoRoom(error),
             error => Refusal::Damaged { why: error.to_string(), readable: Box::default() },
         }
     }
@@ -107,6 +113,10 @@ impl From<sled::Error> for Refusal {
 impl Shelf {
     /// Opens or creates the database in `dir`, however long that takes and whether or not it panics.
     pub(super) fn open_here(dir: &Path) -> Result<(Self, Image), Refusal> {
+        // sled goes on without a thread that it does not get, and without any of them it never answers.
+        if !HAS_POOL.load(Ordering::Relaxed) {
+            host::room_for_tasks(POOL_THREADS).map_err(Refusal::NoRoom)?;
+        }
         let fresh = !dir.exists();
         let began = Instant::now();
         let (db, _late_timers) = loop {
@@ -128,6 +138,7 @@ impl Shelf {
                 Err(error) => return Err(error.into()),
             }
         };
+        HAS_POOL.store(true, Ordering::Relaxed);
         let shelf = Shelf::with_trees(dir, db)?;
         if fresh {
             let parent = dir.parent().unwrap_or(dir);

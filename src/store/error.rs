@@ -1,5 +1,6 @@
 //! What can go wrong with the store, in words for the person who has to act.
 
+use crate::host::is_shortage;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -69,9 +70,10 @@ impl StoreError {
         move |source| StoreError::Io { doing, path: path.to_owned(), source }
     }
 
-    /// Whether the file system takes nothing more, full or read-only. That is no damage, and may end by itself.
+    /// Whether the file system takes nothing more, full or read-only, or this process has no room for it: descriptors, threads, memory. That is no
+    /// damage, and may end by itself.
     pub(super) fn is_for_want_of_room(&self) -> bool {
-        matches!(self, StoreError::Io { source, .. } if wants_room(source))
+        matches!(self, StoreError::Io { source, .. } if wants_room(source) || is_shortage(source))
     }
 
     /// Whether there is something already where a file was to be created.
@@ -82,8 +84,8 @@ impl StoreError {
 
 /// Whether the file system takes nothing more.
 pub(super) fn wants_room(error: &io::Error) -> bool {
-    use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
-    matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem)
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem | FileTooLarge)
 }
 
 /// What to do about an I/O error, where that is known.
@@ -99,6 +101,7 @@ impl fmt::Display for Advice<'_> {
             io::ErrorKind::ReadOnlyFilesystem => {
                 ": its file system is mounted read-only, as the kernel does after disk errors: make that writable"
             }
+            io::ErrorKind::FileTooLarge => ": raise the limit of file sizes of this process (RLIMIT_FSIZE, `LimitFSIZE` of the unit)",
             io::ErrorKind::NotADirectory => ": a file is in the way of a directory",
             _ => "",
         })

@@ -34,7 +34,8 @@ impl Opening {
             drop(sender.send(opened));
         };
         if let Err(error) = thread::Builder::new().name("sled-open".into()).spawn(open) {
-            drop(unused.send(Err(damaged(error.to_string()))));
+            // That says nothing of the database.
+            drop(unused.send(Err(Refusal::NoRoom(error))));
         }
         Opening { dir: dir.to_owned(), begun: Instant::now(), opened }
     }
