@@ -18,8 +18,8 @@
 //! [`Mailbox::call`]). Every message therefore means the same when it arrives twice.
 
 use crate::domain::{
-    Barred, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Plan, Reason, Refusal, ResourceName,
-    Verdict,
+    Barred, CheckResult, DeviceEvent, DeviceId, Evidence, Grant, Instruction, KubeletGeneration, Moment, OwedHook, Plan, Reason, Refusal,
+    ResourceName, Verdict,
 };
 use crate::store::StoreError;
 use actix::Message;
@@ -132,8 +132,8 @@ pub struct Checked {
     pub device: DeviceId,
     /// When the check began: what it says is not older.
     pub at: Moment,
-    /// Why it has failed; `None` when the device is well.
-    pub failed: Option<String>,
+    /// What it says.
+    pub result: CheckResult,
 }
 
 /// app → health: do what an operator asks for; answered when it is durable and in the list.

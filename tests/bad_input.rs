@@ -53,16 +53,21 @@ fn a_wrong_configuration_is_named_with_its_line_and_what_would_be_right() {
     for (text, parts) in [
         (replaced("class", "clas"), vec!["config.toml", "line 3", "`clas`", "did you mean `class`?"]),
         (format!("{}replica = 2\n", resource("gpu")), vec!["line 5", "`replica`", "did you mean `replicas`?"]),
-        (replaced("example.com/gpu", "gpu"), vec!["`gpu` is not a resource name", "`example.com/device`"]),
-        (replaced("example.com/gpu", "Example.com/gpu"), vec!["`Example.com/gpu`", "lower-case"]),
+        (replaced("example.com/gpu", "gpu"), vec!["`…` is not a resource name", "`example.com/device`"]),
+        (replaced("example.com/gpu", "Example.com/gpu"), vec!["resource `…`", "lower-case"]),
         (resource("gpu").repeat(2), vec!["two resources are named `example.com/gpu`", "a name of its own"]),
-        (replaced("char", "gppu"), vec!["`gppu`", "did you mean `gpu`?"]),
+        (replaced("char", "gppu"), vec!["unknown value `…`", "did you mean `gpu`?"]),
         (replaced("/dev/gpu*", "gpu*"), vec!["`example.com/gpu`", "must begin with `/dev/`"]),
-        ("[telemetry]\nlisten = \"everywhere\"\n".to_owned(), vec!["`telemetry.listen`", "`everywhere`", "such as"]),
+        ("[telemetry]\nlisten = \"everywhere\"\n".to_owned(), vec!["`telemetry.listen` is `…`", "such as"]),
         ("[ledger\n".to_owned(), vec!["config.toml", "line 1"]),
     ] {
         node.write_config(&text);
+        // Its sentence is in logs that many read: without values, which whoever mends the file is told.
         refuses_to_run(&node, exit::CONFIG, &parts);
+        let checked = String::from_utf8(node.output(&["config", "check"]).stdout).unwrap();
+        for value in ["Example.com/gpu", "gppu", "everywhere"].into_iter().filter(|value| text.contains(value)) {
+            assert!(checked.contains(&format!("`{value}`")), "{checked}");
+        }
     }
     assert_eq!(node.grants().len(), 1);
 }

@@ -249,7 +249,7 @@ fn a_check_that_fails_is_heard_and_one_that_passes_again_too() {
         let mut daemon = node.start_daemon();
         listed(&kubelet, &gpu(), (1, 1)).await;
         let told = shown(&node, "dev:gpu1");
-        assert!(told["reason"] == "check_failed" && told["detail"].as_str().unwrap().contains("it coughs"), "{told}");
+        assert!(told["reason"] == "check_failed" && told["detail"] == "exit status: 4" && told["said"][0]["said"] == "it coughs", "{told}");
         std::fs::remove_file(&sick).unwrap();
         until("its recovery", || shown(&node, "dev:gpu1")["state"].clone(), |state| state == "recovering");
         daemon.kill();

@@ -143,9 +143,9 @@ fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill()
         std::fs::write(left(&node, "go"), "").unwrap();
         daemon.logged("the hook after release has failed").await;
         let (state, why) = until("the failure", || shown(&node).unwrap(), |(state, _)| state == "failed");
-        assert!(state == "failed" && why.contains("exit status: 3") && why.ends_with("no key"), "{why}");
+        assert!(state == "failed" && why == "exit status: 3", "{why}");
         let text = String::from_utf8(node.output(&["status"]).stdout).unwrap();
-        assert!(text.contains("example.com/gpu: device dev:gpu0 is unhealthy") && text.contains("no key"), "{text}");
+        assert!(text.contains("example.com/gpu: device dev:gpu0 is unhealthy") && text.contains("exit status: 3"), "{text}");
         let mut api = dial(&kubelet, &node, &gpu()).await;
         let refused = allocate(&mut api, &["dev:gpu0"]).await.unwrap_err();
         assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("hook_failed"), "{refused}");
@@ -220,7 +220,7 @@ fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_forme
         assert!(!runs(&two) && owed(&node) == 1);
         std::fs::write(left(&node, "go"), "").unwrap();
         let waiting = || kubelet.view(|view| view.pod(&two)?.containers.get("main")?.waiting.clone()).unwrap_or_default();
-        let said = beside("the error", waiting, |text| text.contains("no key")).await;
+        let said = beside("the error", waiting, |text| text.contains("exit status: 3")).await;
         for part in
             ["CreateContainerConfigError", "FailedPrecondition", "example.com/gpu", "`dev:gpu0`", "default/one", "exit status: 3", "mend"]
         {
@@ -278,7 +278,7 @@ fn a_command_that_hangs_is_killed_with_its_children() {
         owe(&node, &gpu(), "dev:gpu0");
         let daemon = node.start_daemon();
         let said = daemon.logged("the hook after release has failed").await;
-        assert!(said.contains("has not ended within 1s") && said.contains("at it"), "{said}");
+        assert!(said.contains("has not ended within 1s"), "{said}");
         let child = lines(&node, "children").remove(0);
         let lives = || std::fs::read_to_string(format!("/proc/{child}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
         until("the end of the child", lives, |lives| !lives);
@@ -387,7 +387,9 @@ fn a_container_starts_when_its_hook_has_ended_well_and_every_start_has_its_own()
         let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1))).await;
         assert_eq!(pod.phase, PodPhase::Pending);
         let waiting = kubelet.view(|view| view.pod(&pod.uid).unwrap().containers["main"].waiting.clone()).unwrap();
-        for part in ["CreateContainerConfigError", "before_start", "example.com/gpu", "`dev:gpu0`", "exit status: 3", "no key"] {
+        for part in
+            ["CreateContainerConfigError", "before_start", "example.com/gpu", "`dev:gpu0`", "exit status: 3", "holdfast device show"]
+        {
             assert!(waiting.contains(part), "`{part}` is not in: {waiting}");
         }
         std::fs::write(left(&node, "key"), "").unwrap();

@@ -2,9 +2,9 @@
 //!
 //! They run at the multiples of their period on the boot's clock, as every poll does, and once at the start: what they said
 //! before is not known any more. A device that is new is checked at the next moment. Those of one period end before the next of
-//! them begin.
+//! them begin. A check that could not be run says nothing of its device, and comes again with the next round.
 
-use crate::domain::{Check, Device, Gather, Inventory, Phase, ResourceName};
+use crate::domain::{Check, CheckResult, Device, Gather, Inventory, Phase, ResourceName};
 use crate::hook::{Occasion, Performer};
 use crate::host;
 use crate::messages::{Checked, Mailbox};
@@ -76,7 +76,11 @@ impl Checker {
     async fn one(self, resource: ResourceName, check: Check, device: Arc<Device>) {
         let (id, at) = (device.id.clone(), host::now());
         let occasion = Occasion { phase: Phase::Check, resource, device, alloc_id: None, pod: None, container: None };
-        let ended = self.performer.perform(&check.run, &occasion).await;
-        self.checked.tell(Checked { device: id, at, failed: ended.err().map(|error| error.to_string()) });
+        let result = match self.performer.perform(&check.run, &occasion).await {
+            Ok(()) => CheckResult::Passed,
+            Err(error) if error.is_no_result(Phase::Check) => CheckResult::NotRun,
+            Err(error) => CheckResult::Failed(error.to_string()),
+        };
+        self.checked.tell(Checked { device: id, at, result });
     }
 }

@@ -11,6 +11,7 @@ use super::handover::{Upgrade, UpgradeOrder};
 use super::processors;
 use super::{Status, Views};
 use crate::domain::{DeviceId, Grant, Instruction, Timestamp};
+use crate::hook::Outputs;
 use crate::host::peer::TrustedListener;
 use crate::messages::{Instruct, InstructError, Mailbox, Publish};
 use crate::store::{Export, Store, StoreError, Told, Verification};
@@ -73,6 +74,8 @@ pub(super) struct Source {
     instruct: Mailbox<Instruct>,
     processors: processors::Asker,
     upgrade: mpsc::Sender<UpgradeOrder>,
+    /// What hooks and checks have written: only here it is told.
+    outputs: Outputs,
     readers: Arc<Semaphore>,
 }
 
@@ -84,10 +87,11 @@ impl Source {
         instruct: Mailbox<Instruct>,
         processors: processors::Asker,
         upgrade: mpsc::Sender<UpgradeOrder>,
+        outputs: Outputs,
     ) -> Self {
         let readers = Arc::new(Semaphore::new(READERS_MAX));
         let store = Arc::downgrade(store);
-        Source { views, store, started: Instant::now(), publish, instruct, processors, upgrade, readers }
+        Source { views, store, started: Instant::now(), publish, instruct, processors, upgrade, outputs, readers }
     }
 
     /// The views with everything that has been answered. A ledger that is stuck is not waited for long.
@@ -112,7 +116,8 @@ impl Source {
             run();
             drop(leave);
         };
-        thread::Builder::new().name("reader".into()).spawn(run).map(drop).map_err(failure)
+        let none = |error| (StatusCode::SERVICE_UNAVAILABLE, format!("no thread can be had to read the ledger with: {error}; ask again"));
+        thread::Builder::new().name("reader".into()).spawn(run).map(drop).map_err(none)
     }
 }
 
@@ -229,7 +234,9 @@ pub struct Order {
 }
 
 async fn devices(State(source): State<Source>) -> Reply {
-    reply(&devices::reports(&source.views))
+    let mut reports = devices::reports(&source.views);
+    devices::add_words(&mut reports, &source.views, &source.outputs);
+    reply(&reports)
 }
 
 async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
@@ -251,7 +258,9 @@ async fn hand_over(State(source): State<Source>, body: Bytes) -> Reply {
 }
 
 async fn status(State(source): State<Source>) -> Reply {
-    reply(&Status::of(source.views().await, source.started.elapsed()))
+    let mut status = Status::of(source.views().await, source.started.elapsed());
+    devices::add_words(&mut status.ailing, &source.views, &source.outputs);
+    reply(&status)
 }
 
 /// Serves the socket, with so many connections at a time. Without it the daemon works on, and says so.

@@ -2,6 +2,7 @@
 
 use super::Views;
 use crate::domain::{Device, DeviceClass, DeviceId, Gather, Health, Incident, Offered, PciAddress, Reason, State, Timestamp, Verdict};
+use crate::hook::{Outputs, Said};
 use crate::host;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +28,7 @@ pub struct DeviceReport {
     pub state: String,
     /// While it recovers: for how long nothing may speak against it still.
     pub healthy_in_seconds: Option<u64>,
-    /// In an operator's words, why it is not to be given out.
+    /// In an operator's words, why it is not to be given out. Only the control socket tells the words.
     pub cordoned: Option<String>,
     /// When the operator said so.
     #[serde(default)]
@@ -36,6 +37,9 @@ pub struct DeviceReport {
     pub flaps: u32,
     /// Its last failures, oldest first.
     pub incidents: Vec<Incident>,
+    /// What its hooks and its check have written that have failed. Only the control socket tells it.
+    #[serde(default)]
+    pub said: Vec<Said>,
     /// What it is; `null` where no resource lists it. This and where it was are told of a device that has gone too.
     #[serde(default)]
     pub class: Option<DeviceClass>,
@@ -50,7 +54,8 @@ pub struct DeviceReport {
     pub names: Vec<String>,
 }
 
-/// Every device that is listed, or of which there is something to be said.
+/// Every device that is listed, or of which there is something to be said. Whoever reaches the page reads it: what people and commands have
+/// written is not in it.
 pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
     let now = host::now().boot;
     let verdicts = views.judgement.borrow().verdicts.clone();
@@ -85,6 +90,16 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
     devices.into_values().collect()
 }
 
+/// Adds what only root is told: the words of an operator, and what commands have written.
+pub(super) fn add_words(reports: &mut [DeviceReport], views: &Views, outputs: &Outputs) {
+    let verdicts = views.judgement.borrow().verdicts.clone();
+    for report in reports {
+        let id = DeviceId::new(&report.id);
+        report.cordoned = verdicts.get(&id).and_then(|verdict| Some(verdict.cordon.as_ref()?.reason.clone()));
+        report.said = outputs.of(&id);
+    }
+}
+
 fn names(device: &Device) -> Vec<String> {
     let function = device.pci.iter().flat_map(|pci| [&pci.net, &pci.rdma, &pci.nvme]).flatten().cloned();
     function.chain(device.nodes.iter().map(|node| node.host.clone())).collect()
@@ -107,10 +122,11 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
         detail: reason.map(|reason| verdict.detail(reason).to_owned()).filter(|detail| !detail.is_empty()),
         state: verdict.state.as_str().to_owned(),
         healthy_in_seconds,
-        cordoned: verdict.cordon.as_ref().map(|cordon| cordon.reason.clone()),
+        cordoned: verdict.cordon.as_ref().map(|_| String::new()),
         cordoned_at: verdict.cordon.as_ref().map(|cordon| cordon.at),
         flaps: verdict.flaps,
         incidents: verdict.incidents.clone(),
+        said: Vec::new(),
         class: None,
         numa_nodes: Vec::new(),
         bridges: Vec::new(),
@@ -119,6 +135,13 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
 }
 
 impl DeviceReport {
+    /// What is known of the reason: what was read or told, else an operator's words, where they are known.
+    #[must_use]
+    pub fn explanation(&self) -> Option<&str> {
+        let words = self.cordoned.as_deref().filter(|words| !words.is_empty());
+        self.detail.as_deref().or(words)
+    }
+
     /// Since when it is not given out: an operator's word, which counts before everything else, or the last failure, unless that is over.
     #[must_use]
     pub fn since(&self) -> Option<Timestamp> {

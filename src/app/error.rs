@@ -18,6 +18,16 @@ pub enum StartError {
     /// The ledger cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The system has no thread or no descriptors for it.
+    #[error(
+        "no thread can be had for {what}: {why}; raise the limits of this process (`TasksMax` and `LimitNOFILE` of the unit, the pod's limit of PIDs)"
+    )]
+    NoThread {
+        /// What it was to run.
+        what: &'static str,
+        /// What the system says.
+        why: io::Error,
+    },
     /// An actor died too often before the first inventory was there.
     #[error("the {0} actor died too often at the start; see the log for its panics")]
     Escalated(&'static str),

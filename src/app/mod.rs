@@ -120,10 +120,8 @@ impl App {
             Store::open_keeping(&roots.state, settings.config.durability, boot_id.as_deref(), settings.config.retention)?;
         // Not before: a start that the user can mend ends in one sentence, without a log around it.
         tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
-        rebuild::from_kubelet(&mut store, &mut recovered, &settings.device_plugins());
-        // Earlier versions have not noted what is held with a device, and the kubelet's checkpoint does not tell it.
-        let behind = |node: &str| hardware::behind(&host_root, node);
-        recovered.grants = recovered.grants.into_iter().map(|grant| grant.resolve(behind)).collect();
+        settings.close_folders();
+        rebuild::complete(&mut store, &mut recovered, &settings.device_plugins(), &host_root);
         tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
         let recovery = (!recovered.report.is_clean()).then(|| Arc::<str>::from(recovered.report.to_string()));
         if let Some(report) = &recovery {
@@ -183,7 +181,8 @@ impl App {
         let (escalate, mut escalated) = mpsc::channel(1);
         let supervision = Supervision { policy: Policy::default(), escalate, ending: ending_view };
         // A stalled disk must not stall the streams, nor a slow scan an Allocate.
-        let (ledger_arbiter, discovery_arbiter, here) = (Arbiter::new(), Arbiter::new(), Arbiter::current());
+        let arbiter = |what| Arbiter::try_with_tokio_rt(host::runtime).map_err(|why| StartError::NoThread { what, why });
+        let (ledger_arbiter, discovery_arbiter, here) = (arbiter("the ledger")?, arbiter("discovery")?, Arbiter::current());
 
         // A tree without one (a captured one) is of one boot for ever.
         let boot_of_grants = host::boot_id(&roots.host).unwrap_or_else(|| "unknown".into());
@@ -245,6 +244,7 @@ impl App {
 
         let files = SpecFiles::new(&settings.config.cdi_directory, &settings.config.device_info_directory);
         let performer = Performer::new(host_root.clone());
+        let (outputs, shortages) = (performer.outputs().clone(), performer.shortages().clone());
         let refusals = Refusals::default();
         let preparer =
             Preparer::new(inventory_view.clone(), host_root.clone(), files.clone(), boot_of_grants.clone(), kubelet_view.clone());
@@ -339,6 +339,7 @@ impl App {
             refusals,
             plan: plan_view,
             recovery,
+            shortages,
             not_served: not_served_view,
             ready: ready_view,
         };
@@ -355,7 +356,7 @@ impl App {
         let processors = processors::Asker { pod_resources, gate: Arc::clone(&gate), host_root };
         let (upgrade, upgrades) = mpsc::channel(1);
         let (publish, instruct) = (actors.ledger.mailbox(), actors.health.mailbox());
-        let source = control::Source::new(views.clone(), &store, publish, instruct, processors, upgrade);
+        let source = control::Source::new(views.clone(), &store, publish, instruct, processors, upgrade, outputs);
         tasks.extend(control::serve(&control, source, limits.control));
         // One at a time, and one that waits.
         let (ask, asked) = mpsc::channel(1);

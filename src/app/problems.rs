@@ -2,6 +2,7 @@
 
 use super::{DeviceReport, HookReport, ResourceReport, Status};
 use crate::domain::{Because, HookState, Kept, OwedHook, Reason, Unreadable, times};
+use crate::hook::NotRun;
 use crate::picture::Holder;
 use crate::serving::Unrecorded;
 
@@ -76,16 +77,7 @@ impl Status {
                 add(format!("{name}: {disagreement}"), "take another plugin for this resource off the node");
             }
         }
-        for HookReport { owed: OwedHook { resource, device, state, .. }, awaited_by } in &self.hooks {
-            if let HookState::Failed { tries, why, .. } = state {
-                let so = match awaited_by.as_slice() {
-                    [] => format!("device {device} is unhealthy"),
-                    pods => format!("{} cannot start yet with device {device}", in_words(pods)),
-                };
-                let what = format!("{resource}: {so}, since the hook after its release has failed {}: {why}", times(u64::from(*tries)));
-                add(what, "mend what it complains about; it is tried again by itself");
-            }
-        }
+        self.hook_problems(&mut add);
         let is_sick = |device: &&DeviceReport| {
             let is_wanted = device.cordoned.is_some() || device.reason.as_deref().is_some_and(Reason::is_of_the_configuration);
             device.health.as_deref() == Some("Unhealthy") && !is_wanted
@@ -97,6 +89,32 @@ impl Status {
             sick => add(format!("{sick} devices are unhealthy"), todo),
         }
         problems
+    }
+
+    /// Hooks that have failed, and those that cannot be run.
+    fn hook_problems(&self, add: &mut impl FnMut(String, &'static str)) {
+        for HookReport { owed: OwedHook { resource, device, state, .. }, awaited_by } in &self.hooks {
+            if let HookState::Failed { tries, why, .. } = state {
+                let so = match awaited_by.as_slice() {
+                    [] => format!("device {device} is unhealthy"),
+                    pods => format!("{} cannot start yet with device {device}", in_words(pods)),
+                };
+                let what = format!("{resource}: {so}, since the hook after its release has failed {}: {why}", times(u64::from(*tries)));
+                add(what, "`holdfast device show` with the device's id shows what it wrote last; it is tried again by itself");
+            }
+        }
+        for NotRun { resource, phase, since, why } in &self.not_run {
+            let so = match phase.as_str() {
+                "check" => "the check cannot be run, and says nothing of the devices",
+                "before_start" => "the hook before start cannot be run, and containers wait",
+                _ => "the hook after release cannot be run, and its devices wait",
+            };
+            add(
+                format!("{resource}: {so}, since {}: {why}", since.to_seconds()),
+                "it is tried again by itself; see whether the program is there, and whether the daemon may have more processes (`TasksMax` of the \
+                 unit, the pod's limit of PIDs)",
+            );
+        }
     }
 
     /// What is no fault, and good to know.

@@ -1,6 +1,8 @@
 //! Making a damaged ledger whole again from what the kubelet has kept.
 
-use crate::domain::{AllocId, Gather, Timestamp};
+use crate::domain::{AllocId, Gather, HookState, Timestamp, without_output};
+use crate::hardware;
+use crate::host::HostRoot;
 use crate::kubelet::checkpoint;
 use crate::ledger::core::rebuild;
 use crate::store::{Recovered, Store, StoreError};
@@ -8,9 +10,18 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::SystemTime;
 
+/// Brings what was recovered up to date: grants that only the kubelet has kept, objects that earlier versions have not recorded, outputs of
+/// commands that they have.
+pub(super) fn complete(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path, host_root: &HostRoot) {
+    from_kubelet(store, recovered, device_plugins);
+    let behind = |node: &str| hardware::behind(host_root, node);
+    recovered.grants = std::mem::take(&mut recovered.grants).into_iter().map(|grant| grant.resolve(behind)).collect();
+    forget_outputs(recovered);
+}
+
 /// Adds to a ledger that may lack grants those that the kubelet's checkpoint names. What neither has is lost; the report
 /// counts it.
-pub(super) fn from_kubelet(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) {
+fn from_kubelet(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) {
     if !recovered.report.may_lack_grants() {
         return;
     }
@@ -18,6 +29,18 @@ pub(super) fn from_kubelet(store: &mut Store, recovered: &mut Recovered, device_
         Ok(0) => {}
         Ok(grants) => tracing::warn!(grants, "the ledger lacked grants that the kubelet's checkpoint has; they are back"),
         Err(error) => tracing::error!(%error, "what the ledger has lost could not be taken from the kubelet's checkpoint"),
+    }
+}
+
+/// Forgets what commands have written that an earlier version recorded: the page and the log show how hooks and checks ended.
+fn forget_outputs(recovered: &mut Recovered) {
+    for hook in recovered.owed.values_mut().flat_map(|devices| devices.values_mut()) {
+        if let HookState::Failed { why, .. } = &mut hook.state {
+            why.truncate(without_output(why).len());
+        }
+    }
+    for incident in recovered.verdicts.values_mut().flat_map(|verdict| &mut verdict.incidents) {
+        incident.detail.truncate(without_output(&incident.detail).len());
     }
 }
 

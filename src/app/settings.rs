@@ -2,6 +2,8 @@
 
 use crate::config::{Config, Roots};
 use crate::health::LEAVE_AFTER;
+use crate::{host, store};
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,6 +23,26 @@ impl Settings {
     #[must_use]
     pub fn new(roots: Roots, config: Config) -> Self {
         Settings { roots, config, leave_after: LEAVE_AFTER }
+    }
+
+    /// Takes from others what they may do with the ledger, which has environments, and with our sockets: an earlier version left that to the
+    /// umask.
+    pub(super) fn close_folders(&self) {
+        let Roots { state, run, .. } = &self.roots;
+        match store::keep_private(state) {
+            Ok(0) => {}
+            Ok(changed) => {
+                tracing::warn!(changed, state_dir = %state.display(), "the state directory was open to others; it is root's alone now");
+            }
+            Err(error) => tracing::warn!(%error, state_dir = %state.display(), "the state directory stays open to others"),
+        }
+        match host::private::keep_others_from_writing(run) {
+            Ok(true) => tracing::warn!(run_dir = %run.display(), "others could write into the run directory; they cannot any more"),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%error, run_dir = %run.display(), "the run directory stays as it is");
+            }
+            Ok(false) | Err(_) => {}
+        }
     }
 
     /// `<kubelet-dir>/device-plugins`.

@@ -4,6 +4,7 @@ use super::Views;
 use super::devices::{self, DeviceReport};
 use super::reload::ConfigReport;
 use crate::domain::{Arrange, DeviceId, Gather, Grant, Kept, KubeletGeneration, OwedHook, Source, WhenNotDurable};
+use crate::hook::NotRun;
 use crate::picture::Holder;
 use crate::registration::ResourceStatus;
 use crate::serving::Unrecorded;
@@ -49,6 +50,9 @@ pub struct Status {
     /// holder waits for its start.
     #[serde(default)]
     pub hooks: Vec<HookReport>,
+    /// The hooks and checks that cannot be run at present.
+    #[serde(default)]
+    pub not_run: Vec<NotRun>,
     /// The resources by name.
     pub resources: Vec<ResourceReport>,
     /// The devices that are unhealthy, and those that may soon be.
@@ -135,6 +139,7 @@ impl Status {
             ledger_refuses: views.plan.borrow().ledger.when_not_durable == WhenNotDurable::Refuse,
             not_recorded: views.refusals.unrecorded(),
             hooks: hooks(views, &grants),
+            not_run: views.shortages.all(),
             recovery: views.recovery.as_deref().map(str::to_owned),
             not_served: views.not_served.borrow().clone(),
             resources: inventory.resources.iter().map(report).collect(),

@@ -5,6 +5,7 @@ use super::supervisor::Handle;
 use crate::discovery::DiscoveryActor;
 use crate::domain::{Due, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, Unread};
 use crate::health::{HealthActor, Judgement};
+use crate::hook::Shortages;
 use crate::ledger::LedgerActor;
 use crate::registration::{Registration, ResourceStatus};
 use crate::serving::Refusals;
@@ -55,6 +56,8 @@ pub struct Views {
     pub plan: watch::Receiver<Arc<Plan>>,
     /// What was wrong with the ledger at the start.
     pub recovery: Option<Arc<str>>,
+    /// Which hooks and checks cannot be run.
+    pub shortages: Shortages,
     /// Why `/metrics` is not served, where it should be.
     pub not_served: watch::Receiver<Option<String>>,
     /// Whether everything that READY promises has happened (I11).

@@ -1,6 +1,7 @@
 //! `holdfast config`: whether the configuration is valid, what it comes to on a node, and what another plugin's comes to.
 
 use super::exit::{CONFIG, FAILURE, Failed, INCOMPLETE};
+use super::text::Text;
 use super::{Global, Output, print, show};
 use crate::config::import::{self, Imported, Peer};
 use crate::config::{self, Change, ConfigError, Examined, Node, ResourceChange, Section, Shown};
@@ -62,7 +63,7 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
             let node = global.node(node.as_deref());
             let examined = Examined::of(global.config.as_deref(), &node);
             let shown = examined.show(&node)?;
-            show(global.output, &ShowDocument::of(&node, &examined, &shown), |_| shown.text.clone())
+            show(global.output, &ShowDocument::of(&node, &examined, &shown), |_| Text::document(&shown.text))
         }
         Verb::Diff { file, node } => diff(global, file, node.as_deref()),
         Verb::Import { peer, file, key, prefix } => {
@@ -76,7 +77,7 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
             if global.output != Output::Json {
                 warnings.iter().for_each(|warning| super::eprintln(format_args!("warning: {warning}")));
             }
-            show(global.output, &ImportDocument { schema: 1, toml, warnings, wrong: *wrong }, |document| document.toml.to_owned())?;
+            show(global.output, &ImportDocument { schema: 1, toml, warnings, wrong: *wrong }, |document| Text::document(document.toml))?;
             if *wrong == 0 {
                 return Ok(());
             }
@@ -106,8 +107,8 @@ fn check(global: &Global, file: Option<&Path>, node: Option<&str>) -> Result<(),
     let problems = if examined.problems.is_empty() { failed.as_slice() } else { &examined.problems };
     let document = CheckDocument::of(&node, &examined, resources, problems);
     match global.output {
-        Output::Json => show(global.output, &document, |_| String::new())?,
-        Output::Table | Output::Ascii | Output::Svg => print(format_args!("{}", document.table()))?,
+        Output::Json => show(global.output, &document, |_| Text::default())?,
+        Output::Table | Output::Ascii | Output::Svg => print(&document.table())?,
     }
     if document.valid { Ok(()) } else { Err(Failed::answered(CONFIG)) }
 }
@@ -120,7 +121,8 @@ fn diff(global: &Global, file: &Path, node: Option<&str>) -> Result<(), Failed> 
     show(
         global.output,
         &ChangeDocument::of(&change),
-        |_| if change.is_empty() { "nothing changes\n".into() } else { format!("{change}\n") },
+        // A change has a line for each resource and key, and their names have nothing unprintable.
+        |_| if change.is_empty() { Text::of_line(format_args!("nothing changes")) } else { Text::document(&format!("{change}\n")) },
     )
 }
 
@@ -226,34 +228,35 @@ impl<'a> CheckDocument<'a> {
     }
 
     /// One line for each mistake, as compilers write them, so that editors find the place; else what is valid.
-    fn table(&self) -> String {
+    fn table(&self) -> Text {
         if self.valid {
             return self.praise();
         }
-        let line = |problem: &Problem<'_>| {
+        let mut text = Text::default();
+        for problem in &self.problems {
             let place = [problem.line, problem.column].into_iter().flatten().map(|number| format!(":{number}")).collect::<String>();
             let file = problem.file.map(|file| format!("{}{place}: ", file.display())).unwrap_or_default();
-            format!("{file}{}\n", problem.problem)
-        };
-        let mut text: String = self.problems.iter().map(line).collect();
+            text.line(format_args!("{file}{}", problem.problem));
+        }
         if self.more_problems > 0 {
-            text.push_str(&format!("and {} more mistakes\n", self.more_problems));
+            text.line(format_args!("and {} more mistakes", self.more_problems));
         }
         text
     }
 
-    fn praise(&self) -> String {
+    fn praise(&self) -> Text {
         let files: Vec<String> = self.files.iter().map(|file| file.display().to_string()).collect();
         let files = if files.is_empty() { "no file, so the defaults".to_owned() } else { files.join(", ") };
         let resources = match self.resources.as_slice() {
             [] => "known hardware under its usual names".to_owned(),
             names => names.join(", "),
         };
-        let mut text = format!("valid: {files}\noffers: {resources}\n");
+        let mut text = Text::of_line(format_args!("valid: {files}"));
+        text.line(format_args!("offers: {resources}"));
         for section in &self.sections {
             let verb = if section.matches { "matches" } else { "does not match" };
             let place = section.file.zip(section.line).map(|(file, line)| format!("{}:{line} ", file.display())).unwrap_or_default();
-            text.push_str(&format!("section: {place}{verb} {}: {}\n", self.node.unwrap_or("this node"), section.why));
+            text.line(format_args!("section: {place}{verb} {}: {}", self.node.unwrap_or("this node"), section.why));
         }
         text
     }

@@ -5,9 +5,11 @@ use super::exit::{FAILURE, Failed};
 use super::query::Wanted;
 use super::screen::Tint;
 use super::table::Table;
+use super::text::Text;
 use super::{Global, Output, block_on, show, source};
 use crate::app::{ControlError, DeviceReport, Order, control_get, control_order};
 use crate::domain::{AllocId, DeviceId, Gather, Instruction};
+use crate::hook::Said;
 use crate::store::Told;
 use clap::Subcommand;
 use serde::Serialize;
@@ -100,7 +102,7 @@ fn order(global: &Global, device: &str, instruction: Instruction, done: &str) ->
     let id = one(&devices, device)?.id.clone();
     let order = Order { device: DeviceId::new(&id), instruction };
     block_on(control_order(&global.run_dir, &order))?.map_err(told)?;
-    show(global.output, &Done { schema: 1, order }, |_| format!("{id} {done}\n"))
+    show(global.output, &Done { schema: 1, order }, |_| Text::of_line(format_args!("{id} {done}")))
 }
 
 /// What was done (`device cordon -o json`).
@@ -141,9 +143,9 @@ fn one<'a>(devices: &'a [DeviceReport], text: &str) -> Result<&'a DeviceReport, 
 
 /// Devices with their health, as a table.
 #[must_use]
-pub fn table(devices: &[&DeviceReport]) -> String {
+pub fn table(devices: &[&DeviceReport]) -> Text {
     if devices.is_empty() {
-        return "no resource has a device\n".into();
+        return Text::of_line(format_args!("no resource has a device"));
     }
     let table = Table::new(&["RESOURCE", "HEALTH", "REASON", "SINCE", "DEVICE"]);
     let mut table = table.giving_way(&["REASON", "DEVICE", "RESOURCE"]).tinted("HEALTH", tint);
@@ -157,7 +159,7 @@ pub fn table(devices: &[&DeviceReport]) -> String {
             device.id.clone(),
         ]);
     }
-    table.to_string()
+    table.into()
 }
 
 /// In the colour of what is said of a device's health.
@@ -180,18 +182,18 @@ fn health(device: &DeviceReport) -> String {
 }
 
 fn why(device: &DeviceReport) -> String {
-    match (&device.reason, &device.detail) {
+    match (&device.reason, device.explanation()) {
         (Some(reason), Some(detail)) => format!("{reason} ({detail})"),
         (Some(reason), None) => reason.clone(),
         _ => String::new(),
     }
 }
 
-fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> String {
-    let mut text = format!("{}\n", device.id);
+fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
+    let mut text = Text::of_line(format_args!("{}", device.id));
     let mut line = |name: &str, value: &str| {
         if !value.is_empty() {
-            text += &format!("  {name:<12}{value}\n");
+            text.line(format_args!("  {name:<11} {value}"));
         }
     };
     line("resource", &device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(", "));
@@ -207,6 +209,10 @@ fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> String
     if device.flaps > 1 {
         line("failed", &format!("{} times, each soon after the other", device.flaps));
     }
+    for Said { at, resource, phase, ended, said } in &device.said {
+        line(phase, &format!("of {resource} at {}: {ended}", at.to_seconds()));
+        line("", &format!("wrote last: {said}"));
+    }
     if device.incidents.is_empty() {
         return text;
     }
@@ -217,7 +223,9 @@ fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> String
         let held_by = incident.held_by.iter().map(holder).collect::<Vec<_>>().join("; ");
         table.row([incident.at.to_seconds(), until, incident.to_string(), held_by]);
     }
-    format!("{text}\n{table}")
+    text.end_line();
+    text += table.into();
+    text
 }
 
 #[cfg(test)]
@@ -237,6 +245,7 @@ mod tests {
             healthy_in_seconds: Some(12),
             cordoned: None,
             cordoned_at: None,
+            said: Vec::new(),
             flaps: 2,
             incidents: Vec::new(),
             class: None,
@@ -273,6 +282,24 @@ mod tests {
         let told = in_full(&cordoned, &BTreeMap::new());
         assert!(told.contains("  cordoned    2023-11-14T22:13:20Z (fan)\n"), "{told}");
         assert!(table(&[&cordoned]).contains("  2023-11-14T22:13:20Z  GPU-aa"), "{}", table(&[&cordoned]));
+    }
+
+    #[test]
+    fn what_a_hook_wrote_is_shown_with_how_it_ended() {
+        let said = |phase: &str, said: &str| Said {
+            at: Timestamp(1_700_000_000_000),
+            resource: "nvidia.com/gpu".into(),
+            phase: phase.into(),
+            ended: "exit status: 3".into(),
+            said: said.into(),
+        };
+        let device = DeviceReport { said: vec![said("check", "no key\u{1b}[2J")], ..report("GPU-aa", "") };
+        let wanted =
+            "  check       of nvidia.com/gpu at 2023-11-14T22:13:20Z: exit status: 3\n              wrote last: no key\\u{1b}[2J\n";
+        let told = in_full(&device, &BTreeMap::new());
+        assert!(told.contains(wanted), "{told}");
+        let device = DeviceReport { said: vec![said("after_release", "x")], ..device };
+        assert!(in_full(&device, &BTreeMap::new()).contains("  after_release of nvidia"), "{}", in_full(&device, &BTreeMap::new()));
     }
 
     #[test]

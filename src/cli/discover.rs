@@ -3,14 +3,14 @@
 use super::exit::Failed;
 use super::screen::Tint;
 use super::table::{Table, UNKNOWN};
-use super::{Global, show};
+use super::text::Text;
+use super::{Global, show, source};
 use crate::discovery;
 use crate::domain::{
     Device, DeviceClass, DeviceId, Gather, Grant, Health, NvmlLibrary, NvmlSnapshot, Objects, PciAddress, Reason, Verdicts, asks_for_names,
 };
 use crate::hardware::{self, Discovery, Known};
 use crate::host::{self, HostRoot};
-use crate::store;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
@@ -29,7 +29,7 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, &scan);
     // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
-    let recovered = store::peek(&global.state_dir).unwrap_or_default();
+    let recovered = source::remembered(global).unwrap_or_default();
     let grants: Vec<Arc<Grant>> = recovered.grants.into_iter().map(Arc::new).collect();
     let held = discovery::held_nodes(&grants);
     let known = Known { held: &held, ..Known::names(&recovered.names) };
@@ -44,7 +44,7 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let document = document(&root, &found, all).with_verdicts(&recovered.verdicts, &boot_id).with_holders(&grants, &found);
     show(global.output, &document, |document| {
         let table = table(document);
-        if table.is_empty() { "no devices found; --all lists every PCI function\n".into() } else { table.to_string() }
+        if table.is_empty() { Text::of_line(format_args!("no devices found; --all lists every PCI function")) } else { table.into() }
     })
 }
 
@@ -280,6 +280,7 @@ fn short_list(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::screen::Screen;
     use crate::hardware::{defaults, discover_in, scan};
     use crate::sim::hardware::{GPUS, SimNode};
 
@@ -324,15 +325,15 @@ mod tests {
         let verdict = Verdict { boot_id: "boot".into(), state: failed, faults, ..Verdict::default() };
         let cordon = Some(Cordon { reason: "fan".into(), at: Timestamp(0) });
         let ids: Vec<DeviceId> = found.devices.iter().map(|row| DeviceId::new(&row.id)).collect();
-        let cordoned = Verdict { cordon, ..verdict.clone() };
-        let verdicts = Verdicts::from([(ids[0].clone(), verdict.clone()), (ids[1].clone(), verdict), (ids[2].clone(), cordoned)]);
+        let taken_out = Verdict { cordon, ..verdict.clone() };
+        let verdicts = Verdicts::from([(ids[0].clone(), verdict.clone()), (ids[1].clone(), verdict), (ids[2].clone(), taken_out)]);
         let reasons = |boot_id| {
             let devices = found.clone().with_verdicts(&verdicts, boot_id).devices;
             devices.into_iter().take(4).map(|row| (row.reason, row.detail)).collect::<Vec<_>>()
         };
-        let (missing, fan) = ((Some("node_missing"), None), (Some("cordoned"), Some("fan".to_owned())));
-        assert_eq!(reasons("boot"), [(Some("xid"), Some("Xid 79".to_owned())), missing.clone(), fan.clone(), (None, None)]);
-        assert_eq!(reasons("next"), [(None, None), missing, fan, (None, None)]);
+        let (missing, cordoned) = ((Some("node_missing"), None), (Some("cordoned"), None));
+        assert_eq!(reasons("boot"), [(Some("xid"), Some("Xid 79".to_owned())), missing.clone(), cordoned.clone(), (None, None)]);
+        assert_eq!(reasons("next"), [(None, None), missing, cordoned, (None, None)]);
     }
 
     #[test]
@@ -379,7 +380,7 @@ mod tests {
     #[test]
     fn every_device_has_its_id_beside_it_whether_or_not_that_is_its_address() {
         let document = simulated(false, |_| ());
-        let text = table(&document).to_string();
+        let text = table(&document).on(Screen::default());
         let ids: Vec<&str> = text.lines().skip(1).filter_map(|line| line.split_whitespace().last()).collect();
         assert_eq!(ids, document.devices.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), "{text}");
         assert!(document.devices.iter().any(|row| row.is_vf && row.pci_address.is_some_and(|address| address.to_string() == row.id)));
@@ -387,7 +388,7 @@ mod tests {
 
     #[test]
     fn the_table_can_be_read_on_a_terminal() {
-        let text = table(&simulated(true, |node| node.remove_gpu_node(1).unwrap())).to_string();
+        let text = table(&simulated(true, |node| node.remove_gpu_node(1).unwrap())).on(Screen::default());
         assert!(text.lines().all(|line| line.len() <= 120 && line == line.trim_end()), "{text}");
         assert!(text.contains("0000:19:00.0  gpu      nvidia     0     -       nvidia.com/gpu  node_missing"), "{text}");
     }

@@ -2,7 +2,8 @@
 
 use super::exit::{FAILURE, FINDINGS, Failed, USAGE};
 use super::screen::{Screen, Tint};
-use super::{Global, block_on, eprintln, print, show};
+use super::text::Text;
+use super::{Global, block_on, eprint, eprintln, not_printed, print, show};
 use crate::config;
 use crate::doctor::bundle::Bundle;
 use crate::doctor::{self, Finding, Level, Place, Redactor, Report};
@@ -52,7 +53,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         let loaded = config::load(global.config.as_deref(), &global.node(None)).ok();
         let grants = store::peek(&global.state_dir).map(|recovered| recovered.grants).unwrap_or_default();
         let redactor = Redactor::of(loaded.as_ref(), &grants);
-        let bundle = Bundle::collect(&place, &facts, &report, redactor, |words| verb(global, words), log);
+        let bundle = Bundle::collect(&place, &facts, redactor, |words| verb(global, words), log);
         return hand_out(&bundle, to);
     }
     show(global.output, &report, |report| text(report, options.all, Screen::get()))?;
@@ -64,12 +65,13 @@ fn hand_out(bundle: &Bundle, to: &Path) -> Result<(), Failed> {
     let cannot = |error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", to.display()));
     let now = host::now().wall;
     if to == Path::new(STDOUT) {
-        bundle.write_to(&mut std::io::stdout().lock(), now).map_err(cannot)?;
+        bundle.write_to(&mut std::io::stdout().lock(), now).map_err(|error| not_printed(&error))?;
     } else {
         let path = bundle.write(to, now).map_err(cannot)?;
-        print(format_args!("{}\n", path.display()))?;
+        print(&Text::of_line(format_args!("{}", path.display())))?;
     }
-    eprintln(format_args!("{}look at what is in it before you give it away", bundle.contents()));
+    eprint(&Text::document(&bundle.contents()));
+    eprintln(format_args!("look at what is in it before you give it away"));
     Ok(())
 }
 
@@ -148,22 +150,24 @@ fn output(mut command: Command, deadline: Duration) -> Result<Vec<u8>, String> {
     Ok(output.stdout)
 }
 
-fn text(report: &Report, all: bool, screen: Screen) -> String {
-    let mut text = String::new();
+fn text(report: &Report, all: bool, screen: Screen) -> Text {
+    let mut text = Text::default();
     for finding in report.findings.iter().filter(|finding| all || finding.level != Level::Ok) {
-        text += &entry(finding, screen);
+        text += entry(finding, screen);
     }
     let unknown = report.unknown.join(", ");
     if all && !unknown.is_empty() {
-        text += &format!("not looked at, since too little is known: {unknown}\n\n");
+        text.line(format_args!("not looked at, since too little is known: {unknown}"));
+        text.end_line();
     }
-    text + &summary(report, all, screen)
+    text += summary(report, all, screen);
+    text
 }
 
 /// How far the sentences of a finding are indented: behind the longest level.
 const INDENT: usize = 9;
 
-fn entry(finding: &Finding, screen: Screen) -> String {
+fn entry(finding: &Finding, screen: Screen) -> Text {
     let Finding { level, code, on, found, why, todo, command } = finding;
     let tint = match level {
         Level::Error => Tint::Red,
@@ -171,22 +175,27 @@ fn entry(finding: &Finding, screen: Screen) -> String {
         Level::Note => Tint::Plain,
         Level::Ok => Tint::Green,
     };
-    let head = format!("{} {code}", screen.paint(tint, &format!("{:<8}", level.as_str())));
+    let mut text = Text::default();
+    text.paint(screen, tint, &format!("{:<8}", level.as_str()));
+    text.put(format_args!(" {code}"));
     if *level == Level::Ok {
-        return format!("{head}\n");
+        text.end_line();
+        return text;
     }
-    // What comes from the host must not move a terminal's cursor.
-    let clean = |text: &str| text.chars().map(|c| if c.is_control() { '?' } else { c }).collect::<String>();
-    let line = |text: &str| format!("{:INDENT$}{}\n", "", screen.wrap(&clean(text), INDENT));
-    let command = command.as_ref().map(|command| format!("{:INDENT$}$ {command}\n", "")).unwrap_or_default();
-    format!("{head}: {}\n{}{}{}{}\n", clean(on), line(found), line(why), line(todo), clean_lines(&command))
+    text.line(format_args!(": {on}"));
+    for sentence in [found, *why, todo] {
+        text.put(format_args!("{:INDENT$}", ""));
+        text.wrap(screen, INDENT, sentence);
+        text.end_line();
+    }
+    if let Some(command) = command {
+        text.line(format_args!("{:INDENT$}$ {command}", ""));
+    }
+    text.end_line();
+    text
 }
 
-fn clean_lines(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c }).collect()
-}
-
-fn summary(report: &Report, all: bool, screen: Screen) -> String {
+fn summary(report: &Report, all: bool, screen: Screen) -> Text {
     let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
     let [errors, warnings, notes, fine] = [Level::Error, Level::Warning, Level::Note, Level::Ok].map(|level| report.count(level));
     let unknown = report.unknown.len();
@@ -198,6 +207,11 @@ fn summary(report: &Report, all: bool, screen: Screen) -> String {
     } else {
         format!("{}, {}, {}", plural(errors, "error"), plural(warnings, "warning"), plural(notes, "note"))
     };
-    let more = if errors + warnings > 0 { "docs/doctor.md says more of each code\n" } else { "" };
-    format!("{}\n{more}", screen.wrap(&format!("{found}; {made}{left}{hint}"), 0))
+    let mut text = Text::default();
+    text.wrap(screen, 0, &format!("{found}; {made}{left}{hint}"));
+    text.end_line();
+    if errors + warnings > 0 {
+        text.line(format_args!("docs/doctor.md says more of each code"));
+    }
+    text
 }

@@ -2,6 +2,7 @@
 
 use super::screen::Tint;
 use super::table::{Table, UNKNOWN};
+use super::text::Text;
 use crate::app::Processors;
 use crate::domain::{DeviceId, Gather, Grant, GrantState, PodRef, Timestamp};
 use crate::ledger::core::{NEVER_STARTED, POD_GONE, SUPERSEDED};
@@ -130,7 +131,7 @@ fn bound_at(grant: &Grant) -> Option<Timestamp> {
 
 /// Grants as a table: who, what, since when they have it. Where containers have processors of their own,
 /// these and the NUMA nodes of both are beside it; where a device is not well, the reason.
-pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Processors], ailing: &Ailing) -> String {
+pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Processors], ailing: &Ailing) -> Text {
     let grants: Vec<&Grant> = grants.into_iter().collect();
     let near: &[&str] = if processors.is_empty() { &[] } else { &["NUMA", "CPUS"] };
     let is_anybody_sick = grants.iter().any(|grant| sick(grant, ailing).next().is_some());
@@ -150,7 +151,7 @@ pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Proc
         cells.push(devices(grant));
         table.row(cells);
     }
-    table.to_string()
+    table.into()
 }
 
 /// A grant that may be over, or that nobody is known to have.
@@ -364,7 +365,7 @@ FROM                  UNTIL                 NAMESPACE  POD     CONTAINER  RESOUR
 2023-11-14T22:13:20Z  -                     default    web-0   main       nvidia.com/gpu  bound     -         GPU-b,GPU-a
 2023-11-14T22:13:20Z  2023-11-14T22:13:22Z  -          uid:u1  main       nvidia.com/gpu  released  pod_gone  GPU-b,GPU-a
 ";
-        assert_eq!(history_table(&two()).to_string(), wanted);
+        assert_eq!(history_table(&two()).on(Screen::default()), wanted);
         let narrow = "\
 FROM                  UNTIL                 NAMESPACE  POD     DEVICES
 2023-11-14T22:13:20Z  -                     default    web-0   GPU-b,GPU-a

@@ -24,6 +24,8 @@ pub const NOBODY: u8 = 8;
 pub const INCOMPLETE: u8 = 9;
 /// `doctor` found something that somebody should mend: a warning or an error.
 pub const FINDINGS: u8 = 10;
+/// The limits of the process leave no room for it: threads, descriptors, memory.
+pub const LIMITS: u8 = 11;
 
 /// What a code says to whoever reads it of a daemon that does not start, where it says more than that it failed.
 #[must_use]
@@ -34,6 +36,7 @@ pub fn meaning(code: i32) -> Option<&'static str> {
         KUBELET_DIR => "the kubelet's directory cannot be one",
         STATE => "the state directory cannot be used",
         ALREADY_RUNNING => "the state directory is in use",
+        LIMITS => "its limits leave it too few threads or descriptors",
         _ => return None,
     })
 }
@@ -84,6 +87,7 @@ impl From<crate::app::StartError> for Failed {
         match error {
             crate::app::StartError::KubeletDir { .. } => Failed::new(KUBELET_DIR, error),
             crate::app::StartError::Store(error) => error.into(),
+            crate::app::StartError::NoThread { .. } => Failed::new(LIMITS, error),
             crate::app::StartError::Escalated(_) => Failed::new(ESCALATED, error),
         }
     }

@@ -1,6 +1,7 @@
 //! `holdfast handover`: the running daemon starts this binary in its own place and hands over to it.
 
 use super::exit::{FAILURE, Failed};
+use super::text::Text;
 use super::{Global, block_on, show};
 use crate::app::handover::{Installed, Upgrade};
 use crate::app::{ControlError, ask_to_hand_over};
@@ -15,5 +16,7 @@ pub fn run(global: &Global) -> Result<(), Failed> {
         ControlError::Absent { .. } => Failed::new(FAILURE, format_args!("{error}; there is nothing to be handed over")),
         ControlError::Failed { why, .. } => Failed::new(FAILURE, format_args!("no handover: {why}")),
     })?;
-    show(global.output, &installed, |Installed { from, to, pid }| format!("handed over from {from} to {to} (process {pid})\n"))
+    show(global.output, &installed, |Installed { from, to, pid }| {
+        Text::of_line(format_args!("handed over from {from} to {to} (process {pid})"))
+    })
 }

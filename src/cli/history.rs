@@ -4,6 +4,7 @@ use super::document::{Row, history_table, holder_in_words, row};
 use super::exit::{FAILURE, Failed, USAGE};
 use super::query::{Resources, Whose};
 use super::table::Table;
+use super::text::Text;
 use super::when;
 use super::{Global, Output, show, source};
 use crate::app::LedgerEnd;
@@ -164,8 +165,9 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         failures,
     };
     show(global.output, &document, |document| {
-        let held = if grants.is_empty() { nothing(options, time) } else { history_table(&grants).to_string() };
-        held + &document.failures.as_deref().map(|failures| failures_table(failures, &grants)).unwrap_or_default()
+        let mut held = if grants.is_empty() { nothing(options, time) } else { history_table(&grants).into() };
+        held += document.failures.as_deref().map(|failures| failures_table(failures, &grants)).unwrap_or_default();
+        held
     })?;
     // A time that was said shortly, or by the machine's clock, may not be the one that was meant; the document has it.
     if global.output != Output::Json && !grants.is_empty() {
@@ -192,9 +194,9 @@ fn failures_of(ids: &BTreeSet<DeviceId>, verdicts: &Verdicts, time: Time) -> Vec
 }
 
 /// When it failed, and who held it then: the pod where its grant is known, else the grant's name.
-fn failures_table(failures: &[Failure], grants: &[Grant]) -> String {
+fn failures_table(failures: &[Failure], grants: &[Grant]) -> Text {
     if failures.is_empty() {
-        return String::new();
+        return Text::default();
     }
     let holder = |alloc_id: &AllocId| {
         let grant = grants.iter().find(|grant| grant.alloc_id == *alloc_id);
@@ -206,17 +208,20 @@ fn failures_table(failures: &[Failure], grants: &[Grant]) -> String {
         let held_by = incident.held_by.iter().map(holder).collect::<Vec<_>>().join("; ");
         table.row([incident.at.to_seconds(), until, incident.to_string(), held_by]);
     }
-    format!("\n{table}")
+    let mut text = Text::default();
+    text.end_line();
+    text += table.into();
+    text
 }
 
 /// What is said where no grant is told: of whom, of what, and when.
-fn nothing(options: &Options, time: Time) -> String {
+fn nothing(options: &Options, time: Time) -> Text {
     let Whose { pod, resource } = &options.whose;
     let who = pod.as_ref().map_or_else(|| "nobody".to_owned(), |pod| format!("no pod {pod}"));
     let what = options.device.as_ref().map_or_else(|| "a device".to_owned(), |device| format!("`{}`", device.trim()));
     let of = resource.as_ref().map(|resource| format!(" of {resource}")).unwrap_or_default();
     let when = time.in_words().map(|time| format!(" {time}")).unwrap_or_default();
-    format!("{who} is known to have held {what}{of}{when}\n")
+    Text::of_line(format_args!("{who} is known to have held {what}{of}{when}"))
 }
 
 /// What somebody must know who believes the answer.

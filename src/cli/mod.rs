@@ -19,6 +19,7 @@ pub mod screen;
 pub mod source;
 pub mod status;
 pub mod table;
+pub mod text;
 pub mod topology;
 pub mod watch;
 pub mod when;
@@ -26,13 +27,15 @@ pub mod who;
 
 use self::exit::Failed;
 use self::screen::Colour;
+use self::text::Text;
 use crate::config::{self, Node, Roots};
+use crate::host::private::keep_files_private;
 use crate::telemetry::logging::{self, LogFormat};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use std::fmt;
-use std::io::Write;
+use std::io::{ErrorKind as ErrorKindOfIo, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -48,7 +51,7 @@ struct Cli {
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 configuration, 4 kubelet directory, 5 state directory, \
                           6 already running, 7 an actor died too often, 8 nobody holds what `who` was asked for, 9 `config import` left out wrong values, \
-                          10 `doctor` found something to mend.";
+                          10 `doctor` found something to mend, 11 limits of the process.";
 
 /// Options of every verb.
 #[derive(Debug, Clone, Args)]
@@ -159,14 +162,14 @@ pub fn main() -> ExitCode {
     let Cli { global, verb } = match Cli::try_parse() {
         // Without any verb the help is the answer too.
         Err(error) if error.kind() == ErrorKind::MissingSubcommand => {
-            eprintln(format_args!("{}", command().render_help().to_string().trim_end()));
+            eprint(&Text::document(&command().render_help().to_string()));
             return ExitCode::from(exit::USAGE);
         }
         Ok(cli) => cli,
         // `--help` and `--version` are no errors to their reader, nor is a verb without what it does.
         Err(error) if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            drop(error.print());
-            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::SUCCESS });
+            let printed = error.print().map_err(|error| not_printed(&error));
+            return if error.use_stderr() { ExitCode::from(exit::USAGE) } else { exit::end(printed) };
         }
         Err(error) => return exit::end(Err(Failed::new(exit::USAGE, usage(&error.to_string())))),
     };
@@ -174,6 +177,10 @@ pub fn main() -> ExitCode {
         return exit::end(Err(Failed::new(exit::USAGE, "only `holdfast topology` is drawn as a picture; say `-o table` or `-o json`")));
     }
     screen::init(global.color, global.output);
+    // A picture is for whoever is to look at it; everything else that is created is root's.
+    if !matches!(verb, Verb::Topology(_) | Verb::Bench(_) | Verb::Demo(_)) {
+        keep_files_private();
+    }
     let quiet = matches!(verb, Verb::Demo(_) | Verb::Bench(_));
     logging::init(global.log_format, if quiet { "off" } else { "info" });
     exit::end(match verb {
@@ -201,13 +208,18 @@ fn usage(report: &str) -> String {
     format!("{}{}; `holdfast --help` tells more", problem.trim_start_matches("error: "), tip.unwrap_or_default())
 }
 
-/// Prints data. A reader that has gone (`holdfast who | head -1`) is no failure.
-fn print(text: fmt::Arguments<'_>) -> Result<(), Failed> {
-    match std::io::stdout().lock().write_fmt(text) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failed::new(exit::FAILURE, format_args!("cannot print: {error}")))
-        }
-        _ => Ok(()),
+/// Prints data.
+fn print(text: &Text) -> Result<(), Failed> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| not_printed(&error))
+}
+
+/// Whoever reads has gone (`holdfast ledger export | head -1`), or the disk is full: what was printed is not all of it, and the caller
+/// has to know.
+fn not_printed(error: &std::io::Error) -> Failed {
+    match error.kind() {
+        ErrorKindOfIo::BrokenPipe => Failed::new(exit::FAILURE, "standard output was closed before everything was printed"),
+        _ => Failed::new(exit::FAILURE, format_args!("cannot print: {error}")),
     }
 }
 
@@ -216,29 +228,34 @@ fn said(text: &str) -> Result<String, &'static str> {
     Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned).ok_or("it says nothing")
 }
 
-/// Says something to the person at the terminal.
+/// Says something to the person at the terminal, on one line.
 fn eprintln(text: fmt::Arguments<'_>) {
-    // Nobody is left to be told when standard error is closed.
-    drop(writeln!(std::io::stderr().lock(), "{text}"));
+    eprint(&Text::of_line(text));
+}
+
+/// The same on several lines.
+fn eprint(text: &Text) {
+    // When standard error is closed nobody reads it.
+    drop(std::io::stderr().lock().write_all(text.as_bytes()));
 }
 
 /// Prints a document as JSON, or as what `table` makes of it.
-fn show<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> String) -> Result<(), Failed> {
-    print(format_args!("{}", told(output, document, table)?))
+fn show<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<(), Failed> {
+    print(&told(output, document, table)?)
 }
 
 /// What [`show`] prints.
-fn told<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> String) -> Result<String, Failed> {
+fn told<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<Text, Failed> {
     match output {
         // Nothing else than `topology` is drawn, and that is said before anything is done.
         Output::Table | Output::Ascii | Output::Svg => Ok(table(document)),
-        Output::Json => Ok(json(document)? + "\n"),
+        Output::Json => json(document),
     }
 }
 
-fn json<T: Serialize>(document: &T) -> Result<String, Failed> {
+fn json<T: Serialize>(document: &T) -> Result<Text, Failed> {
     let line = serde_json::to_string(document).map_err(|error| Failed::new(exit::FAILURE, error))?;
-    Ok(json::laid_out(&line))
+    Ok(Text::json(&(json::laid_out(&line) + "\n")))
 }
 
 /// A single-threaded runtime for verbs that ask the daemon.

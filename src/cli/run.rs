@@ -1,10 +1,10 @@
 //! `holdfast run`: the daemon in the foreground, until a signal, or until another instance has taken over.
 
 use super::Global;
-use super::exit::{self, ESCALATED, FAILURE, Failed};
+use super::exit::{self, ESCALATED, FAILURE, Failed, LIMITS};
 use crate::app::handover::{self, Asked, Former, Given, Inherited, Installed, Pauses, UpgradeOrder};
 use crate::app::{App, AppEvent, Settings, StartError, heartbeat};
-use crate::host;
+use crate::host::{self, EndsAtOnce};
 use crate::store::StoreError;
 use clap::Args;
 use sd_notify::NotifyState;
@@ -45,8 +45,13 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     if let Err(error) = host::raise_open_files() {
         tracing::warn!(%error, "the limit of open files stays as it is");
     }
+    host::outlive_too_large_files()?;
+    if let Some(sentence) = host::limit_in_the_way(settings.config.resources.len()) {
+        return Err(Failed::new(LIMITS, sentence));
+    }
     // gRPC and the light actors share one thread; the ledger and discovery get their own in `App::start`.
-    let system = actix::System::new();
+    let runtime = host::runtime().map_err(|why| StartError::NoThread { what: "the daemon", why })?;
+    let system = actix::System::with_tokio_rt(move || runtime);
     // In a box: moved into the system and polled there it would leave three copies of itself on this thread's stack, 50 KB each.
     let ended = system.block_on(Box::pin(serve(settings, options.take_over)));
     // Its drop would wait for whatever a thread still reads, be it a device that answers no more, and the next instance for it:
@@ -57,9 +62,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 
 async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {
     heartbeat::begin();
-    if let Err(error) = host::survive_file_size_limit() {
-        tracing::warn!(%error, "a limit of file sizes would end the daemon");
-    }
+    let ends_at_once = EndsAtOnce::begin()?;
     // From the first moment on it ends nothing; one that comes during the start, or a handover, is answered after it.
     let hangups = signal(SignalKind::hangup())?;
     let mut signals = Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
@@ -68,6 +71,7 @@ async fn serve(settings: Settings, take_over: bool) -> Result<(), Failed> {
         // Nothing has been promised yet: there is nothing to end in order.
         _ = signals.next() => return Ok(()),
     };
+    drop(ends_at_once);
     let relieving = relieve(&app, former, inherited, settings.config.detaches);
     Daemon { hangups, relieving, settings, upgrade: None }.live(app, &mut signals).await
 }

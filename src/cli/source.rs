@@ -1,11 +1,13 @@
 //! Where answers come from: the running daemon, else the files that it left.
 
-use super::exit::{FAILURE, Failed};
+use super::exit::{FAILURE, Failed, STATE};
 use super::query::Wanted;
 use super::{Global, block_on};
 use crate::app::{ControlError, DeviceReport, LedgerEnd, Status, control_get, read_ledger};
 use crate::domain::{DeviceId, ResourceName};
-use crate::store::{self, Told};
+use crate::host::peer::is_root;
+use crate::store::{self, StoreError, Told};
+use std::io::ErrorKind;
 
 /// Tells the ledger, as [`store::Export::read`] does, until `take` says no more. Returns what is said at its end: where
 /// the history is not whole, what can be told was told all the same.
@@ -40,8 +42,34 @@ pub fn offered(global: &Global) -> Vec<ResourceName> {
     asked.into_iter().flat_map(|status| status.resources).filter_map(|resource| resource.name.parse().ok()).collect()
 }
 
+/// The ledger as its files tell. They are root's alone: grants have environments.
+pub fn files(global: &Global) -> Result<store::Recovered, Failed> {
+    store::peek(&global.state_dir).map_err(|error| match &error {
+        StoreError::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied && !is_root() => Failed::new(
+            STATE,
+            format_args!(
+                "the ledger in `{}` is for root alone, since grants have environments: run this as root (`sudo`)",
+                global.state_dir.display()
+            ),
+        ),
+        _ => error.into(),
+    })
+}
+
+/// What the ledger remembers of devices, where there is one. That it cannot be read is said: devices may then be shown under other ids.
+pub fn remembered(global: &Global) -> Option<store::Recovered> {
+    match store::peek(&global.state_dir) {
+        Ok(recovered) => Some(recovered),
+        Err(StoreError::NoJournal { .. }) => None,
+        Err(error) => {
+            super::eprintln(format_args!("holdfast: the ids and the holders that the ledger remembers are not shown: {error}"));
+            None
+        }
+    }
+}
+
 fn read_files(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<LedgerEnd, Failed> {
-    let store::Recovered { grants, names, listed, owed, verdicts, .. } = store::peek(&global.state_dir)?;
+    let store::Recovered { grants, names, listed, owed, verdicts, .. } = files(global)?;
     let live = grants.into_iter().map(|grant| Told::Grant(Box::new(grant)));
     if !std::iter::once(Told::Notes { names, listed, owed, verdicts }).chain(live).all(&mut take) {
         return Ok(LedgerEnd::default());

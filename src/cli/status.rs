@@ -3,6 +3,7 @@
 use super::exit::{FAILURE, Failed};
 use super::screen::{Screen, Tint};
 use super::table::Table;
+use super::text::Text;
 use super::watch::{self, Look, Watch};
 use super::{Global, block_on, device};
 use crate::app::{ControlError, DeviceReport, Problem, ResourceReport, Status, control_get, verdict};
@@ -34,7 +35,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     })
 }
 
-fn text(status: &Status, screen: Screen) -> String {
+fn text(status: &Status, screen: Screen) -> Text {
     let uptime = humantime::format_duration(Duration::from_secs(status.uptime_seconds));
     let ready = if status.ready { "ready" } else { "not ready yet" };
     let registered = status.resources.iter().filter(|resource| resource.registered).count();
@@ -45,24 +46,39 @@ fn text(status: &Status, screen: Screen) -> String {
         (Some(_), all) => format!("kubelet present, {registered} of {all} resources registered"),
     };
     let problems = status.problems();
-    let verdict = screen.paint(if problems.is_empty() { Tint::Green } else { Tint::Red }, &verdict(&problems));
-    let begin = screen.wrap(&format!("holdfast {}, {ready}, up {uptime}; {kubelet}", status.version), 2);
-    let config = screen.wrap(&format!("configuration: {}", status.config), 2);
-    let mut text = format!("{begin}\n{config}\n{verdict}\n");
+    let mut text = Text::default();
+    text.wrap(screen, 2, &format!("holdfast {}, {ready}, up {uptime}; {kubelet}", status.version));
+    text.end_line();
+    text.wrap(screen, 2, &format!("configuration: {}", status.config));
+    text.end_line();
+    text.paint(screen, if problems.is_empty() { Tint::Green } else { Tint::Red }, &verdict(&problems));
+    text.end_line();
     if !status.resources.is_empty() {
-        text += &format!("\n{}", resources(&status.resources).on(screen));
+        text.end_line();
+        text += resources(&status.resources).on(screen);
     }
     let ailing: Vec<&DeviceReport> = status.ailing.iter().collect();
     if !ailing.is_empty() {
-        text += &format!("\n{}", device::table(&ailing));
+        text.end_line();
+        text += device::table(&ailing);
     }
     let (sign, arrow) = if screen.ascii { ("!", "->") } else { ("✗", "→") };
     for Problem { what, todo } in problems {
-        let (what, todo) = (screen.wrap(&what, sign.chars().count() + 1), screen.wrap(todo, arrow.chars().count() + 3));
-        text += &format!("\n{} {what}\n  {} {todo}\n", screen.paint(Tint::Red, sign), screen.paint(Tint::Dim, arrow));
+        text.end_line();
+        text.paint(screen, Tint::Red, sign);
+        text.put(format_args!(" "));
+        text.wrap(screen, sign.chars().count() + 1, &what);
+        text.end_line();
+        text.put(format_args!("  "));
+        text.paint(screen, Tint::Dim, arrow);
+        text.put(format_args!(" "));
+        text.wrap(screen, arrow.chars().count() + 3, todo);
+        text.end_line();
     }
     for remark in status.remarks() {
-        text += &format!("\n{}\n", screen.wrap(&remark, 0));
+        text.end_line();
+        text.wrap(screen, 0, &remark);
+        text.end_line();
     }
     text
 }
@@ -121,6 +137,7 @@ mod tests {
             recovery: None,
             not_served: None,
             hooks: Vec::new(),
+            not_run: Vec::new(),
             resources: vec![resource("nvidia.com/gpu", true)],
             ailing: Vec::new(),
             signals_off: BTreeMap::new(),
@@ -240,6 +257,7 @@ nvidia.com/gpu  yes         8        8        3     v1beta1  2.2 ms
             healthy_in_seconds: None,
             cordoned: None,
             cordoned_at: None,
+            said: Vec::new(),
             flaps: 1,
             incidents: Vec::new(),
             class: None,

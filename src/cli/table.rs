@@ -2,8 +2,8 @@
 //! narrow the least important columns are cut, or left out where a stub would tell nothing; in a pipe everything is printed in full.
 
 use super::screen::{Screen, Tint};
-use crate::picture::markup::turns_text;
-use std::fmt;
+use super::text::Text;
+use crate::domain::printable;
 
 /// What stands in a cell of which nothing is known.
 pub const UNKNOWN: &str = "-";
@@ -82,7 +82,7 @@ impl Table {
     /// Adds a row; an empty cell is printed as unknown.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let unknown = self.unknown();
-        let cells = cells.into_iter().map(|cell| if cell.is_empty() { unknown.to_owned() } else { printable(&cell) });
+        let cells = cells.into_iter().map(|cell| if cell.is_empty() { unknown.to_owned() } else { printable(&cell).into_owned() });
         self.rows.push(Row::Cells(cells.collect()));
     }
 
@@ -93,7 +93,7 @@ impl Table {
 
     /// Adds a line that goes over all columns.
     pub fn line(&mut self, text: &str) {
-        self.rows.push(Row::Line(printable(text)));
+        self.rows.push(Row::Line(printable(text).into_owned()));
     }
 
     /// Whether there is nothing but the header.
@@ -155,42 +155,41 @@ impl Table {
 
     /// As it stands on a screen.
     #[must_use]
-    pub fn on(&self, screen: Screen) -> String {
+    pub fn on(&self, screen: Screen) -> Text {
         let widths = self.widths(screen);
-        let mut text = String::new();
+        let mut text = Text::default();
         for (index, row) in self.rows.iter().enumerate() {
             let cells = match row {
                 Row::Cells(cells) => cells,
                 Row::Line(line) => {
-                    text += &screen.paint(Tint::Bold, &screen.clip(line, screen.width.unwrap_or(usize::MAX)));
-                    text.push('\n');
+                    text.paint(screen, Tint::Bold, &screen.clip(line, screen.width.unwrap_or(usize::MAX)));
+                    text.end_line();
                     continue;
                 }
             };
-            let mut line = String::new();
+            // Spaces are outside of the colour, and those at the end of a line are left out.
+            let mut space = 0;
             for (column, (cell, &width)) in cells.iter().zip(&widths).enumerate().filter(|(_, (_, width))| **width > 0) {
                 let shown = screen.clip(cell, width);
-                // Spaces are outside of the colour, so that those at the end can go.
-                let space = width - shown.chars().count() + BETWEEN.len();
+                let seen = shown.trim_end();
+                if seen.is_empty() {
+                    space += width + BETWEEN.len();
+                    continue;
+                }
                 let tint = self.tints.iter().find(|(of, _)| *of == column).map_or(Tint::Plain, |(_, tint)| tint(cell));
-                line += &screen.paint(if index == 0 { Tint::Dim } else { tint }, &shown);
-                line.extend(std::iter::repeat_n(' ', space));
+                text.put(format_args!("{:space$}", ""));
+                text.paint(screen, if index == 0 { Tint::Dim } else { tint }, seen);
+                space = width - seen.chars().count() + BETWEEN.len();
             }
-            text += line.trim_end();
-            text.push('\n');
+            text.end_line();
         }
         text
     }
 }
 
-/// Names come from hardware and from pods: what moves the cursor, breaks a row or turns the text must not reach a terminal.
-fn printable(cell: &str) -> String {
-    cell.chars().map(|c| if c.is_control() || turns_text(c) { '?' } else { c }).collect()
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.on(Screen::get()))
+impl From<Table> for Text {
+    fn from(table: Table) -> Text {
+        table.on(Screen::get())
     }
 }
 
@@ -198,13 +197,17 @@ impl fmt::Display for Table {
 mod tests {
     use super::*;
 
+    fn plain(table: &Table) -> Text {
+        table.on(Screen::default())
+    }
+
     #[test]
     fn columns_are_as_wide_as_their_content() {
         let mut table = Table::new(&["name", "state", "id"]);
         assert!(table.is_empty());
         table.row(["a-long-name", "", "x"].map(str::to_owned));
         table.row(["b", "live", ""].map(str::to_owned));
-        assert_eq!(table.to_string(), "NAME         STATE  ID\na-long-name  -      x\nb            live   -\n");
+        assert_eq!(plain(&table), "NAME         STATE  ID\na-long-name  -      x\nb            live   -\n");
     }
 
     #[test]
@@ -212,7 +215,7 @@ mod tests {
         let mut table = Table::new(&["name"]);
         table.row(["a\x1b[31m\nb\u{202e}".to_owned()]);
         table.line("c\r");
-        assert_eq!(table.to_string(), "NAME\na?[31m?b?\nc?\n");
+        assert_eq!(plain(&table), "NAME\na\\u{1b}[31m\\nb\\u{202e}\nc\\r\n");
     }
 
     #[test]
@@ -220,7 +223,7 @@ mod tests {
         let mut table = Table::new(&["pod", "resource", "device"]).giving_way(&["device", "resource"]);
         table.row(["ml/train-0", "nvidia.com/gpu", "GPU-5a7c1f00-1111-2222"].map(str::to_owned));
         let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
-        assert_eq!(on(50), table.to_string());
+        assert_eq!(on(50), plain(&table));
         assert_eq!(on(44), "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-11…\n");
         assert_eq!(on(38), "POD         RESOURCE      DEVICE\nml/train-0  nvidia.com/…  GPU-5a7c1f0…\n");
         assert_eq!(on(30), "POD         RESOURCE  DEVICE\nml/train-0  nvidia.…  GPU-5a7…\n");
@@ -245,7 +248,7 @@ mod tests {
         let mut table = Table::new(&["device", "health", "held by"]).sparse();
         table.row(["a", "", ""].map(str::to_owned));
         table.row(["b", "", "ml/train-0"].map(str::to_owned));
-        assert_eq!(table.to_string(), "DEVICE  HELD BY\na\nb       ml/train-0\n");
+        assert_eq!(plain(&table), "DEVICE  HELD BY\na\nb       ml/train-0\n");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use super::exit::{FAILURE, Failed};
 use super::screen::{Screen, Tint};
 use super::table::Table;
-use super::{Global, Output, block_on, json, print};
+use super::text::Text;
+use super::{Global, Output, block_on, json, print, source};
 use crate::app::{ControlError, DeviceReport, control_get};
 use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, Gather, Grant, Health, PciAddress, PciFunction, Reason, Verdicts};
 use crate::hardware::{self, Discovery, node_health};
@@ -47,9 +48,10 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         return written.map_err(|error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", file.display())));
     }
     match global.output {
-        Output::Json => print(format_args!("{}\n", json(&picture)?)),
-        Output::Svg => print(format_args!("{}", drawing())),
-        Output::Table | Output::Ascii => print(format_args!("{}", text(&figure, picture.count(), Screen::get()))),
+        Output::Json => print(&json(&picture)?),
+        // Its texts are escaped, as in the page.
+        Output::Svg => print(&Text::document(&drawing())),
+        Output::Table | Output::Ascii => print(&text(&figure, picture.count(), Screen::get())),
     }
 }
 
@@ -70,7 +72,7 @@ impl Known {
     /// Asks the daemon, else reads the ledger, where there is one. A tree that was captured elsewhere has neither.
     fn ask(global: &Global) -> Result<Known, Failed> {
         // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
-        let remembered = store::peek(&global.state_dir).ok();
+        let remembered = source::remembered(global);
         let judged = block_on(control_get::<Vec<DeviceReport>>(&global.run_dir, "/v1/devices"))?;
         let grants = block_on(control_get::<Vec<Grant>>(&global.run_dir, "/v1/grants"))?;
         let (judged, asked) = match (judged, grants) {
@@ -101,7 +103,7 @@ impl Known {
                 leaf.resources = judged.resources.iter().cloned().collect();
             }
             leaf.health = judged.health.as_deref().map(|health| if health == "Healthy" { "Healthy" } else { "Unhealthy" });
-            (leaf.reason, leaf.detail) = (judged.reason.clone(), judged.detail.clone());
+            (leaf.reason, leaf.detail) = (judged.reason.clone(), judged.explanation().map(str::to_owned));
             return leaf;
         }
         if leaf.resources.is_empty() {
@@ -195,14 +197,17 @@ fn cpus(root: &HostRoot) -> Cpus {
 
 /// Draws a figure in lines.
 #[must_use]
-pub fn text(figure: &Figure, count: Count, screen: Screen) -> String {
+pub fn text(figure: &Figure, count: Count, screen: Screen) -> Text {
     if figure.parts.is_empty() {
-        return "no devices found; `holdfast discover --all` lists every PCI function\n".into();
+        return Text::of_line(format_args!("no devices found; `holdfast discover --all` lists every PCI function"));
     }
     let table = Table::new(&["device", "class", "name", "resource", "health", "held by"]);
     let mut table = table.giving_way(&["name", "resource", "held by", "health"]).tinted("health", health_tint).sparse();
     lines(&figure.parts, "", true, screen, &mut table);
-    format!("{}\n{count}\n", table.on(screen))
+    let mut text = table.on(screen);
+    text.end_line();
+    text.line(format_args!("{count}"));
+    text
 }
 
 /// In the colour of what is said.

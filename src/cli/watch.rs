@@ -5,7 +5,8 @@
 
 use super::exit::{FAILURE, Failed};
 use super::screen::Screen;
-use super::{Output, eprintln, told};
+use super::text::Text;
+use super::{Output, eprintln, not_printed, told};
 use clap::Args;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -26,9 +27,11 @@ impl Watch {
     ///
     /// # Errors
     /// When there is no such form.
-    pub fn told<T: Serialize>(self, output: Output, document: &T, table: impl FnOnce(&T) -> String) -> Result<String, Failed> {
+    pub fn told<T: Serialize>(self, output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<Text, Failed> {
         match (output, self.watch) {
-            (Output::Json, Some(_)) => serde_json::to_string(document).map(|line| line + "\n").map_err(|error| Failed::new(FAILURE, error)),
+            (Output::Json, Some(_)) => {
+                serde_json::to_string(document).map(|line| Text::json(&(line + "\n"))).map_err(|error| Failed::new(FAILURE, error))
+            }
             _ => told(output, document, table),
         }
     }
@@ -46,27 +49,27 @@ fn every(text: &str) -> Result<Duration, String> {
 #[derive(Debug)]
 pub struct Look {
     /// The answer, as it is printed.
-    pub text: String,
+    pub text: Text,
     /// What is said beside it, on standard error.
     pub remarks: Vec<String>,
     /// How the verb ends that looks once.
     pub end: Result<(), Failed>,
 }
 
-impl From<String> for Look {
-    fn from(text: String) -> Self {
+impl From<Text> for Look {
+    fn from(text: Text) -> Self {
         Look { text, remarks: Vec::new(), end: Ok(()) }
     }
 }
 
-/// Looks once, or again and again until SIGINT or until nobody reads any more. What fails then may be in order the next time.
+/// Looks once, or again and again until SIGINT. What fails then may be in order the next time.
 ///
 /// # Errors
 /// What the look that is not repeated says, and when nothing can be printed.
 pub fn look(watch: Watch, output: Output, mut look: impl FnMut() -> Result<Look, Failed>) -> Result<(), Failed> {
     let Some(every) = watch.watch else {
         let Look { text, remarks, end } = look()?;
-        super::print(format_args!("{text}"))?;
+        super::print(&text)?;
         remarks.iter().for_each(|remark| eprintln(format_args!("{remark}")));
         return end;
     };
@@ -80,22 +83,19 @@ pub fn look(watch: Watch, output: Output, mut look: impl FnMut() -> Result<Look,
     loop {
         let (text, remarks) = match look() {
             Ok(Look { text, remarks, .. }) => (text, remarks),
-            Err(Failed { sentence, .. }) => (String::new(), vec![format!("holdfast: {}", sentence.unwrap_or_default())]),
+            Err(Failed { sentence, .. }) => (Text::default(), vec![format!("holdfast: {}", sentence.unwrap_or_default())]),
         };
         let screen = Screen::get();
         let written = if screen.width.is_some() && output != Output::Json {
-            let remarks = remarks.iter().map(|remark| format!("{remark}\n"));
-            out.write_all(drawn.over(&(text + &remarks.collect::<String>()), screen).as_bytes())
+            let mut text = text;
+            remarks.iter().for_each(|remark| text.line(format_args!("{remark}")));
+            out.write_all(drawn.over(&text, screen).as_bytes())
         } else {
             remarks.iter().for_each(|remark| eprintln(format_args!("{remark}")));
             let between = if output == Output::Json || text.is_empty() { "" } else { "\n" };
             out.write_all(format!("{text}{between}").as_bytes())
         };
-        match written.and_then(|()| out.flush()) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
-            Err(error) => return Err(Failed::new(FAILURE, format_args!("cannot print: {error}"))),
-        }
+        written.and_then(|()| out.flush()).map_err(|error| not_printed(&error))?;
         let is_over = runtime.block_on(async {
             tokio::select! {
                 () = tokio::time::sleep(every) => false,

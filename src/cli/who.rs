@@ -3,11 +3,12 @@
 use super::document::{self, Ailing, Row, devices, holder_in_words, proof_in_words, row, table};
 use super::exit::{FAILURE, Failed, NOBODY};
 use super::query::{Resources, Wanted, Whose, is_named};
+use super::text::Text;
 use super::watch::{self, Look, Watch};
 use super::{Global, block_on, source};
 use crate::app::{ControlError, DeviceReport, Processors, control_get};
 use crate::domain::{DeviceId, Gather, Grant, GrantState};
-use crate::store::{self, Told};
+use crate::store::Told;
 use clap::Args;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -38,7 +39,7 @@ fn everything(global: &Global, watch: Watch) -> Result<Look, Failed> {
     let grants = match asked {
         Ok(grants) => grants,
         Err(error @ ControlError::Absent { .. }) => {
-            let grants = store::peek(&global.state_dir)?.grants;
+            let grants = source::files(global)?.grants;
             remarks.push(format!("{error}; this is what the journal in `{}` tells", global.state_dir.display()));
             grants
         }
@@ -46,7 +47,8 @@ fn everything(global: &Global, watch: Watch) -> Result<Look, Failed> {
     };
     let processors = processors(global);
     let ailing = ailing(global);
-    let table = |_: &_| if grants.is_empty() { "nobody holds a device\n".into() } else { table(&grants, &processors, &ailing) };
+    let table =
+        |_: &_| if grants.is_empty() { Text::of_line(format_args!("nobody holds a device")) } else { table(&grants, &processors, &ailing) };
     let text = watch.told(global.output, &document::document(&grants, &processors, &ailing), table)?;
     Ok(Look { text, remarks, end: Ok(()) })
 }
@@ -159,21 +161,20 @@ impl Search {
 }
 
 /// What is said where nobody holds what was asked for.
-fn nobody(ids: Option<&BTreeSet<DeviceId>>, whose: &Whose, last: Option<&Grant>) -> String {
+fn nobody(ids: Option<&BTreeSet<DeviceId>>, whose: &Whose, last: Option<&Grant>) -> Text {
     let device = ids.map_or("a device".to_owned(), |ids| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or "));
     let of = whose.resource.as_ref().map(|resource| format!(" of {resource}")).unwrap_or_default();
     let who = whose.pod.as_ref().map_or("nobody holds".to_owned(), |pod| format!("no pod {pod} holds"));
-    let before = match last.map(|grant| (grant, &grant.state)) {
-        Some((grant, GrantState::Released { released_at, released_by, .. })) => format!(
-            "  last held by  {}\n  devices       {} ({})\n  from          {}\n  until         {}\n  given back    {}\n",
-            holder_in_words(grant),
-            devices(grant),
-            grant.resource,
-            grant.granted_at.to_seconds(),
-            released_at.to_seconds(),
-            proof_in_words(released_by),
-        ),
-        _ => "  nor did anybody before, as far as the history goes back\n".to_owned(),
-    };
-    format!("{who} {device}{of}\n{before}")
+    let mut text = Text::of_line(format_args!("{who} {device}{of}"));
+    match last.map(|grant| (grant, &grant.state)) {
+        Some((grant, GrantState::Released { released_at, released_by, .. })) => {
+            text.line(format_args!("  last held by  {}", holder_in_words(grant)));
+            text.line(format_args!("  devices       {} ({})", devices(grant), grant.resource));
+            text.line(format_args!("  from          {}", grant.granted_at.to_seconds()));
+            text.line(format_args!("  until         {}", released_at.to_seconds()));
+            text.line(format_args!("  given back    {}", proof_in_words(released_by)));
+        }
+        _ => text.line(format_args!("  nor did anybody before, as far as the history goes back")),
+    }
+    text
 }

@@ -1,5 +1,6 @@
 //! The contract of a resource and its options: a table that is named as the contract.
 
+use super::error::{hidden, hidden_in};
 use super::fragments::Resource;
 use super::text;
 use crate::domain::{Contract, ContractKind, DeviceClass, NvidiaOptions, PciAddress, Select, SriovOptions, VdpaType};
@@ -37,7 +38,7 @@ fn nvidia(options: NvidiaOptions) -> Result<NvidiaOptions, String> {
         );
     }
     if let Some(root) = options.mps_root.as_ref().filter(|root| !root.starts_with('/')) {
-        return Err(format!("`nvidia.mps_root` is `{root}`, but must be an absolute path such as /run/nvidia/mps"));
+        return Err(format!("`nvidia.mps_root` is `{}`, but must be an absolute path such as /run/nvidia/mps", hidden(root)));
     }
     if let Some(root) = &options.mps_root {
         text::path(root, "nvidia.mps_root")?;
@@ -47,12 +48,12 @@ fn nvidia(options: NvidiaOptions) -> Result<NvidiaOptions, String> {
         && vendor.ends_with(|c: char| c.is_ascii_alphanumeric())
         && vendor.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
     if !is_name {
-        return Err(format!("`nvidia.cdi_vendor` is `{vendor}`, but must be a name such as nvidia.com"));
+        return Err(format!("`nvidia.cdi_vendor` is `{}`, but must be a name such as nvidia.com", hidden(vendor)));
     }
     let prefix = &options.cdi_annotation_prefix;
     let is_domain = |domain: &str| !domain.is_empty() && domain.chars().all(|c| c.is_ascii_alphanumeric() || "-.".contains(c));
     if !prefix.strip_suffix('/').is_some_and(is_domain) {
-        return Err(format!("`nvidia.cdi_annotation_prefix` is `{prefix}`, but must be a domain and a slash, as in cdi.k8s.io/"));
+        return Err(format!("`nvidia.cdi_annotation_prefix` is `{}`, but must be a domain and a slash, as in cdi.k8s.io/", hidden(prefix)));
     }
     Ok(options)
 }
@@ -67,7 +68,8 @@ fn sriov(options: SriovOptions) -> Result<SriovOptions, String> {
     let mut additional_info = std::collections::BTreeMap::new();
     for (of, table) in options.additional_info {
         // The addresses are looked up as they are printed.
-        let address = of.to_ascii_lowercase().parse::<PciAddress>();
+        let lower = of.to_ascii_lowercase();
+        let address = lower.parse::<PciAddress>().map_err(|error| hidden_in(&error.to_string(), &lower));
         let key = if of == "*" { Ok(of) } else { address.map(|address| address.to_string()) };
         let key = key.map_err(|error| format!("`sriov.additional_info` is by PCI address, or by `*` for all: {error}"))?;
         additional_info.insert(key, table);
@@ -89,7 +91,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
         std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"{class}\"\n{rest}\n")).unwrap();
-        load(Some(&file), &Node::default()).map(|config| config.resources[0].contract.clone()).map_err(|error| error.to_string())
+        load(Some(&file), &Node::default()).map(|config| config.resources[0].contract.clone()).map_err(|error| error.in_full())
     }
 
     #[test]

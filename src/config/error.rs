@@ -1,6 +1,11 @@
 //! What is wrong with a configuration, in one sentence.
+//!
+//! A value of a file may be a secret that stands in the wrong place. So a sentence quotes it through [`hidden`], and has two forms: in full for
+//! `holdfast config check`, which a person runs on the file; and without the values for the log, the page, `status` and reports of faults.
 
 use super::tree::Place;
+use crate::domain;
+use serde::de::Unexpected;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -11,12 +16,42 @@ pub struct ConfigError {
     /// Line and column.
     at: Option<(usize, usize)>,
     problem: String,
+    /// The same without the values that it quotes.
+    public: String,
+}
+
+/// Around a value that a sentence quotes: noncharacters, which no file has (Unicode 15, "Noncharacters").
+const VALUE: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
+
+/// Longer keys, and those with other characters than a bare key of TOML has, are taken for values that stand in the wrong place.
+const KEY_CHARS_MAX: usize = 32;
+
+/// A value of a file, in a sentence.
+pub(super) fn hidden(value: impl fmt::Display) -> String {
+    format!("{}{}{}", VALUE[0], value.to_string().replace(VALUE, "\u{fffd}"), VALUE[1])
+}
+
+/// A sentence of another part that quotes this value.
+pub(super) fn hidden_in(sentence: &str, value: &str) -> String {
+    if value.is_empty() { sentence.to_owned() } else { sentence.replacen(value, &hidden(value), 1) }
+}
+
+/// The sentence without its values.
+fn without_values(marked: &str) -> String {
+    let mut parts = marked.split(VALUE[0]);
+    let mut public = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        public.push('…');
+        public.push_str(part.split_once(VALUE[1]).map_or("", |(_, rest)| rest));
+    }
+    public
 }
 
 impl ConfigError {
-    /// In one line, whatever of the file it quotes.
+    /// In one line, whatever of the file it quotes; values are quoted by [`hidden`].
     pub(crate) fn new(problem: impl Into<String>) -> Self {
-        ConfigError { file: None, at: None, problem: printable(&problem.into()) }
+        let marked = printable(&problem.into());
+        ConfigError { file: None, at: None, public: without_values(&marked), problem: marked.replace(VALUE, "") }
     }
 
     pub(super) fn in_file(self, file: &Path) -> Self {
@@ -54,71 +89,76 @@ impl ConfigError {
         self.at.map(|(_, column)| column)
     }
 
-    /// What is wrong, and what would be right.
+    /// What is wrong, and what would be right. It quotes values of the file, for the person who runs `holdfast config check`.
     #[must_use]
     pub fn problem(&self) -> &str {
         &self.problem
     }
-}
 
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("configuration")?;
+    fn place(&self) -> String {
+        let mut place = "configuration".to_owned();
         if let Some(file) = &self.file {
-            write!(f, " `{}`", file.display())?;
+            place += &format!(" `{}`", file.display());
         }
         if let Some((line, column)) = self.at {
-            write!(f, ", line {line}, column {column}")?;
+            place += &format!(", line {line}, column {column}");
         }
-        write!(f, ": {}", self.problem)
+        place
+    }
+
+    /// The sentence with its place and the values that it quotes.
+    #[cfg(test)]
+    pub(crate) fn in_full(&self) -> String {
+        format!("{}: {}", self.place(), self.problem)
+    }
+}
+
+/// Without the values that it quotes.
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place(), self.public)?;
+        if self.public == self.problem { Ok(()) } else { f.write_str("; `holdfast config check` shows the value") }
     }
 }
 
 impl std::error::Error for ConfigError {}
 
-/// The text with its control characters escaped: a value may have a line's end in it, or what a terminal obeys. TOML has none
-/// of them in a comment.
+/// The text on one line, whatever of a file it quotes. TOML has no unprintable character in a comment either.
 pub(super) fn printable(text: &str) -> String {
-    let mut printable = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_control() {
-            printable.extend(character.escape_default());
-        } else {
-            printable.push(character);
-        }
-    }
-    printable
+    domain::printable(text).into_owned()
 }
 
-/// Turns serde's "unknown field `x`, expected one of `a`, `b`" into a question with the nearest answer, and its types into
-/// words of TOML.
-pub(super) fn explain(message: &str) -> String {
-    if let Some((found, wanted)) = message.strip_prefix("invalid type: ").and_then(|rest| rest.split_once(", expected ")) {
-        let wanted = match wanted {
-            "u32" | "u64" | "usize" => "a whole number that is not negative",
-            "a sequence" => "a list such as [\"a\", \"b\"]",
-            "a boolean" => "`true` or `false`",
-            "a string" | "path string" | "string or table" => "a text in quotes",
-            "a map" => "a table such as { key = \"value\" }",
-            wanted if wanted.starts_with("struct ") => "a table such as { key = \"value\" }",
-            wanted => wanted,
-        };
-        return format!("found {}, where {wanted} is expected", found.replace("sequence", "a list").replace("map", "a table"));
-    }
-    let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
-    let kind = ["unknown field", "unknown variant"].into_iter().find(|kind| message.starts_with(kind));
-    match (kind, quoted.as_slice()) {
-        (Some("unknown field"), [unknown, known @ ..]) => self::unknown("key", unknown, known),
-        (Some(_), [unknown, known @ ..]) => self::unknown("value", unknown, known),
-        _ => message.to_owned(),
-    }
+/// What serde found where it expected something else, in words of TOML.
+pub(super) fn wrong_type(found: &Unexpected<'_>, wanted: &str) -> String {
+    let found = match found {
+        Unexpected::Bool(truth) => format!("boolean `{}`", hidden(truth)),
+        Unexpected::Signed(number) => format!("integer `{}`", hidden(number)),
+        Unexpected::Unsigned(number) => format!("integer `{}`", hidden(number)),
+        Unexpected::Float(number) => format!("floating point `{}`", hidden(number)),
+        Unexpected::Str(text) => format!("string \"{}\"", hidden(text.escape_debug())),
+        Unexpected::Seq => "a list".to_owned(),
+        Unexpected::Map => "a table".to_owned(),
+        other => hidden(other),
+    };
+    let wanted = match wanted {
+        "u32" | "u64" | "usize" => "a whole number that is not negative",
+        "a sequence" => "a list such as [\"a\", \"b\"]",
+        "a boolean" => "`true` or `false`",
+        "a string" | "path string" | "string or table" => "a text in quotes",
+        "a map" => "a table such as { key = \"value\" }",
+        wanted if wanted.starts_with("struct ") => "a table such as { key = \"value\" }",
+        wanted => wanted,
+    };
+    format!("found {found}, where {wanted} is expected")
 }
 
 /// An unknown key or value, with the nearest known one or with all of them.
 pub(super) fn unknown(what: &str, unknown: &str, known: &[&str]) -> String {
+    let is_bare = unknown.len() <= KEY_CHARS_MAX && unknown.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+    let shown = if what == "key" && is_bare { unknown.to_owned() } else { hidden(unknown) };
     match nearest(unknown, known) {
-        Some(near) => format!("unknown {what} `{unknown}`; did you mean `{near}`?"),
-        None => format!("unknown {what} `{unknown}`; known are {}", list(known)),
+        Some(near) => format!("unknown {what} `{shown}`; did you mean `{near}`?"),
+        None => format!("unknown {what} `{shown}`; known are {}", list(known)),
     }
 }
 
@@ -139,23 +179,33 @@ mod tests {
 
     #[test]
     fn an_unknown_key_is_named_with_the_nearest_valid_one() {
-        let known = "unknown field `replica`, expected one of `name`, `class`, `replicas`";
-        assert_eq!(explain(known), "unknown key `replica`; did you mean `replicas`?");
-        let far = "unknown field `zzz`, expected `listen`";
-        assert_eq!(explain(far), "unknown key `zzz`; known are `listen`");
-        assert_eq!(explain("missing field `name`"), "missing field `name`");
+        let known = ["name", "class", "replicas"];
+        assert_eq!(unknown("key", "replica", &known), "unknown key `replica`; did you mean `replicas`?");
+        assert_eq!(unknown("key", "zzz", &["listen"]), "unknown key `zzz`; known are `listen`");
+        // A value that stands where a key belongs.
+        let misplaced = ConfigError::new(unknown("key", "TOKEN=abc", &["env"]));
+        assert_eq!(misplaced.to_string(), "configuration: unknown key `…`; known are `env`; `holdfast config check` shows the value");
     }
 
     #[test]
     fn what_is_quoted_stays_in_its_line_and_commands_no_terminal() {
         let error = ConfigError::new(unknown("value", "e\nvv\u{1b}[31mär", &["envvar"]));
-        assert_eq!(error.to_string(), "configuration: unknown value `e\\nvv\\u{1b}[31mär`; known are `envvar`");
+        assert_eq!(error.in_full(), "configuration: unknown value `e\\nvv\\u{1b}[31mär`; known are `envvar`");
+        assert_eq!(error.to_string(), "configuration: unknown value `…`; known are `envvar`; `holdfast config check` shows the value");
+    }
+
+    #[test]
+    fn a_value_cannot_end_its_quotation() {
+        let error = ConfigError::new(format!("`a.b` is `{}`, but must be 1", hidden("x\u{fdd1}secret\u{fdd0}")));
+        assert_eq!(error.problem(), "`a.b` is `x\u{fffd}secret\u{fffd}`, but must be 1");
+        assert_eq!(error.to_string(), "configuration: `a.b` is `…`, but must be 1; `holdfast config check` shows the value");
+        assert_eq!(hidden_in("`x` is no name", "x"), format!("`{}` is no name", hidden("x")));
     }
 
     #[test]
     fn a_wrong_type_is_said_in_words_of_toml() {
-        let said = explain("invalid type: string \"4\", expected u32");
-        assert_eq!(said, "found string \"4\", where a whole number that is not negative is expected");
-        assert_eq!(explain("invalid type: map, expected a sequence"), "found a table, where a list such as [\"a\", \"b\"] is expected");
+        let said = |found, wanted| ConfigError::new(wrong_type(&found, wanted)).problem().to_owned();
+        assert_eq!(said(Unexpected::Str("4"), "u32"), "found string \"4\", where a whole number that is not negative is expected");
+        assert_eq!(said(Unexpected::Map, "a sequence"), "found a table, where a list such as [\"a\", \"b\"] is expected");
     }
 }

@@ -1,6 +1,7 @@
 //! `[health]`: how devices are judged.
 
 use super::ConfigError;
+use super::error::hidden;
 use super::fragments;
 use crate::domain::HealthPolicy;
 use std::time::Duration;
@@ -13,7 +14,7 @@ const POLL_MAX: Duration = Duration::from_secs(60);
 pub(super) fn health(health: &fragments::Health) -> Result<HealthPolicy, ConfigError> {
     let usual = HealthPolicy::default();
     let poll = |text: &String| {
-        let problem = || ConfigError::new(format!("`health.poll` is `{text}`, but must be a time from `1s` to `60s`"));
+        let problem = || ConfigError::new(format!("`health.poll` is `{}`, but must be a time from `1s` to `60s`", hidden(text)));
         humantime::parse_duration(text).ok().filter(|poll| (POLL_MIN..=POLL_MAX).contains(poll)).ok_or_else(problem)
     };
     let ignored = health.ignore.clone().unwrap_or_default();

@@ -1,5 +1,6 @@
 //! What is done to a device before a start and after its release.
 
+use super::error::hidden;
 use super::fragments::{self, Resource};
 use super::text;
 use crate::domain::{Check, DeviceClass, Hook, Hooks, Phase, Select, Sharing};
@@ -44,7 +45,9 @@ fn check(check: &fragments::Check) -> Result<Check, String> {
 fn time(phase: Phase, key: &str, text: &str, example: &str, bounds: RangeInclusive<Duration>) -> Result<Duration, String> {
     let (min, max) = (humantime::format_duration(*bounds.start()), humantime::format_duration(*bounds.end()));
     let time = humantime::parse_duration(text).ok().filter(|time| bounds.contains(time));
-    time.ok_or_else(|| format!("the `{key}` of `{phase}` is `{text}`, but must be a time such as `{example}`, from {min} to {max}"))
+    time.ok_or_else(|| {
+        format!("the `{key}` of `{phase}` is `{}`, but must be a time such as `{example}`, from {min} to {max}", hidden(text))
+    })
 }
 
 fn reset(phase: Phase, class: DeviceClass, select: &Select, sharing: Sharing) -> Result<Hook, String> {
@@ -72,7 +75,8 @@ fn command(phase: Phase, argv: &[String], timeout: Option<&str>) -> Result<Hook,
     };
     if !program.starts_with('/') {
         return Err(format!(
-            "the command of `{phase}` begins with `{program}`, but must begin with an absolute path: no shell looks for it"
+            "the command of `{phase}` begins with `{}`, but must begin with an absolute path: no shell looks for it",
+            hidden(program)
         ));
     }
     text::path(program, phase.as_str())?;
@@ -97,7 +101,7 @@ mod tests {
         let file = dir.path().join("config.toml");
         let class = if text.contains("class =") { "" } else { "class = \"gpu\"\n" };
         std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\n{class}{text}\n")).unwrap();
-        load(Some(&file), &Node::default()).map(|config| config.resources[0].hooks.clone()).map_err(|error| error.to_string())
+        load(Some(&file), &Node::default()).map(|config| config.resources[0].hooks.clone()).map_err(|error| error.in_full())
     }
 
     fn command(argv: &[&str], seconds: u64) -> Option<Hook> {

@@ -7,6 +7,7 @@ use super::node::{Node, Section};
 use super::tree::{Entry, Is, Table, Value};
 use super::{Config, ConfigError, DEFAULT_PATH, typed, validate};
 use crate::domain::{Arrange, Gather, NODE};
+use crate::host::read_bounded;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
@@ -86,7 +87,9 @@ impl Examined {
         // A drop-in was there when they were listed: one that is gone was taken away since.
         let drop_ins = drop_ins.into_iter().map(|path| (path, true));
         for (path, may_be_missing) in std::iter::once((main.to_owned(), may_be_missing)).chain(drop_ins) {
-            match read_file(&path) {
+            // A file that somebody names to be compared may be a pipe of their shell.
+            let read = if path == main && main != place { read_file(&path) } else { read_bounded(&path, FILE_BYTES_MAX) };
+            match read {
                 Ok(bytes) => examined.take(&bytes, &path, node),
                 Err(error) if may_be_missing && is_absent(&path, &error) => {}
                 Err(error) => examined.problem(|| unreadable(&path, &error, "; `--config` names the file")),
@@ -184,7 +187,7 @@ impl Examined {
         let mut names = BTreeSet::new();
         for name in resources(table).iter().filter_map(name_of) {
             let Some(text) = name.as_text().filter(|text| !text.contains(NODE) && !names.insert(*text)) else { continue };
-            let problem = || format!("two resources are named `{text}`; every resource needs a name of its own");
+            let problem = || format!("two resources are named `{}`; every resource needs a name of its own", validate::name_of(text));
             self.problem(|| ConfigError::new(problem()).at(name.place.as_ref()));
         }
     }
@@ -321,7 +324,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
         std::fs::write(&file, text).unwrap();
-        load(Some(&file), &Node::default()).unwrap_err().to_string()
+        load(Some(&file), &Node::default()).unwrap_err().in_full()
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! resource that has the name of one that is there takes its place.
 
 use super::ConfigError;
-use super::error::{printable, unknown};
+use super::error::{hidden, printable, unknown};
 use super::tree::{Is, Place, Table, Value};
 use crate::host::HostRoot;
 use std::path::{Path, PathBuf};
@@ -123,8 +123,8 @@ fn by_name(value: &Value, node: &Node) -> Result<(bool, String), String> {
     let mut like = None;
     for pattern in list {
         let text = pattern.as_text().ok_or_else(shape)?;
-        let glob =
-            glob::Pattern::new(text).map_err(|error| format!("the pattern `{text}` of `match.name` is not a valid glob: {error}"))?;
+        let glob = glob::Pattern::new(text)
+            .map_err(|error| format!("the pattern `{}` of `match.name` is not a valid glob: {error}", hidden(text)))?;
         let options = glob::MatchOptions { case_sensitive: false, ..glob::MatchOptions::default() };
         if like.is_none() && node.name().is_some_and(|name| glob.matches_with(name, options)) {
             like = Some(text);
@@ -159,7 +159,7 @@ mod tests {
         let table = Table::parse(&format!("[[node]]\n{condition}\n"), Path::new("f")).unwrap();
         let value = &table.get("node").unwrap().as_list().unwrap()[0];
         let read = Section::read(value, &Node::named(name, root));
-        read.map(|section| (section.matches, section.why)).map_err(|error| error.to_string())
+        read.map(|section| (section.matches, section.why)).map_err(|error| error.in_full())
     }
 
     #[test]

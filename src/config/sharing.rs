@@ -1,5 +1,6 @@
 //! How many containers have a device, and how much of it one may have.
 
+use super::error::hidden;
 use super::fragments::Resource;
 use crate::domain::{Contract, PerContainer, Sharing};
 
@@ -42,7 +43,7 @@ pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Shari
 
 fn among(key: &str, containers: u32) -> Result<u32, String> {
     let is_possible = (1..=SHARES_MAX).contains(&containers);
-    is_possible.then_some(containers).ok_or_else(|| format!("`{key}` is {containers}, but must be between 1 and {SHARES_MAX}"))
+    is_possible.then_some(containers).ok_or_else(|| format!("`{key}` is {}, but must be between 1 and {SHARES_MAX}", hidden(containers)))
 }
 
 #[cfg(test)]
@@ -55,7 +56,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
         std::fs::write(&file, format!("[[resource]]\nname = \"a.b/c\"\nclass = \"rdma\"\n{text}\n")).unwrap();
-        let config = load(Some(&file), &Node::default()).map_err(|error| error.to_string())?;
+        let config = load(Some(&file), &Node::default()).map_err(|error| error.in_full())?;
         Ok((config.resources[0].sharing, config.resources[0].per_container))
     }
 

@@ -219,5 +219,70 @@ fn a_file_without_an_end_is_no_configuration() {
     assert_eq!(error.kind(), std::io::ErrorKind::FileTooLarge);
     let examined = Examined::of(Some(Path::new("/dev/zero")), &Node::default());
     let told = examined.problems[0].to_string();
-    assert!(told.contains("`/dev/zero`: cannot be read: it has more than 16 MiB"), "{told}");
+    assert!(told.contains("`/dev/zero`: cannot be read: it is a device, not a regular file"), "{told}");
+}
+
+/// A value may be a secret in the wrong place: a token where a number belongs, a password in a list. The sentence that the log, the page and
+/// reports of faults have shows none, whatever the key and the type; that of `holdfast config check` does.
+#[test]
+fn no_value_is_in_what_others_than_the_operator_read() {
+    let secrets = ["hunter2, expected `u32`", "hunter2\n\"x\" = 1", "4242424242", "hunter2"];
+    let wrong = [
+        "\"hunter2, expected `u32`\"",
+        "\"\"\"hunter2\n\"x\" = 1\"\"\"",
+        "4242424242",
+        "-4242424242",
+        "4242424242.5",
+        "[\"hunter2\"]",
+        "[[\"hunter2\"], 4242424242]",
+        "{ hunter = \"hunter2\" }",
+        "{ \"TOKEN=hunter2\" = 4242424242 }",
+        "{ command = [\"hunter2\", \"4242424242\"] }",
+        "{ command = \"/bin/sh -c hunter2\" }",
+        "{ command = [\"/bin/sh\"], timeout = \"hunter2\", every = 4242424242 }",
+        "{ host = \"hunter2\", container = \"hunter2\", permissions = \"4242424242\" }",
+        "[{ host = \"/dev/hunter2*\", container = \"/4242424242\", permissions = \"hunter2\" }]",
+        "[{ host = \"hunter2\", container = \"4242424242\" }]",
+        "[{ host = \"/hunter2/..\", container = \"/4242424242/..\" }]",
+        "[{ host = \"/hunter2\", container = \"/\" }, { host = \"/4242424242\", container = \"/\" }]",
+        "[{ regex = \"hunter2(\" }, { regex = \"4242424242(\" }]",
+        "[{ regex = \"^/dev/hunter2\" }]",
+        "[\"/dev/hunter2/../4242424242\"]",
+        "[\"/dev/hunter2[\"]",
+    ];
+    let (mut seen, mut told) = (0, 0);
+    for (table, key, _) in super::keys::KEYS {
+        for value in wrong {
+            for beside in ["class = \"gpu\"", "class = \"char\"\npaths = [\"/dev/a\"]", "class = \"nic\"\ncontract = \"sriov\""] {
+                let beside = if *key == "class" || *key == "paths" && beside.contains("paths") { "" } else { beside };
+                let name = if *key == "name" { "" } else { "name = \"a.b/c\"" };
+                let text = match table.strip_prefix("resource") {
+                    None => format!("[{table}]\n{key} = {value}\n"),
+                    Some("") => format!("[[resource]]\n{name}\n{beside}\n{key} = {value}\n"),
+                    Some(below) => format!("[[resource]]\n{name}\n{beside}\n[resource{below}]\n{key} = {value}\n"),
+                };
+                let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
+                let failed = examined.config().err();
+                for error in examined.problems.iter().chain(&failed) {
+                    let public = error.to_string();
+                    seen += 1;
+                    told += usize::from(secrets.iter().any(|secret| error.problem().contains(secret)));
+                    assert!(!public.contains("hunter2") && !public.contains("4242424242"), "{text}\n{public}");
+                }
+            }
+        }
+    }
+    assert!(seen > 1000 && told > 500, "{seen} {told}");
+    // Keys and the parser's own complaints.
+    for text in [
+        "\"TOKEN=hunter2\" = 1",
+        "hunter2",
+        "[x]\nhunter2 hunter2 = 4242424242",
+        "[[node]]\nmatch = { name = \"hunter2[\" }",
+        "a = \"hunter2",
+    ] {
+        let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
+        let public = examined.problems[0].to_string();
+        assert!(!public.contains("hunter2") && !public.contains("4242424242"), "{text}\n{public}");
+    }
 }

@@ -1,5 +1,6 @@
 //! Paths and texts that can reach a container, a program or the kernel as they are written.
 
+use super::error::hidden;
 use std::collections::BTreeMap;
 
 /// One text that a program is given, with its name and the NUL behind it (`MAX_ARG_STRLEN` of Linux): longer, and nothing starts.
@@ -10,13 +11,13 @@ const ENV_BYTES_MAX: usize = 1_000_000;
 /// A path must be absolute and go straight down. `of` names its key.
 pub(super) fn path(path: &str, of: &str) -> Result<(), String> {
     if path.contains(char::is_control) {
-        return Err(format!("the path `{path}` of `{of}` has a control character in it"));
+        return Err(format!("the path `{}` of `{of}` has a control character in it", hidden(path)));
     }
     let Some(below) = path.strip_prefix('/') else {
-        return Err(format!("the path `{path}` of `{of}` must be absolute"));
+        return Err(format!("the path `{}` of `{of}` must be absolute", hidden(path)));
     };
     if below.split('/').any(|step| matches!(step, "." | "..")) {
-        return Err(format!("the path `{path}` of `{of}` must go straight down, without `.` and `..`"));
+        return Err(format!("the path `{}` of `{of}` must go straight down, without `.` and `..`", hidden(path)));
     }
     Ok(())
 }
@@ -41,16 +42,17 @@ pub(super) fn environment(env: &BTreeMap<String, String>) -> Result<(), String> 
     let mut all = 0;
     for (name, value) in env {
         if name.is_empty() || name.contains(|c: char| c == '=' || c.is_control()) {
-            return Err(format!("`{name}` of `env` cannot be the name of an environment variable"));
+            return Err(format!("`{}` of `env` cannot be the name of an environment variable", hidden(name)));
         }
         if value.contains('\0') {
-            return Err(format!("the value of `{name}` in `env` has a NUL in it, which no environment variable has"));
+            return Err(format!("the value of `{}` in `env` has a NUL in it, which no environment variable has", hidden(name)));
         }
         let bytes = name.len() + value.len() + 2;
         all += bytes;
         if bytes > WORD_BYTES_MAX {
             return Err(format!(
-                "the variable `{name}` of `env` has {bytes} bytes; no program starts with one of more than {WORD_BYTES_MAX}"
+                "the variable `{}` of `env` has {bytes} bytes; no program starts with one of more than {WORD_BYTES_MAX}",
+                hidden(name)
             ));
         }
     }

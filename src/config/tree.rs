@@ -2,7 +2,7 @@
 
 use super::ConfigError;
 use super::error::printable;
-use crate::domain::Arrange;
+use crate::domain::{Arrange, is_unprintable};
 use std::path::Path;
 use std::sync::Arc;
 use toml::Spanned;
@@ -349,7 +349,8 @@ pub(super) fn quoted(text: &str) -> String {
             '"' | '\\' => quoted.extend(['\\', c]),
             '\n' => quoted.push_str("\\n"),
             '\t' => quoted.push_str("\\t"),
-            c if c.is_control() => quoted.push_str(&format!("\\u{:04X}", u32::from(c))),
+            c if is_unprintable(c) && u32::from(c) > 0xffff => quoted.push_str(&format!("\\U{:08X}", u32::from(c))),
+            c if is_unprintable(c) => quoted.push_str(&format!("\\u{:04X}", u32::from(c))),
             c => quoted.push(c),
         }
     }

@@ -1,10 +1,10 @@
 //! The tree as what serde reads: a configuration's types looked at where they stand, so that every mistake has its place.
 
 use super::ConfigError;
-use super::error::explain;
+use super::error::{hidden, unknown, wrong_type};
 use super::tree::{Entry, Is, Place, Table, Value};
 use serde::de::value::StrDeserializer;
-use serde::de::{DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, SeqAccess, Unexpected, VariantAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, EnumAccess, Error, Expected, MapAccess, SeqAccess, Unexpected, VariantAccess, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
 use std::fmt;
 
@@ -28,6 +28,10 @@ pub(super) fn number(text: &str) -> Option<i64> {
 pub(super) struct Mistake(Box<ConfigError>);
 
 impl Mistake {
+    fn saying(problem: String) -> Self {
+        Mistake(Box::new(ConfigError::new(problem)))
+    }
+
     /// At a place, unless it has a nearer one.
     fn at(self, place: Option<&Place>) -> Self {
         if self.0.line().is_some() { self } else { Mistake(Box::new(self.0.at(place))) }
@@ -43,8 +47,37 @@ impl fmt::Display for Mistake {
 impl std::error::Error for Mistake {}
 
 impl Error for Mistake {
+    /// What somebody else says may quote anything.
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Mistake(Box::new(ConfigError::new(explain(&message.to_string()))))
+        Mistake::saying(hidden(message))
+    }
+
+    fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Mistake::saying(wrong_type(&found, &expected.to_string()))
+    }
+
+    fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
+        Mistake::saying(wrong_type(&found, &expected.to_string()))
+    }
+
+    fn invalid_length(length: usize, expected: &dyn Expected) -> Self {
+        Mistake::saying(format!("found {length} values, where {expected} is expected"))
+    }
+
+    fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
+        Mistake::saying(unknown("value", variant, expected))
+    }
+
+    fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
+        Mistake::saying(unknown("key", field, expected))
+    }
+
+    fn missing_field(field: &'static str) -> Self {
+        Mistake::saying(format!("missing field `{field}`"))
+    }
+
+    fn duplicate_field(field: &'static str) -> Self {
+        Mistake::saying(format!("`{field}` is there twice"))
     }
 }
 
@@ -138,7 +171,7 @@ impl<'de> MapAccess<'de> for Entries<'de> {
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Mistake> {
         match self.value.take() {
             Some(value) => seed.deserialize(value),
-            None => Err(Mistake::custom("a value is asked for before its key")),
+            None => Err(Mistake::saying("a value is asked for before its key".into())),
         }
     }
 }
@@ -176,7 +209,7 @@ impl<'de> VariantAccess<'de> for Word<'de> {
 }
 
 fn no_more(word: &Word<'_>) -> Mistake {
-    Mistake::custom(format_args!("`{}` needs more than its word", word.0))
+    Mistake::saying(format!("`{}` needs more than its word", hidden(word.0)))
 }
 
 #[cfg(test)]
@@ -225,7 +258,7 @@ mod tests {
             said("word = \"other\"\nlist = [1,\n  \"2\"]"),
             "3:3 found string \"2\", where a whole number that is not negative is expected"
         );
-        assert_eq!(said("word = \"other\"\nlist = [-1]"), "2:9 invalid value: integer `-1`, expected u32");
+        assert_eq!(said("word = \"other\"\nlist = [-1]"), "2:9 found integer `-1`, where a whole number that is not negative is expected");
         assert_eq!(said("word = \"other\"\nmap.a = 1979-05-27"), "2:9 found date or time, where `true` or `false` is expected");
         assert_eq!(said("word = \"other\"\nmap.a = 2"), "2:9 found integer `2`, where `true` or `false` is expected");
         assert_eq!(said("list = []"), "0:0 missing field `word`");

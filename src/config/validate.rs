@@ -1,6 +1,7 @@
 //! From what the files say to what the daemon runs on.
 
 use super::contract::contract;
+use super::error::{hidden, hidden_in};
 use super::fragments::{self, Class, Fragment, HistorySize, LinkType};
 use super::health;
 use super::hooks::hooks;
@@ -37,11 +38,16 @@ const HISTORY_SIZE_MIN: u64 = 1000;
 /// What a regular expression may come to in memory: thousands of times what one for names has.
 const REGEX_BYTES_MAX: usize = 256 * 1024;
 
+/// The name of a resource, which is shown where it is one.
+pub(super) fn name_of(text: &str) -> String {
+    if text.parse::<ResourceName>().is_ok() { text.to_owned() } else { hidden(text) }
+}
+
 /// Names of resources are compared where it is known who may have the same (`merge`).
 pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Config, ConfigError> {
     let mut resources = Vec::with_capacity(fragment.resource.len());
     for resource in &fragment.resource {
-        let spec = spec(resource).map_err(|problem| ConfigError::new(format!("resource `{}`: {problem}", resource.name)))?;
+        let spec = spec(resource).map_err(|problem| ConfigError::new(format!("resource `{}`: {problem}", name_of(&resource.name))))?;
         resources.push(Arc::new(spec));
     }
     let pod_resources_socket = fragment.kubelet.pod_resources_socket.clone();
@@ -94,7 +100,7 @@ fn straight(path: &Path, of: &str) -> Result<(), ConfigError> {
 fn retention(ledger: &fragments::Ledger) -> Result<Retention, ConfigError> {
     let usual = Retention::default();
     let age = |text: &String| {
-        let problem = |wanted| ConfigError::new(format!("`ledger.history_age` is `{text}`, but must be {wanted}"));
+        let problem = |wanted| ConfigError::new(format!("`ledger.history_age` is `{}`, but must be {wanted}", hidden(text)));
         let age = humantime::parse_duration(text).map_err(|_| problem("a time such as `90d`"))?;
         if age < HISTORY_AGE_MIN { Err(problem("at least a day, `1d`")) } else { Ok(age) }
     };
@@ -102,11 +108,11 @@ fn retention(ledger: &fragments::Ledger) -> Result<Retention, ConfigError> {
     let sized = match &ledger.history_size {
         None => usual,
         Some(HistorySize::Grants(grants)) if *grants < HISTORY_SIZE_MIN => {
-            return Err(problem(&grants.to_string(), &format!("at least {HISTORY_SIZE_MIN} grants, or a size such as \"256MiB\"")));
+            return Err(problem(&hidden(grants), &format!("at least {HISTORY_SIZE_MIN} grants, or a size such as \"256MiB\"")));
         }
         Some(HistorySize::Grants(grants)) => Retention::of_grants(*grants),
         Some(HistorySize::Bytes(text)) => {
-            let quoted = format!("`{text}`");
+            let quoted = format!("`{}`", hidden(text));
             let bytes = size(text).ok_or_else(|| problem(&quoted, "a size such as `256MiB` (KiB, MiB, GiB), or a number of grants"))?;
             if bytes < HISTORY_SIZE_MIN * Retention::BYTES_PER_GRANT {
                 return Err(problem(&quoted, "at least `4MiB`"));
@@ -135,6 +141,7 @@ fn size(text: &str) -> Option<u64> {
 
 fn listen(text: &str) -> Result<Option<SocketAddr>, ConfigError> {
     let problem = || {
+        let text = hidden(text);
         ConfigError::new(format!("`telemetry.listen` is `{text}`, but must be an address and port such as `{DEFAULT_LISTEN}`, or `off`"))
     };
     if text == "off" { Ok(None) } else { text.parse().map(Some).map_err(|_| problem()) }
@@ -157,7 +164,8 @@ fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
         "off" => Ok(NvmlLibrary::Off),
         path if path.starts_with('/') => straight(Path::new(path), "nvidia.nvml").map(|()| NvmlLibrary::At(path.into())),
         other => Err(ConfigError::new(format!(
-            "`nvidia.nvml` is `{other}`, but must be `auto`, `off`, or the absolute path of libnvidia-ml.so.1"
+            "`nvidia.nvml` is `{}`, but must be `auto`, `off`, or the absolute path of libnvidia-ml.so.1",
+            hidden(other)
         ))),
     }
 }
@@ -165,7 +173,7 @@ fn nvml(text: &str) -> Result<NvmlLibrary, ConfigError> {
 fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     let is_each = resource.name.contains(NODE);
     let name = if is_each { ResourceName::for_each_node(&resource.name) } else { resource.name.parse() };
-    let name = name.map_err(|error| error.to_string())?;
+    let name = name.map_err(|error| hidden_in(&error.to_string(), &resource.name))?;
     let class = class(resource.class);
     let is_char = class == DeviceClass::Char;
     if is_each && !is_char {
@@ -185,6 +193,7 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     let is_one = resource.per_container == Some(PerContainer::One) || is_each;
     let paths = resource.paths.iter().map(|path| self::path(path, is_one)).collect::<Result<Vec<_>, _>>()?;
     if let Some((target, first, second)) = clash(&paths).filter(|_| !is_one) {
+        let (first, second, target) = (hidden(first), hidden(second), hidden(target));
         return Err(format!(
             "`{first}` and `{second}` would both be `{target}` in the container; give each a path of its own, or say per_container = \"one\""
         ));
@@ -228,18 +237,21 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
             let digits = text.strip_prefix("0x").unwrap_or(text);
             let plain = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
             let id = plain.then(|| u16::from_str_radix(digits, 16).ok()).flatten();
-            id.ok_or_else(|| format!("the {what} id `{text}` must be up to four hex digits, as in \"10de\""))
+            id.ok_or_else(|| format!("the {what} id `{}` must be up to four hex digits, as in \"10de\"", hidden(text)))
         }
     };
-    let address = |text: &String| text.to_ascii_lowercase().parse::<PciAddress>().map_err(|error| error.to_string());
-    let pf = |text: &String| text.parse::<PfSelect>().map_err(|error| error.to_string());
+    let address = |text: &String| {
+        let text = text.to_ascii_lowercase();
+        text.parse::<PciAddress>().map_err(|error| hidden_in(&error.to_string(), &text))
+    };
+    let pf = |text: &String| text.parse::<PfSelect>().map_err(|error| hidden_in(&error.to_string(), text));
     let link_type = |kind: &LinkType| match kind {
         LinkType::Ether => "ether".to_owned(),
         LinkType::Infiniband => "infiniband".to_owned(),
     };
     let model = |text: &String| match glob::Pattern::new(text) {
         Ok(_) => Ok(text.clone()),
-        Err(error) => Err(format!("the model `{text}` is not a valid glob: {error}")),
+        Err(error) => Err(format!("the model `{}` is not a valid glob: {error}", hidden(text))),
     };
     Ok(Select {
         vendor: fragment.vendor.iter().map(hex("vendor")).collect::<Result<_, _>>()?,
@@ -270,6 +282,7 @@ fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
         text::path(container, "paths")?;
     }
     if let Some(container) = path.container.as_ref().filter(|container| host.literal().is_none() && !container.ends_with('/') && !is_one) {
+        let (host, container) = (hidden(host), hidden(container));
         return Err(format!(
             "all that `{host}` matches would be `{container}` in the container; a folder ends in `/`, as in `{container}/`; with \
              per_container = \"one\" a container has one of them"
@@ -278,35 +291,38 @@ fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
     let permissions = path.permissions.clone().unwrap_or_else(|| "rw".into());
     let distinct: BTreeSet<char> = permissions.chars().gather();
     if permissions.is_empty() || distinct.len() != permissions.len() || !distinct.iter().all(|c| "rwm".contains(*c)) {
-        return Err(format!("the permissions `{permissions}` of `{host}` must be some of `r`, `w` and `m` (mknod)"));
+        let permissions = hidden(permissions);
+        return Err(format!("the permissions `{permissions}` of `{}` must be some of `r`, `w` and `m` (mknod)", hidden(host)));
     }
     Ok(CharPath { host: host.clone(), container: path.container.clone(), permissions })
 }
 
 fn glob(host: &str) -> Result<(), String> {
+    let shown = hidden(host);
     if host.contains(char::is_control) {
-        return Err(format!("the path `{host}` of `paths` has a control character in it"));
+        return Err(format!("the path `{shown}` of `paths` has a control character in it"));
     }
     let parts = host.strip_prefix("/dev/").map(|rest| rest.split('/').any(|part| matches!(part, "" | "." | "..")));
     if parts != Some(false) {
-        return Err(format!("the path `{host}` must begin with `/dev/` and go straight down"));
+        return Err(format!("the path `{shown}` must begin with `/dev/` and go straight down"));
     }
-    glob::Pattern::new(host).map(drop).map_err(|error| format!("the path `{host}` is not a valid glob: {error}"))
+    glob::Pattern::new(host).map(drop).map_err(|error| format!("the path `{shown}` is not a valid glob: {error}"))
 }
 
 fn regex(regex: &str) -> Result<(), String> {
+    let shown = hidden(regex);
     if regex.is_empty() || regex.contains(char::is_control) {
-        return Err(format!("`regex` is `{regex}`, but must be a regular expression for paths below /dev, such as `^video[0-9]+$`"));
+        return Err(format!("`regex` is `{shown}`, but must be a regular expression for paths below /dev, such as `^video[0-9]+$`"));
     }
     // The beginning of a path of the host, where everything is told by what is below /dev.
     if regex.trim_start_matches('^').starts_with("/dev/") {
-        return Err(format!("`regex` is `{regex}`, but is looked for in paths below /dev, which do not begin with `/dev/`"));
+        return Err(format!("`regex` is `{shown}`, but is looked for in paths below /dev, which do not begin with `/dev/`"));
     }
     regex_lite::RegexBuilder::new(regex)
         .size_limit(REGEX_BYTES_MAX)
         .build()
         .map(drop)
-        .map_err(|error| format!("`regex` is `{regex}`, which is no regular expression: {error}"))
+        .map_err(|error| format!("`regex` is `{shown}`, which is no regular expression: {error}"))
 }
 
 /// Two hosts with one path in the container, and that path. A host counts by its name; what a wildcard matches is not known here.
@@ -329,11 +345,12 @@ fn mounts(mounts: &[fragments::Mount]) -> Result<Vec<MountSpec>, String> {
         text::path(host, "mounts")?;
         text::path(container, "mounts")?;
         let place = container.trim_matches('/');
+        let (shown, at) = (hidden(host), hidden(container));
         if place.is_empty() {
-            return Err(format!("the mount of `{host}` at `{container}` of `mounts` would hide the container's own files"));
+            return Err(format!("the mount of `{shown}` at `{at}` of `mounts` would hide the container's own files"));
         }
         if let Some(first) = taken.insert(place, host) {
-            return Err(format!("`{first}` and `{host}` of `mounts` would both be `{container}` in the container"));
+            return Err(format!("`{}` and `{shown}` of `mounts` would both be `{at}` in the container", hidden(first)));
         }
     }
     let mount =

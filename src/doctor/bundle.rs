@@ -1,20 +1,23 @@
 //! An archive of all that a report of a fault needs, without secrets: a plain `tar`, readable by its owner only.
 //!
-//! What goes into it is named in `README.txt` inside, with what could not be had. Everything passes the [`Redactor`], and what
-//! may hold an environment in a form that cannot be looked into (the answers in the kubelet's checkpoint) is left out.
+//! What goes into it is named in `README.txt` inside, with what could not be had. A secret is kept out by where it stands: what people and
+//! commands have written, environments, arguments, mounts and answers to the kubelet are not collected at all (`outline.rs`), and the daemon puts
+//! none of them into its log. Behind that, everything passes the [`Redactor`].
 
-use super::{Facts, Place, Redactor, Report};
-use crate::domain::Timestamp;
-use crate::host::HostRoot;
+use super::{Facts, Place, Redactor, examine, outline};
+use crate::domain::{Timestamp, printable};
+use crate::host::{self, HostRoot, open_to_read};
 use crate::kubelet::checkpoint;
 use serde_json::{Value, json};
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Of the end of a log.
 const LOG_BYTES: u64 = 1024 * 1024;
+/// A file of the configuration that is longer is left out.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
 /// A document of a verb that is longer is left out: a history may have a hundred thousand grants.
 const DOCUMENT_BYTES_MAX: usize = 32 * 1024 * 1024;
 
@@ -43,7 +46,6 @@ impl Bundle {
     pub fn collect(
         place: &Place,
         facts: &Facts,
-        report: &Report,
         redactor: Redactor,
         verb: impl Fn(&[&str]) -> Result<Vec<u8>, String>,
         log: impl Fn() -> Result<String, String>,
@@ -51,12 +53,13 @@ impl Bundle {
         let mut this = Bundle { redactor, files: Vec::new(), missing: Vec::new() };
         // First, so that what it takes out is known when the other texts come.
         this.configuration(place, facts);
-        this.json("doctor.json", serde_json::to_value(report).map_err(|error| error.to_string()));
+        this.json("doctor.json", serde_json::to_value(examine(&facts.clone().without_words())).map_err(|error| error.to_string()));
         for (name, words) in VERBS {
             this.json(name, verb(words).and_then(|bytes| document(&bytes)));
         }
         this.json("kubelet-checkpoint.json", kubelet_checkpoint(&place.roots.kubelet));
-        this.text("mountinfo.txt", std::fs::read_to_string(place.own.join("mountinfo")).map_err(|error| error.to_string()));
+        let mounts = std::fs::read_to_string(place.own.join("mountinfo"));
+        this.text("mountinfo.txt", mounts.map(|table| outline::of_mounts(&table)).map_err(|error| error.to_string()));
         let host = HostRoot::new(&place.roots.host);
         let read = |rel: &str| host.try_read(rel).map_err(|error| error.to_string());
         let system = read("proc/version").map(|kernel| {
@@ -68,17 +71,22 @@ impl Bundle {
         this
     }
 
-    /// The configuration's files as documents: comments may hold what was commented out.
+    /// The configuration's files as documents: comments may hold what was commented out. The redactor learns what is not shown.
     fn configuration(&mut self, place: &Place, facts: &Facts) {
+        let is_valid = facts.config.as_ref().is_some_and(Result::is_ok);
         let main = place.config.clone().unwrap_or_else(|| PathBuf::from(crate::config::DEFAULT_PATH));
         let files = facts.config.as_ref().and_then(|config| config.as_ref().ok()).map(|wants| wants.files.clone());
         let mut documents = Vec::new();
         for file in files.unwrap_or_else(|| vec![main]) {
-            let parsed = std::fs::read_to_string(&file).map_err(|error| error.to_string());
+            let parsed = host::read_bounded(&file, CONFIG_BYTES_MAX).map_err(|error| error.to_string());
+            let parsed = parsed.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".to_owned()));
             // The error of the parser would quote the line; that of the report names it.
             let parsed = parsed.and_then(|text| toml::from_str::<Value>(&text).map_err(|_| "it cannot be parsed".to_owned()));
             match parsed {
-                Ok(value) => documents.push(json!({ "file": file, "content": value })),
+                Ok(value) => {
+                    self.redactor.learn(&value);
+                    documents.push(json!({ "file": file, "content": outline::of_config(value, is_valid) }));
+                }
                 Err(why) => self.missing.push((file.display().to_string(), why)),
             }
         }
@@ -104,7 +112,8 @@ impl Bundle {
     #[must_use]
     pub fn contents(&self) -> String {
         let files = self.files.iter().map(|(name, text)| format!("{name}  {} bytes\n", text.len()));
-        let missing = self.missing.iter().map(|(name, why)| format!("not in it: {name}: {}\n", self.redactor.text(why)));
+        let missing =
+            self.missing.iter().map(|(name, why)| format!("not in it: {}: {}\n", printable(name), printable(&self.redactor.text(why))));
         files.chain(missing).collect()
     }
 
@@ -149,9 +158,9 @@ fn stem(now: Timestamp) -> String {
 fn readme(contents: &str) -> String {
     format!(
         "What `holdfast doctor --bundle` has collected of a node, for a report of a fault.\n\n\
-         Taken out: every value of an environment, all arguments of commands, whatever is named as a secret, and the answers in\n\
-         the kubelet's checkpoint. In it are names: of pods, namespaces, containers, devices, mounts and files. Look before you\n\
-         give it away.\n\n{contents}"
+         Not in it: values of environments, commands and their arguments, what commands and operators have written, configured\n\
+         mounts, sources of mounts, answers to the kubelet, and all values of a configuration that is not valid. In it are names: of\n\
+         pods, namespaces, containers, devices, resources, variables, mount points and files. Look before you give it away.\n\n{contents}"
     )
 }
 
@@ -164,9 +173,8 @@ fn document(bytes: &[u8]) -> Result<Value, String> {
 
 /// The part of the checkpoint that tells which container has which devices; not the plugins' answers, which hold environments.
 fn kubelet_checkpoint(kubelet_dir: &Path) -> Result<Value, String> {
-    let file = File::open(kubelet_dir.join("device-plugins").join(checkpoint::FILE_NAME)).map_err(|error| error.to_string())?;
-    let mut bytes = Vec::new();
-    file.take(checkpoint::BYTES_MAX).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    let path = kubelet_dir.join("device-plugins").join(checkpoint::FILE_NAME);
+    let bytes = host::read_bounded(&path, checkpoint::BYTES_MAX).map_err(|error| error.to_string())?;
     let mut value: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
     let entries = value.pointer_mut("/Data/PodDeviceEntries").and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
     let kept = ["PodUID", "ContainerName", "ResourceName", "DeviceIDs"];
@@ -179,7 +187,7 @@ fn kubelet_checkpoint(kubelet_dir: &Path) -> Result<Value, String> {
 fn pod_log(host: &HostRoot) -> Option<String> {
     let written = |path: &String| host.path(path).metadata().and_then(|about| about.modified()).ok();
     let newest = host.glob("/var/log/pods/*/holdfast/*.log").into_iter().max_by_key(written)?;
-    let mut file = File::open(host.path(&newest)).ok().filter(|file| file.metadata().is_ok_and(|about| about.is_file()))?;
+    let mut file = open_to_read(&host.path(&newest)).ok()?;
     let length = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(LOG_BYTES))).ok()?;
     let mut bytes = Vec::new();

@@ -1,5 +1,6 @@
 //! What is known of a node at one moment. `None` is "not known", of which nothing follows.
 
+use super::Redactor;
 use crate::config::Roots;
 use crate::domain::{Moment, Timestamp};
 use crate::hardware::NearMiss;
@@ -77,6 +78,15 @@ impl Facts {
     pub fn is_in_user_namespace(&self) -> Option<bool> {
         let mut numbers = self.uid_map.as_ref()?.split_whitespace();
         Some((numbers.next(), numbers.next()) != (Some("0"), Some("0")))
+    }
+
+    /// The same without what operators and commands have written, for a report that is given away.
+    #[must_use]
+    pub fn without_words(mut self) -> Facts {
+        if let Some(Daemon { answer: Answer::Status(status), .. }) = &mut self.daemon {
+            *status = Redactor::default().document(std::mem::take(status));
+        }
+        self
     }
 
     /// The daemon's own report, `status -o json`.

@@ -15,6 +15,7 @@ mod checks;
 mod codes;
 mod facts;
 mod gather;
+mod outline;
 mod redact;
 #[cfg(test)]
 mod testing;

@@ -1,11 +1,14 @@
-//! Takes secrets out of what is given away: values of environments, arguments of commands, and whatever is named as a secret.
+//! Takes secrets out of what is given away: values of environments, arguments of commands, what people and commands have written, and whatever
+//! is named as a secret. The second line of defence: nothing of it should be in these texts at all (`bundle.rs`).
 //!
-//! Two nets, since neither is enough alone. Where a document has a structure, values are taken out by where they stand. What
-//! was taken out of the configuration is then also taken out of every other text, such as the log, wherever it stands; and in
-//! texts, what follows a word that names a secret is taken out too.
+//! Where a document has a structure, values are taken out by where they stand. What is known as a secret is taken out of every text, such as
+//! the log, wherever it stands: whole or in part, on several lines, and written as JSON, in percent or in Base64. In texts what follows a word
+//! that names a secret is taken out too.
 
 use crate::config::Config;
-use crate::domain::{Arrange, Gather, Grant};
+use crate::domain::{Grant, Hook, without_output};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
@@ -30,31 +33,69 @@ const NAMES: [&str; 12] = [
 ];
 /// Tables of environments: all of their values are taken out.
 const ENVIRONMENTS: [&str; 3] = ["env", "envs", "environment"];
+/// What operators (of a cordon) and commands have written.
+const WORDS: [&str; 2] = ["cordoned", "said"];
+/// So many bytes of a secret in a row are a part of it.
+const PIECE: usize = 12;
 
 /// Knows the secrets of this node.
 #[derive(Debug, Clone, Default)]
 pub struct Redactor {
-    values: BTreeSet<String>,
+    /// Those that are shorter than a piece.
+    short: BTreeSet<String>,
+    /// All pieces of the others.
+    pieces: BTreeSet<[u8; PIECE]>,
 }
 
 impl Redactor {
-    /// Knows the environments and the arguments of commands that are configured, and those of grants that were so before.
+    /// Knows the environments, the arguments of commands and the mounts that are configured, and the environments of grants, which a former
+    /// configuration has made.
     #[must_use]
     pub fn of(config: Option<&Config>, grants: &[Grant]) -> Self {
         let mut this = Redactor::default();
-        let specs = || config.into_iter().flat_map(|config| &config.resources);
-        let names: BTreeSet<&str> = specs().flat_map(|spec| spec.env.keys()).map(String::as_str).gather();
-        specs().flat_map(|spec| spec.env.values()).for_each(|value| this.know(value));
-        let of_grants = grants.iter().flat_map(|grant| &grant.edits.envs);
-        of_grants.filter(|(name, _)| names.contains(name.as_str()) || is_secret(name)).for_each(|(_, value)| this.know(value));
+        for spec in config.into_iter().flat_map(|config| &config.resources) {
+            spec.env.values().for_each(|value| this.know(value));
+            let check = spec.hooks.check.as_ref().map(|check| &check.run);
+            for hook in spec.hooks.before_start.iter().chain(&spec.hooks.after_release).chain(check) {
+                if let Hook::Command { argv, .. } = hook {
+                    argv.iter().skip(1).for_each(|argument| this.know(argument));
+                }
+            }
+        }
+        for grant in grants {
+            // What a contract puts there names the devices, which a report is about.
+            let names_device = |value: &str| {
+                let of_device = grant.devices.iter().flat_map(|device| [device.id.as_str(), device.key.as_str()]);
+                let nodes = grant.devices.iter().flat_map(|device| &device.nodes).map(String::as_str);
+                of_device
+                    .chain(nodes)
+                    .chain(grant.devices.iter().filter_map(|device| device.function()))
+                    .any(|name| !name.is_empty() && (value.contains(name) || name.contains(value)))
+            };
+            grant.edits.envs.iter().filter(|(name, value)| is_secret(name) || !names_device(value)).for_each(|(_, value)| this.know(value));
+        }
         this
     }
 
     /// Takes this value out of everything.
     pub fn know(&mut self, value: &str) {
-        if value.len() >= BYTES_MIN {
-            self.values.insert(value.to_owned());
+        for part in std::iter::once(value).chain(value.lines().map(str::trim)) {
+            if part.len() < BYTES_MIN {
+                continue;
+            }
+            for form in forms(part) {
+                match form.len() {
+                    ..BYTES_MIN => {}
+                    BYTES_MIN..PIECE => drop(self.short.insert(form)),
+                    _ => self.pieces.extend(form.as_bytes().windows(PIECE).filter_map(|piece| <[u8; PIECE]>::try_from(piece).ok())),
+                }
+            }
         }
+    }
+
+    /// Knows the secrets of a document by where they stand.
+    pub fn learn(&mut self, document: &Value) {
+        let _redacted = self.document(document.clone());
     }
 
     /// A document without secrets.
@@ -73,14 +114,14 @@ impl Redactor {
             Value::Object(object) if ENVIRONMENTS.contains(&name.as_str()) => Value::Object(self.all_of(object)),
             Value::Array(mut command) if name == "command" && command.len() > 1 => {
                 // Which program it is matters; what it is told may be a secret.
-                for argument in command.drain(1..) {
-                    self.know(argument.as_str().unwrap_or_default());
-                }
+                command.drain(1..).for_each(|argument| self.know_all(&argument));
                 command.push(REDACTED.into());
                 Value::Array(command)
             }
-            Value::String(text) if is_secret(&name) && !text.is_empty() => {
-                self.know(&text);
+            Value::String(text) if text.is_empty() => text.into(),
+            Value::Array(values) if values.is_empty() => values.into(),
+            value @ (Value::String(_) | Value::Array(_) | Value::Number(_)) if WORDS.contains(&name.as_str()) || is_secret(&name) => {
+                self.know_all(&value);
                 REDACTED.into()
             }
             other => self.document(other),
@@ -88,9 +129,20 @@ impl Redactor {
         (name, value)
     }
 
+    /// Every text and number in it.
+    fn know_all(&mut self, value: &Value) {
+        match value {
+            Value::String(text) => self.know(text),
+            Value::Number(number) => self.know(&number.to_string()),
+            Value::Array(values) => values.iter().for_each(|value| self.know_all(value)),
+            Value::Object(object) => object.values().for_each(|value| self.know_all(value)),
+            Value::Bool(_) | Value::Null => {}
+        }
+    }
+
     fn all_of(&mut self, object: Map<String, Value>) -> Map<String, Value> {
         let redact = |(name, value): (String, Value)| {
-            self.know(value.as_str().unwrap_or_default());
+            self.know_all(&value);
             (name, Value::from(REDACTED))
         };
         object.into_iter().map(redact).collect()
@@ -99,12 +151,77 @@ impl Redactor {
     /// A text without secrets.
     #[must_use]
     pub fn text(&self, text: &str) -> String {
-        // The longest first: one may be a part of another.
-        let mut values: Vec<&String> = self.values.iter().filter(|value| text.contains(value.as_str())).collect();
-        values.arrange_by_key(|value| std::cmp::Reverse(value.len()));
-        let known = values.into_iter().fold(text.to_owned(), |text, value| text.replace(value.as_str(), REDACTED));
+        let known = self.without_pieces(text);
+        let known = self
+            .short
+            .iter()
+            .fold(known, |text, value| if text.contains(value.as_str()) { text.replace(value.as_str(), REDACTED) } else { text });
+        // The log of an earlier version has the output of hooks.
+        let known: String = known
+            .split_inclusive('\n')
+            .map(|line| match without_output(line) {
+                ended if ended.len() < line.len() => format!("{ended} {REDACTED}{}", if line.ends_with('\n') { "\n" } else { "" }),
+                line => line.to_owned(),
+            })
+            .collect();
         without_users(&without_named(&known))
     }
+
+    /// The text without each run of bytes that is of a secret.
+    fn without_pieces(&self, text: &str) -> String {
+        let bytes = text.as_bytes();
+        let is_known = |start: usize| {
+            let piece = bytes.get(start..start + PIECE).and_then(|piece| <[u8; PIECE]>::try_from(piece).ok());
+            piece.is_some_and(|piece| self.pieces.contains(&piece))
+        };
+        let (mut kept, mut copied, mut at) = (String::new(), 0, 0);
+        while at + PIECE <= bytes.len() {
+            if !is_known(at) {
+                at += 1;
+                continue;
+            }
+            let start = text.floor_char_boundary(at);
+            let mut end = at + PIECE;
+            while at < end {
+                at += 1;
+                if is_known(at) {
+                    end = at + PIECE;
+                }
+            }
+            kept.push_str(text.get(copied..start).unwrap_or_default());
+            kept.push_str(REDACTED);
+            copied = text.ceil_char_boundary(end);
+            at = copied;
+        }
+        kept + text.get(copied..).unwrap_or_default()
+    }
+}
+
+/// A secret as it is, and as others write it: in JSON, in a debugger's form, in a URL, in Base64 behind zero to two other bytes.
+fn forms(value: &str) -> Vec<String> {
+    let json = serde_json::to_string(value).unwrap_or_default();
+    let percent = |keep: &str| {
+        let encode = |byte: u8| {
+            let is_kept = byte.is_ascii_alphanumeric() || keep.as_bytes().contains(&byte);
+            if is_kept { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+        };
+        value.bytes().map(encode).collect::<String>()
+    };
+    let base64 = |before: usize| {
+        let encoded = STANDARD_NO_PAD.encode([&[0; 2][..before], value.as_bytes()].concat());
+        // The first and the last character are of other bytes too.
+        let (skip, end) = ((before * 8).div_ceil(6), (before + value.len()) * 8 / 6);
+        encoded.get(skip..end).unwrap_or_default().to_owned()
+    };
+    let plain = [
+        value.to_owned(),
+        json.trim_matches('"').to_owned(),
+        value.escape_debug().to_string(),
+        percent("-._~"),
+        percent("-._~/:@!$&'()*+,;="),
+    ];
+    let encoded = (0..3).map(base64).flat_map(|text| [text.replace('+', "-").replace('/', "_"), text]);
+    plain.into_iter().chain(encoded).collect()
 }
 
 fn is_secret(name: &str) -> bool {
@@ -168,6 +285,7 @@ fn without_users(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::{AllocId, ContainerEdits, DeviceId, GrantState, GrantedDevice, Timestamp};
     use serde_json::json;
 
     #[test]
@@ -184,6 +302,7 @@ mod tests {
             ("token", "token"),
             ("resource=nvidia.com/gpu key=pci:0000:18:00.0", "resource=nvidia.com/gpu key=pci:0000:18:00.0"),
             ("größe ://", "größe ://"),
+            ("a\nit has failed (exit status: 1), and said last: s3cret\nb", "a\nit has failed (exit status: 1) [redacted]\nb"),
         ] {
             assert_eq!(redactor.text(text), expected);
         }
@@ -204,5 +323,66 @@ mod tests {
         });
         assert_eq!(redactor.document(document), expected);
         assert_eq!(redactor.text("1: correct horse, battery and staple!"), "1: [redacted], [redacted] and [redacted]");
+    }
+
+    #[test]
+    fn a_secret_is_found_whole_and_in_part_and_as_others_write_it() {
+        let mut redactor = Redactor::default();
+        let secret = "correct \"horse\"\\bättery/staple+tr0ub4dor";
+        redactor.know(secret);
+        redactor.know("first line of it\nsecond line of it");
+        let base64 = |text: &str| STANDARD_NO_PAD.encode(text);
+        for written in [
+            secret.to_owned(),
+            secret[..20].to_owned(),
+            secret[secret.len() - 15..].to_owned(),
+            serde_json::to_string(secret).unwrap(),
+            format!("{secret:?}"),
+            "correct%20%22horse%22%5Cb%C3%A4ttery%2Fstaple%2Btr0ub4dor".to_owned(),
+            base64(secret),
+            base64(&format!("user:{secret}")),
+            base64(&format!("a user:{secret}")),
+            "second line of it".to_owned(),
+        ] {
+            let shown = redactor.text(&format!("<ä {written} ä>"));
+            let rest = shown.replace(REDACTED, "");
+            assert!(shown.contains(REDACTED) && rest.starts_with("<ä ") && rest.ends_with(" ä>") && rest.len() < 26, "{written}: {shown}");
+        }
+        assert_eq!(redactor.text("a correct text stays, and so does a line"), "a correct text stays, and so does a line");
+    }
+
+    #[test]
+    fn what_people_and_commands_have_written_is_taken_out() {
+        let mut redactor = Redactor::default();
+        let report = json!({ "id": "GPU-1", "cordoned": "ask Jane", "said": [{ "said": "token abc123def456ghi", "phase": "check" }] });
+        assert_eq!(redactor.document(report), json!({ "id": "GPU-1", "cordoned": REDACTED, "said": REDACTED }));
+        assert_eq!(redactor.document(json!({ "cordoned": null, "said": [] })), json!({ "cordoned": null, "said": [] }));
+        assert_eq!(redactor.text("it wrote: abc123def456ghi"), "it wrote:[redacted]");
+    }
+
+    #[test]
+    fn a_grant_of_a_former_configuration_tells_its_secrets_and_its_devices_stay() {
+        let id = "GPU-5a7c1f00-1111";
+        let envs = [("NVIDIA_VISIBLE_DEVICES", id), ("LICENCE", "rotated-hunter2"), ("API_TOKEN", "s3cret")];
+        let envs = envs.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let grant = Grant {
+            alloc_id: AllocId::new("a-1"),
+            resource: "nvidia.com/gpu".parse().unwrap(),
+            devices: vec![GrantedDevice {
+                id: DeviceId::new(id),
+                key: "pci:0000:18:00.0/10de:2330".into(),
+                numa_nodes: vec![],
+                nodes: vec![],
+                objects: Vec::new(),
+            }],
+            edits: ContainerEdits { envs, ..ContainerEdits::default() },
+            boot_id: String::new(),
+            kubelet: None,
+            granted_at: Timestamp(0),
+            version: String::new(),
+            state: GrantState::Granted,
+        };
+        let redactor = Redactor::of(None, &[grant]);
+        assert_eq!(redactor.text(&format!("{id} rotated-hunter2 s3cret")), format!("{id} [redacted] [redacted]"));
     }
 }

@@ -63,6 +63,17 @@ pub struct Check {
     pub every: Duration,
 }
 
+/// What came of a check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CheckResult {
+    /// The device is well.
+    Passed,
+    /// It is not, and how the check ended.
+    Failed(String),
+    /// It could not be run, which says nothing of the device.
+    NotRun,
+}
+
 /// When a hook is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
@@ -240,6 +251,15 @@ pub enum Barred {
         /// Why it did the last time.
         why: String,
     },
+}
+
+/// What earlier versions wrote behind the end of a command that failed, in front of its output.
+const OUTPUT: &str = ", and said last: ";
+
+/// How a command ended, without the output that earlier versions recorded with it.
+#[must_use]
+pub fn without_output(ended: &str) -> &str {
+    ended.split_once(OUTPUT).map_or(ended, |(ended, _)| ended)
 }
 
 /// How often something has happened, in words.

@@ -72,7 +72,8 @@ pub enum Refusal {
     },
     /// A container of another pod has it, provably.
     #[error(
-        "device `{id}` of {resource} is still in use by container `{container}` of pod {pod}, which the kubelet has forgotten; it runs on          until its processes have ended"
+        "device `{id}` of {resource} is still in use by container `{container}` of pod {pod}, which the kubelet no longer tracks; it is \
+         freed when the processes of that pod have ended"
     )]
     InUse {
         /// The resource asked for.
@@ -139,4 +140,33 @@ pub enum Refusal {
         /// The version of the API.
         api: &'static str,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_refusal_is_one_sentence_with_single_spaces() {
+        let resource = || "nvidia.com/gpu".parse::<ResourceName>().unwrap();
+        let id = || DeviceId::new("GPU-1");
+        let refusals = [
+            Refusal::Unknown { resource: resource(), id: id() },
+            Refusal::Duplicate { resource: resource(), id: id() },
+            Refusal::Unhealthy { resource: resource(), id: id(), reason: Reason::Xid },
+            Refusal::Unanswerable { resource: resource(), id: id(), why: "it has no node".into() },
+            Refusal::InUse { resource: resource(), id: id(), pod: "ml/train-0".into(), container: "main".into() },
+            Refusal::TooMany { resource: resource(), asked: 2 },
+            Refusal::SameDevice { resource: resource(), first: id(), second: id() },
+            Refusal::Empty(resource()),
+            Refusal::NotOffered(resource()),
+            Refusal::FileNotWritten { resource: resource(), file: "/run/cdi/x.json".into(), why: "no space left".into() },
+            Refusal::NoRoomForHook { resource: resource(), api: "v1alpha" },
+            Refusal::NoRoomForCdi { resource: resource(), api: "v1alpha" },
+        ];
+        for refusal in refusals {
+            let text = refusal.to_string();
+            assert!(!text.contains("  ") && !text.contains('\n') && text.contains("nvidia.com/gpu"), "{text}");
+        }
+    }
 }

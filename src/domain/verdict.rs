@@ -141,12 +141,10 @@ impl Verdict {
         }
     }
 
-    /// What is known of a reason for which the device is unhealthy.
+    /// What is known of a reason for which the device is unhealthy. The words of an operator ([`Cordon`]) are not in it: logs and pages show
+    /// it, and nobody knows what a person has written.
     #[must_use]
     pub fn detail(&self, reason: Reason) -> &str {
-        if let (Reason::Cordoned, Some(cordon)) = (reason, &self.cordon) {
-            return &cordon.reason;
-        }
         let incident = self.incidents.last().filter(|incident| incident.reason == reason || reason == Reason::Flapping);
         self.faults.get(&reason).or(incident.map(|incident| &incident.detail)).map_or("", String::as_str)
     }

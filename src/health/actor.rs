@@ -4,7 +4,9 @@ use super::core::{self, Judge, Rules};
 use super::prober::{LookAt, Prober};
 use super::report;
 use super::since::new_since;
-use crate::domain::{AtKubeletStart, DeviceId, Due, Grant, HealthPolicy, Inventory, KubeletGeneration, Listed, Plan, Source, Verdicts};
+use crate::domain::{
+    AtKubeletStart, DeviceId, Due, Grant, HealthPolicy, Instruction, Inventory, KubeletGeneration, Listed, Plan, Source, Verdicts,
+};
 use crate::host;
 use crate::messages::{Broken, Checked, Crash, Discovered, Forget, Happened, Instruct, InstructError, Judged, Mailbox, Rescan};
 use actix::{Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler};
@@ -304,8 +306,8 @@ impl Handler<Forget> for HealthActor {
 impl Handler<Checked> for HealthActor {
     type Result = ();
 
-    fn handle(&mut self, Checked { device, at, failed }: Checked, context: &mut Self::Context) {
-        self.judge.checked(&device, at, failed);
+    fn handle(&mut self, Checked { device, at, result }: Checked, context: &mut Self::Context) {
+        self.judge.checked(&device, at, result);
         self.publish(context);
     }
 }
@@ -317,7 +319,11 @@ impl Handler<Instruct> for HealthActor {
         if !self.judge.instructed(&device, &instruction, host::now()) {
             return Box::pin(std::future::ready(Err(InstructError::Unknown(device))));
         }
-        tracing::info!(%device, ?instruction, "an operator has spoken");
+        // Their words are for `holdfast device show`: many read a log.
+        match instruction {
+            Instruction::Cordon { .. } => tracing::info!(%device, "cordoned by an operator"),
+            Instruction::Uncordon => tracing::info!(%device, "uncordoned by an operator"),
+        }
         let verdicts = self.judge_all(context);
         let judged = self.config.judged.clone();
         // Whoever gives the device back wants to see it in use again.

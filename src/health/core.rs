@@ -19,8 +19,9 @@ use self::cases::{Cases, Verdicts, parents};
 use self::looks::{absent_health, ghost};
 use self::parting::{APART_FOR, Claim, LAST_LIST_FOR, keep_apart, overlaps};
 use crate::domain::{
-    AllocId, Complaint, Device, DeviceEvent, DeviceId, EventKind, Evidence, Gather, Grant, GrantedDevice, Health, Instruction, Inventory,
-    Listed, Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals, Verdict,
+    AllocId, CheckResult, Complaint, Device, DeviceEvent, DeviceId, EventKind, Evidence, Gather, Grant, GrantedDevice, Health, Instruction,
+    Inventory, Listed, Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals,
+    Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -134,10 +135,9 @@ impl Judge {
         self.cases.probed(&device.id, device.pci.as_ref().map(|pci| pci.address), at, signals);
     }
 
-    /// The check of a device's resource has ended: well, or not, and why.
-    pub(crate) fn checked(&mut self, id: &DeviceId, at: Moment, failed: Option<String>) {
-        let complaint = failed.map(|detail| Complaint { reason: Reason::CheckFailed, detail });
-        self.cases.checked(id, at, complaint);
+    /// The check of a device's resource has ended. One that could not be run changes nothing.
+    pub(crate) fn checked(&mut self, id: &DeviceId, at: Moment, result: CheckResult) {
+        self.cases.checked(id, at, result);
     }
 
     /// A probe does not end, which shows something too.

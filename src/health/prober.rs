@@ -44,6 +44,8 @@ struct State {
     /// Threads that work the queue off: one, or none.
     working: usize,
     threads: u64,
+    /// No thread could be had the last time, which was said.
+    is_short: bool,
     probed: Vec<Probed>,
 }
 
@@ -133,9 +135,11 @@ impl Prober {
             tell();
         };
         match std::thread::Builder::new().name("probe".into()).spawn(work) {
-            Ok(_) => (state.working, state.threads) = (1, thread + 1),
+            Ok(_) => (state.working, state.threads, state.is_short) = (1, thread + 1, false),
             Err(error) => {
-                tracing::warn!(%error, "no thread to probe devices with; the next round tries again");
+                if !std::mem::replace(&mut state.is_short, true) {
+                    tracing::warn!(%error, "no thread to probe devices with; the next rounds try again");
+                }
                 state.queue.clear();
             }
         }

@@ -1,24 +1,30 @@
 //! Carries hooks out: the one place that runs a command or resets a function for a device.
 //!
 //! Two ask: serving, before a container starts (the kubelet waits), and the application's runner, after a release. Both
-//! wait here without a thread; the run itself is on a thread of the blocking pool, and at most so many run at a time. Whoever
+//! wait here without a thread; the run itself has a thread of its own, and at most so many run at a time. Whoever
 //! stops waiting ends the run: its process group is killed. A command is no shell: it gets its arguments as they are
 //! configured, and what it may want to know as environment variables ([`environment()`]).
 //!
 //! Who may be disturbed is the asker's to know: the ledger lets a hook after release run only when nobody holds the device,
 //! and serving looks at the holders before a reset.
+//!
+//! A run that was not possible (no process, thread or descriptor to be had) is no result: hooks are tried again, and a check says nothing of its
+//! device. What a command writes is kept in [`Outputs`], for its operator.
 
 mod environment;
+mod records;
 
 pub use environment::{Occasion, environment};
+pub use records::{NotRun, Outputs, Said, Shortages};
 
 use crate::domain::{Device, Hook, PciAddress, Phase};
 use crate::host::{self, CommandError, HostRoot, ResetError};
 use crate::telemetry::metrics;
 use std::io;
 use std::sync::Arc;
+use std::thread;
 use std::time::Instant;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 /// Hooks before a start that run at a time: the devices of a whole node for one container, and no more processes than that.
 const BEFORE_START_MAX: usize = 8;
@@ -27,7 +33,10 @@ const AFTER_RELEASE_MAX: usize = 4;
 /// Checks that run at a time. They come again and again, and are to disturb nobody.
 const CHECKS_MAX: usize = 2;
 
-/// Why a hook has failed.
+/// After a check that failed so many threads must be possible: with less room than that, what it wanted to start may have been refused.
+const ROOM_FOR_A_CHECK: usize = 8;
+
+/// Why a hook has not ended well.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
     /// The command.
@@ -45,6 +54,22 @@ pub enum HookError {
     /// The system has no room for it.
     #[error("it cannot be run: {0}")]
     NotRun(#[from] io::Error),
+    /// It was a check, and what it wanted to run in its turn may have been refused.
+    #[error("it has failed, but this process can have no more threads and processes, nor could the check")]
+    NoRoom,
+}
+
+impl HookError {
+    /// Whether it is no result of a run: the system had no room for it now. Of a check also what tells nothing of the device: a program that
+    /// cannot be started for any reason, or that something else has killed (the kernel, out of memory).
+    #[must_use]
+    pub fn is_no_result(&self, phase: Phase) -> bool {
+        match self {
+            HookError::Command(error) => error.is_shortage() || phase == Phase::Check && error.is_no_result(),
+            HookError::NotRun(_) | HookError::NoRoom => true,
+            HookError::Reset(_) | HookError::NoFunction | HookError::Part(_) => false,
+        }
+    }
 }
 
 /// Carries hooks out.
@@ -54,6 +79,8 @@ pub struct Performer {
     before_start: Arc<Semaphore>,
     after_release: Arc<Semaphore>,
     checks: Arc<Semaphore>,
+    outputs: Outputs,
+    shortages: Shortages,
 }
 
 impl Performer {
@@ -62,13 +89,25 @@ impl Performer {
     pub fn new(host_root: HostRoot) -> Self {
         let [before_start, after_release, checks] =
             [BEFORE_START_MAX, AFTER_RELEASE_MAX, CHECKS_MAX].map(|max| Arc::new(Semaphore::new(max)));
-        Performer { host_root, before_start, after_release, checks }
+        Performer { host_root, before_start, after_release, checks, outputs: Outputs::default(), shortages: Shortages::default() }
     }
 
     /// The host that the hooks are of.
     #[must_use]
     pub fn host_root(&self) -> &HostRoot {
         &self.host_root
+    }
+
+    /// What commands wrote that have failed.
+    #[must_use]
+    pub fn outputs(&self) -> &Outputs {
+        &self.outputs
+    }
+
+    /// Which hooks cannot be run.
+    #[must_use]
+    pub fn shortages(&self) -> &Shortages {
+        &self.shortages
     }
 
     /// Runs a hook and waits for its end; what is dropped while it waits is ended.
@@ -84,44 +123,77 @@ impl Performer {
         // Nobody closes it.
         let slot = Arc::clone(slots).acquire_owned().await.map_err(io::Error::other)?;
         let began = Instant::now();
-        let run: Box<dyn FnOnce() -> Result<String, HookError> + Send> = match hook {
+        let ran = match hook {
             Hook::Reset => {
                 let (root, address) = (self.host_root.clone(), function(&occasion.device));
-                Box::new(move || Ok(host::reset_function(&root, address?).map(|()| String::new())?))
+                let run = move || (address.and_then(|address| Ok(host::reset_function(&root, address)?)), String::new());
+                self.ended(slot, run).await
             }
             Hook::Command { argv, limit } => {
                 let (argv, limit, env) = (argv.clone(), *limit, environment(occasion, &self.host_root));
-                let (cancelled, cancel) = io::pipe()?;
-                let run = move || Ok(host::run_command(&argv, &env, limit, &cancelled)?);
-                // Closed when this future is dropped, wherever it stands.
-                let ended = self.ended(slot, Box::new(run)).await;
-                drop(cancel);
-                return Self::note(occasion, began, ended);
+                let is_check = occasion.phase == Phase::Check;
+                match io::pipe() {
+                    Ok((cancelled, cancel)) => {
+                        let run = move || {
+                            let host::Ran { ended, said } = host::run_command(&argv, &env, limit, &cancelled);
+                            let may_lack_room = is_check && matches!(ended, Err(CommandError::Failed(_)));
+                            if may_lack_room && host::room_for_tasks(ROOM_FOR_A_CHECK).is_err() {
+                                return (Err(HookError::NoRoom), said);
+                            }
+                            (ended.map_err(HookError::from), said)
+                        };
+                        let ran = self.ended(slot, run).await;
+                        // Closed when this future is dropped too, wherever it stands.
+                        drop(cancel);
+                        ran
+                    }
+                    Err(error) => (Err(error.into()), String::new()),
+                }
             }
         };
-        Self::note(occasion, began, self.ended(slot, run).await)
+        self.note(occasion, began, ran)
     }
 
-    /// The end of a run on the blocking pool. Its slot is free when it has really ended, also when nobody waits any more.
+    /// The end of a run on a thread of its own, which it may keep for a day. Its slot is free when it has really ended, also when nobody waits
+    /// any more.
     async fn ended(
         &self,
         slot: tokio::sync::OwnedSemaphorePermit,
-        run: Box<dyn FnOnce() -> Result<String, HookError> + Send>,
-    ) -> Result<String, HookError> {
-        let ran = tokio::task::spawn_blocking(move || {
+        run: impl FnOnce() -> (Result<(), HookError>, String) + Send + 'static,
+    ) -> (Result<(), HookError>, String) {
+        let (tell, told) = oneshot::channel();
+        let work = move || {
             let ended = run();
             drop(slot);
-            ended
-        });
-        ran.await.map_err(io::Error::other)?
+            // Whoever does not wait any more does not hear it.
+            drop(tell.send(ended));
+        };
+        match thread::Builder::new().name("hook".into()).spawn(work) {
+            Ok(_) => told.await.unwrap_or_else(|_| (Err(io::Error::other("its thread has panicked").into()), String::new())),
+            Err(error) => (Err(error.into()), String::new()),
+        }
     }
 
-    fn note(occasion: &Occasion, began: Instant, ended: Result<String, HookError>) -> Result<(), HookError> {
+    fn note(&self, occasion: &Occasion, began: Instant, (ended, said): (Result<(), HookError>, String)) -> Result<(), HookError> {
         let Occasion { phase, resource, device, .. } = occasion;
-        metrics::hook_ended(resource.as_str(), phase.as_str(), ended.is_ok());
-        let said = ended?;
-        tracing::debug!(%resource, device = %device.id, %phase, said, took = ?began.elapsed(), "a hook has run");
-        Ok(())
+        let (now, wrote) = (host::now().wall, said.len());
+        match &ended {
+            Err(error) if error.is_no_result(*phase) => {
+                metrics::hook_not_run(resource.as_str(), phase.as_str());
+                if self.shortages.begun(occasion, now, error.to_string()) {
+                    tracing::warn!(%resource, device = %device.id, %phase, %error, "a hook cannot be run");
+                }
+            }
+            _ => {
+                metrics::hook_ended(resource.as_str(), phase.as_str(), ended.is_ok());
+                self.outputs.ended(occasion, now, ended.as_ref().err().map(ToString::to_string), said);
+                if self.shortages.over(occasion) {
+                    tracing::info!(%resource, %phase, "hooks can be run again");
+                }
+                tracing::debug!(%resource, device = %device.id, %phase, wrote, took = ?began.elapsed(), "a hook has run");
+            }
+        }
+        ended
     }
 }
 

@@ -4,6 +4,7 @@
 //! device that is somebody else's by then. That is safe because the program is reaped after it: until then nobody else can
 //! have its number. What moves itself into another session (`setsid`) escapes, as it would from a terminal.
 
+use super::process::is_shortage;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
@@ -12,80 +13,83 @@ use nix::unistd::Pid;
 use std::collections::BTreeMap;
 use std::io::{self, PipeReader, Read};
 use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// So much of what it has written last is kept; the rest is read and forgotten.
 const OUTPUT_BYTES_MAX: usize = 4096;
-/// So much of its last line is told.
+/// So much of its last line is kept.
 const LINE_CHARS_MAX: usize = 300;
 /// Reads after its end: a pipe holds 64 KiB.
 const LAST_READS_MAX: usize = 16;
 
-/// Why a program did not end well.
+/// Why a program did not end well. It names no argument and quotes no output: both may hold secrets, and this text goes to logs, pods'
+/// events and pages.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// It could not be started.
-    #[error("`{program}` cannot be run: {source}")]
-    NotStarted {
-        /// Its path.
-        program: String,
-        /// What the system says.
-        source: io::Error,
-    },
+    #[error("it cannot be run: {0}")]
+    NotStarted(io::Error),
     /// It ended with an error.
-    #[error("`{program}` has failed ({status}){}", told(.said))]
-    Failed {
-        /// Its path.
-        program: String,
-        /// How it ended.
-        status: ExitStatus,
-        /// The last line that it wrote.
-        said: String,
-    },
+    #[error("{0}")]
+    Failed(ExitStatus),
     /// It took too long.
-    #[error("`{program}` was killed: it has not ended within {}{}", humantime::format_duration(*.limit), told(.said))]
-    TooLong {
-        /// Its path.
-        program: String,
-        /// Its limit.
-        limit: Duration,
-        /// The last line that it wrote.
-        said: String,
-    },
-    /// Nobody waits for it any more.
-    #[error("`{program}` was killed: nobody waits for it any more")]
-    Cancelled {
-        /// Its path.
-        program: String,
-    },
+    #[error("it was killed: it has not ended within {}", humantime::format_duration(*.0))]
+    TooLong(Duration),
+    /// Its result is not wanted any more.
+    #[error("it was killed: its result is not wanted any more")]
+    Cancelled,
 }
 
-fn told(said: &str) -> String {
-    if said.is_empty() { String::new() } else { format!(", and said last: {said}") }
+impl CommandError {
+    /// Whether it says nothing of what the program was to find out or to do: the program did not run, or something else killed it (the
+    /// kernel, out of memory).
+    #[must_use]
+    pub fn is_no_result(&self) -> bool {
+        match self {
+            CommandError::NotStarted(_) | CommandError::Cancelled => true,
+            CommandError::Failed(status) => status.signal() == Some(Signal::SIGKILL as i32),
+            CommandError::TooLong(_) => false,
+        }
+    }
+
+    /// Whether it could not be started because the system has no room for it now.
+    #[must_use]
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, CommandError::NotStarted(error) if is_shortage(error))
+    }
 }
 
-/// Runs `argv` with this environment and no other, in `/`, and waits for its end; returns the last line that it wrote.
-/// When the other end of `cancelled` is closed it is killed.
-///
-/// # Errors
-/// When it cannot be started, ends with an error, takes longer than `limit` or is cancelled.
-pub fn run(argv: &[String], env: &BTreeMap<String, String>, limit: Duration, cancelled: &PipeReader) -> Result<String, CommandError> {
-    let program = argv.first().cloned().unwrap_or_default();
-    let not_started = |source| CommandError::NotStarted { program: program.clone(), source };
-    let mut running = Running::start(argv, env).map_err(not_started)?;
+/// What came of a program.
+#[derive(Debug)]
+pub struct Ran {
+    /// How it ended.
+    pub ended: Result<(), CommandError>,
+    /// The last line that it wrote, for its operator alone.
+    pub said: String,
+}
+
+/// Runs `argv` with this environment and no other, in `/`, and waits for its end. When the other end of `cancelled` is closed, or when it takes
+/// longer than `limit`, it is killed.
+#[must_use]
+pub fn run(argv: &[String], env: &BTreeMap<String, String>, limit: Duration, cancelled: &PipeReader) -> Ran {
+    let not_started = |error| Ran { ended: Err(CommandError::NotStarted(error)), said: String::new() };
+    let mut running = match Running::start(argv, env) {
+        Ok(running) => running,
+        Err(error) => return not_started(error),
+    };
     let (end, mut output) = running.watch(limit, cancelled);
     let status = running.end(&mut output);
-    let said = output.last_line();
-    match (end, status) {
-        (End::TooLong, _) => Err(CommandError::TooLong { program, limit, said }),
-        (End::Cancelled, _) => Err(CommandError::Cancelled { program }),
-        (End::Itself, Ok(status)) if status.success() => Ok(said),
-        (End::Itself, Ok(status)) => Err(CommandError::Failed { program, status, said }),
-        (End::Itself, Err(source)) => Err(not_started(source)),
-    }
+    let ended = match (end, status) {
+        (End::TooLong, _) => Err(CommandError::TooLong(limit)),
+        (End::Cancelled, _) => Err(CommandError::Cancelled),
+        (End::Itself, Ok(status)) if status.success() => Ok(()),
+        (End::Itself, Ok(status)) => Err(CommandError::Failed(status)),
+        (End::Itself, Err(error)) => return not_started(error),
+    };
+    Ran { ended, said: output.last_line() }
 }
 
 /// How it came to its end.
@@ -200,11 +204,11 @@ impl Tail {
         true
     }
 
-    /// The last line that is not blank, fit for a log.
+    /// The last line that is not blank.
     fn last_line(&self) -> String {
         let text = String::from_utf8_lossy(&self.0);
         let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
-        line.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LINE_CHARS_MAX).collect()
+        line.chars().take(LINE_CHARS_MAX).collect()
     }
 }
 
@@ -227,7 +231,11 @@ mod tests {
     fn run_for(script: &str, limit: Duration) -> Result<String, String> {
         let env = BTreeMap::from([("PATH".to_owned(), "/usr/bin:/bin".to_owned()), ("WHAT".to_owned(), "gpu".to_owned())]);
         let (cancelled, _keep) = never();
-        run(&sh(script), &env, limit, &cancelled).map_err(|error| error.to_string())
+        let Ran { ended, said } = run(&sh(script), &env, limit, &cancelled);
+        match ended {
+            Ok(()) => Ok(said),
+            Err(error) => Err(format!("{error}; it wrote: {said}")),
+        }
     }
 
     /// Waits until nobody has this process number, or its owner is dead and only not reaped yet.
@@ -253,10 +261,26 @@ mod tests {
 
     #[test]
     fn an_error_tells_the_status_and_the_last_line() {
-        assert_eq!(run_for("echo no key >&2; exit 3", LONG).unwrap_err(), "`/bin/sh` has failed (exit status: 3), and said last: no key");
+        assert_eq!(run_for("echo no key >&2; exit 3", LONG).unwrap_err(), "exit status: 3; it wrote: no key");
         let (cancelled, _keep) = never();
-        let error = run(&["/nonexistent/wipe".into()], &BTreeMap::new(), LONG, &cancelled).unwrap_err().to_string();
-        assert!(error.contains("`/nonexistent/wipe` cannot be run") && error.contains("No such file"), "{error}");
+        let error = run(&["/nonexistent/wipe".into()], &BTreeMap::new(), LONG, &cancelled).ended.unwrap_err();
+        assert_eq!(error.to_string(), "it cannot be run: No such file or directory (os error 2)");
+        assert!(error.is_no_result() && !error.is_shortage());
+    }
+
+    #[test]
+    fn an_end_that_says_nothing_is_told_from_a_failure() {
+        let ended = |script: &str| {
+            let (cancelled, _keep) = never();
+            run(&sh(script), &BTreeMap::new(), LONG, &cancelled).ended.unwrap_err()
+        };
+        assert!(ended("kill -KILL $$").is_no_result(), "the kernel kills so when memory is short");
+        assert!(!ended("kill -SEGV $$").is_no_result() && !ended("exit 1").is_no_result());
+        let short = |errno: Errno| CommandError::NotStarted(errno.into()).is_shortage();
+        assert_eq!(
+            [Errno::EAGAIN, Errno::ENOMEM, Errno::EMFILE, Errno::ENOENT, Errno::EACCES].map(short),
+            [true, true, true, false, false]
+        );
     }
 
     #[test]
@@ -265,7 +289,7 @@ mod tests {
         let pid = dir.path().join("pid");
         let script = format!("trap '' TERM; sleep 1000 & echo $! >{0}.new; mv {0}.new {0}; echo waiting; wait", pid.display());
         let error = run_for(&script, Duration::from_secs(1)).unwrap_err();
-        assert_eq!(error, "`/bin/sh` was killed: it has not ended within 1s, and said last: waiting");
+        assert_eq!(error, "it was killed: it has not ended within 1s; it wrote: waiting");
         is_gone(std::fs::read_to_string(pid).unwrap().trim());
     }
 
@@ -291,7 +315,7 @@ mod tests {
         };
         wait_for(&started);
         drop(cancel);
-        assert!(matches!(running.join().unwrap(), Err(CommandError::Cancelled { .. })));
+        assert!(matches!(running.join().unwrap().ended, Err(CommandError::Cancelled)));
         is_gone(std::fs::read_to_string(started).unwrap().trim());
     }
 }

@@ -1,13 +1,14 @@
 //! Unix sockets for few: who is at the other end, as the kernel says (`SO_PEERCRED`, unix(7)).
 
+use super::private::make_private_folder;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::geteuid;
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,14 +27,14 @@ pub struct TrustedListener {
 }
 
 impl TrustedListener {
-    /// Listens at `path`, in a directory that is made where there is none. A file of an earlier process is in the way and
+    /// Listens at `path`, in a directory that is made where there is none, for this user alone. A file of an earlier process is in the way and
     /// goes. `refused` is called for each connection that is not taken.
     ///
     /// # Errors
     /// When the directory or the socket cannot be made.
     pub fn bind(path: &Path, refused: fn()) -> io::Result<Self> {
         if let Some(dir) = path.parent() {
-            DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+            make_private_folder(dir)?;
         }
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -1,10 +1,12 @@
 //! Processes: signals to those that were started here, and what this one may have.
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
-use tokio::signal::unix::{SignalKind, signal};
+use std::sync::{Arc, RwLock};
+use std::thread;
 
 /// So many open files are enough: a kubelet's connection takes two of them. Without a bound a hook that closes all that it could have open
 /// would be at it for minutes.
@@ -46,13 +48,38 @@ pub fn file_size_limit() -> Option<u64> {
     getrlimit(Resource::Fsize).current
 }
 
-/// From now on a write beyond that limit fails, and does not end the process. A handler and not `SIG_IGN`, which programs that are
-/// started here would inherit.
+/// Whether a call failed since the system has no room for it now: processes, threads, memory, descriptors. It says nothing of what was
+/// asked for, and may succeed the next time.
+#[must_use]
+pub fn is_shortage(error: &io::Error) -> bool {
+    let short = [Errno::EAGAIN, Errno::ENOMEM, Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ETXTBSY, Errno::EINTR];
+    error.raw_os_error().is_some_and(|code| short.contains(&Errno::from_raw(code)))
+}
+
+/// Whether this process could have so many more threads or processes at the same time.
 ///
 /// # Errors
-/// When no handler can be set; and outside a runtime.
-pub fn survive_file_size_limit() -> io::Result<()> {
-    signal(SignalKind::from_raw(Signal::SIGXFSZ as i32)).map(drop)
+/// What the system says where it could not.
+pub fn room_for_tasks(count: usize) -> io::Result<()> {
+    let gate = Arc::new(RwLock::new(()));
+    let closed = gate.write();
+    let wait = || {
+        let gate = Arc::clone(&gate);
+        move || drop(gate.read())
+    };
+    let (mut tasks, mut room) = (Vec::with_capacity(count), Ok(()));
+    for _ in 0..count {
+        match thread::Builder::new().name("room".into()).spawn(wait()) {
+            Ok(task) => tasks.push(task),
+            Err(error) => {
+                room = Err(error);
+                break;
+            }
+        }
+    }
+    drop(closed);
+    tasks.into_iter().for_each(|task| drop(task.join()));
+    room
 }
 
 /// Asks a process to read its configuration again (SIGHUP).

@@ -46,6 +46,37 @@ pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Opens a file for reading; a symbolic link is followed, as kubelets and users of ConfigMaps make them.
+///
+/// # Errors
+/// As [`open_regular`].
+pub fn open_to_read(path: &Path) -> io::Result<File> {
+    let file = File::options().read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits()).open(path)?;
+    check(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+/// Everything that is in a file which may be a symbolic link, if that has at most so many bytes.
+///
+/// # Errors
+/// As [`open_to_read`], and `FileTooLarge`.
+pub fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    read_whole(open_to_read(path)?, bytes_max)
+}
+
+/// The same of a file that is open.
+///
+/// # Errors
+/// When it cannot be read, and `FileTooLarge`.
+pub fn read_whole(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {bytes_max} bytes")));
+    }
+    Ok(bytes)
+}
+
 fn check(found: FileType) -> io::Result<()> {
     let what = match found {
         found if found.is_file() => return Ok(()),
@@ -86,5 +117,20 @@ mod tests {
         }
         let error = read_regular(Path::new("/dev/null")).unwrap_err();
         assert_eq!(error.to_string(), "it is a device, not a regular file");
+    }
+
+    #[test]
+    fn a_link_is_followed_where_it_may_be_one_and_no_more_is_read_than_may_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        mkfifo(&at("pipe"), Mode::from_bits_truncate(0o600)).unwrap();
+        fs::write(at("file"), "four").unwrap();
+        symlink(at("file"), at("link")).unwrap();
+        assert_eq!(read_bounded(&at("link"), 4).unwrap(), b"four");
+        assert_eq!(read_bounded(&at("file"), 3).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(read_bounded(&at("absent"), 4).unwrap_err().kind(), io::ErrorKind::NotFound);
+        for other in [&at("pipe"), Path::new("/dev/zero"), dir.path()] {
+            assert!(NotRegular::is(&read_bounded(other, 4).unwrap_err()), "{}", other.display());
+        }
     }
 }

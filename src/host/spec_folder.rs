@@ -1,6 +1,8 @@
 //! A folder in which some files are ours and others are not, such as that of CDI. What is read there is read whole at any
-//! moment: a file appears and changes by a rename.
+//! moment: a file appears and changes by a rename. Others read it, so that folder and files have modes of their own (0755, 0644).
 
+use super::private::make_open_folder;
+use super::regular::read_bounded;
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io::{self, Write as _};
@@ -33,8 +35,8 @@ impl SpecFolder {
         if written.get(name).is_some_and(|known| known == text) && file.exists() {
             return Ok(());
         }
-        if std::fs::read_to_string(&file).ok().as_deref() != Some(text) {
-            std::fs::create_dir_all(&self.path)?;
+        if read_bounded(&file, text.len() as u64).ok().as_deref() != Some(text.as_bytes()) {
+            make_open_folder(&self.path)?;
             // Hidden, and without the ending by which it would be read.
             let mut fresh = tempfile::Builder::new().prefix(&format!(".{}", self.prefix)).suffix(".new").tempfile_in(&self.path)?;
             fresh.write_all(text.as_bytes())?;

@@ -7,13 +7,13 @@
 use super::api;
 use super::proto::v1beta1::ContainerAllocateResponse;
 use crate::domain::{AllocId, Checkpoint, CheckpointEntry, ContainerEdits, DeviceId, Gather, KeptGrant, ResourceName, Timestamp};
+use crate::host::{open_to_read, read_whole};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// File name in the device-plugin directory.
@@ -103,15 +103,14 @@ pub fn read_others(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, Checkpoin
 fn load(device_plugin_dir: &Path) -> Result<(Vec<u8>, Timestamp), CheckpointError> {
     let path = device_plugin_dir.join(FILE_NAME);
     let failed = |source| CheckpointError::Io { path: path.clone(), source };
-    let file = File::open(&path).map_err(failed)?;
+    let file = open_to_read(&path).map_err(failed)?;
     // The time of the very file that is read: the kubelet replaces it by rename.
     let written_at = file.metadata().and_then(|metadata| metadata.modified()).map_err(failed)?;
-    let mut bytes = Vec::new();
-    file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > BYTES_MAX {
-        return Err(CheckpointError::TooLarge { path });
+    match read_whole(file, BYTES_MAX) {
+        Ok(bytes) => Ok((bytes, Timestamp::from_system(written_at))),
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Err(CheckpointError::TooLarge { path }),
+        Err(error) => Err(failed(error)),
     }
-    Ok((bytes, Timestamp::from_system(written_at)))
 }
 
 fn document(bytes: &[u8]) -> Result<impl Iterator<Item = PodDeviceEntry>, CheckpointError> {
@@ -183,6 +182,7 @@ mod tests {
     use super::*;
     use crate::domain::{ContainerEdits, EditDevice, EditMount};
     use proptest::prelude::*;
+    use std::fs::File;
 
     /// As a kubelet 1.36 wrote it for a static pod with two devices of another plugin.
     const REAL: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"6c66f772555a04be4eb20709fe93c16a","ContainerName":"main","ResourceName":"example.com/foo","DeviceIDs":{"-1":["d0","d1"]},"AllocResp":"CgsKBlJJR19kMRIBMQoLCgZSSUdfZDASATEaHAoLL2Rldi9mb28tZDESCS9kZXYvemVybxoCcncaHAoLL2Rldi9mb28tZDASCS9kZXYvemVybxoCcnc="}],"RegisteredDevices":{"example.com/foo":["d0","d1"]}},"Checksum":2706400148}"#;

@@ -1,10 +1,12 @@
 //! Text that comes from outside, made harmless for SVG and HTML.
 
+use crate::domain::is_unprintable;
+
 /// Longer names are cut: nothing that is shown has more, and a page must not grow with what others wrote.
 const CHARS_MAX: usize = 256;
 
 /// Escapes a text for an element or for a quoted attribute. Pods and devices name themselves: characters that XML does not know,
-/// and those that turn the direction of what follows, become a replacement character.
+/// and those that nobody should print ([`is_unprintable`]), become a replacement character.
 #[must_use]
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
@@ -19,17 +21,11 @@ pub fn escape(text: &str) -> String {
             '>' => escaped += "&gt;",
             '"' => escaped += "&quot;",
             '\'' => escaped += "&#39;",
-            _ if c.is_control() || turns_text(c) || matches!(c, '\u{fffe}' | '\u{ffff}') => escaped.push('\u{fffd}'),
+            _ if is_unprintable(c) || matches!(c, '\u{fffe}' | '\u{ffff}') => escaped.push('\u{fffd}'),
             _ => escaped.push(c),
         }
     }
     escaped
-}
-
-/// Whether it changes the direction of the text after it, so that a name could look like another one.
-#[must_use]
-pub fn turns_text(c: char) -> bool {
-    matches!(c, '\u{200e}' | '\u{200f}' | '\u{061c}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// At most so many characters of a text, with a sign where something is missing.

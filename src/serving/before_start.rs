@@ -25,6 +25,10 @@ const DEADLINE: Duration = Duration::from_secs(28);
 const ASK_EVERY: Duration = Duration::from_millis(200);
 /// How long one answer may take: it reads a few files.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// How long a hook waits for which the system has no room, before the kubelet is told so. It tries again by itself.
+const ROOM_WITHIN: Duration = Duration::from_secs(5);
+/// Until such a hook is tried again.
+const ROOM_AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// How long a reset waits for the ledger to learn from the kubelet's checkpoint who the holders are. That takes milliseconds.
 const HOLDERS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -57,7 +61,8 @@ pub(super) async fn before_start(shared: &Shared, resource: &ResourceName, ids: 
         ran.map_err(|why| failed(&id, &why))
     });
     let ran = tokio::time::timeout_at(until, try_join_all(runs)).await;
-    ran.unwrap_or_else(|_| Err(failed(ids.first().unwrap_or(&DeviceId::new("")), &"all of them together have taken too long"))).map(drop)
+    let late = || failed(ids.first().unwrap_or(&DeviceId::new("")), &"all of them together have taken too long");
+    ran.unwrap_or_else(|_| Err(late())).map(drop)
 }
 
 /// Waits until the ledger lets the container start. A hook that has failed is run again by itself, and not waited for.
@@ -108,6 +113,7 @@ async fn one(shared: &Shared, resource: &ResourceName, hook: &Hook, id: &DeviceI
     let grants = shared.grants.borrow().clone();
     let mut of_id = grants.iter().filter(|grant| grant.resource == *resource && grant.devices.iter().any(|held| held.id == *id));
     let holder = of_id.next().filter(|_| of_id.next().is_none());
+    let whole = device.id.clone();
     let occasion = Occasion {
         phase: Phase::BeforeStart,
         resource: resource.clone(),
@@ -116,5 +122,16 @@ async fn one(shared: &Shared, resource: &ResourceName, hook: &Hook, id: &DeviceI
         pod: holder.and_then(|grant| grant.pod().cloned()),
         container: holder.and_then(|grant| grant.container().map(str::to_owned)),
     };
-    shared.performer.perform(hook, &occasion).await.map_err(|error| error.to_string())
+    let until = Instant::now() + ROOM_WITHIN;
+    loop {
+        match shared.performer.perform(hook, &occasion).await {
+            Err(error) if error.is_no_result(Phase::BeforeStart) && Instant::now() + ROOM_AGAIN_AFTER < until => {
+                tokio::time::sleep(ROOM_AGAIN_AFTER).await;
+            }
+            Err(error) if error.is_no_result(Phase::BeforeStart) => return Err(format!("{error}; the kubelet tries again")),
+            Err(error) if shared.performer.outputs().of(&whole).is_empty() => return Err(error.to_string()),
+            Err(error) => return Err(format!("{error}; `holdfast device show {whole}` on the node shows what it wrote last")),
+            Ok(()) => return Ok(()),
+        }
+    }
 }

@@ -5,13 +5,13 @@
 
 use super::connections::{Connection, Connections};
 use crate::domain::{Gather, ResourceName};
-use crate::host::{self, peer::TrustedListener};
+use crate::host::{self, peer::TrustedListener, private};
 use crate::messages::RegistrationNumber;
 use crate::telemetry::metrics;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::watch;
@@ -105,7 +105,10 @@ impl Sockets {
     }
 
     pub(super) fn bind(&self, resource: &ResourceName, registration: RegistrationNumber) -> io::Result<Bound> {
-        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.directory)?;
+        if let Some(kubelets) = self.directory.parent() {
+            private::make_open_folder(kubelets)?;
+        }
+        private::make_private_folder(&self.directory)?;
         let name = self.file_name(resource, registration);
         let path = self.directory.join(&name);
         if path.as_os_str().len() > SOCKET_PATH_MAX {
@@ -203,6 +206,9 @@ impl Sockets {
 
     /// Removes the sockets of processes that are no more: those that refuse a connection.
     pub fn sweep(&self) {
+        if let Err(error) = private::make_folder_private(&self.directory) {
+            tracing::warn!(path = %self.directory.display(), %error, "the folder of our sockets stays open to others");
+        }
         let Ok(entries) = std::fs::read_dir(&self.directory) else { return };
         for entry in entries.flatten() {
             let is_socket = entry.file_type().is_ok_and(|kind| kind.is_socket());

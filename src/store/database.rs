@@ -8,11 +8,13 @@
 //! error.
 
 mod anew;
+mod length;
 mod reader;
 mod refusal;
 #[cfg(test)]
 mod testing;
 
+pub(super) use self::length::Length;
 pub(super) use self::reader::Reader;
 use self::reader::{LOOKS, history_key, hook_key, released_id};
 #[cfg(test)]
@@ -24,12 +26,13 @@ use super::codec;
 use super::layout::{note, sync_data, sync_directory};
 use super::replay::OwedAt;
 use crate::domain::{AllocId, DeviceId, Grant, HookState, OwedHook, Retention, Timestamp};
-use crate::host::LateTimers;
+use crate::host::{self, LateTimers};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -50,6 +53,11 @@ const CLOCK_STEP_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// The directory of sled's large pages.
 const BLOBS: &str = "blobs";
+
+/// Threads of sled's pool, one for all databases of the process, and one that opens.
+const POOL_THREADS: usize = 8;
+/// Whether the pool is there.
+static HAS_POOL: AtomicBool = AtomicBool::new(false);
 
 const APPLIED: &str = "applied";
 const OPENED: &str = "opened";
@@ -84,27 +92,6 @@ pub(super) struct Shelf {
     readers: Arc<()>,
 }
 
-/// How long the history is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Length {
-    /// Its records.
-    pub(super) count: u64,
-    /// Their bytes, keys included.
-    pub(super) bytes: u64,
-}
-
-impl Length {
-    fn add(&mut self, key: &[u8], value: &[u8]) {
-        self.count += 1;
-        self.bytes += (key.len() + value.len()) as u64;
-    }
-
-    fn remove(&mut self, key: &[u8], value: &[u8]) {
-        self.count = self.count.saturating_sub(1);
-        self.bytes = self.bytes.saturating_sub((key.len() + value.len()) as u64);
-    }
-}
-
 /// What the database holds, history aside.
 #[derive(Debug, Default)]
 pub(super) struct Image {
@@ -127,6 +114,10 @@ pub(super) struct Image {
 impl Shelf {
     /// Opens or creates the database in `dir`, however long that takes and whether or not it panics.
     pub(super) fn open_here(dir: &Path) -> Result<(Self, Image), Refusal> {
+        // sled goes on without a thread that it does not get, and without any of them it never answers.
+        if !HAS_POOL.load(Ordering::Relaxed) {
+            host::room_for_tasks(POOL_THREADS).map_err(Refusal::NoRoom)?;
+        }
         let fresh = !dir.exists();
         check_files(dir)?;
         let began = Instant::now();
@@ -148,6 +139,7 @@ impl Shelf {
                 Err(error) => return Err(error.into()),
             }
         };
+        HAS_POOL.store(true, Ordering::Relaxed);
         let shelf = Shelf::with_trees(dir, db)?;
         if fresh {
             let parent = dir.parent().unwrap_or(dir);

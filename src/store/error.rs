@@ -78,9 +78,10 @@ impl StoreError {
         move |source| StoreError::Io { doing, path: path.to_owned(), source }
     }
 
-    /// Whether the file system takes nothing more, full or read-only. That is no damage, and may end by itself.
+    /// Whether the file system takes nothing more, full or read-only, or this process has no room for it: descriptors, threads, memory. That is no
+    /// damage, and may end by itself.
     pub(super) fn is_for_want_of_room(&self) -> bool {
-        matches!(self, StoreError::Io { source, .. } if wants_room(source))
+        matches!(self, StoreError::Io { source, .. } if wants_room(source) || host::is_shortage(source))
     }
 
     /// Whether there is something already where a file was to be created.
@@ -108,9 +109,7 @@ impl fmt::Display for Advice<'_> {
             io::ErrorKind::ReadOnlyFilesystem => {
                 ": its file system is mounted read-only, as the kernel does after disk errors: make that writable"
             }
-            io::ErrorKind::FileTooLarge => {
-                ": its process may write no longer file: raise that limit (`LimitFSIZE=` of its unit, `ulimit -f`)"
-            }
+            io::ErrorKind::FileTooLarge => ": raise the limit of file sizes of this process (RLIMIT_FSIZE, `LimitFSIZE` of the unit)",
             io::ErrorKind::NotADirectory => ": a file is in the way of a directory",
             io::ErrorKind::AlreadyExists => ": something else has that name: move it away (`mv`) and start again",
             _ if host::NotRegular::is(self.0) => ": move it away (`mv`) and start again; what belongs there is made new",

@@ -13,10 +13,10 @@ use super::codec;
 use super::direct::Direct;
 use super::layout::{note, sync_data, sync_directory};
 use crate::domain::{Arrange, Durability};
-use crate::host;
+use crate::host::{self, private};
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,7 +95,8 @@ impl Journal {
         let path = dir.join(file_name(first));
         let mut bytes = header(head.len()).into_bytes();
         codec::frame(&mut bytes, first, head);
-        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(StoreError::io("create", &path))?;
+        let file =
+            OpenOptions::new().write(true).create_new(true).mode(private::FILE).open(&path).map_err(StoreError::io("create", &path))?;
         note("write");
         if let Err(error) = file.write_all_at(&bytes, 0) {
             // Half a head is of no use, and nobody has been told of it.
@@ -119,7 +120,7 @@ impl Journal {
         let head_bytes = bytes.len() as u64;
         codec::frame(&mut bytes, first + head.len() as u64, entries.iter().map(Vec::as_slice));
         // One of an earlier attempt is of no use.
-        let file = host::open_regular(&draft, File::options().create(true).truncate(true).write(true));
+        let file = host::open_regular(&draft, File::options().create(true).truncate(true).write(true).mode(private::FILE));
         let file = file.map_err(StoreError::io("create", &draft))?;
         note("write");
         let written = file.write_all_at(&bytes, 0).map_err(StoreError::io("write", &draft)).and_then(|()| sync(&file, &draft, true));

@@ -3,10 +3,10 @@
 use super::StoreError;
 use super::error::wants_room;
 use crate::domain::{Arrange, Timestamp};
-use crate::host;
-use std::fs::{self, File, TryLockError};
+use crate::host::{self, private};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, Read as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -14,8 +14,41 @@ pub(super) fn journal_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("journal")
 }
 
+/// The journal's directory, where there is one. One that cannot be looked at is no missing one.
+pub(super) fn is_there(state_dir: &Path) -> Result<PathBuf, StoreError> {
+    let journal = journal_dir(state_dir);
+    match journal.try_exists() {
+        Ok(true) => Ok(journal),
+        Ok(false) => Err(StoreError::NoJournal { path: state_dir.to_owned() }),
+        Err(error) => Err(StoreError::io("look at", &journal)(error)),
+    }
+}
+
 pub(super) fn database_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("db")
+}
+
+/// What this daemon makes in its state directory, what a file system does, and what the package looks for (docs/install.md).
+fn is_own(name: &str) -> bool {
+    ["lock", "journal", "db", "lost+found", "remove-with-package"].contains(&name)
+        || name.starts_with("db.")
+        || name.contains(".quarantine")
+}
+
+/// Takes from others what they may do with the state directory and everything in it: an earlier version left that to the umask, and grants have
+/// environments. How many modes were changed.
+///
+/// # Errors
+/// When one cannot be changed.
+pub fn keep_private(state_dir: &Path) -> io::Result<usize> {
+    private::make_private(state_dir, is_own)
+}
+
+/// A folder for a copy of the database, which nobody else reads; it goes with this value.
+pub(super) fn scratch() -> Result<tempfile::TempDir, StoreError> {
+    let mut folder = tempfile::Builder::new();
+    folder.prefix("holdfast-").permissions(Permissions::from_mode(0o700));
+    folder.tempdir().map_err(StoreError::io("create", &std::env::temp_dir()))
 }
 
 /// `<state-dir>/lock`: locked by the one writer. It tells during which boot of the machine the last one came, or that it
@@ -42,11 +75,12 @@ fn closed(segment: u64) -> String {
 impl Lock {
     pub(super) fn take(state_dir: &Path) -> Result<Self, StoreError> {
         let path = state_dir.join("lock");
-        let opened = match host::open_regular(&path, File::options().create(true).truncate(false).read(true).write(true)) {
-            // What is there can still be locked and read.
-            Err(error) if wants_room(&error) => host::open_regular(&path, File::options().read(true)).map_err(|_| error),
-            opened => opened,
-        };
+        let opened =
+            match host::open_regular(&path, File::options().mode(private::FILE).create(true).truncate(false).read(true).write(true)) {
+                // What is there can still be locked and read.
+                Err(error) if wants_room(&error) => host::open_regular(&path, File::options().read(true)).map_err(|_| error),
+                opened => opened,
+            };
         let mut file = opened.map_err(StoreError::io("create", &path))?;
         match file.try_lock() {
             Ok(()) => {}
@@ -257,7 +291,7 @@ fn bytes_below(dir: &Path) -> Result<u64, StoreError> {
 
 /// Copies a directory with everything below it, and makes the copy durable.
 pub(super) fn copy_directory(from: &Path, to: &Path) -> Result<(), StoreError> {
-    fs::create_dir_all(to).map_err(StoreError::io("create", to))?;
+    private::make_private_folder(to).map_err(StoreError::io("create", to))?;
     for entry in fs::read_dir(from).map_err(StoreError::io("read", from))? {
         let entry = entry.map_err(StoreError::io("read", from))?;
         let (source, target) = (entry.path(), to.join(entry.file_name()));

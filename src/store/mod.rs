@@ -49,6 +49,7 @@ pub use codec::VERSION as RECORDS;
 pub use error::StoreError;
 pub use export::{Export, Past, Told};
 pub use journal::PendingSync;
+pub use layout::keep_private;
 pub use peek::{History, journal_bytes, peek, peek_history};
 pub use recovery::RecoveryReport;
 pub use shelver::PendingCheckpoint;

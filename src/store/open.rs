@@ -24,7 +24,7 @@ use super::shelver::Shelver;
 use super::work::Database;
 use super::{OLD_SEGMENTS_MAX, Recovered, RecoveryReport, SEGMENT_BYTES_MAX, Store, StoreError, journal};
 use crate::domain::{Durability, Retention};
-use std::fs;
+use crate::host::private::make_private_folder;
 use std::path::Path;
 use std::time::Instant;
 
@@ -51,7 +51,7 @@ impl Store {
     ) -> Result<(Store, Recovered), StoreError> {
         let began = Instant::now();
         let journal_dir = journal_dir(state_dir);
-        fs::create_dir_all(&journal_dir).map_err(StoreError::io("create", &journal_dir))?;
+        make_private_folder(&journal_dir).map_err(StoreError::io("create", &journal_dir))?;
         let mut lock = Lock::take(state_dir)?;
 
         let database_dir = database_dir(state_dir);

@@ -54,7 +54,8 @@ impl Opening {
             drop(sender.send(opened));
         };
         if let Err(error) = thread::Builder::new().name("sled-open".into()).spawn(open) {
-            drop(unused.send(Err(Refusal::Unable(format!("no thread can be started for it: {error}")))));
+            // That says nothing of the database.
+            drop(unused.send(Err(Refusal::NoRoom(error))));
         }
         Opening {
             #[cfg(test)]

@@ -5,7 +5,7 @@
 //! files, the last checkpoint. What came later may be in the journal alone, and is counted as following.
 
 use super::database::Image;
-use super::layout::{database_to_read, journal_dir, moved_aside, peek_confirmed};
+use super::layout::{database_to_read, is_there, moved_aside, peek_confirmed, scratch};
 use super::peek::open_copy;
 use super::recovery::{self, LivePayloads, Truth, database_finding, decode_grant, encode_live};
 use super::replay::Fold;
@@ -153,12 +153,9 @@ impl Verifier {
 /// # Errors
 /// When there is no journal, it cannot be read or a later version wrote it, or when somebody writes to it meanwhile.
 pub fn verify(state_dir: &Path) -> Result<Verification, StoreError> {
-    let journal_dir = journal_dir(state_dir);
-    if !journal_dir.exists() {
-        return Err(StoreError::NoJournal { path: state_dir.to_owned() });
-    }
+    let journal_dir = is_there(state_dir)?;
     let before = stamps(&journal_dir);
-    let scratch = tempfile::tempdir().map_err(StoreError::io("create", &std::env::temp_dir()))?;
+    let scratch = scratch()?;
     let database_dir = database_to_read(state_dir);
     let had_database = database_dir.exists();
     let opened = had_database.then(|| open_copy(&database_dir, scratch.path()));
@@ -328,6 +325,7 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::layout::database_dir;
+    use super::super::layout::journal_dir;
     use super::super::samples::{bound, grant, made, named, released_at};
     use super::*;
     use crate::domain::{Durability, Entry, Timestamp};

@@ -1,6 +1,7 @@
 //! The text of `/metrics`: Prometheus' exposition format, version 0.0.4.
 
 use super::table::{Metric, Row};
+use crate::domain::printable;
 
 /// A page under way. Samples of one metric follow each other: the format wants them together.
 #[derive(Debug, Default)]
@@ -47,11 +48,11 @@ impl Page {
     }
 
     fn push_escaped(&mut self, value: &str) {
-        for c in value.chars() {
+        // The format takes any character, and those who read a dashboard or an alert see it in a terminal or a browser.
+        for c in printable(value).chars() {
             match c {
                 '\\' => self.text.push_str("\\\\"),
                 '"' => self.text.push_str("\\\""),
-                '\n' => self.text.push_str("\\n"),
                 c => self.text.push(c),
             }
         }
@@ -72,7 +73,7 @@ mod tests {
     fn a_metric_is_told_once_and_nothing_breaks_out_of_a_label() {
         let mut page = Page::default();
         page.sample(Metric::Ready, &[], 1);
-        page.sample(Metric::Devices, &["a.b/\"c\\\nd", "healthy"], 8);
+        page.sample(Metric::Devices, &["a.b/\"c\\\nd\u{1b}", "healthy"], 8);
         page.sample(Metric::Devices, &["a.b/c", "unhealthy"], 0);
         let text = page.into_text();
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("# HELP")).collect();
@@ -80,7 +81,7 @@ mod tests {
             "# TYPE holdfast_ready gauge",
             "holdfast_ready 1",
             "# TYPE holdfast_devices gauge",
-            r#"holdfast_devices{resource="a.b/\"c\\\nd",health="healthy"} 8"#,
+            r#"holdfast_devices{resource="a.b/\"c\\\\nd\\u{1b}",health="healthy"} 8"#,
             r#"holdfast_devices{resource="a.b/c",health="unhealthy"} 0"#,
         ];
         assert_eq!(lines, wanted);

@@ -3,7 +3,9 @@
 
 use super::logging::LogFormat;
 use super::metrics;
+use crate::domain::printable_json;
 use crate::host::has_room;
+use std::borrow::Cow;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
@@ -75,7 +77,7 @@ where
             to.write_all(told.as_bytes())?;
             *missed = Missed::default();
         }
-        for (number, piece) in line.chunks(PIECE).enumerate() {
+        for (number, piece) in shown(*format, line).chunks(PIECE).enumerate() {
             if !has_room(to, patience)? {
                 missed.lines += 1;
                 metrics::log_lines_lost(1);
@@ -90,6 +92,14 @@ where
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// A line without what acts on a terminal. In text it has only the escapes of our own colours: the fields were written printable.
+fn shown(format: LogFormat, line: &[u8]) -> Cow<'_, [u8]> {
+    match (format, std::str::from_utf8(line).map(printable_json)) {
+        (LogFormat::Json, Ok(Cow::Owned(line))) => Cow::Owned(line.into_bytes()),
+        _ => Cow::Borrowed(line),
     }
 }
 

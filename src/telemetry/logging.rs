@@ -2,11 +2,18 @@
 //!
 //! ERROR: the daemon cannot keep a promise. WARN: somebody should look, not tonight. INFO: one line for each change
 //! of state. DEBUG: every step. `HOLDFAST_LOG` takes filters such as `debug` or `holdfast::registration=debug`.
+//!
+//! An event is one line, whatever names it quotes: see [`Printable`]. In JSON [`LogWriter`] sees to that.
 
 use super::log_writer::LogWriter;
+use crate::domain::Printable;
 use clap::ValueEnum;
+use std::fmt::{self as text, Write};
 use std::io::IsTerminal;
+use tracing::field::Field;
+use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::{FormatFields, Writer, debug_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
@@ -33,7 +40,7 @@ pub fn init(format: LogFormat, default_level: &str) {
         // A reader of the log that has gone must not end the daemon: the layer would report it there, and panic.
         .log_internal_errors(false);
     let layer = match format {
-        LogFormat::Text => layer.with_target(false).boxed(),
+        LogFormat::Text => layer.with_target(false).fmt_fields(fields()).boxed(),
         LogFormat::Json => layer.json().flatten_event(true).with_current_span(false).boxed(),
     };
     let started = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();
@@ -43,5 +50,71 @@ pub fn init(format: LogFormat, default_level: &str) {
             let text = panic.payload_as_str().unwrap_or("no message");
             tracing::error!(place, panic = text, "a panic was caught");
         }));
+    }
+}
+
+/// Writes the message and the fields of an event into its line.
+fn fields() -> impl for<'a> FormatFields<'a> + Send + Sync + 'static {
+    debug_fn(|line: &mut Writer<'_>, field: &Field, value: &dyn text::Debug| {
+        match (field.name(), line.has_ansi_escapes()) {
+            ("message", _) => {}
+            (name, true) => write!(line, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m")?,
+            (name, false) => write!(line, "{name}=")?,
+        }
+        write!(Printable(line), "{value:?}")
+    })
+    .delimited(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::is_unprintable;
+    use proptest::prelude::*;
+
+    /// What an event with a foreign name in its message and its fields writes in this form.
+    fn logged(format: LogFormat, colour: bool, name: &str) -> String {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let layer = fmt::layer().with_writer(LogWriter::new(writer, format)).with_ansi(colour);
+        let layer = match format {
+            LogFormat::Text => layer.with_target(false).fmt_fields(fields()).boxed(),
+            LogFormat::Json => layer.json().flatten_event(true).with_current_span(false).boxed(),
+        };
+        let subscriber = tracing_subscriber::registry().with(layer);
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(device = %name, quoted = name, error = &std::io::Error::other(name.to_owned()) as &dyn std::error::Error, "{name} is gone");
+        });
+        std::io::read_to_string(reader).unwrap()
+    }
+
+    #[test]
+    fn an_event_is_one_line_of_text_or_one_json_object_whatever_it_names() {
+        let name = "a\u{1b}[2J\n2026-01-01T00:00:00Z ERROR forged\u{202e}";
+        let text = logged(LogFormat::Text, false, name);
+        let shown = "a\\u{1b}[2J\\n2026-01-01T00:00:00Z ERROR forged\\u{202e}";
+        assert!(text.ends_with(&format!(" WARN {shown} is gone device={shown} quoted=\"{shown}\" error={shown}\n")), "{text}");
+        let json = logged(LogFormat::Json, false, name);
+        assert_eq!(json.lines().count(), 1, "{json}");
+        let event: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((event["device"].as_str(), event["quoted"].as_str()), (Some(name), Some(name)));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn nothing_unprintable_reaches_the_log(name in any::<String>()) {
+            let colours = ["\x1b[0m", "\x1b[2m", "\x1b[3m", "\x1b[33m"];
+            for (format, colour) in [(LogFormat::Text, false), (LogFormat::Text, true), (LogFormat::Json, false)] {
+                let line = logged(format, colour, &name);
+                let own = if colour { colours.iter().fold(line.clone(), |line, own| line.replace(own, "")) } else { line.clone() };
+                let rest = own.strip_suffix('\n').unwrap();
+                prop_assert!(!rest.contains(is_unprintable), "{line:?}");
+                if format == LogFormat::Json {
+                    let event: serde_json::Value = serde_json::from_str(&line).unwrap();
+                    prop_assert_eq!(event["device"].as_str(), Some(name.as_str()));
+                }
+            }
+        }
     }
 }

@@ -291,6 +291,11 @@ pub fn hook_ended(resource: &str, phase: &'static str, ok: bool) {
     count(Metric::Hooks, &[resource, phase, result(ok)]);
 }
 
+/// A hook could not be run.
+pub fn hook_not_run(resource: &str, phase: &'static str) {
+    count(Metric::Hooks, &[resource, phase, "not_run"]);
+}
+
 /// A device became unhealthy.
 pub fn failed(resource: &str, reason: &'static str) {
     count(Metric::Incidents, &[resource, reason]);

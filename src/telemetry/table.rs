@@ -102,7 +102,7 @@ table! {
     HooksOwed = Gauge "holdfast_hooks_owed" ["resource", "state"]
         "Hooks after release that have not ended well, by state (due or failed); nobody new gets their devices.";
     Hooks = Counter "holdfast_hooks_total" ["resource", "phase", "result"]
-        "Hooks that have run, by phase (before_start, after_release or check) and result (ok or error).";
+        "Hooks that have run, by phase (before_start, after_release or check) and result (ok, error, or not_run: the system had no room for it).";
     Incidents = Counter "holdfast_incidents_total" ["resource", "reason"]
         "How often a device became unhealthy, by reason; shares of one device count once.";
     JournalSync = Histogram "holdfast_journal_sync_duration_seconds" []

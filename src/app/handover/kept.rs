@@ -14,12 +14,16 @@
 //! one cannot be started the unit itself has it do so (`ExecStopPost=`): the kubelet sees that the devices are gone.
 
 use super::Inherited;
+use crate::host;
 use crate::host::descriptors::FILES_MAX;
 use crate::serving::{Open, Sockets};
 use sd_notify::NotifyState;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
+
+/// A line of some hundred bytes for each file that systemd keeps.
+const LIST_BYTES_MAX: u64 = 4 << 20;
 
 /// What systemd calls them; the unit knows it too.
 const NAME: &str = "kubelet";
@@ -73,7 +77,7 @@ pub fn kept(run_dir: &Path) -> Inherited {
     };
     forget();
     let path = list_path(run_dir);
-    let list = fs::read_to_string(&path).unwrap_or_default();
+    let list = host::read_bounded(&path, LIST_BYTES_MAX).ok().and_then(|list| String::from_utf8(list).ok()).unwrap_or_default();
     drop(fs::remove_file(&path));
     // Copies, which no program that is started from here has open.
     let copies = files.into_iter().filter_map(|(_, file)| file.into_std().try_clone().ok());

@@ -1,7 +1,7 @@
 //! Runs the hooks after release: asked by what the ledger publishes as due, telling it what became of each run.
 //!
 //! ```text
-//!   ledger ── due hooks (watch) ──▶ Schedule ── run ──▶ Performer (blocking pool)
+//!   ledger ── due hooks (watch) ──▶ Schedule ── run ──▶ Performer (a thread)
 //!      ▲                              ▲  inventory: is the device there?    │
 //!      └───────── HookEnded ──────────┴─────────────────────────────────────┘
 //! ```
@@ -27,6 +27,8 @@ use tokio::task::JoinSet;
 
 /// How long the ledger may take to write down what became of a run, before that is said and it is told again.
 const RECORD_DEADLINE: Duration = Duration::from_secs(10);
+/// Until a hook is tried again for which the system has no room.
+const ROOM_AGAIN_AFTER: Duration = Duration::from_secs(2);
 /// When nothing is due, to look again all the same: nothing depends on it.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -98,10 +100,16 @@ async fn one(performer: Performer, grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>
     }
 }
 
+/// One that the system has no room for has not failed: it waits, and is tried again.
 async fn perform(performer: &Performer, hook: &Hook, owed: &OwedHook, device: Arc<Device>) -> Result<(), String> {
     let OwedHook { resource, alloc_id, pod, container, .. } = owed.clone();
     let occasion = Occasion { phase: Phase::AfterRelease, resource, device, alloc_id: Some(alloc_id), pod, container };
-    performer.perform(hook, &occasion).await.map_err(|error| error.to_string())
+    loop {
+        match performer.perform(hook, &occasion).await {
+            Err(error) if error.is_no_result(Phase::AfterRelease) => tokio::time::sleep(ROOM_AGAIN_AFTER).await,
+            ended => return ended.map_err(|error| error.to_string()),
+        }
+    }
 }
 
 /// A grant that a reset would hit, although it does not have the device itself: whoever has that is held back.

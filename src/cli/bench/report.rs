@@ -3,6 +3,7 @@
 use super::super::exit::{FAILURE, Failed};
 use super::super::screen::Screen;
 use super::super::table::Table;
+use super::super::text::Text;
 use super::super::{Global, show};
 use super::plot::{self, Axis, Line, Scale};
 use hdrhistogram::Histogram;
@@ -99,7 +100,7 @@ impl Report {
         if let Some(path) = plot {
             std::fs::write(path, self.figure()).map_err(|error| cannot_draw(path, &error))?;
         }
-        show(global.output, &self.document, |_| self.table())
+        show(global.output, &self.document, |_| Text::document(&self.table()))
     }
 
     fn table(&self) -> String {
@@ -109,7 +110,7 @@ impl Report {
             table.row([(*name).to_owned(), durations.count().to_string()].into_iter().chain(quantiles));
         }
         let remarks: String = self.remarks.iter().map(|remark| format!("{remark}\n")).collect();
-        let text = format!("{table}\n{remarks}");
+        let text = format!("{}\n{remarks}", table.on(Screen::get()));
         if Screen::get().ascii { in_ascii(&text) } else { text }
     }
 

@@ -6,6 +6,7 @@
 
 use super::super::exit::{FAILURE, Failed};
 use super::super::progress::Progress;
+use super::super::text::Text;
 use super::super::{Global, block_on, show};
 use super::node::{Made, Node, interrupted, plain, plain_files};
 use super::plot::{Axis, Scale};
@@ -157,7 +158,8 @@ fn tell(global: &Global, options: &Options, sheets: &[(&str, &str, Sheet)]) -> R
         ("idle_seconds".to_owned(), json!(options.idle)),
     ]);
     show(global.output, &Value::Object(document), |_| {
-        sheets.iter().map(|(key, title, sheet)| format!("{title}\n{}{}\n", sheet.table(), remark(key, sheet))).collect()
+        let told = sheets.iter().map(|(key, title, sheet)| format!("{title}\n{}{}\n", sheet.table(), remark(key, sheet)));
+        Text::document(&told.collect::<String>())
     })
 }
 

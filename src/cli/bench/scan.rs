@@ -8,6 +8,7 @@
 
 use super::super::exit::{FAILURE, Failed};
 use super::super::progress::Progress;
+use super::super::text::Text;
 use super::super::{Global, block_on, show};
 use super::instance::temporary;
 use super::node::interrupted;
@@ -100,7 +101,7 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     }
     let tree = sizes.is_empty().then(|| root.display().to_string());
     let document = json!({ "schema": 1, "root": tree, "rounds": options.rounds, "floor": FLOOR, "scans": sheet.json() });
-    show(global.output, &document, |_: &Value| table(&sheet, options.rounds))
+    show(global.output, &document, |_: &Value| Text::document(&table(&sheet, options.rounds)))
 }
 
 /// Whether an end is wanted: a scan waits for nobody, and is asked between its rounds.

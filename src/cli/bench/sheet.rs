@@ -3,6 +3,7 @@
 use super::super::exit::{FAILURE, Failed};
 use super::super::table::Table;
 use super::plot::{Axis, Line, svg};
+use crate::cli::screen::Screen;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
@@ -71,7 +72,7 @@ impl Sheet {
             };
             table.row(self.columns.iter().zip(row).map(cell));
         }
-        table.to_string()
+        table.on(Screen::get()).to_string()
     }
 
     /// No more than so many of the rows, evenly, the last one among them.

@@ -11,6 +11,7 @@
 
 use super::super::exit::{FAILURE, Failed};
 use super::super::progress::Progress;
+use super::super::text::Text;
 use super::super::{Global, block_on, show};
 use super::mapping::settle;
 use super::node::{Made, Node, interrupted, plain, plain_file, plain_files};
@@ -337,7 +338,7 @@ impl<'a> Soak<'a> {
                 text.push_str(&trend.map_or_else(|| format!("{name}: too few samples for a trend\n"), |trend| trend.in_words(name, unit)));
             }
             text.push_str(&format!("{held} mappings compared with the ledger: {} differ\n", different.len()));
-            text
+            Text::document(&text)
         })?;
         self.node.stop().await?;
         if let Some(site) = panicked {

@@ -130,7 +130,7 @@ impl Story {
         for ((resource, id), holders) in held {
             table.row([resource.to_string(), id.to_string(), holders.join(", ")]);
         }
-        self.screen.text(format_args!("{table}\n"))?;
+        self.screen.table(&table)?;
         let crash = self.stage.kubelet.panicked().unwrap_or_default();
         self.screen.claim("in all of this no held device left the list, which would have crashed the kubelet", "", crash)
     }

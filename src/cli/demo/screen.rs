@@ -1,6 +1,9 @@
 //! What the reader sees: headings, facts and claims on standard output; colours on a terminal only.
 
 use super::{Chapter, Refuted, Stop, ms};
+use crate::cli::screen::Tint;
+use crate::cli::table::Table;
+use crate::cli::text::Text;
 use crate::cli::{print, screen};
 use std::fmt;
 use std::time::Duration;
@@ -9,15 +12,6 @@ use std::time::Duration;
 const LABEL_WIDTH: usize = 20;
 /// What is explained is in lines of no more, however wide the terminal is.
 const LINE_MOST: usize = 100;
-
-/// How text stands out.
-#[derive(Debug, Clone, Copy)]
-enum Style {
-    Bold = 1,
-    Dim = 2,
-    Red = 31,
-    Green = 32,
-}
 
 /// Where the story is told.
 #[derive(Debug)]
@@ -37,23 +31,33 @@ impl Screen {
         self.chapter
     }
 
-    fn paint(&self, style: Style, text: impl fmt::Display) -> String {
-        if self.on.colour { format!("\x1b[{}m{text}\x1b[0m", style as u8) } else { text.to_string() }
+    fn line(&self, text: impl fmt::Display) -> Result<(), Stop> {
+        Ok(print(&Text::of_line(format_args!("{text}")))?)
     }
 
-    fn line(&self, text: impl fmt::Display) -> Result<(), Stop> {
-        Ok(print(format_args!("{text}\n"))?)
+    fn painted(&self, tint: Tint, text: impl fmt::Display) -> Result<(), Stop> {
+        let mut line = Text::default();
+        line.paint(self.on, tint, &text.to_string());
+        line.end_line();
+        Ok(print(&line)?)
+    }
+
+    /// What begins `indent` columns in and goes on there, behind what stands before it.
+    fn behind(&self, mut line: Text, indent: usize, text: impl fmt::Display) -> Result<(), Stop> {
+        line.wrap(self.on, indent, &text.to_string());
+        line.end_line();
+        Ok(print(&line)?)
     }
 
     pub(super) fn title(&self, spoilt: Option<Chapter>) -> Result<(), Stop> {
-        self.line(self.paint(Style::Bold, "Holdfast, on a simulated node"))?;
+        self.painted(Tint::Bold, "Holdfast, on a simulated node")?;
         self.line("")?;
         for text in [
             "The node's hardware and the kubelet are simulated, in a temporary directory and in this process.",
             "The daemon is the real one, and so is the gRPC between the two, over unix sockets.",
             "Every line marked `ok` was checked: with the kubelet, the daemon's views, or what is on disk.",
         ] {
-            self.line(self.prose(text, 0))?;
+            print(&self.prose(text, 0, Tint::Plain))?;
         }
         match spoilt {
             Some(chapter) => self.line(format_args!("The chapter `{}` is spoilt on purpose.", chapter.name())),
@@ -65,22 +69,32 @@ impl Screen {
         self.chapter = Some(chapter);
         let (number, heading) = chapter.heading();
         self.line("")?;
-        self.line(self.paint(Style::Bold, format_args!("{number}  {heading}")))
+        self.painted(Tint::Bold, format_args!("{number}  {heading}"))
     }
 
     /// A sentence or two of explanation.
     pub(super) fn say(&self, text: impl fmt::Display) -> Result<(), Stop> {
-        self.line(self.paint(Style::Dim, format_args!("   {}", self.prose(text, 3))))
+        Ok(print(&self.prose(text, 3, Tint::Dim))?)
     }
 
-    fn prose(&self, text: impl fmt::Display, indent: usize) -> String {
+    fn prose(&self, text: impl fmt::Display, indent: usize, tint: Tint) -> Text {
         let width = Some(self.on.width.map_or(LINE_MOST, |width| width.min(LINE_MOST)));
-        screen::Screen { width, ..self.on }.wrap(&text.to_string(), indent)
+        let mut wrapped = Text::default();
+        wrapped.wrap(screen::Screen { width, ..self.on }, indent, &text.to_string());
+        let mut lines = Text::default();
+        for (number, line) in wrapped.lines().enumerate() {
+            let indent = if number == 0 { indent } else { 0 };
+            lines.paint(self.on, tint, &format!("{:indent$}{line}", ""));
+            lines.end_line();
+        }
+        lines
     }
 
     /// Something measured or seen.
     pub(super) fn fact(&self, label: &str, text: impl fmt::Display) -> Result<(), Stop> {
-        self.line(format_args!("   {label:LABEL_WIDTH$}  {}", self.on.wrap(&text.to_string(), LABEL_WIDTH + 5)))
+        let mut line = Text::default();
+        line.put(format_args!("   {label:LABEL_WIDTH$}  "));
+        self.behind(line, LABEL_WIDTH + 5, text)
     }
 
     /// States a claim. What is compared is what is shown when it does not hold, line by line.
@@ -90,13 +104,21 @@ impl Screen {
             return Err(Stop::Refuted(Refuted { claim: claim.to_string(), expected, seen }));
         }
         self.claims += 1;
-        self.line(format_args!("   {}  {}", self.paint(Style::Green, "ok"), self.on.wrap(&claim.to_string(), 7)))
+        self.behind(self.verdict(Tint::Green, "ok"), 7, claim)
+    }
+
+    fn verdict(&self, tint: Tint, word: &str) -> Text {
+        let mut line = Text::default();
+        line.put(format_args!("   "));
+        line.paint(self.on, tint, word);
+        line.put(format_args!("  "));
+        line
     }
 
     /// Shows a claim that does not hold: of both sides, the lines that the other one lacks.
     pub(super) fn refuted(&self, refuted: &Refuted) -> Result<(), Stop> {
         let Refuted { claim, expected, seen } = refuted;
-        self.line(format_args!("   {}  {}", self.paint(Style::Red, "FAILED"), self.on.wrap(claim, 11)))?;
+        self.behind(self.verdict(Tint::Red, "FAILED"), 11, claim)?;
         for (label, these, others) in [("expected", expected, seen), ("seen", seen, expected)] {
             let others: Vec<&str> = others.lines().collect();
             let only: Vec<&str> = these.lines().filter(|line| !others.contains(line)).collect();
@@ -113,13 +135,14 @@ impl Screen {
     /// The heading of what follows the last chapter.
     pub(super) fn epilogue(&self, heading: &str) -> Result<(), Stop> {
         self.line("")?;
-        self.line(self.paint(Style::Bold, heading))?;
+        self.painted(Tint::Bold, heading)?;
         self.line("")
     }
 
-    /// Text as it is.
-    pub(super) fn text(&self, text: impl fmt::Display) -> Result<(), Stop> {
-        Ok(print(format_args!("{text}"))?)
+    /// A table, and an empty line.
+    pub(super) fn table(&self, table: &Table) -> Result<(), Stop> {
+        print(&table.on(self.on))?;
+        self.line("")
     }
 
     pub(super) fn end(&self, took: Duration) -> Result<(), Stop> {

@@ -3,9 +3,10 @@
 //! A document of schema 2 has every key of `who -o json` with the same meaning, and beside them what a grant needs to be
 //! held: what reads the first schema reads this one too. One grant is one line.
 
-use crate::cli::exit::{FAILURE, Failed};
+use crate::cli::exit::Failed;
 use crate::cli::progress::Progress;
-use crate::cli::{Global, eprintln, source};
+use crate::cli::text::Text;
+use crate::cli::{Global, eprintln, not_printed, source};
 use crate::domain::{
     AllocId, ContainerEdits, DeviceId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, ResourceName, Timestamp,
 };
@@ -119,11 +120,16 @@ pub(super) fn run(global: &Global) -> Result<(), Failed> {
         page.add(told)
     })?;
     drop(progress);
-    page.end().map_err(|error| Failed::new(FAILURE, format_args!("cannot print: {error}")))?;
+    page.end().map_err(|error| not_printed(&error))?;
     if let Some(problem) = end.problem {
         eprintln(format_args!("holdfast: what was given back is missing from this export: {problem}"));
     }
     Ok(())
+}
+
+/// A part of the document, which may be looked at on a terminal.
+fn json(part: &impl Serialize) -> io::Result<Text> {
+    Ok(Text::json(&serde_json::to_string(part)?))
 }
 
 struct Page<W> {
@@ -141,29 +147,27 @@ impl<W: Write> Page<W> {
     fn write(&mut self, told: Told) -> io::Result<()> {
         match told {
             Told::Notes { names, listed, owed, verdicts } => {
-                let (names, listed) = (serde_json::to_string(&names)?, serde_json::to_string(&listed)?);
+                let (names, listed) = (json(&names)?, json(&listed)?);
                 write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n")?;
                 // A version that knows neither reads the document as long as there is none.
                 if !owed.is_empty() {
-                    writeln!(self.out, "\"owed\":{},", serde_json::to_string(&owed)?)?;
+                    writeln!(self.out, "\"owed\":{},", json(&owed)?)?;
                 }
                 if !verdicts.is_empty() {
-                    writeln!(self.out, "\"verdicts\":{},", serde_json::to_string(&verdicts)?)?;
+                    writeln!(self.out, "\"verdicts\":{},", json(&verdicts)?)?;
                 }
                 write!(self.out, "\"grants\":[")
             }
             Told::Grant(grant) => {
                 self.grants += 1;
                 self.out.write_all(if self.grants == 1 { b"\n" } else { b",\n" })?;
-                self.out.write_all(&serde_json::to_vec(&Exported::from(*grant))?)
+                self.out.write_all(json(&Exported::from(*grant))?.as_bytes())
             }
         }
     }
 
-    /// A reader that has gone (`holdfast ledger export | head -1`) is no failure.
     fn end(mut self) -> io::Result<()> {
-        let ended = self.written.and_then(|()| self.out.write_all(b"\n]}\n")).and_then(|()| self.out.flush());
-        ended.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+        self.written.and_then(|()| self.out.write_all(b"\n]}\n")).and_then(|()| self.out.flush())
     }
 }
 

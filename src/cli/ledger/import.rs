@@ -3,13 +3,14 @@
 use super::export::{Exported, SCHEMA};
 use crate::cli::exit::{FAILURE, Failed};
 use crate::cli::progress::Progress;
+use crate::cli::text::Text;
 use crate::cli::{Global, eprintln, show, when};
 use crate::config::Config;
 use crate::domain::{
     AllocId, DeviceId, Durability, Entry, Gather, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp, Verdicts,
 };
 use crate::host;
-use crate::store::{Recovered, Store};
+use crate::store::{Recovered, Store, keep_private};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -84,6 +85,9 @@ pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
 
     let boot_id = host::boot_id(Path::new("/"));
     let (mut store, recovered) = Store::open_keeping(&global.state_dir, Durability::PowerLoss, boot_id.as_deref(), retention)?;
+    if let Err(error) = keep_private(&global.state_dir) {
+        eprintln(format_args!("holdfast: the state directory stays open to others: {error}"));
+    }
     if !recovered.report.is_clean() {
         eprintln(format_args!("holdfast: the ledger was damaged: {}", recovered.report));
     }
@@ -190,20 +194,20 @@ fn plan(
     Err(format!("it contradicts the ledger: {}{more}", conflicts.join("; ")))
 }
 
-fn text_of(done: &Done) -> String {
+fn text_of(done: &Done) -> Text {
     let Done { live, released, names, listed, owed, verdicts, already_there, forgotten, .. } = done;
-    let mut text = format!("imported grants: {live} live, {released} released; names: {names}; lists: {listed}\n");
+    let mut text = Text::of_line(format_args!("imported grants: {live} live, {released} released; names: {names}; lists: {listed}"));
     if *owed > 0 {
-        text += &format!("hooks that are owed: {owed}\n");
+        text.line(format_args!("hooks that are owed: {owed}"));
     }
     if *verdicts > 0 {
-        text += &format!("verdicts on devices: {verdicts}\n");
+        text.line(format_args!("verdicts on devices: {verdicts}"));
     }
     if *already_there > 0 {
-        text += &format!("already there: {already_there}\n");
+        text.line(format_args!("already there: {already_there}"));
     }
     if *forgotten > 0 {
-        text += &format!("left out, since released longer ago than `ledger.history_age`: {forgotten}\n");
+        text.line(format_args!("left out, since released longer ago than `ledger.history_age`: {forgotten}"));
     }
     text
 }

@@ -4,6 +4,7 @@ use crate::app::{ControlError, verify_ledger};
 use crate::cli::exit::{FAILURE, Failed};
 use crate::cli::progress::Progress;
 use crate::cli::table::Table;
+use crate::cli::text::Text;
 use crate::cli::{Global, block_on, eprintln, show};
 use crate::store::{self, DatabaseCheck, JournalCheck, LiveCheck, Verification};
 
@@ -26,7 +27,7 @@ pub(super) fn run(global: &Global) -> Result<(), Failed> {
     if found.sound { Ok(()) } else { Err(Failed::answered(FAILURE)) }
 }
 
-fn text(found: &Verification) -> String {
+fn text(found: &Verification) -> Text {
     let Verification { sound, journal, database, live, moved_aside, problems, remarks, .. } = found;
     let JournalCheck { entries, from, to, live: held, names, hooks, missing, damaged, .. } = journal;
     let mut table = Table::new(&["COPY", "LIVE", "RELEASED", "NAMES", "HOOKS", "DAMAGED", "ENTRIES"]);
@@ -64,13 +65,16 @@ fn text(found: &Verification) -> String {
         (true, 0) => format!("sound: {in_both} of {held} live grants are the same in both copies"),
         (false, _) => format!("NOT sound: {in_both} of {held} live grants are the same in both copies"),
     };
-    let mut text = format!("the ledger is {verdict}\n\n{table}");
+    let mut text = Text::of_line(format_args!("the ledger is {verdict}"));
+    text.end_line();
+    text += table.into();
     let aside: Vec<_> = moved_aside.iter().map(|path| format!("moved aside: `{}`", path.display())).collect();
     let lists = [("problem: ", problems), ("", remarks), ("", &aside)];
-    let lines: Vec<_> = lists.iter().flat_map(|(word, lines)| lines.iter().map(move |line| format!("{word}{line}\n"))).collect();
-    if !lines.is_empty() {
-        text += &format!("\n{}", lines.concat());
+    let mut lines = lists.iter().flat_map(|(word, lines)| lines.iter().map(move |line| (word, line))).peekable();
+    if lines.peek().is_some() {
+        text.end_line();
     }
+    lines.for_each(|(word, line)| text.line(format_args!("{word}{line}")));
     text
 }
 

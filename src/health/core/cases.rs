@@ -3,8 +3,8 @@
 use super::LEAVE_AFTER;
 use super::case::{Case, FatalXids, Look, Sighting};
 use crate::domain::{
-    AllocId, Complaint, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Instruction, Moment, PciAddress, Reason, Signals,
-    State, Verdict,
+    AllocId, CheckResult, Complaint, Device, DeviceClass, DeviceEvent, DeviceId, EventKind, Health, Instruction, Moment, PciAddress,
+    Reason, Signals, State, Timestamp, Verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -192,8 +192,18 @@ impl Cases {
         self.probes.insert(id.clone(), Probe { at, sightings, unread: signals.unread.clone() });
     }
 
-    /// The check of its resource has ended: well, or with what speaks against the device.
-    pub(super) fn checked(&mut self, id: &DeviceId, at: Moment, complaint: Option<Complaint>) {
+    /// The check of its resource has ended. After one that could not be run, what the last one said stays; where none has been since the start, a
+    /// device that had failed its check waits for one: this probe is older than every failure.
+    pub(super) fn checked(&mut self, id: &DeviceId, at: Moment, result: CheckResult) {
+        let complaint = match result {
+            CheckResult::Passed => None,
+            CheckResult::Failed(detail) => Some(Complaint { reason: Reason::CheckFailed, detail }),
+            CheckResult::NotRun => {
+                let never = Moment { boot: Duration::ZERO, wall: Timestamp(0) };
+                self.checks.entry(id.clone()).or_insert(Probe { at: never, sightings: Vec::new(), unread: BTreeSet::new() });
+                return;
+            }
+        };
         let complaint = complaint.filter(|complaint| !self.rules.ignored.contains(&complaint.reason));
         self.checks.insert(
             id.clone(),

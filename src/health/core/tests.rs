@@ -589,7 +589,7 @@ fn what_is_ignored_now_is_not_held_against_a_device_from_before() {
     let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules, &remembered);
     assert_eq!(look(&mut second, 10, "", &[]), ["mig=ok", "vf=xid"]);
     assert_eq!(look(&mut second, 40, "", &[]), ["mig=ok", "vf=ok"]);
-    second.checked(&DeviceId::new("vf"), moment(41), Some("no".into()));
+    second.checked(&DeviceId::new("vf"), moment(41), CheckResult::Failed("no".into()));
     assert_eq!(look(&mut second, 42, "", &[]), ["mig=ok", "vf=ok"]);
 }
 
@@ -597,23 +597,46 @@ fn what_is_ignored_now_is_not_held_against_a_device_from_before() {
 fn a_device_that_was_away_need_not_wait_for_its_next_check() {
     let mut judge = judge(1);
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
-    judge.checked(&DeviceId::new("a"), moment(1), None);
+    judge.checked(&DeviceId::new("a"), moment(1), CheckResult::Passed);
     for (secs, missing) in [(5, &["/dev/a"][..]), (6, &[]), (7, &[])] {
         judge.discovered(evidence(secs, &["a"], &["a"], missing));
         judge.judge(&Held::default(), &Owed::new(), at(secs));
     }
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(7))), ["a=ok"]);
     // The check itself is waited for.
-    judge.checked(&DeviceId::new("a"), moment(8), Some("no".into()));
+    judge.checked(&DeviceId::new("a"), moment(8), CheckResult::Failed("no".into()));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(8))), ["a=check_failed"]);
     judge.discovered(evidence(100, &["a"], &["a"], &[]));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(100))), ["a=check_failed"]);
     for secs in [101, 161] {
-        judge.checked(&DeviceId::new("a"), moment(secs), None);
+        judge.checked(&DeviceId::new("a"), moment(secs), CheckResult::Passed);
         judge.discovered(evidence(secs, &["a"], &["a"], &[]));
         judge.judge(&Held::default(), &Owed::new(), at(secs));
     }
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(161))), ["a=ok"]);
+}
+
+#[test]
+fn a_check_that_could_not_be_run_changes_nothing() {
+    let mut first = judge(1);
+    let id = DeviceId::new("a");
+    let look = |judge: &mut Judge, secs: u64, result: CheckResult| {
+        judge.checked(&id, moment(secs), result);
+        judge.discovered(evidence(secs, &["a"], &["a"], &[]));
+        judge.judge(&Held::default(), &Owed::new(), at(secs));
+        list(judge.judge(&Held::default(), &Owed::new(), at(secs)))
+    };
+    assert_eq!(look(&mut first, 1, CheckResult::NotRun), ["a=ok"]);
+    assert_eq!(look(&mut first, 2, CheckResult::Failed("no".into())), ["a=check_failed"]);
+    assert_eq!(look(&mut first, 900, CheckResult::NotRun), ["a=check_failed"], "what the last one said stays");
+    // Nor after a restart, with no check that this process has made.
+    let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
+    let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
+    for secs in [1000, 1100, 2000] {
+        assert_eq!(look(&mut second, secs, CheckResult::NotRun), ["a=check_failed"]);
+    }
+    look(&mut second, 2001, CheckResult::Passed);
+    assert_eq!(look(&mut second, 2100, CheckResult::Passed), ["a=ok"]);
 }
 
 #[test]
@@ -622,7 +645,7 @@ fn a_pool_follows_its_check() {
     judge.discovered(evidence(1, &["a"], &["a"], &[]));
     judge.judge(&Held::default(), &Owed::new(), at(1));
     let pool = judge.inventory.resources.values().next().unwrap().devices.values().next().unwrap().device.id.clone();
-    judge.checked(&pool, moment(2), Some("no".into()));
+    judge.checked(&pool, moment(2), CheckResult::Failed("no".into()));
     let now = list(judge.judge(&Held::default(), &Owed::new(), at(2)));
     assert!(!now.is_empty() && now.iter().all(|id| id.ends_with("=check_failed")), "{now:?}");
 }

@@ -11,7 +11,7 @@ pub mod negotiation;
 pub mod v1alpha;
 pub mod v1beta1;
 
-use crate::domain::{ContainerEdits, DeviceId, Offering, ResourceName, Wire};
+use crate::domain::{ContainerEdits, DeviceId, Offering, ResourceName, Wire, printable};
 use crate::host::peer::TrustedListener;
 use crate::kubelet::conversation::{Conversation, Followed};
 use crate::kubelet::services::Services;
@@ -213,6 +213,11 @@ fn within<T>(time: Duration, message: T) -> Request<T> {
 /// Ids as the API carries them.
 fn ids(texts: Vec<String>) -> Vec<DeviceId> {
     texts.into_iter().map(DeviceId::new).collect()
+}
+
+/// An error as the kubelet shows it in a pod's events: on one line, whatever ids it names.
+fn legible(status: Status) -> Status {
+    Status::new(status.code(), printable(status.message()))
 }
 
 #[cfg(test)]

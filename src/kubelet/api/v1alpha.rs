@@ -3,7 +3,7 @@
 //! It has no options, no preferred allocation, no topology, no call before a container's start and no CDI names. What a
 //! container would lose by the last two is refused ([`Wire`]); the others are the kubelet's to miss.
 
-use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, listing, within};
+use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, legible, listing, within};
 use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
 use crate::kubelet::proto::v1alpha as api;
 use crate::kubelet::proto::v1alpha::device_plugin_server::{DevicePlugin, DevicePluginServer};
@@ -56,7 +56,7 @@ impl DevicePlugin for Service {
     }
 
     async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
-        let answers = self.0.allocate(vec![ids(request.into_inner().devices_i_ds)], WIRE).await?;
+        let answers = self.0.allocate(vec![ids(request.into_inner().devices_i_ds)], WIRE).await.map_err(legible)?;
         // One container asked, so there is one answer.
         Ok(Response::new(answers.into_iter().next().map(response).unwrap_or_default()))
     }

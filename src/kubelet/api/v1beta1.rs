@@ -1,6 +1,6 @@
 //! `v1beta1`: the API of kubelet 1.10 and newer.
 
-use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, listing, within};
+use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, legible, listing, within};
 use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
 use crate::kubelet::proto::v1beta1 as api;
 use crate::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
@@ -67,7 +67,7 @@ impl DevicePlugin for Service {
 
     async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
         let containers = request.into_inner().container_requests.into_iter().map(|container| ids(container.devices_ids)).collect();
-        let answers = self.0.allocate(containers, WIRE).await?;
+        let answers = self.0.allocate(containers, WIRE).await.map_err(legible)?;
         Ok(Response::new(api::AllocateResponse { container_responses: answers.into_iter().map(response).collect() }))
     }
 
@@ -80,7 +80,8 @@ impl DevicePlugin for Service {
             let chosen = self.0.preferred(ids(request.available_device_i_ds), ids(request.must_include_device_i_ds), size)?;
             Ok(api::ContainerPreferredAllocationResponse { device_i_ds: chosen.iter().map(ToString::to_string).collect() })
         };
-        let container_responses = request.into_inner().container_requests.into_iter().map(choose).collect::<Result<_, Status>>()?;
+        let container_responses =
+            request.into_inner().container_requests.into_iter().map(choose).collect::<Result<_, Status>>().map_err(legible)?;
         Ok(Response::new(api::PreferredAllocationResponse { container_responses }))
     }
 
@@ -89,7 +90,7 @@ impl DevicePlugin for Service {
         &self,
         request: Request<api::PreStartContainerRequest>,
     ) -> Result<Response<api::PreStartContainerResponse>, Status> {
-        self.0.pre_start(ids(request.into_inner().devices_ids)).await?;
+        self.0.pre_start(ids(request.into_inner().devices_ids)).await.map_err(legible)?;
         Ok(Response::new(api::PreStartContainerResponse {}))
     }
 }

@@ -271,7 +271,8 @@ fn a_new_boot_forgives_what_was_not_an_operators_and_asks_for_one_good_look() {
     story.0.instructed(&Instruction::Cordon { reason: "fan".into() }, at(2));
     story.0.continue_in("one more");
     assert_eq!(story.look(1, &[]), bad(Reason::Cordoned));
-    assert_eq!(story.0.detail(Reason::Cordoned), "fan");
+    assert_eq!(story.0.cordon.as_ref().map(|cordon| cordon.reason.as_str()), Some("fan"));
+    assert_eq!(story.0.detail(Reason::Cordoned), "", "their words are not what logs and pages show");
     story.0.instructed(&Instruction::Uncordon, at(3));
     assert!(story.0.health().is_healthy());
 }

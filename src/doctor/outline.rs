@@ -1,0 +1,106 @@
+//! What a report of a fault has of the configuration and of the mounts: what is known to be no secret, and nothing else.
+//!
+//! Of a valid configuration these are the values of keys whose values are words of ours, numbers, names of devices and places. Of one that is
+//! not valid only the keys and the types of the values: nobody knows what stands where. Environments, arguments of commands, mounts and what
+//! Multus is told are never shown.
+
+use serde_json::{Map, Value};
+
+/// Tables and lists that hold whatever an operator puts there.
+const FREE: [&str; 5] = ["env", "command", "mounts", "additional_info", "match"];
+/// A longer key is none of ours.
+const KEY_CHARS_MAX: usize = 32;
+
+/// A document of the configuration without what nobody but its operator may read.
+#[must_use]
+pub(super) fn of_config(document: Value, is_valid: bool) -> Value {
+    match document {
+        Value::Object(object) => Value::Object(object.into_iter().map(|(key, value)| entry(key, value, is_valid)).collect()),
+        Value::Array(values) => values.into_iter().map(|value| of_config(value, is_valid)).collect(),
+        value if is_valid => value,
+        value => kind(&value),
+    }
+}
+
+fn entry(key: String, value: Value, is_valid: bool) -> (String, Value) {
+    let is_free = FREE.contains(&key.as_str());
+    let value = if is_free { size(value) } else { of_config(value, is_valid) };
+    (shown(key, is_valid && !is_free), value)
+}
+
+/// A key as it is: one of ours. A value that stands in the place of a key has other characters.
+fn shown(key: String, is_known: bool) -> String {
+    let is_bare = key.len() <= KEY_CHARS_MAX && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+    if is_known || is_bare { key } else { format!("(a key of {} characters)", key.chars().count()) }
+}
+
+/// How much there is, and of what kind: names of environment variables are names, and their values are not.
+fn size(value: Value) -> Value {
+    match value {
+        Value::Object(object) => {
+            Value::Object(object.into_iter().map(|(key, value)| (shown(key, false), kind(&value))).collect::<Map<_, _>>())
+        }
+        Value::Array(values) => format!("(a list of {})", values.len()).into(),
+        other => kind(&other),
+    }
+}
+
+fn kind(value: &Value) -> Value {
+    match value {
+        Value::String(text) => format!("(a text of {} characters)", text.chars().count()),
+        Value::Number(_) => "(a number)".into(),
+        Value::Bool(_) => "(true or false)".into(),
+        Value::Array(values) => format!("(a list of {})", values.len()),
+        Value::Object(_) => "(a table)".into(),
+        Value::Null => "(nothing)".into(),
+    }
+    .into()
+}
+
+/// A table of mounts (`/proc/self/mountinfo`, proc(5)) without their sources and without options that have a value: a server's address may hold
+/// a user and a password, and a file system may be told anything.
+#[must_use]
+pub(super) fn of_mounts(table: &str) -> String {
+    let line = |line: &str| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let flags = |options: &str| options.split(',').filter(|option| !option.contains('=')).collect::<Vec<_>>().join(",");
+        let [id, parent, device, _root, at, options] = mount.split(' ').take(6).collect::<Vec<_>>().try_into().ok()?;
+        let mut of_file_system = file_system.splitn(3, ' ');
+        let (kind, options_below) = (of_file_system.next()?, of_file_system.nth(1).unwrap_or_default());
+        Some(format!("{id} {parent} {device} {at} {} - {kind} {}\n", flags(options), flags(options_below)))
+    };
+    table.lines().filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_free_is_never_shown_and_what_is_not_valid_only_by_its_type() {
+        let document = json!({
+            "ledger": { "durability": "power-loss" },
+            "resource": [{ "name": "a.b/c", "replicas": 2, "env": { "TOKEN": "hunter2", "N": 4242 }, "paths": ["/dev/a"],
+                "mounts": [{ "host": "/hunter2", "container": "/x" }],
+                "check": { "command": ["/bin/hunter2", "x"], "every": "60s" } }],
+        });
+        let wanted = json!({
+            "ledger": { "durability": "power-loss" },
+            "resource": [{ "name": "a.b/c", "replicas": 2, "env": { "TOKEN": "(a text of 7 characters)", "N": "(a number)" }, "paths": ["/dev/a"],
+                "mounts": "(a list of 1)", "check": { "command": "(a list of 2)", "every": "60s" } }],
+        });
+        assert_eq!(of_config(document, true), wanted);
+        let wrong = json!({ "resorce": { "env": "TOKEN=hunter2", "name": ["hunter2"], "TOKEN=hunter2": { "class": 4242 } } });
+        let wanted = json!({ "resorce": { "env": "(a text of 13 characters)", "name": ["(a text of 7 characters)"],
+            "(a key of 13 characters)": { "class": "(a number)" } } });
+        assert_eq!(of_config(wrong, false), wanted);
+    }
+
+    #[test]
+    fn of_a_mount_its_place_its_type_and_its_flags_are_told() {
+        let table =
+            "36 35 98:0 /root /at rw,relatime master:1 - cifs //me:hunter2@host/share ro,username=me,password=hunter2,soft\nnonsense\n";
+        assert_eq!(of_mounts(table), "36 35 98:0 /at rw,relatime - cifs ro,soft\n");
+    }
+}

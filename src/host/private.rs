@@ -1,0 +1,178 @@
+//! Files and folders that are root's alone, and those that others must read, whatever the umask is.
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::{Mode, umask};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+/// Of a folder that is root's alone.
+const FOLDER: u32 = 0o700;
+/// Of a file that is.
+pub const FILE: u32 = 0o600;
+/// Of a folder whose files others read.
+const OPEN_FOLDER: u32 = 0o755;
+
+/// What this process and what it starts create from now on is their user's alone, unless it has a mode of its own.
+pub fn keep_files_private() {
+    umask(Mode::from_bits_truncate(0o077));
+}
+
+/// Makes a folder that is its user's alone, with those above it. One that is there stays as it is.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn make_private_folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(FOLDER).create(path)
+}
+
+/// Makes a folder that others may read, with those above it. What is there stays as it is.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn make_open_folder(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    if let Some(above) = path.parent() {
+        make_open_folder(above)?;
+    }
+    match fs::create_dir(path) {
+        // The umask has no part in this.
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(OPEN_FOLDER)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Takes from others what they may do with these entries of a folder, and with everything below them; with the folder too, where it has no
+/// other entries. How many modes were changed. Links are left alone, and what is of another user cannot be changed.
+///
+/// # Errors
+/// The first that could not be changed; the others were.
+pub fn make_private(folder: &Path, is_own: impl Fn(&str) -> bool) -> io::Result<usize> {
+    let (mut changed, mut failed, mut has_others) = (0, Ok(()), false);
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(&is_own) {
+            match tighten(&entry.path()) {
+                Ok(count) => changed += count,
+                Err(error) => failed = failed.and(Err(error)),
+            }
+        } else {
+            has_others = true;
+        }
+    }
+    if !has_others {
+        changed += usize::from(tighten_one(&open(folder)?)?);
+    }
+    failed.map(|()| changed)
+}
+
+fn tighten(path: &Path) -> io::Result<usize> {
+    let kind = fs::symlink_metadata(path)?.file_type();
+    if !kind.is_dir() && !kind.is_file() {
+        return Ok(0);
+    }
+    let changed = usize::from(tighten_one(&open(path)?)?);
+    if !kind.is_dir() {
+        return Ok(changed);
+    }
+    let below = fs::read_dir(path)?.map(|entry| tighten(&entry?.path()));
+    below.sum::<io::Result<usize>>().map(|below| changed + below)
+}
+
+/// Whether it was changed.
+fn tighten_one(file: &File) -> io::Result<bool> {
+    let about = file.metadata()?;
+    let mode = about.mode() & 0o7777;
+    let wanted = if about.is_dir() { FOLDER } else { FILE };
+    if mode & !wanted == 0 {
+        return Ok(false);
+    }
+    file.set_permissions(Permissions::from_mode(mode & wanted))?;
+    Ok(true)
+}
+
+/// Whoever could write here may have put a link in the place of a file, or something that keeps its reader waiting.
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits()).open(path)
+}
+
+/// Takes from others what they may do with a folder. One that is a link, or is not there, stays as it is. Whether it was changed.
+///
+/// # Errors
+/// When it cannot be changed.
+pub fn make_folder_private(folder: &Path) -> io::Result<bool> {
+    match fs::symlink_metadata(folder) {
+        Ok(about) if about.is_dir() => tighten_one(&open(folder)?),
+        _ => Ok(false),
+    }
+}
+
+/// Takes from others the right to exchange the sockets of a folder, which the sticky bit takes too. Whether it was changed.
+///
+/// # Errors
+/// When it cannot be changed.
+pub fn keep_others_from_writing(folder: &Path) -> io::Result<bool> {
+    let file = open(folder)?;
+    let mode = file.metadata()?.mode() & 0o7777;
+    if mode & 0o1000 != 0 || mode & 0o022 == 0 {
+        return Ok(false);
+    }
+    file.set_permissions(Permissions::from_mode(mode & !0o022))?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn what_is_ours_is_tightened_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |rel: &str| dir.path().join(rel);
+        let set = |rel: &str, mode| fs::set_permissions(at(rel), Permissions::from_mode(mode)).unwrap();
+        fs::create_dir_all(at("state/db/blobs")).unwrap();
+        for file in ["state/lock", "state/db/db", "state/db/blobs/1", "elsewhere"] {
+            fs::write(at(file), "").unwrap();
+            set(file, 0o666);
+        }
+        symlink(at("elsewhere"), at("state/db/link")).unwrap();
+        nix::unistd::mkfifo(&at("state/db/pipe"), Mode::from_bits_truncate(0o666)).unwrap();
+        set("state", 0o777);
+        set("state/db", 0o755);
+        set("state/db/blobs", 0o700);
+        let is_own = |name: &str| ["lock", "db"].contains(&name);
+        assert_eq!(make_private(&at("state"), is_own).unwrap(), 5);
+        let modes = ["state", "state/lock", "state/db", "state/db/db", "state/db/blobs/1"].map(|rel| mode(&at(rel)));
+        assert_eq!(modes, [0o700, 0o600, 0o700, 0o600, 0o600]);
+        assert_eq!(mode(&at("elsewhere")), 0o666, "no link is followed");
+        assert_eq!(make_private(&at("state"), is_own).unwrap(), 0);
+        // A folder that is shared with others stays theirs.
+        fs::write(at("state/others"), "").unwrap();
+        set("state", 0o755);
+        assert_eq!(make_private(&at("state"), is_own).unwrap(), 0);
+        assert_eq!(mode(&at("state")), 0o755);
+    }
+
+    #[test]
+    fn folders_have_the_mode_that_is_meant() {
+        let dir = tempfile::tempdir().unwrap();
+        let (private, open) = (dir.path().join("a/b"), dir.path().join("c/d"));
+        make_private_folder(&private).unwrap();
+        make_open_folder(&open).unwrap();
+        make_open_folder(&open).unwrap();
+        assert_eq!([&private, &open, &dir.path().join("c")].map(|path| mode(path)), [0o700, 0o755, 0o755]);
+        fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
+        assert!(keep_others_from_writing(&open).unwrap() && mode(&open) == 0o755);
+        fs::set_permissions(&open, Permissions::from_mode(0o1777)).unwrap();
+        assert!(!keep_others_from_writing(&open).unwrap());
+    }
+}

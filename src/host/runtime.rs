@@ -1,0 +1,82 @@
+//! The runtimes of this process, and what they need of the system.
+//!
+//! tokio's `spawn_blocking` panics when its pool has no thread and none can be made (`pids.max`, `TasksMax`, RLIMIT_NPROC). So the pool of
+//! each runtime here has one from the beginning, which never ends: what is given to it then waits for that thread. Only what is soon done
+//! may be given to it; a hook or a look that may hang has a thread of its own, or none.
+
+use super::process::{file_size_limit, open_files, room_for_tasks};
+use std::io;
+use std::time::Duration;
+use tokio::runtime::{Builder, Runtime};
+
+/// Threads of a pool, at most: those that were made stay.
+const BLOCKING_MAX: usize = 16;
+
+/// Threads that a start makes: three runtimes with a thread for each pool, seven of sled and the one that works with it, one that probes, and as
+/// many again for a hook, a reader of the ledger and the looks that follow.
+const TASKS_MIN: usize = 16;
+
+/// Descriptors without any resource: the ledger's files, sockets, watches and runtimes take some 25, and a few connections come to that.
+const FILES_MIN: u64 = 44;
+/// For each resource: its socket, and the kubelet's connection, twice.
+const FILES_OF_A_RESOURCE: u64 = 4;
+
+/// The history of a node may have hundreds of megabytes, and sled keeps them in one file.
+const FILE_BYTES_MIN: u64 = 1 << 30;
+
+/// A runtime on the thread that polls it, whose pool has a thread for ever.
+///
+/// # Errors
+/// When the system has no descriptors or no thread for it.
+pub fn runtime() -> io::Result<Runtime> {
+    let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_MAX).thread_keep_alive(Duration::MAX).build()?;
+    // It would panic.
+    room_for_tasks(1)?;
+    drop(runtime.spawn_blocking(|| ()));
+    Ok(runtime)
+}
+
+/// Why a daemon with so many resources cannot work in the limits of this process, and what to do; `None` where it can.
+#[must_use]
+pub fn limit_in_the_way(resources: usize) -> Option<String> {
+    let wanted = FILES_MIN + FILES_OF_A_RESOURCE * resources as u64;
+    if let Some(limit) = open_files().filter(|limit| *limit < wanted) {
+        return Some(format!(
+            "RLIMIT_NOFILE is {limit}, and holdfast needs at least {wanted} descriptors (resources: {resources}): raise it (`LimitNOFILE` of the \
+             unit, `ulimit -n`)"
+        ));
+    }
+    if let Some(limit) = file_size_limit().filter(|limit| *limit < FILE_BYTES_MIN) {
+        return Some(format!(
+            "RLIMIT_FSIZE is {limit}, and the ledger needs files of at least {FILE_BYTES_MIN} bytes: raise it (`LimitFSIZE` of the unit)"
+        ));
+    }
+    if let Err(error) = room_for_tasks(TASKS_MIN) {
+        return Some(format!(
+            "this process cannot have {TASKS_MIN} threads more, which holdfast needs: {error}: raise the limit of tasks (`TasksMax` of the unit, the pod's \
+             limit of PIDs, `pids.max` of a cgroup above, RLIMIT_NPROC) or of memory (RLIMIT_AS)"
+        ));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_has_its_thread_before_anything_is_given_to_it_and_keeps_it() {
+        let runtime = runtime().unwrap();
+        let of = || runtime.block_on(async { tokio::task::spawn_blocking(|| std::thread::current().id()).await }).unwrap();
+        // The second one where the first had just been asked for.
+        let threads: std::collections::HashSet<_> = (0..8).map(|_| of()).collect();
+        assert!(threads.len() <= 2, "{threads:?}");
+    }
+
+    #[test]
+    fn where_there_is_room_nothing_is_in_the_way() {
+        assert_eq!(limit_in_the_way(1), None);
+        let told = limit_in_the_way(1_000_000_000).unwrap();
+        assert!(told.contains("RLIMIT_NOFILE is ") && told.contains("LimitNOFILE"), "{told}");
+    }
+}
