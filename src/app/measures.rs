@@ -44,6 +44,7 @@ fn of_daemon(page: &mut Page, views: &Views) {
     if let Some(started) = kubelet.and_then(|kubelet| kubelet.made_at()) {
         page.sample(Metric::KubeletStart, &[], started.0 / 1000);
     }
+    page.sample(Metric::CheckpointReadable, &[], u64::from(views.unread().is_none()));
     for signal in views.judgement.borrow().off.keys() {
         page.sample(Metric::SignalsOff, &[signal.as_str()], 1);
     }

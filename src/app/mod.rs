@@ -48,6 +48,7 @@ use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::Performer;
 use crate::host::{self, Awake, HostRoot};
+use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::{HeldBack, Ledger};
 use crate::ledger::{LedgerActor, LedgerConfig, release_hooks};
@@ -157,6 +158,7 @@ impl App {
         let gate = Arc::new(RwLock::new(()));
         // One connection for all who ask.
         let pod_resources = PodResources::new(settings.pod_resources());
+        let checkpoint = CheckpointReader::new(settings.device_plugins());
         let store = Arc::new(Mutex::new(store));
         let sockets = Arc::new(Sockets::new(&settings.device_plugins()));
         sockets.sweep();
@@ -192,7 +194,7 @@ impl App {
             due: Arc::new(due),
             names: Arc::new(remembered),
             inventory: inventory_view.clone(),
-            device_plugins: settings.device_plugins(),
+            checkpoint: checkpoint.clone(),
             pod_resources: pod_resources.clone(),
             host_root: roots.host.clone(),
             boot_id: boot_of_grants.clone(),
@@ -292,6 +294,7 @@ impl App {
         let config = RegistrationConfig {
             kubelet_socket: watcher::kubelet_socket(&settings.device_plugins()),
             device_plugins: settings.device_plugins(),
+            checkpoint: checkpoint.clone(),
             pod_resources: pod_resources.clone(),
             inventory: inventory_view.clone(),
             bind: actors.serving.mailbox(),
@@ -322,6 +325,7 @@ impl App {
             due: due_view,
             registrations: registrations_view,
             kubelet: kubelet_view,
+            checkpoint,
             config: reloader.report(),
             kept: kept_view,
             refusals,

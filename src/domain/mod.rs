@@ -4,6 +4,7 @@
 //! [`Inventory`] is what the kubelet is told; a [`Grant`] is what a container holds, and an [`Entry`] is one durable
 //! fact about it. Ordered maps only: what leaves Holdfast is the same bytes every time.
 
+mod checkpoint;
 mod contract;
 mod device;
 mod durability;
@@ -33,6 +34,7 @@ mod time;
 pub mod topology;
 mod verdict;
 
+pub use checkpoint::{Checkpoint, CheckpointEntry};
 pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode, IntelFpgaOptions, IntelGpuOptions,
     NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
@@ -48,7 +50,7 @@ pub use hook::{Barred, Check, CheckResult, Due, Former, Hook, HookState, Hooks, 
 pub use inventory::{Inventory, Offered, Offering};
 pub use nvlink::NvLinks;
 pub use nvml::{MigPlace, NvmlAsked, NvmlGpu, NvmlLibrary, NvmlQuestion, NvmlSnapshot, asks_for_names};
-pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, ListedContainer, ListedPod, Observation, PodName};
+pub use observation::{CgroupState, KeptGrant, ListedContainer, ListedPod, Observation, PodName};
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use plan::Plan;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};

@@ -4,7 +4,7 @@ use super::config::LedgerConfig;
 use super::core::Agenda;
 use crate::domain::{AllocId, CgroupState, Checkpoint, Gather, Grant, KubeletGeneration, Moment, Observation, PodName};
 use crate::host::pods::{self, PodCgroups};
-use crate::kubelet::checkpoint;
+use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ impl KubeletAge {
 /// Looks. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct Looker {
-    device_plugins: PathBuf,
+    checkpoint: CheckpointReader,
     host_root: PathBuf,
     boot_id: String,
     /// Found once; found again when nothing of a holder is seen to run in them.
@@ -71,7 +71,7 @@ pub(super) struct Looker {
 impl Looker {
     pub(super) fn new(config: &LedgerConfig) -> Self {
         Looker {
-            device_plugins: config.device_plugins.clone(),
+            checkpoint: config.checkpoint.clone(),
             host_root: config.host_root.clone(),
             boot_id: config.boot_id.clone(),
             // Found with the first look: an actor is built anew in a moment.
@@ -127,9 +127,10 @@ impl Looker {
         Some(holder.devices.iter().all(|device| ids.contains(&device.id)))
     }
 
-    /// The kubelet's checkpoint, now.
-    pub(super) fn checkpoint(&self) -> Option<Checkpoint> {
-        checkpoint::read(&self.device_plugins).map_err(|error| tracing::debug!(%error, "no checkpoint")).ok()
+    /// The kubelet's checkpoint, now: read away from the actor's thread, since a large one takes a while.
+    pub(super) fn checkpoint(&self) -> impl Future<Output = Option<Arc<Checkpoint>>> + use<> {
+        let reader = self.checkpoint.clone();
+        async move { tokio::task::spawn_blocking(move || reader.read()).await.ok().flatten() }
     }
 
     fn hierarchies(&self) -> Arc<PodCgroups> {
@@ -166,7 +167,7 @@ impl Looker {
     fn read(&self, wants: &Wants) -> Observation {
         let all_live = wants.agenda.pods.iter().all(|uid| self.lives(uid));
         let hierarchies = if all_live { self.hierarchies() } else { self.find_hierarchies() };
-        let checkpoint = self.checkpoint();
+        let checkpoint = self.checkpoint.read();
         let names = pods::names(&self.host_root).unwrap_or_default();
         let uids = wants.agenda.pods.iter().chain(names.keys());
         let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).gather();
@@ -210,7 +211,7 @@ mod tests {
         for see in [&look as &dyn Fn(&Looker) -> CgroupState, &gate] {
             let dir = tempfile::tempdir().unwrap();
             let looker = Looker {
-                device_plugins: dir.path().join("device-plugins"),
+                checkpoint: CheckpointReader::new(dir.path().join("device-plugins")),
                 host_root: dir.path().to_owned(),
                 boot_id: String::new(),
                 cgroups: Arc::default(),

@@ -78,6 +78,5 @@ pub fn doubt(ledger: &Ledger, watchlist: &Watchlist, wanted: &Grant, sight: &imp
 }
 
 fn is_checkpointed(sight: &impl Sight, alloc_id: &AllocId) -> bool {
-    let mut entries = sight.checkpoint().into_iter().flat_map(|checkpoint| &checkpoint.entries);
-    entries.any(|entry| entry.alloc_id.as_ref() == Some(alloc_id))
+    sight.checkpoint().is_some_and(|checkpoint| checkpoint.answered(alloc_id).is_some())
 }
