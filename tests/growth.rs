@@ -14,6 +14,7 @@ use futures_util::future::BoxFuture;
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice, Moment, Timestamp, Unread,
 };
+use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::{CallError, Door, Forget, Found, Mailbox, Remember};
@@ -201,7 +202,7 @@ fn devices_that_have_gone_are_forgotten_and_never_one_that_is_held_or_could_not_
             forget: Some(Mailbox::new(Health(forget))),
             names: Arc::new(names),
             inventory: watch::channel(Arc::default()).1,
-            device_plugins: dir.path().join("device-plugins"),
+            checkpoint: CheckpointReader::new(dir.path().join("device-plugins")),
             pod_resources: PodResources::new(dir.path().join("pod-resources.sock")),
             host_root: dir.path().join("host"),
             boot_id: "boot".into(),

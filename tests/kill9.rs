@@ -11,6 +11,7 @@ use actix::{Actor, Arbiter};
 use common::{Daemon, HANG, Node, Random, allocate, dial, name, percentiles, run, soon};
 use futures_util::future::join_all;
 use holdfast::domain::{AllocId, ContainerEdits, Durability, Grant, GrantState, Timestamp};
+use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
@@ -212,7 +213,7 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             forget: None,
             names: Arc::new(watch::Sender::default()),
             inventory: watch::channel(Arc::default()).1,
-            device_plugins: dir.path().join("device-plugins"),
+            checkpoint: CheckpointReader::new(dir.path().join("device-plugins")),
             pod_resources: PodResources::new(dir.path().join("pod-resources.sock")),
             host_root: dir.path().to_owned(),
             boot_id: "boot".into(),

@@ -10,6 +10,7 @@ use holdfast::domain::{
     AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Plan, PodRef, Policy,
     Refuse, Timestamp,
 };
+use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::Record;
@@ -70,7 +71,7 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
         forget: None,
         names: Arc::new(watch::Sender::default()),
         inventory: watch::channel(Arc::default()).1,
-        device_plugins: dir.join("device-plugins"),
+        checkpoint: CheckpointReader::new(dir.join("device-plugins")),
         pod_resources: PodResources::new(dir.join("pod-resources.sock")),
         host_root: dir.join("host"),
         boot_id: "boot".into(),

@@ -46,6 +46,7 @@ fn of_daemon(page: &mut Page, views: &Views) {
     if let Some(started) = kubelet.and_then(|kubelet| kubelet.made_at()) {
         page.sample(Metric::KubeletStart, &[], started.0 / 1000);
     }
+    page.sample(Metric::CheckpointReadable, &[], u64::from(views.checkpoint_unread().is_none()));
     let off: Vec<_> = views.judgement.borrow().off.keys().copied().collect();
     for signal in off {
         page.sample(Metric::SignalsOff, &[signal.as_str()], 1);

@@ -52,6 +52,7 @@ use crate::hardware;
 use crate::health::{HealthActor, HealthConfig, Judgement};
 use crate::hook::Performer;
 use crate::host::{self, Awake, HostRoot};
+use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use crate::ledger::core::{HeldBack, Ledger};
 use crate::ledger::{LedgerActor, LedgerConfig, release_hooks};
@@ -130,9 +131,6 @@ impl App {
 
         let specs = specs::specs(&settings.config, &host_root, &recovered.grants);
         let names: Vec<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
-        if names.is_empty() {
-            tracing::warn!("no resource is configured and no known hardware is found; nothing is offered");
-        }
 
         let (health, policy) = (settings.config.health.clone(), settings.config.policy);
         let patterns = specs::patterns(&settings.config);
@@ -160,6 +158,7 @@ impl App {
         let gate = Arc::new(RwLock::new(()));
         // One connection for all who ask.
         let pod_resources = PodResources::new(settings.pod_resources());
+        let checkpoint = CheckpointReader::new(settings.device_plugins());
         let store = Arc::new(Mutex::new(store));
         let limits = ConnectionLimits::of(host::open_files());
         let sockets = Arc::new(Sockets::new(&settings.device_plugins(), limits.plugin));
@@ -197,7 +196,7 @@ impl App {
             forget: Some(actors.health.mailbox()),
             names: Arc::new(remembered),
             inventory: inventory_view.clone(),
-            device_plugins: settings.device_plugins(),
+            checkpoint: checkpoint.clone(),
             pod_resources: pod_resources.clone(),
             host_root: roots.host.clone(),
             boot_id: boot_of_grants.clone(),
@@ -302,6 +301,7 @@ impl App {
         let config = RegistrationConfig {
             kubelet_socket: watcher::kubelet_socket(&settings.device_plugins()),
             device_plugins: settings.device_plugins(),
+            checkpoint: checkpoint.clone(),
             pod_resources: pod_resources.clone(),
             inventory: inventory_view.clone(),
             bind: actors.serving.mailbox(),
@@ -334,6 +334,7 @@ impl App {
             due: due_view,
             registrations: registrations_view,
             kubelet: kubelet_view,
+            checkpoint,
             config: reloader.report(),
             kept: kept_view,
             refusals,

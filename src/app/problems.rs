@@ -3,6 +3,7 @@
 use super::{DeviceReport, HookReport, ResourceReport, Status};
 use crate::domain::{Because, HookState, Kept, OwedHook, Reason, Unreadable, times};
 use crate::hook::NotRun;
+use crate::kubelet::checkpoint::CheckpointUnread;
 use crate::picture::Holder;
 use crate::serving::Unrecorded;
 
@@ -27,6 +28,13 @@ impl Status {
             add(
                 "the kubelet has left its socket behind, and does not run".into(),
                 "start it: `systemctl status kubelet` says why it ended",
+            );
+        }
+        if let Some(CheckpointUnread { since, why, .. }) = &self.checkpoint_unread {
+            let what = format!("no device that a pod gives back becomes free, since {}: {why}", since.to_seconds());
+            add(
+                what,
+                "the kubelet writes that file with the next pod that gets a device; if this lasts, look at the path, and at the kubelet's log",
             );
         }
         let Kept { journal, database, not_durable, unreadable } = self.ledger;

@@ -32,6 +32,9 @@ pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> 
         tracing::warn!(resource = %name, "not configured, but a container holds its devices; it stays registered until they are free");
         specs.push(Arc::new(ResourceSpec::orphan(name.clone())));
     }
+    if specs.is_empty() {
+        tracing::warn!("no resource is configured and no known hardware is found; nothing is offered");
+    }
     specs.into()
 }
 

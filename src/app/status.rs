@@ -5,6 +5,7 @@ use super::devices::{self, DeviceReport};
 use super::reload::ConfigReport;
 use crate::domain::{Arrange, DeviceId, Gather, Grant, Kept, KubeletGeneration, OwedHook, Source, WhenNotDurable};
 use crate::hook::NotRun;
+use crate::kubelet::checkpoint::CheckpointUnread;
 use crate::picture::Holder;
 use crate::registration::ResourceStatus;
 use crate::serving::Unrecorded;
@@ -29,6 +30,9 @@ pub struct Status {
     /// Whether that socket was left behind: nobody has listened on it when it was tried last.
     #[serde(default)]
     pub socket_left_behind: bool,
+    /// Since when the kubelet's checkpoint cannot be read, and why; `null` where it can, and where there is none and nothing is held.
+    #[serde(default)]
+    pub checkpoint_unread: Option<CheckpointUnread>,
     /// The configuration that runs, and what is to be said of its files.
     #[serde(default)]
     pub config: ConfigReport,
@@ -134,6 +138,7 @@ impl Status {
             ready: *views.ready.borrow(),
             kubelet: *views.kubelet.borrow(),
             socket_left_behind: views.socket_left_behind(),
+            checkpoint_unread: views.checkpoint_unread(),
             config: views.config.borrow().clone(),
             ledger: *views.kept.borrow(),
             ledger_refuses: views.plan.borrow().ledger.when_not_durable == WhenNotDurable::Refuse,

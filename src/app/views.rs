@@ -6,6 +6,8 @@ use crate::discovery::DiscoveryActor;
 use crate::domain::{Due, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, Unread};
 use crate::health::{HealthActor, Judgement};
 use crate::hook::Shortages;
+use crate::host;
+use crate::kubelet::checkpoint::{CheckpointReader, CheckpointUnread};
 use crate::ledger::LedgerActor;
 use crate::registration::{Registration, ResourceStatus};
 use crate::serving::Refusals;
@@ -13,6 +15,9 @@ use crate::serving::Serving;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
+
+/// A kubelet has written an allocation into its checkpoint after this long.
+const WRITTEN_WITHIN_MS: u64 = 60_000;
 
 /// The handles of the five actors, for tests and the demo, which let them die.
 #[derive(Debug, Clone)]
@@ -46,6 +51,8 @@ pub struct Views {
     pub registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
     /// The kubelet's socket.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
+    /// The kubelet's checkpoint, and since when it cannot be read.
+    pub checkpoint: CheckpointReader,
     /// The configuration.
     pub config: watch::Receiver<ConfigReport>,
     /// How the ledger is kept.
@@ -71,5 +78,14 @@ impl Views {
         let registrations = self.registrations.borrow();
         let finds_nobody = !registrations.is_empty() && registrations.values().all(|status| status.awaiting_kubelet);
         finds_nobody && self.kubelet.borrow().is_some()
+    }
+
+    /// Why no grant can be released: the kubelet's checkpoint cannot be read, or there is none although devices are held. The
+    /// kubelet writes it with each allocation, so a young grant may come before the first one.
+    #[must_use]
+    pub fn checkpoint_unread(&self) -> Option<CheckpointUnread> {
+        let now = host::now().wall;
+        let is_old = |grant: &Arc<Grant>| grant.is_live() && now.0.saturating_sub(grant.granted_at.0) > WRITTEN_WITHIN_MS;
+        self.checkpoint.unread().filter(|unread| !unread.missing || self.grants.borrow().iter().any(is_old))
     }
 }

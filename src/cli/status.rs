@@ -124,6 +124,7 @@ mod tests {
 
     fn status() -> Status {
         Status {
+            checkpoint_unread: None,
             schema: 1,
             version: "0.1.0".into(),
             uptime_seconds: 3720,

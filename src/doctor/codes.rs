@@ -41,6 +41,8 @@ codes! {
     KUBELET_HANGS = "kubelet-hangs" Error "it cannot be told of devices, and pods that ask for one wait";
     KUBELET_TOO_OLD = "kubelet-too-old" Error "kubelets before 1.26 are not supported: their connection to a plugin is refused, so no device is offered";
     KUBELET_LACKS_DEVICES = "kubelet-lacks-devices" Error "what the kubelet does not count as allocatable is given to no pod";
+    KUBELET_CHECKPOINT_UNREADABLE = "kubelet-checkpoint-unreadable" Error
+        "without it no grant is released: the devices of pods that have ended stay held";
     POD_RESOURCES_UNREACHABLE = "pod-resources-unreachable" Warning
         "without it grants are released late, and a list that the kubelet has lost is not noticed";
     OTHER_PLUGIN = "other-plugin" Error "two plugins of one resource take it from each other, and each answers for devices that the other has given away";
@@ -56,6 +58,7 @@ codes! {
     TWO_DAEMONS = "two-daemons" Error "both register the same resources, and each knows only of its own grants";
     RESOURCE_NOT_REGISTERED = "resource-not-registered" Error "the kubelet does not know of its devices, so no pod gets one";
     HOOK_FAILED = "hook-failed" Warning "no container starts with the device until the hook after its release has ended well";
+    HOOK_NOT_RUN = "hook-not-run" Warning "what waits for a hook waits on, and a check says nothing of its devices meanwhile";
     SIGNALS_OFF = "signals-off" Note "what such a signal would tell of a device's health is not seen";
 
     // The configuration and the devices.

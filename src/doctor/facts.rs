@@ -154,6 +154,8 @@ pub struct Kubelet {
     pub socket_is_mounted: bool,
     /// Where this process runs in a container: whether the directory of the sockets was mounted into it.
     pub is_mounted: Option<bool>,
+    /// Why the kubelet's checkpoint cannot be read; one that is missing is not told here.
+    pub checkpoint: Option<String>,
     /// Sockets of other plugins on which somebody listens.
     pub others: Vec<String>,
     /// The SELinux label of `device-plugins`.

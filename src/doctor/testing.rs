@@ -47,6 +47,7 @@ pub(super) fn healthy() -> Facts {
             is_file_mount: false,
             socket_is_mounted: false,
             is_mounted: Some(true),
+            checkpoint: None,
             others: vec!["example.com_dongle.sock".into()],
             label: Some("system_u:object_r:container_file_t:s0".into()),
         }),

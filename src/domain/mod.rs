@@ -4,6 +4,7 @@
 //! [`Inventory`] is what the kubelet is told; a [`Grant`] is what a container holds, and an [`Entry`] is one durable
 //! fact about it. Ordered maps only: what leaves Holdfast is the same bytes every time.
 
+mod checkpoint;
 mod contract;
 mod device;
 mod durability;
@@ -35,6 +36,7 @@ mod time;
 pub mod topology;
 mod verdict;
 
+pub use checkpoint::{Checkpoint, CheckpointEntry};
 pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode, IntelFpgaOptions, IntelGpuOptions,
     NvidiaOptions, SriovOptions, VdpaType, XilinxOptions,
@@ -51,7 +53,7 @@ pub use inventory::{Inventory, Offered, Offering};
 pub use nvlink::NvLinks;
 pub use nvml::{MigPlace, NvmlAsked, NvmlGpu, NvmlLibrary, NvmlQuestion, NvmlSnapshot, asks_for_names};
 pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share};
-pub use observation::{CgroupState, Checkpoint, CheckpointEntry, KeptGrant, ListedContainer, ListedPod, Observation, PodName};
+pub use observation::{CgroupState, KeptGrant, ListedContainer, ListedPod, Observation, PodName};
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
 pub use plan::Plan;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};

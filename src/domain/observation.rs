@@ -2,12 +2,13 @@
 //!
 //! Everything here is advisory and may be missing; `None` and `Unknown` say "not seen", which is never evidence.
 
+use super::checkpoint::Checkpoint;
 use super::device::DeviceId;
 use super::edits::ContainerEdits;
-use super::grant::{AllocId, Grant, KubeletGeneration};
+use super::grant::{AllocId, KubeletGeneration};
 use super::resource::ResourceName;
-use super::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// One look at the kubelet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,71 +20,13 @@ pub struct Observation {
     /// Whether the kubelet's registration socket is older than 60 s: before that its listings lack pods.
     pub kubelet_settled: bool,
     /// `kubelet_internal_checkpoint`; `None` when it is missing or cannot be read.
-    pub checkpoint: Option<Checkpoint>,
+    pub checkpoint: Option<Arc<Checkpoint>>,
     /// The pod-resources listing; `None` when it was not asked for or did not answer.
     pub pods: Option<Vec<ListedPod>>,
     /// Names by pod UID, from `/var/log/pods/<namespace>_<name>_<uid>`. The folder outlives its pod for a while.
     pub names: BTreeMap<String, PodName>,
     /// Cgroups by pod UID: of every pod that a grant or [`Observation::names`] tells of.
     pub cgroups: BTreeMap<String, CgroupState>,
-}
-
-/// The kubelet's own record of devices.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Checkpoint {
-    /// Its entries. Those of a pod that has gone stay until the next write.
-    pub entries: Vec<CheckpointEntry>,
-    /// When the file was written.
-    pub written_at: Timestamp,
-}
-
-impl Checkpoint {
-    /// What the kubelet has in place of a grant for its container: of each resource it keeps one answer, and starts the container
-    /// with that.
-    #[must_use]
-    pub fn in_place_of(&self, grant: &Grant) -> Option<&AllocId> {
-        let (pod, container) = grant.pod().zip(grant.container())?;
-        let of_container =
-            |entry: &&CheckpointEntry| (&*entry.pod_uid, &*entry.container, &entry.resource) == (&*pod.uid, container, &grant.resource);
-        let is_its = |entry: &CheckpointEntry| entry.is_of(&grant.alloc_id);
-        let mut kept = self.entries.iter().filter(of_container);
-        if kept.clone().any(is_its) {
-            return None;
-        }
-        kept.find_map(|entry| entry.alloc_id.as_ref())
-    }
-}
-
-/// One container's share of one resource.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CheckpointEntry {
-    /// The pod's UID; for a static pod the hash of its manifest, as everywhere on the node.
-    pub pod_uid: String,
-    /// The container's name, init containers included.
-    pub container: String,
-    /// The resource, of any plugin.
-    pub resource: ResourceName,
-    /// The ids.
-    pub device_ids: BTreeSet<DeviceId>,
-    /// Our annotation in the stored response; `None` when another plugin answered.
-    pub alloc_id: Option<AllocId>,
-}
-
-impl CheckpointEntry {
-    /// The id of its grant: ours, or that by which another plugin's is known.
-    #[must_use]
-    pub fn grant_id(&self) -> AllocId {
-        self.alloc_id.clone().unwrap_or_else(|| AllocId::of_other_plugin(&self.pod_uid, &self.container, &self.resource))
-    }
-
-    /// Whether it is of this grant.
-    #[must_use]
-    pub fn is_of(&self, alloc_id: &AllocId) -> bool {
-        match &self.alloc_id {
-            Some(own) => own == alloc_id,
-            None => alloc_id.is_of_other_plugin() && self.grant_id() == *alloc_id,
-        }
-    }
 }
 
 /// An answer, as the kubelet has kept it: of ours, or of another plugin.

@@ -4,6 +4,10 @@
 //! are unknown fields; entries of pods that have gone stay until the next write. What makes it precious is that it keeps
 //! our own response, and with it the annotation that carries the alloc-id.
 
+mod reader;
+
+pub use reader::{CheckpointReader, CheckpointUnread};
+
 use super::api;
 use super::proto::v1beta1::ContainerAllocateResponse;
 use crate::domain::{AllocId, Checkpoint, CheckpointEntry, ContainerEdits, DeviceId, Gather, KeptGrant, ResourceName, Timestamp};
@@ -12,9 +16,13 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::error::Category;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 /// File name in the device-plugin directory.
 pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
@@ -25,7 +33,7 @@ pub const BYTES_MAX: u64 = 32 * 1024 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// It could not be read; `NotFound` on a node where no device was ever allocated.
-    #[error("failed to read the kubelet's checkpoint `{path}`: {source}")]
+    #[error("failed to read the kubelet's checkpoint `{}`: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
@@ -33,29 +41,62 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// It is larger than any kubelet writes.
-    #[error("the kubelet's checkpoint `{path}` has more than {BYTES_MAX} bytes and is not read")]
+    #[error("the kubelet's checkpoint `{}` has more than {BYTES_MAX} bytes and is not read", path.display())]
     TooLarge {
         /// The file.
         path: PathBuf,
     },
     /// It is not the JSON that kubelets 1.20 to 1.36 write.
-    #[error("the kubelet's checkpoint is not understood: {0}")]
-    Malformed(#[from] serde_json::Error),
+    #[error("the kubelet's checkpoint is not understood: {} in line {}, column {}", kind(.0), .0.line(), .0.column())]
+    Malformed(serde_json::Error),
+}
+
+impl CheckpointError {
+    /// Whether there is no checkpoint.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(self, CheckpointError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+/// What is wrong, without the values: they may be what a container is given.
+fn kind(error: &serde_json::Error) -> &'static str {
+    match error.classify() {
+        Category::Eof => "it ends too soon,",
+        Category::Data => "it has another form than kubelets write,",
+        Category::Syntax | Category::Io => "it is not JSON,",
+    }
+}
+
+/// The file, with what is kept of each entry: it may have 100,000 of them, with an answer each.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase", bound = "T: Deserialize<'de>")]
+struct Document<T> {
+    data: Data<T>,
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Document {
-    data: Data,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Data {
+#[serde(rename_all = "PascalCase", bound = "T: Deserialize<'de>")]
+struct Data<T> {
     /// Null on a node without device pods; every kubelet writes the key. Whoever writes another one has not said that there are none.
     #[serde(deserialize_with = "Option::deserialize")]
-    pod_device_entries: Option<Vec<PodDeviceEntry>>,
+    pod_device_entries: Option<Vec<T>>,
 }
+
+/// An entry of any plugin; `None` for a resource name that no kubelet accepts, which therefore is not ours.
+#[derive(Deserialize)]
+#[serde(from = "PodDeviceEntry")]
+struct Any(Option<CheckpointEntry>);
+
+/// An entry whose answer is ours.
+#[derive(Deserialize)]
+#[serde(from = "PodDeviceEntry")]
+struct Ours(Option<KeptGrant>);
+
+/// An entry whose answer is another plugin's.
+#[derive(Deserialize)]
+#[serde(from = "PodDeviceEntry")]
+struct Others(Option<KeptGrant>);
 
 #[derive(Deserialize)]
 struct PodDeviceEntry {
@@ -78,8 +119,9 @@ struct PodDeviceEntry {
 /// # Errors
 /// When it is not there, cannot be read or is not understood: then nothing is known, and nothing follows from that.
 pub fn read(device_plugin_dir: &Path) -> Result<Checkpoint, CheckpointError> {
-    let (bytes, written_at) = load(device_plugin_dir)?;
-    parse(&bytes, written_at)
+    let opened = open(device_plugin_dir)?;
+    let written_at = opened.written_at();
+    parse(&opened.read()?, written_at)
 }
 
 /// Reads every answer of ours that the kubelet has kept: what a ledger that lost both its copies is rebuilt from.
@@ -87,8 +129,8 @@ pub fn read(device_plugin_dir: &Path) -> Result<Checkpoint, CheckpointError> {
 /// # Errors
 /// As [`read`].
 pub fn read_kept(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointError> {
-    let (bytes, _) = load(device_plugin_dir)?;
-    Ok(document(&bytes)?.filter_map(kept).collect())
+    let entries: Vec<Ours> = entries(&open(device_plugin_dir)?.read()?)?;
+    Ok(entries.into_iter().filter_map(|Ours(kept)| kept).collect())
 }
 
 /// Reads every answer of another plugin that the kubelet has kept: who has what on a node that comes from one.
@@ -96,26 +138,42 @@ pub fn read_kept(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointE
 /// # Errors
 /// As [`read`].
 pub fn read_others(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointError> {
-    let (bytes, _) = load(device_plugin_dir)?;
-    Ok(document(&bytes)?.filter_map(of_other).collect())
+    let entries: Vec<Others> = entries(&open(device_plugin_dir)?.read()?)?;
+    Ok(entries.into_iter().filter_map(|Others(kept)| kept).collect())
 }
 
-fn load(device_plugin_dir: &Path) -> Result<(Vec<u8>, Timestamp), CheckpointError> {
+/// The file, open: the kubelet replaces it by rename, and its times are to be those of what is read.
+struct Opened {
+    path: PathBuf,
+    file: File,
+    metadata: Metadata,
+}
+
+fn open(device_plugin_dir: &Path) -> Result<Opened, CheckpointError> {
     let path = device_plugin_dir.join(FILE_NAME);
-    let failed = |source| CheckpointError::Io { path: path.clone(), source };
-    let file = open_to_read(&path).map_err(failed)?;
-    // The time of the very file that is read: the kubelet replaces it by rename.
-    let written_at = file.metadata().and_then(|metadata| metadata.modified()).map_err(failed)?;
-    match read_whole(file, BYTES_MAX) {
-        Ok(bytes) => Ok((bytes, Timestamp::from_system(written_at))),
-        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Err(CheckpointError::TooLarge { path }),
-        Err(error) => Err(failed(error)),
+    match open_to_read(&path).and_then(|file| Ok((file.metadata()?, file))) {
+        Ok((metadata, file)) => Ok(Opened { path, file, metadata }),
+        Err(source) => Err(CheckpointError::Io { path, source }),
     }
 }
 
-fn document(bytes: &[u8]) -> Result<impl Iterator<Item = PodDeviceEntry>, CheckpointError> {
-    let document: Document = serde_json::from_slice(bytes)?;
-    Ok(document.data.pod_device_entries.unwrap_or_default().into_iter())
+impl Opened {
+    fn written_at(&self) -> Timestamp {
+        Timestamp::from_system(self.metadata.modified().unwrap_or(UNIX_EPOCH))
+    }
+
+    fn read(self) -> Result<Vec<u8>, CheckpointError> {
+        let path = self.path;
+        read_whole(self.file, BYTES_MAX).map_err(|source| match source.kind() {
+            io::ErrorKind::FileTooLarge => CheckpointError::TooLarge { path },
+            _ => CheckpointError::Io { path, source },
+        })
+    }
+}
+
+fn entries<T: DeserializeOwned>(bytes: &[u8]) -> Result<Vec<T>, CheckpointError> {
+    let document: Document<T> = serde_json::from_slice(bytes).map_err(CheckpointError::Malformed)?;
+    Ok(document.data.pod_device_entries.unwrap_or_default())
 }
 
 /// Parses the file's bytes.
@@ -123,21 +181,35 @@ fn document(bytes: &[u8]) -> Result<impl Iterator<Item = PodDeviceEntry>, Checkp
 /// # Errors
 /// When they are not the JSON that the kubelet writes.
 pub fn parse(bytes: &[u8], written_at: Timestamp) -> Result<Checkpoint, CheckpointError> {
-    Ok(Checkpoint { entries: document(bytes)?.filter_map(entry).collect(), written_at })
+    let entries: Vec<Any> = entries(bytes)?;
+    Ok(Checkpoint::new(entries.into_iter().filter_map(|Any(entry)| entry).collect(), written_at))
 }
 
-/// One entry; `None` for a resource name that no kubelet accepts, which therefore is not ours.
-fn entry(entry: PodDeviceEntry) -> Option<CheckpointEntry> {
-    Some(CheckpointEntry {
-        resource: entry.resource_name.parse().ok()?,
-        pod_uid: entry.pod_uid,
-        container: entry.container_name,
-        device_ids: entry.device_ids.into_iter().flatten().filter_map(|(_, ids)| ids).flatten().gather(),
-        alloc_id: entry.alloc_resp.as_deref().and_then(alloc_id),
-    })
+impl From<PodDeviceEntry> for Any {
+    fn from(entry: PodDeviceEntry) -> Self {
+        let resource = entry.resource_name.parse().ok();
+        Any(resource.map(|resource| CheckpointEntry {
+            resource,
+            pod_uid: entry.pod_uid,
+            container: entry.container_name,
+            device_ids: entry.device_ids.into_iter().flatten().filter_map(|(_, ids)| ids).flatten().gather(),
+            alloc_id: entry.alloc_resp.as_deref().and_then(alloc_id),
+        }))
+    }
 }
 
-/// One entry whose answer is ours.
+impl From<PodDeviceEntry> for Ours {
+    fn from(entry: PodDeviceEntry) -> Self {
+        Ours(kept(entry))
+    }
+}
+
+impl From<PodDeviceEntry> for Others {
+    fn from(entry: PodDeviceEntry) -> Self {
+        Others(of_other(entry))
+    }
+}
+
 fn kept(entry: PodDeviceEntry) -> Option<KeptGrant> {
     let response = response(entry.alloc_resp.as_deref()?)?;
     let alloc_id = response.annotations.get(AllocId::ANNOTATION).map(AllocId::new)?;
@@ -182,7 +254,6 @@ mod tests {
     use super::*;
     use crate::domain::{ContainerEdits, EditDevice, EditMount};
     use proptest::prelude::*;
-    use std::fs::File;
 
     /// As a kubelet 1.36 wrote it for a static pod with two devices of another plugin.
     const REAL: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"6c66f772555a04be4eb20709fe93c16a","ContainerName":"main","ResourceName":"example.com/foo","DeviceIDs":{"-1":["d0","d1"]},"AllocResp":"CgsKBlJJR19kMRIBMQoLCgZSSUdfZDASATEaHAoLL2Rldi9mb28tZDESCS9kZXYvemVybxoCcncaHAoLL2Rldi9mb28tZDASCS9kZXYvemVybxoCcnc="}],"RegisteredDevices":{"example.com/foo":["d0","d1"]}},"Checksum":2706400148}"#;
@@ -205,7 +276,7 @@ mod tests {
             device_ids: ids(&["d0", "d1"]),
             alloc_id: None,
         };
-        assert_eq!(checkpoint, Checkpoint { entries: vec![entry], written_at: Timestamp(7) });
+        assert_eq!(checkpoint, Checkpoint::new(vec![entry], Timestamp(7)));
     }
 
     #[test]
@@ -215,7 +286,7 @@ mod tests {
         let base64 = STANDARD.encode(response.encode_to_vec());
         let json =
             format!(r#"[{{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{"0":["x"]}},"AllocResp":"{base64}"}}]"#);
-        assert_eq!(of(&json).unwrap().entries[0].alloc_id, Some(AllocId::new("alloc-7")));
+        assert_eq!(of(&json).unwrap().entries()[0].alloc_id, Some(AllocId::new("alloc-7")));
     }
 
     #[test]
@@ -249,20 +320,21 @@ mod tests {
 
     #[test]
     fn a_node_without_device_pods_has_null_entries() {
-        assert_eq!(of("null").unwrap().entries, []);
+        assert_eq!(of("null").unwrap().entries(), []);
     }
 
     #[test]
     fn an_id_near_two_numa_nodes_is_one_id() {
         let json =
             r#"[{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{"0":["x","y"],"1":["x"],"2":null},"AllocResp":""}]"#;
-        assert_eq!(of(json).unwrap().entries[0].device_ids, ids(&["x", "y"]));
+        assert_eq!(of(json).unwrap().entries()[0].device_ids, ids(&["x", "y"]));
     }
 
     #[test]
     fn fields_of_later_kubelets_are_skipped_and_missing_ones_are_empty() {
         let json = r#"[{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","New":{"deep":[1]}},{"PodUID":"v","ContainerName":"c","ResourceName":"nonsense"}]"#;
-        let entries = of(json).unwrap().entries;
+        let checkpoint = of(json).unwrap();
+        let entries = checkpoint.entries();
         assert_eq!(entries.len(), 1);
         assert!(entries[0].device_ids.is_empty() && entries[0].alloc_id.is_none());
     }
@@ -272,7 +344,7 @@ mod tests {
         for response in ["%%%", "/////w==", "CgsKBlJJR19k"] {
             let json =
                 format!(r#"[{{"PodUID":"u","ContainerName":"c","ResourceName":"a.b/c","DeviceIDs":{{}},"AllocResp":"{response}"}}]"#);
-            assert_eq!(of(&json).unwrap().entries[0].alloc_id, None, "{response}");
+            assert_eq!(of(&json).unwrap().entries()[0].alloc_id, None, "{response}");
         }
     }
 
@@ -290,7 +362,7 @@ mod tests {
         assert!(matches!(read(dir.path()), Err(CheckpointError::Io { .. })));
         std::fs::write(dir.path().join(FILE_NAME), REAL).unwrap();
         let modified = std::fs::metadata(dir.path().join(FILE_NAME)).unwrap().modified().unwrap();
-        assert_eq!(read(dir.path()).unwrap().written_at, Timestamp::from_system(modified));
+        assert_eq!(read(dir.path()).unwrap().written_at(), Timestamp::from_system(modified));
         File::create(dir.path().join(FILE_NAME)).unwrap().set_len(BYTES_MAX + 1).unwrap();
         assert!(matches!(read(dir.path()), Err(CheckpointError::TooLarge { .. })));
     }

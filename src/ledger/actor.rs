@@ -10,16 +10,15 @@ use super::looks::Looks;
 use super::observe::{KubeletAge, Looker};
 use super::recording::{Answer, Recording, Waiting, Written};
 use super::report;
-use super::sight::{refusal, unseen};
+use super::sight::{Seen, is_held, refusal, unseen};
 use super::upkeep::Upkeep;
-use crate::domain::{AllocId, Entry, Grant, Inventory, Refusal, WhenNotDurable};
+use crate::domain::{Entry, Grant, Inventory, Refusal, WhenNotDurable};
 use crate::host::{self, HostRoot};
 use crate::messages::{Crash, Publish, Record, RecordError};
 use crate::store::{Store, StoreError};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Message, StreamHandler};
 use std::any::Any;
-use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -74,7 +73,7 @@ struct Commit;
 struct Decide {
     record: Record,
     /// Grants whose holders it lists.
-    listed: BTreeSet<AllocId>,
+    seen: Seen,
 }
 
 impl LedgerActor {
@@ -268,14 +267,14 @@ impl Handler<Record> for LedgerActor {
     type Result = Recording;
 
     fn handle(&mut self, record: Record, context: &mut Self::Context) -> Self::Result {
-        let unseen = if record.exclusive { unseen(&self.ledger, &record.grant, &self.looker) } else { Vec::new() };
-        if unseen.is_empty() {
-            return Handler::<Decide>::handle(self, Decide { record, listed: BTreeSet::new() }, context);
+        if !record.exclusive || !is_held(&self.ledger, &record.grant) {
+            return Handler::<Decide>::handle(self, Decide { record, seen: Seen::default() }, context);
         }
+        let unseen = unseen(&self.ledger, &record.grant, &self.looker);
         let (looker, me) = (self.looker.clone(), context.address());
         Recording::Later(Box::pin(async move {
-            let listed = looker.listed(&unseen).await;
-            me.send(Decide { record, listed }).await.unwrap_or_else(|_| die())
+            let (listed, checkpoint) = tokio::join!(looker.listed(&unseen), looker.checkpoint());
+            me.send(Decide { record, seen: Seen { listed, checkpoint } }).await.unwrap_or_else(|_| die())
         }))
     }
 }
@@ -283,7 +282,7 @@ impl Handler<Record> for LedgerActor {
 impl Handler<Decide> for LedgerActor {
     type Result = Recording;
 
-    fn handle(&mut self, Decide { record: Record { grant, exclusive }, listed }: Decide, context: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, Decide { record: Record { grant, exclusive }, seen }: Decide, context: &mut Self::Context) -> Self::Result {
         // Sent again after a death: the first time may have reached the store.
         if self.ledger.grant(&grant.alloc_id).is_some() {
             return Recording::Now(Ok(()));
@@ -297,7 +296,7 @@ impl Handler<Decide> for LedgerActor {
         if exclusive {
             let settled = self.kubelet_age.is_settled(*self.config.kubelet.borrow(), host::now());
             let refuse = self.config.plan.borrow().ledger.refuse;
-            if let Some(refusal) = refusal(&self.ledger, &self.watchlist, &grant, &self.looker, settled, &listed, refuse) {
+            if let Some(refusal) = refusal(&self.ledger, &self.watchlist, &grant, &self.looker, settled, &seen, refuse) {
                 return Recording::Now(Err(refusal.into()));
             }
         }

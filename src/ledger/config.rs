@@ -2,6 +2,7 @@
 
 use super::core::{Ledger, ReleaseHooks};
 use crate::domain::{DeviceId, Due, Gather, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, ResourceSpec};
+use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use crate::messages::{Forget, Mailbox};
 use crate::store::{Recovered, Store};
@@ -34,8 +35,8 @@ pub struct LedgerConfig {
     pub names: Arc<watch::Sender<Arc<BTreeMap<String, DeviceId>>>>,
     /// What the kubelet is told.
     pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// `<kubelet-dir>/device-plugins`, where the kubelet keeps its checkpoint.
-    pub device_plugins: PathBuf,
+    /// The kubelet's checkpoint.
+    pub checkpoint: CheckpointReader,
     /// The pod-resources API.
     pub pod_resources: PodResources,
     /// Below it lie the pods' logs and cgroups.

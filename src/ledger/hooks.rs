@@ -8,8 +8,7 @@ use crate::domain::{AllocId, Barred, CgroupState, Checkpoint, DeviceId, Entry, G
 use crate::host;
 use crate::messages::{HookEnded, Pass};
 use crate::store::StoreError;
-use actix::{Context, Handler, ResponseFuture, StreamHandler};
-use std::cell::OnceCell;
+use actix::{ActorFutureExt, Context, Handler, ResponseActFuture, ResponseFuture, StreamHandler, WrapFuture};
 use std::sync::Arc;
 
 impl LedgerActor {
@@ -61,10 +60,22 @@ impl Handler<HookEnded> for LedgerActor {
 }
 
 impl Handler<Pass> for LedgerActor {
-    type Result = Result<(), (DeviceId, Barred)>;
+    type Result = ResponseActFuture<Self, Result<(), (DeviceId, Barred)>>;
 
-    fn handle(&mut self, Pass { resource, ids }: Pass, context: &mut Self::Context) -> Self::Result {
-        let view = Now { looker: &self.looker, checkpoint: OnceCell::new() };
+    fn handle(&mut self, pass: Pass, _: &mut Self::Context) -> Self::Result {
+        let checkpoint = self.looker.checkpoint().into_actor(self);
+        Box::pin(checkpoint.map(|checkpoint, this, context| this.pass(pass, checkpoint, context)))
+    }
+}
+
+impl LedgerActor {
+    fn pass(
+        &mut self,
+        Pass { resource, ids }: Pass,
+        checkpoint: Option<Arc<Checkpoint>>,
+        context: &mut Context<Self>,
+    ) -> Result<(), (DeviceId, Barred)> {
+        let view = Now { looker: &self.looker, checkpoint };
         let passage = passage(&self.ledger, &self.hooks, &resource, &ids, &view, host::now().wall);
         let Some(sharing) = self.hooks.get(&resource) else { return Ok(()) };
         let devices = ids.iter().map(|id| (resource.clone(), sharing.whole(&resource, id)));
@@ -117,7 +128,7 @@ fn released(entry: &Entry) -> Option<&AllocId> {
 /// What is seen when a container waits for its start.
 struct Now<'a> {
     looker: &'a Looker,
-    checkpoint: OnceCell<Option<Checkpoint>>,
+    checkpoint: Option<Arc<Checkpoint>>,
 }
 
 impl View for Now<'_> {
@@ -130,7 +141,7 @@ impl View for Now<'_> {
     }
 
     fn checkpoint(&self) -> Option<&Checkpoint> {
-        self.checkpoint.get_or_init(|| self.looker.checkpoint()).as_ref()
+        self.checkpoint.as_deref()
     }
 }
 

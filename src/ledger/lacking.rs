@@ -10,7 +10,7 @@ use super::core::{rebuild, unheard_of};
 use crate::domain::{AllocId, Entry, Gather, KeptGrant};
 use crate::hardware;
 use crate::host;
-use crate::kubelet::checkpoint::{self, CheckpointError};
+use crate::kubelet::checkpoint::CheckpointError;
 use crate::messages::Reconcile;
 use crate::store::StoreError;
 use actix::{AsyncContext, Context, Handler, Message};
@@ -58,7 +58,7 @@ impl LedgerActor {
 
 /// Looks, on a thread that may wait.
 fn lacking(config: &LedgerConfig) -> Result<Vec<KeptGrant>, Box<dyn Error + Send + Sync>> {
-    let mut kept = match checkpoint::read_kept(&config.device_plugins) {
+    let mut kept = match config.checkpoint.read_kept() {
         // No device was ever given out on this node.
         Err(CheckpointError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         read => read?,

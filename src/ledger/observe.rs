@@ -4,7 +4,7 @@ use super::config::LedgerConfig;
 use super::core::Agenda;
 use crate::domain::{AllocId, CgroupState, Checkpoint, Gather, Grant, KubeletGeneration, Moment, Observation, PodName};
 use crate::host::pods::{self, PodCgroups};
-use crate::kubelet::checkpoint;
+use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use std::collections::BTreeSet;
 use std::io;
@@ -60,7 +60,7 @@ impl KubeletAge {
 /// Looks. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct Looker {
-    device_plugins: PathBuf,
+    checkpoint: CheckpointReader,
     host_root: PathBuf,
     boot_id: String,
     /// Found once; found again when nothing of a holder is seen to run in them.
@@ -72,7 +72,7 @@ pub(super) struct Looker {
 impl Looker {
     pub(super) fn new(config: &LedgerConfig) -> Self {
         Looker {
-            device_plugins: config.device_plugins.clone(),
+            checkpoint: config.checkpoint.clone(),
             host_root: config.host_root.clone(),
             boot_id: config.boot_id.clone(),
             // Found with the first look: an actor is built anew in a moment.
@@ -86,7 +86,7 @@ impl Looker {
     #[cfg(test)]
     pub(super) fn of(host_root: &std::path::Path) -> Self {
         Looker {
-            device_plugins: host_root.join("kubelet/device-plugins"),
+            checkpoint: CheckpointReader::new(host_root.join("kubelet/device-plugins")),
             host_root: host_root.to_owned(),
             boot_id: "boot".into(),
             cgroups: Arc::new(Mutex::new(Arc::new(PodCgroups::find(host_root, None)))),
@@ -149,9 +149,10 @@ impl Looker {
         Some(holder.devices.iter().all(|device| ids.contains(&device.id)))
     }
 
-    /// The kubelet's checkpoint, now.
-    pub(super) fn checkpoint(&self) -> Option<Checkpoint> {
-        checkpoint::read(&self.device_plugins).map_err(|error| tracing::debug!(%error, "no checkpoint")).ok()
+    /// The kubelet's checkpoint, now: read away from the actor's thread, since a large one takes a while.
+    pub(super) fn checkpoint(&self) -> impl Future<Output = Option<Arc<Checkpoint>>> + use<> {
+        let reader = self.checkpoint.clone();
+        async move { tokio::task::spawn_blocking(move || reader.read()).await.ok().flatten() }
     }
 
     fn hierarchies(&self) -> Arc<PodCgroups> {
@@ -189,7 +190,7 @@ impl Looker {
     fn read(&self, wants: &Wants) -> Observation {
         let all_live = wants.agenda.pods.iter().all(|uid| self.lives(uid));
         let hierarchies = if all_live { self.hierarchies() } else { self.find_hierarchies() };
-        let checkpoint = self.checkpoint();
+        let checkpoint = self.checkpoint.read();
         let names = pods::names(&self.host_root).unwrap_or_default();
         let uids = wants.agenda.pods.iter().chain(names.keys());
         let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).gather();
@@ -233,7 +234,7 @@ mod tests {
         for see in [&look as &dyn Fn(&Looker) -> CgroupState, &gate] {
             let dir = tempfile::tempdir().unwrap();
             let looker = Looker {
-                device_plugins: dir.path().join("device-plugins"),
+                checkpoint: CheckpointReader::new(dir.path().join("device-plugins")),
                 host_root: dir.path().to_owned(),
                 boot_id: String::new(),
                 cgroups: Arc::default(),

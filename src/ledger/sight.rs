@@ -4,7 +4,7 @@ use super::core::{Doubt, HOLDERS_MAX, Ledger, Proof, Sight, Watchlist, doubt};
 use super::observe::Looker;
 use super::report;
 use crate::domain::{AllocId, Checkpoint, Gather, Grant, GrantState, Refusal, Refuse};
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -18,6 +18,14 @@ const ASKED_MAX: usize = 4;
 /// The pods of more grants than this are not looked for one by one: those that there are, of all, are listed once.
 const ONE_BY_ONE_MAX: usize = 8;
 
+/// What was seen of the kubelet for an Allocate of a held id.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    /// Grants whose holders it lists.
+    pub(super) listed: BTreeSet<AllocId>,
+    pub(super) checkpoint: Option<Arc<Checkpoint>>,
+}
+
 /// Whether a living container of another pod has one of the devices of an exclusive grant (I2). Without proof it is only
 /// told, and with it too where the operator wants it so.
 pub(super) fn refusal(
@@ -26,15 +34,10 @@ pub(super) fn refusal(
     grant: &Grant,
     looker: &Looker,
     settled: bool,
-    listed: &BTreeSet<AllocId>,
+    seen: &Seen,
     refuse: Refuse,
 ) -> Option<Refusal> {
-    let doubt = doubt(
-        ledger,
-        watchlist,
-        grant,
-        &Now { looker, pods: Pods::new(ledger, grant, looker), settled, listed, checkpoint: OnceCell::new() },
-    )?;
+    let doubt = doubt(ledger, watchlist, grant, &Now { pods: Pods::new(ledger, grant, looker), settled, seen })?;
     report::doubted(grant, &doubt, refuse);
     let Doubt { id, pod, container, proof } = doubt;
     let resource = grant.resource.clone();
@@ -44,6 +47,11 @@ pub(super) fn refusal(
         Proof::Unreadable(why) => Some(Refusal::Unreadable { resource, id, why }),
         Proof::Complete => Some(Refusal::InUse { resource, id, pod: pod.to_string(), container }),
     }
+}
+
+/// Whether a device of a grant has a holder.
+pub(super) fn is_held(ledger: &Ledger, grant: &Grant) -> bool {
+    grant.devices.iter().any(|device| ledger.holders(&grant.resource, &device.id).next().is_some())
 }
 
 /// Those that hold a device of a grant without a container that is seen to run: of them the kubelet is asked, of the latest of each device.
@@ -91,12 +99,9 @@ impl<'a> Pods<'a> {
 }
 
 struct Now<'a> {
-    looker: &'a Looker,
     pods: Pods<'a>,
     settled: bool,
-    /// Grants whose holders the kubelet lists.
-    listed: &'a BTreeSet<AllocId>,
-    checkpoint: OnceCell<Option<Checkpoint>>,
+    seen: &'a Seen,
 }
 
 impl Sight for Now<'_> {
@@ -109,11 +114,11 @@ impl Sight for Now<'_> {
     }
 
     fn is_listed(&self, alloc_id: &AllocId) -> bool {
-        self.listed.contains(alloc_id)
+        self.seen.listed.contains(alloc_id)
     }
 
     fn checkpoint(&self) -> Option<&Checkpoint> {
-        self.checkpoint.get_or_init(|| self.looker.checkpoint()).as_ref()
+        self.seen.checkpoint.as_deref()
     }
 }
 
@@ -185,7 +190,7 @@ mod tests {
             let pods = Pods::new(&ledger, &wanted, &looker);
             assert!((1..=holders).all(|n| pods.runs(&uid(n)) == Ok(false)));
             assert!(pods.seen.borrow().len() <= ONE_BY_ONE_MAX, "{holders}: each pod is looked for by itself");
-            let found = |refuse| refusal(&ledger, &Watchlist::default(), &wanted, &looker, true, &BTreeSet::new(), refuse);
+            let found = |refuse| refusal(&ledger, &Watchlist::default(), &wanted, &looker, true, &Seen::default(), refuse);
             assert_eq!(found(Refuse::Proven), None, "{holders}: nothing of them runs");
             // One that runs is found among them, wherever it is.
             for runs in [1, holders / 2 + 1, holders].into_iter().filter(|n| holders - n < HOLDERS_MAX as u64) {

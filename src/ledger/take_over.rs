@@ -9,19 +9,17 @@ use super::core::rebuild;
 use crate::domain::{AllocId, Entry, Gather, KeptGrant, ResourceName};
 use crate::hardware;
 use crate::host;
-use crate::kubelet::checkpoint::{self, CheckpointError};
+use crate::kubelet::checkpoint::{CheckpointError, CheckpointReader};
 use crate::messages::{Reconcile, TakeOver};
 use actix::{ActorFutureExt, AsyncContext, Handler, ResponseActFuture, WrapFuture};
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
-use std::path::Path;
 use std::sync::Arc;
 
 /// What the kubelet's checkpoint has of other plugins' answers for these resources.
-fn others(device_plugins: &Path, resources: &[ResourceName]) -> Result<Vec<KeptGrant>, CheckpointError> {
-    let mut kept = match checkpoint::read_others(device_plugins) {
+fn others(checkpoint: &CheckpointReader, resources: &[ResourceName]) -> Result<Vec<KeptGrant>, CheckpointError> {
+    let mut kept = match checkpoint.read_others() {
         // No device was ever given out on this node.
-        Err(CheckpointError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.is_missing() => return Ok(Vec::new()),
         read => read?,
     };
     kept.retain(|kept| resources.contains(&kept.resource));
@@ -32,9 +30,9 @@ impl Handler<TakeOver> for LedgerActor {
     type Result = ResponseActFuture<Self, Result<usize, String>>;
 
     fn handle(&mut self, TakeOver(resources): TakeOver, _: &mut Self::Context) -> Self::Result {
-        let (device_plugins, store) = (self.config.device_plugins.clone(), Arc::clone(&self.config.store));
+        let (checkpoint, store) = (self.config.checkpoint.clone(), Arc::clone(&self.config.store));
         let read = move || {
-            let kept = others(&device_plugins, &resources).map_err(|error| error.to_string())?;
+            let kept = others(&checkpoint, &resources).map_err(|error| error.to_string())?;
             let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).gather();
             // One that was released may be in the checkpoint until it is written again. If it comes back, it is released again.
             let live = || ids.iter().filter(|id| lock(&store).is_live(id)).cloned().gather();

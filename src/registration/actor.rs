@@ -7,6 +7,7 @@ use super::sighting::{Looked, Looker};
 use crate::domain::{Gather, Inventory, KubeletGeneration, ResourceName, Stage};
 use crate::host;
 use crate::kubelet::api::negotiation::Spoken;
+use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use crate::messages::{Bind, CheckpointWritten, Crash, Detach, KubeletSeen, Mailbox, Reattach, RegistrationNumber, Retire};
 use crate::telemetry::metrics;
@@ -51,8 +52,10 @@ impl ResourceStatus {
 pub struct RegistrationConfig {
     /// `<kubelet-dir>/device-plugins/kubelet.sock`.
     pub kubelet_socket: PathBuf,
-    /// `<kubelet-dir>/device-plugins`: where the checkpoint lies.
+    /// `<kubelet-dir>/device-plugins`.
     pub device_plugins: PathBuf,
+    /// The kubelet's checkpoint.
+    pub checkpoint: CheckpointReader,
     /// The pod-resources API.
     pub pod_resources: PodResources,
     /// What the kubelet is told, and so what is to be registered.

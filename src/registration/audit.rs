@@ -18,7 +18,7 @@
 //! (as it does for every list and every allocation), and once a minute in any case: another plugin with the same ids that
 //! leaves makes it stop the resource, and write nothing.
 
-use crate::domain::{Checkpoint, DeviceId, Gather, ResourceName};
+use crate::domain::{Checkpoint, CheckpointEntry, DeviceId, Gather, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
@@ -48,9 +48,14 @@ pub(crate) struct Foreign {
 
 impl Foreign {
     /// Those of a checkpoint.
-    pub(crate) fn of(checkpoint: Checkpoint) -> BTreeSet<Foreign> {
-        let foreign = checkpoint.entries.into_iter().filter(|entry| entry.alloc_id.is_none());
-        foreign.map(|entry| Foreign { resource: entry.resource, pod_uid: entry.pod_uid, container: entry.container }).gather()
+    pub(crate) fn of(checkpoint: &Checkpoint) -> BTreeSet<Foreign> {
+        let foreign = checkpoint.entries().iter().filter(|entry| entry.alloc_id.is_none());
+        let of_entry = |entry: &CheckpointEntry| Foreign {
+            resource: entry.resource.clone(),
+            pod_uid: entry.pod_uid.clone(),
+            container: entry.container.clone(),
+        };
+        foreign.map(of_entry).gather()
     }
 }
 

@@ -1,8 +1,8 @@
-//! `/metrics`, `/healthz` and `/readyz`, on one TCP address, beside the page that `app` puts at `/`. They have a [thread](super::thread) of
-//! their own, and the limits of the [server](super::server).
+//! `/metrics`, `/healthz` and `/readyz`, on one TCP address, beside the page that `app` puts at `/`. They have a thread (`telemetry/thread.rs`) of
+//! their own, and the limits of `telemetry/server.rs`.
 //!
-//! `/healthz` and `/readyz` are answered at once, without a token. Pages come from the [renderer](super::render), and may need a
-//! [token](super::token).
+//! `/healthz` and `/readyz` are answered at once, without a token. Pages come from the renderer (`telemetry/render.rs`), and may need a
+//! token (`telemetry/token.rs`).
 
 use super::connections::{Connection, PageSlot};
 use super::render::{PageKey, Renderer};

@@ -3,7 +3,7 @@
 //! ERROR: the daemon cannot keep a promise. WARN: somebody should look, not tonight. INFO: one line for each change
 //! of state. DEBUG: every step. `HOLDFAST_LOG` takes filters such as `debug` or `holdfast::registration=debug`.
 //!
-//! An event is one line, whatever names it quotes: see [`Printable`]. In JSON [`LogWriter`] sees to that.
+//! An event is one line, whatever names it quotes: see [`Printable`]. In JSON `LogWriter` sees to that.
 
 use super::log_writer::LogWriter;
 use crate::domain::Printable;

@@ -8,6 +8,7 @@ use actix::{Actor, Arbiter, Context, Handler, ResponseFuture};
 use futures_util::future::{join, join_all};
 use holdfast::app::supervisor::Slot;
 use holdfast::domain::{DeviceId, Durability, Grant};
+use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
@@ -80,7 +81,7 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
             forget: None,
             names: Arc::new(watch::Sender::default()),
             inventory: watch::channel(Arc::default()).1,
-            device_plugins: stage.node.path("kubelet/device-plugins"),
+            checkpoint: CheckpointReader::new(stage.node.path("kubelet/device-plugins")),
             pod_resources: PodResources::new(stage.node.path("lister.sock")),
             host_root: stage.node.path("host"),
             boot_id: "boot".to_owned(),

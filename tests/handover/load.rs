@@ -42,7 +42,7 @@ async fn pods_come_and_go(kubelet: &Kubelet, stop: &Cell<bool>) -> Vec<PodOutcom
 /// Every answer that the kubelet has got is known, live or released.
 fn nothing_is_lost(node: &Node) {
     let checkpoint = checkpoint::read(&node.path("kubelet/device-plugins")).unwrap();
-    let answered: BTreeSet<AllocId> = checkpoint.entries.into_iter().filter_map(|entry| entry.alloc_id).collect();
+    let answered: BTreeSet<AllocId> = checkpoint.grant_ids().cloned().collect();
     let mut known: BTreeSet<AllocId> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
     if !answered.is_subset(&known) {
         known.extend(store::peek_history(&node.state()).unwrap().released.into_iter().map(|grant| grant.alloc_id));

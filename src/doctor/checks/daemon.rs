@@ -1,8 +1,8 @@
 //! The daemon: whether it runs, alone, and what it says of itself.
 
 use super::super::codes::{
-    DAEMON_ABSENT, DAEMON_HANGS, DAEMON_NOT_READY, DAEMON_NOT_RUNNING, DAEMON_OTHER_VERSION, HOOK_FAILED, RESOURCE_NOT_REGISTERED,
-    SIGNALS_OFF, TWO_DAEMONS,
+    DAEMON_ABSENT, DAEMON_HANGS, DAEMON_NOT_READY, DAEMON_NOT_RUNNING, DAEMON_OTHER_VERSION, HOOK_FAILED, HOOK_NOT_RUN,
+    RESOURCE_NOT_REGISTERED, SIGNALS_OFF, TWO_DAEMONS,
 };
 use super::super::{Answer, Facts, Finding, Is};
 use super::{is_true, list, number, text};
@@ -103,7 +103,14 @@ pub(super) fn hooks(facts: &Facts) -> Option<Vec<Finding>> {
         let found = format!("the hook after release of device {device} has failed {tries}: {why}{waits}");
         Finding::new(&HOOK_FAILED, text(hook, "resource"), found, todo)
     };
-    Some(failed.map(find).collect())
+    let todo_run = "see whether the program is there, and whether the daemon may have more processes (`TasksMax` of the unit, the pod's limit \
+                    of PIDs); it is tried again by itself";
+    let find_not_run = |not_run: &Value| {
+        let found = format!("`{}` cannot be run: {}", text(not_run, "phase"), text(not_run, "why"));
+        Finding::new(&HOOK_NOT_RUN, text(not_run, "resource"), found, todo_run)
+    };
+    let not_run = list(facts.status()?, "not_run").iter();
+    Some(failed.map(find).chain(not_run.map(find_not_run)).collect())
 }
 
 pub(super) fn signals(facts: &Facts) -> Option<Vec<Finding>> {

@@ -1,11 +1,14 @@
 //! The kubelet: its directory, its sockets, what it has of ours.
 
 use super::super::codes::{
-    KUBELET_ABSENT, KUBELET_DIR_MISSING, KUBELET_DIR_NOT_MOUNTED, KUBELET_DIR_OTHER, KUBELET_DIR_UNUSABLE, KUBELET_HANGS,
-    KUBELET_LACKS_DEVICES, KUBELET_SOCKET_MOUNTED, KUBELET_TOO_OLD, OTHER_PLUGIN, OTHER_PLUGIN_SOCKET, POD_RESOURCES_UNREACHABLE,
+    KUBELET_ABSENT, KUBELET_CHECKPOINT_UNREADABLE, KUBELET_DIR_MISSING, KUBELET_DIR_NOT_MOUNTED, KUBELET_DIR_OTHER, KUBELET_DIR_UNUSABLE,
+    KUBELET_HANGS, KUBELET_LACKS_DEVICES, KUBELET_SOCKET_MOUNTED, KUBELET_TOO_OLD, OTHER_PLUGIN, OTHER_PLUGIN_SOCKET,
+    POD_RESOURCES_UNREACHABLE,
 };
 use super::super::{Facts, Finding, Is, Kubelet};
 use super::{is_true, list, number, text};
+use crate::domain::Timestamp;
+use crate::kubelet::checkpoint::FILE_NAME;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -179,6 +182,25 @@ pub(super) fn list_is_ours(facts: &Facts) -> Option<Vec<Finding>> {
         Finding::new(&KUBELET_LACKS_DEVICES, name, found, todo).by("journalctl -u holdfast -u kubelet -n 200")
     };
     Some(lacking.map(find).collect())
+}
+
+pub(super) fn checkpoint(facts: &Facts) -> Option<Vec<Finding>> {
+    let kubelet = facts.kubelet.as_ref().filter(|kubelet| kubelet.plugins == Is::Directory)?;
+    // The daemon also knows since when, and whether one that is missing should be there.
+    let unread = facts.status().map(|status| &status["checkpoint_unread"]).filter(|unread| !unread.is_null());
+    let found = match (unread, &kubelet.checkpoint) {
+        (Some(unread), _) => {
+            let since = unread["since"].as_u64().map(|since| format!("since {}: ", Timestamp(since).to_seconds()));
+            format!("{}{}", since.unwrap_or_default(), text(unread, "why"))
+        }
+        (None, Some(_)) if !facts.may_read_all() => return None,
+        (None, Some(why)) => why.clone(),
+        (None, None) => return Some(Vec::new()),
+    };
+    let todo = "move aside what is there, if it is no file or damaged, and restart the kubelet; it writes the file again with the next pod \
+                that gets a device";
+    let path = device_plugins(facts).join(FILE_NAME);
+    Some(vec![Finding::new(&KUBELET_CHECKPOINT_UNREADABLE, path.display(), found, todo).by("journalctl -u kubelet -n 100")])
 }
 
 /// Beginnings of the sockets of well-known plugins, and the domain of the resources that they serve.

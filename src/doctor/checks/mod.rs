@@ -33,6 +33,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "pod-resources", run: kubelet::pod_resources },
     Check { name: "kubelet-version", run: kubelet::version },
     Check { name: "kubelet-list", run: kubelet::list_is_ours },
+    Check { name: "kubelet-checkpoint", run: kubelet::checkpoint },
     Check { name: "other-plugins", run: kubelet::other_plugins },
     Check { name: "daemon", run: daemon::answers },
     Check { name: "daemon-alone", run: daemon::alone },

@@ -100,6 +100,10 @@ const BROKEN: &[(&[Code], Break)] = &[
         status(facts)["resources"][0]["problem"] = "the kubelet ends one stream after the other; another plugin seems to".into();
         status(facts)["resources"][0]["registered"] = false.into();
     }),
+    (&[codes::KUBELET_CHECKPOINT_UNREADABLE], |facts| facts.kubelet.as_mut().unwrap().checkpoint = Some("Is a directory".into())),
+    (&[codes::KUBELET_CHECKPOINT_UNREADABLE], |facts| {
+        status(facts)["checkpoint_unread"] = json!({ "since": NOW, "missing": true, "why": "No such file or directory" });
+    }),
     (&[codes::OTHER_PLUGIN_SOCKET], |facts| facts.kubelet.as_mut().unwrap().others.push("nvidia-gpu.sock".into())),
     (&[codes::OTHER_PLUGIN_SOCKET], |facts| facts.kubelet.as_mut().unwrap().others.push("nvidia.com_gpu.sock".into())),
     (&[codes::DAEMON_ABSENT], has_no_daemon),
@@ -121,6 +125,10 @@ const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::HOOK_FAILED], |facts| {
         let owed = json!({ "resource": "nvidia.com/gpu", "device": "GPU-1", "hook": "failed", "tries": 3, "why": "exit status: 1" });
         status(facts)["hooks"] = json!([owed, { "resource": "a.b/c", "device": "x", "hook": "due" }]);
+    }),
+    (&[codes::HOOK_NOT_RUN], |facts| {
+        let not_run = json!({ "resource": "nvidia.com/gpu", "phase": "check", "since": NOW, "why": "Resource temporarily unavailable" });
+        status(facts)["not_run"] = json!([not_run]);
     }),
     (&[codes::SIGNALS_OFF], |facts| status(facts)["signals_off"] = json!({ "nvml": "no library" })),
     (&[codes::KERNEL_LOG_UNREADABLE], |facts| status(facts)["signals_off"] = json!({ "kernel_log": "permission denied" })),

@@ -5,6 +5,7 @@ use super::mounts::{mount_of, mounts};
 use super::{Found, Ground, QUESTION, ask};
 use crate::domain::Gather;
 use crate::host::{self, HostRoot};
+use crate::kubelet::checkpoint;
 use crate::kubelet::pod_resources::{PodResources, PodResourcesError};
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
@@ -43,6 +44,7 @@ pub(super) fn directory(ground: &Ground) -> Found {
         is_file_mount: [&roots.kubelet, &plugins].into_iter().any(|dir| !dir.is_dir() && is_mount(canonical(dir))),
         socket_is_mounted: is_mount(canonical_plugins.join("kubelet.sock")),
         is_mounted: root_is_layers.then(mounted),
+        checkpoint: checkpoint::read(&plugins).err().filter(|error| !error.is_missing()).map(|error| error.to_string()),
         others: others(&plugins),
         label: host::selinux_label(&plugins),
     };

@@ -1,7 +1,7 @@
 //! What is looked at next, and when.
 
 use super::{Ledger, Watchlist};
-use crate::domain::{AllocId, CgroupState, CheckpointEntry, Gather, Grant, GrantState, Observation, Timestamp};
+use crate::domain::{AllocId, CgroupState, Gather, Grant, GrantState, Observation, Timestamp};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -48,9 +48,8 @@ impl Agenda {
     #[must_use]
     pub fn needs_listing(&self, files: &Observation) -> bool {
         let lives = |uid: &String| files.cgroups.get(uid) == Some(&CgroupState::Populated);
-        let entries = || files.checkpoint.iter().flat_map(|checkpoint| &checkpoint.entries);
-        let known: BTreeSet<AllocId> = entries().map(CheckpointEntry::grant_id).gather();
-        self.list || !self.pods.iter().all(lives) || !self.placed.iter().all(|id| known.contains(id))
+        let is_known = |id: &AllocId| files.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.answered(id).is_some());
+        self.list || !self.pods.iter().all(lives) || !self.placed.iter().all(is_known)
     }
 }
 

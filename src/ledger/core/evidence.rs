@@ -2,7 +2,8 @@
 
 use super::Ledger;
 use crate::domain::{
-    AllocId, CgroupState, CheckpointEntry, DeviceId, Gather, Grant, ListedContainer, ListedPod, Observation, PodName, PodRef, ResourceName,
+    CgroupState, Checkpoint, CheckpointEntry, DeviceId, Gather, Grant, ListedContainer, ListedPod, Observation, PodName, PodRef,
+    ResourceName,
 };
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +23,7 @@ pub(super) enum Listing {
 pub(super) struct Evidence<'a> {
     observation: &'a Observation,
     ledger: &'a Ledger,
-    by_alloc_id: BTreeMap<AllocId, &'a CheckpointEntry>,
-    uids: BTreeSet<&'a str>,
+    checkpoint: Option<&'a Checkpoint>,
     /// The listed pods of a name: one, or two while one of them is on its way out.
     listed: BTreeMap<Name<'a>, Vec<&'a ListedPod>>,
     /// The UIDs whose log folders have a name.
@@ -36,12 +36,10 @@ type Name<'a> = (&'a str, &'a str);
 
 impl<'a> Evidence<'a> {
     pub(super) fn new(ledger: &'a Ledger, observation: &'a Observation) -> Self {
-        let entries = || observation.checkpoint.iter().flat_map(|checkpoint| &checkpoint.entries);
         Evidence {
             observation,
             ledger,
-            by_alloc_id: entries().map(|entry| (entry.grant_id(), entry)).gather(),
-            uids: entries().map(|entry| entry.pod_uid.as_str()).gather(),
+            checkpoint: observation.checkpoint.as_deref(),
             listed: grouped(observation.pods.iter().flatten().map(|pod| (name_of(pod), pod))),
             namesakes: grouped(observation.names.iter().map(|(uid, name)| (as_name(name), uid.as_str()))),
             orphan: OnceCell::new(),
@@ -50,17 +48,21 @@ impl<'a> Evidence<'a> {
 
     /// The checkpoint's entry that holds the response for this grant.
     pub(super) fn checkpointed(&self, grant: &Grant) -> Option<&'a CheckpointEntry> {
-        self.by_alloc_id.get(&grant.alloc_id).copied()
+        self.checkpoint?.answered(&grant.alloc_id)
     }
 
     /// Whether the kubelet has given the grant's container another one since.
     pub(super) fn is_superseded(&self, grant: &Grant) -> bool {
-        self.ledger.is_superseded(grant, self.observation.checkpoint.as_ref())
+        self.ledger.is_superseded(grant, self.checkpoint)
     }
 
     /// Whether there is a checkpoint, and it has nothing at all of this pod.
     pub(super) fn checkpoint_lacks(&self, uid: &str) -> bool {
-        self.observation.checkpoint.is_some() && !self.uids.contains(uid)
+        self.checkpoint.is_some() && !self.checkpoint_has(uid)
+    }
+
+    fn checkpoint_has(&self, uid: &str) -> bool {
+        self.checkpoint.is_some_and(|checkpoint| !checkpoint.of_pod(uid).is_empty())
     }
 
     pub(super) fn cgroup(&self, uid: &str) -> CgroupState {
@@ -116,13 +118,13 @@ impl<'a> Evidence<'a> {
 
     /// Whether a listed pod of our name is our pod: not when it is proven to be another.
     fn is_ours(&self, grant: &Grant, uid: &str, name: Name<'_>, listed: &ListedPod) -> bool {
-        if has_one_of(listed, &grant.resource, &ids(grant)) && self.uids.contains(uid) {
+        if has_one_of(listed, &grant.resource, &ids(grant)) && self.checkpoint_has(uid) {
             return true;
         }
         // A StatefulSet's next pod has the same name and another UID.
         let namesakes = self.namesakes.get(&name).into_iter().flatten().filter(|other| **other != uid);
         let replaced = namesakes.into_iter().any(|other| {
-            let in_its_place = self.uids.contains(other) && self.checkpoint_lacks(uid);
+            let in_its_place = self.checkpoint_has(other) && self.checkpoint_lacks(uid);
             let alive_instead = self.cgroup(other) == CgroupState::Populated && self.cgroup(uid).is_dead();
             in_its_place || alive_instead
         });
@@ -135,12 +137,10 @@ impl<'a> Evidence<'a> {
     /// checkpoint: an entry whose response has no alloc-id, or a listed container that no other grant explains.
     pub(super) fn may_be_in_use(&self, grant: &Grant) -> bool {
         let ids = ids(grant);
-        let overlaps = |others: &BTreeSet<DeviceId>| !others.is_disjoint(&ids);
-        let entries = self.observation.checkpoint.iter().flat_map(|checkpoint| &checkpoint.entries);
-        let unmarked = entries.filter(|entry| entry.alloc_id.is_none() && entry.resource == grant.resource);
         // What another plugin has given may be known to be that.
-        let mut unmarked = unmarked.filter(|entry| self.ledger.grant(&entry.grant_id()).is_none());
-        if unmarked.any(|entry| overlaps(&entry.device_ids)) {
+        let is_unmarked = |entry: &CheckpointEntry| entry.alloc_id.is_none() && self.ledger.grant(&entry.grant_id()).is_none();
+        let has_unmarked = |checkpoint: &Checkpoint| ids.iter().any(|id| checkpoint.having(&grant.resource, id).any(is_unmarked));
+        if self.checkpoint.is_some_and(has_unmarked) {
             return true;
         }
         let explained = |listed: &ListedPod| {
@@ -160,7 +160,7 @@ impl<'a> Evidence<'a> {
         let running = self.observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated).map(|(uid, _)| uid.as_str());
         let bound = self.ledger.pods();
         let is_listed = |uid: &str| self.observation.names.get(uid).is_some_and(|name| self.listed.contains_key(&as_name(name)));
-        running.into_iter().any(|uid| !self.uids.contains(uid) && !is_listed(uid) && !bound.contains(uid))
+        running.into_iter().any(|uid| !self.checkpoint_has(uid) && !is_listed(uid) && !bound.contains(uid))
     }
 
     fn listed(&self) -> impl Iterator<Item = &'a ListedPod> {

@@ -18,8 +18,7 @@
 use super::hooks::{ReleaseHooks, comes_after};
 use super::{HANDED_ON, Ledger};
 use crate::domain::{
-    Barred, CgroupState, Checkpoint, CheckpointEntry, DeviceId, Entry, Former, Gather, Grant, GrantState, PodName, PodRef, ResourceName,
-    Sharing, Timestamp,
+    Barred, CgroupState, Checkpoint, DeviceId, Entry, Former, Gather, Grant, GrantState, PodName, PodRef, ResourceName, Sharing, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -94,8 +93,8 @@ fn former<'a>(ledger: &Ledger, id: &DeviceId, holders: &[&'a Arc<Grant>], view: 
     if known.len() <= 1 && (holders.len() <= 1 || !known.contains(&None)) {
         return Ok(Vec::new());
     }
-    let entries = || view.checkpoint().into_iter().flat_map(|checkpoint| &checkpoint.entries);
-    let in_checkpoint = |grant: &Grant| entries().find(|entry| entry.is_of(&grant.alloc_id));
+    let checkpoint = view.checkpoint();
+    let in_checkpoint = |grant: &Grant| checkpoint?.answered(&grant.alloc_id);
     // Of which pod each is: the checkpoint may know it before the ledger does.
     let mut pods: BTreeMap<&str, Vec<(&Grant, Option<Former>)>> = BTreeMap::new();
     for grant in holders {
@@ -107,9 +106,8 @@ fn former<'a>(ledger: &Ledger, id: &DeviceId, holders: &[&'a Arc<Grant>], view: 
     if pods.len() <= 1 {
         return Ok(Vec::new());
     }
-    let resource = holders.first().map(|grant| &grant.resource);
-    let has_it = |entry: &&CheckpointEntry| Some(&entry.resource) == resource && entry.device_ids.contains(id);
-    let present: BTreeSet<&str> = entries().filter(has_it).map(|entry| entry.pod_uid.as_str()).gather();
+    let having = holders.first().zip(checkpoint).map(|(grant, checkpoint)| checkpoint.having(&grant.resource, id));
+    let present: BTreeSet<&str> = having.into_iter().flatten().map(|entry| entry.pod_uid.as_str()).gather();
     let mut gone = Vec::new();
     for (uid, grants) in &pods {
         if present.len() == 1 && present.contains(uid) {
@@ -118,7 +116,8 @@ fn former<'a>(ledger: &Ledger, id: &DeviceId, holders: &[&'a Arc<Grant>], view: 
         for (grant, former) in grants {
             // A pod that only the checkpoint knows is in it.
             let Some(former) = former.clone() else { return Err(Barred::Unknown { alloc_id: grant.alloc_id.clone() }) };
-            if present.len() != 1 || entries().any(|entry| entry.pod_uid == *uid) && !ledger.is_superseded(grant, view.checkpoint()) {
+            let is_in_it = checkpoint.is_some_and(|checkpoint| !checkpoint.of_pod(uid).is_empty());
+            if present.len() != 1 || is_in_it && !ledger.is_superseded(grant, checkpoint) {
                 return Err(Barred::Remembered { former });
             }
             match view.cgroup(uid) {

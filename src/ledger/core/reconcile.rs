@@ -26,9 +26,7 @@
 
 use super::Ledger;
 use super::evidence::{Evidence, Listing};
-use crate::domain::{
-    AllocId, CgroupState, CheckpointEntry, Entry, Gather, Grant, GrantState, KubeletGeneration, Moment, Observation, PodRef, Timestamp,
-};
+use crate::domain::{AllocId, CgroupState, Entry, Gather, Grant, GrantState, KubeletGeneration, Moment, Observation, PodRef, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -97,8 +95,8 @@ impl Watchlist {
     /// What a kubelet writes after its start is what it remembers; before its first write the file is its predecessor's.
     fn note_known(&mut self, observation: &Observation) {
         let (Some(kubelet), Some(checkpoint)) = (observation.kubelet, &observation.checkpoint) else { return };
-        if checkpoint.written_at > kubelet.made_at().unwrap_or(Timestamp(0)) {
-            let ids = checkpoint.entries.iter().map(CheckpointEntry::grant_id);
+        if checkpoint.written_at() > kubelet.made_at().unwrap_or(Timestamp(0)) {
+            let ids = checkpoint.grant_ids().cloned();
             self.known.extend(ids.map(|id| (id, kubelet)));
         }
     }
@@ -172,7 +170,7 @@ fn unbound(
         let (namespace, name) = evidence.names(grant, &uid, &container).map(|name| (name.namespace, name.name)).unzip();
         return Some(GrantState::Bound { pod: PodRef { uid, namespace, name }, container, bound_at: now.wall });
     }
-    let written_at = observation.checkpoint.as_ref().map(|checkpoint| checkpoint.written_at);
+    let written_at = observation.checkpoint.as_ref().map(|checkpoint| checkpoint.written_at());
     let watch = *watchlist.unbound.entry(grant.alloc_id.clone()).or_insert(Unbound { since: now.boot, checkpoint: written_at });
     let written_after = written_at.is_some_and(|at| at > grant.granted_at || watch.checkpoint.is_some_and(|first| first != at));
     let waited = watchlist.has_waited(&grant.alloc_id, now.boot);

@@ -128,6 +128,5 @@ pub fn held_as_other<'a>(ledger: &'a Ledger, mut pending: impl Iterator<Item = &
 }
 
 fn is_checkpointed(sight: &impl Sight, alloc_id: &AllocId) -> bool {
-    let mut entries = sight.checkpoint().into_iter().flat_map(|checkpoint| &checkpoint.entries);
-    entries.any(|entry| entry.is_of(alloc_id))
+    sight.checkpoint().is_some_and(|checkpoint| checkpoint.answered(alloc_id).is_some())
 }

@@ -79,7 +79,7 @@ impl World {
     fn new() -> Self {
         let mut ledger = Ledger::default();
         ledger.evolve(&Entry::Grant(Arc::new(grant(1, "gpu0", BOOT))));
-        let checkpoint = Checkpoint { entries: vec![entry("u1", "main", "gpu0", Some(alloc(1)))], written_at: Timestamp(WALL + 1) };
+        let checkpoint = Arc::new(Checkpoint::new(vec![entry("u1", "main", "gpu0", Some(alloc(1)))], Timestamp(WALL + 1)));
         let seen = Observation {
             boot_id: BOOT.into(),
             kubelet: None,
@@ -120,8 +120,14 @@ impl World {
         self.ledger.grant(&alloc(n)).map_or("released", |grant| grant.state_name())
     }
 
-    fn checkpoint(&mut self) -> &mut Checkpoint {
-        self.seen.checkpoint.as_mut().unwrap()
+    /// The kubelet writes a checkpoint with these entries.
+    fn write(&mut self, entries: Vec<CheckpointEntry>) {
+        let written_at = self.seen.checkpoint.as_ref().unwrap().written_at();
+        self.write_at(entries, written_at);
+    }
+
+    fn write_at(&mut self, entries: Vec<CheckpointEntry>, written_at: Timestamp) {
+        self.seen.checkpoint = Some(Arc::new(Checkpoint::new(entries, written_at)));
     }
 }
 
@@ -145,7 +151,7 @@ fn a_grant_is_bound_by_its_alloc_id_in_the_checkpoint() {
 #[test]
 fn the_same_ids_without_the_alloc_id_bind_nothing() {
     let mut world = World::new();
-    world.checkpoint().entries = vec![entry("u1", "main", "gpu0", Some(alloc(7)))];
+    world.write(vec![entry("u1", "main", "gpu0", Some(alloc(7)))]);
     assert_eq!(world.look(0), []);
 }
 
@@ -334,7 +340,7 @@ fn the_next_pod_of_the_same_name_does_not_keep_the_old_grant() {
     world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
     world.seen.pods = Some(vec![listed("web", &["gpu0"])]);
     world.seen.names.insert("u2".into(), name("web"));
-    world.checkpoint().entries = vec![entry("u2", "main", "gpu0", Some(alloc(2)))];
+    world.write(vec![entry("u2", "main", "gpu0", Some(alloc(2)))]);
     world.look(10);
     world.look(15);
     assert_eq!((world.state(1), world.state(2)), ("released", "bound"));
@@ -357,7 +363,7 @@ fn a_pod_that_has_ended_and_is_still_listed_as_before_1_34_is_gone() {
     world.seen.pods = Some(vec![listed("web", &[])]);
     world.look(10);
     assert_eq!(world.state(1), "bound", "its checkpoint entry may be stale or not");
-    world.checkpoint().entries.clear();
+    world.write(vec![]);
     world.look(20);
     assert_eq!(released_by(&world.look(25)), Some(POD_GONE));
 }
@@ -366,7 +372,7 @@ fn a_pod_that_has_ended_and_is_still_listed_as_before_1_34_is_gone() {
 fn an_init_container_and_its_app_container_hold_the_same_id_side_by_side() {
     let mut world = World::new();
     world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
-    world.checkpoint().entries = vec![entry("u1", "init", "gpu0", Some(alloc(1))), entry("u1", "main", "gpu0", Some(alloc(2)))];
+    world.write(vec![entry("u1", "init", "gpu0", Some(alloc(1))), entry("u1", "main", "gpu0", Some(alloc(2)))]);
     world.look(0);
     assert_eq!((world.state(1), world.state(2)), ("bound", "bound"));
     assert_eq!(world.ledger.holders(&resource(), &DeviceId::new("gpu0")).count(), 2);
@@ -432,7 +438,7 @@ fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that
         world.seen.pods = Some([vec![listed("next", &["gpu0"])], others].concat());
         world.look(10);
         assert_eq!((world.look(20), world.state(1)), (vec![], "bound"), "its entry may be of now");
-        world.checkpoint().entries = vec![entry("u7", "main", "gpu0", Some(alloc(7)))];
+        world.write(vec![entry("u7", "main", "gpu0", Some(alloc(7)))]);
         world.seen.cgroups.insert("u1".into(), CgroupState::Populated);
         world.look(30);
         assert_eq!((world.look(40), world.state(1)), (vec![], "bound"), "something of it runs, whoever has forgotten it");
@@ -448,7 +454,7 @@ fn come_back(world: &mut World, cgroup: CgroupState) {
     world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu1", BOOT))));
     world.seen.pods = Some(vec![listed("web", &["gpu1"])]);
     world.seen.cgroups.insert("u1".into(), cgroup);
-    world.checkpoint().entries = vec![entry("u1", "main", "gpu1", Some(alloc(2)))];
+    world.write(vec![entry("u1", "main", "gpu1", Some(alloc(2)))]);
 }
 
 #[test]
@@ -499,14 +505,14 @@ fn after_a_reboot_a_pod_in_the_checkpoint_is_kept_for_it_will_be_started_again()
     world.seen.checkpoint = None;
     world.look(150);
     assert_eq!(world.state(1), "suspect", "no checkpoint is no proof");
-    world.seen.checkpoint = Some(Checkpoint { entries: vec![], written_at: Timestamp(WALL + 200_000) });
+    world.write_at(vec![], Timestamp(WALL + 200_000));
     assert_eq!(released_by(&world.look(200)), Some(POD_GONE));
 }
 
 #[test]
 fn a_grant_that_reached_no_checkpoint_was_never_started() {
     let mut world = World::new();
-    world.checkpoint().entries.clear();
+    world.write(vec![]);
     world.seen.pods = Some(vec![]);
     world.seen.cgroups.clear();
     world.look(0);
@@ -517,7 +523,7 @@ fn a_grant_that_reached_no_checkpoint_was_never_started() {
 #[test]
 fn the_listing_that_a_release_needs_is_asked_for_whatever_the_wall_clock_says() {
     let mut world = World::new();
-    world.checkpoint().entries.clear();
+    world.write(vec![]);
     let asked = |world: &World, seconds| Agenda::of(&world.ledger, &world.watchlist, at(seconds).boot).needs_listing(&world.seen);
     assert!(!asked(&world, 0));
     let day_back = Moment { wall: Timestamp(WALL - 86_400_000), ..at(0) };
@@ -529,7 +535,7 @@ fn the_listing_that_a_release_needs_is_asked_for_whatever_the_wall_clock_says() 
 #[test]
 fn while_a_pod_runs_that_the_kubelet_has_forgotten_it_may_have_any_grant() {
     let mut world = World::new();
-    world.checkpoint().entries.clear();
+    world.write(vec![]);
     world.seen.pods = Some(vec![listed("other", &[])]);
     world.look(0);
     assert_eq!(world.look(60), [], "`web` runs and is not listed");
@@ -540,28 +546,28 @@ fn while_a_pod_runs_that_the_kubelet_has_forgotten_it_may_have_any_grant() {
 #[test]
 fn a_checkpoint_older_than_the_grant_says_nothing_about_it() {
     let mut world = World::new();
-    *world.checkpoint() = Checkpoint { entries: vec![], written_at: Timestamp(WALL - 1) };
+    world.write_at(vec![], Timestamp(WALL - 1));
     world.seen.pods = Some(vec![]);
     world.seen.cgroups.clear();
     for seconds in 0..10 {
         assert_eq!(world.look(seconds * 100), []);
     }
     // The wall clock was set back, so the next one looks older still. It is another one.
-    world.checkpoint().written_at = Timestamp(WALL - 500);
+    world.write_at(vec![], Timestamp(WALL - 500));
     assert_eq!(released_by(&world.look(2000)), Some(NEVER_STARTED));
 }
 
 #[test]
 fn no_checkpoint_at_all_or_an_unsettled_kubelet_never_means_never_started() {
     let mut world = World::new();
-    world.checkpoint().entries.clear();
+    world.write(vec![]);
     world.seen.kubelet_settled = false;
     world.look(0);
     assert_eq!(world.look(500), []);
     world.seen.kubelet_settled = true;
     world.seen.checkpoint = None;
     assert_eq!(world.look(1000), []);
-    world.seen.checkpoint = Some(Checkpoint { entries: vec![], written_at: Timestamp(WALL + 1) });
+    world.write_at(vec![], Timestamp(WALL + 1));
     world.seen.pods = None;
     assert_eq!(world.look(2000), [], "nor does a listing that was not seen");
 }
@@ -569,12 +575,12 @@ fn no_checkpoint_at_all_or_an_unsettled_kubelet_never_means_never_started() {
 #[test]
 fn an_unbound_grant_that_a_listed_container_may_have_is_kept() {
     let mut world = World::new();
-    world.checkpoint().entries.clear();
+    world.write(vec![]);
     world.look(0);
     assert_eq!(world.look(100), [], "`web` is listed with gpu0, and no other grant explains that");
 
     let mut world = World::new();
-    world.checkpoint().entries = vec![entry("u1", "main", "gpu0", None)];
+    world.write(vec![entry("u1", "main", "gpu0", None)]);
     world.seen.pods = Some(vec![]);
     world.look(0);
     assert_eq!(world.look(100), [], "an entry without an alloc-id has gpu0");
@@ -584,7 +590,7 @@ fn an_unbound_grant_that_a_listed_container_may_have_is_kept() {
 fn an_unbound_grant_is_released_when_another_grant_explains_the_listed_container() {
     let mut world = World::new();
     world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
-    world.checkpoint().entries = vec![entry("u1", "main", "gpu0", Some(alloc(2)))];
+    world.write(vec![entry("u1", "main", "gpu0", Some(alloc(2)))]);
     world.look(0);
     assert_eq!(world.state(2), "bound");
     assert_eq!(released_by(&world.look(60)), Some(NEVER_STARTED));
@@ -645,9 +651,9 @@ fn observation() -> impl Strategy<Value = Observation> {
             boot_id: if rebooted { "boot-2".into() } else { BOOT.into() },
             kubelet: None,
             kubelet_settled: settled,
-            checkpoint: checkpoint.map(|(entries, written)| Checkpoint {
-                entries: entries.into_iter().map(|(u, d, a)| entry(&format!("u{u}"), "main", &format!("gpu{d}"), a.map(alloc))).collect(),
-                written_at: Timestamp(WALL + written),
+            checkpoint: checkpoint.map(|(entries, written)| {
+                let entries = entries.into_iter().map(|(u, d, a)| entry(&format!("u{u}"), "main", &format!("gpu{d}"), a.map(alloc)));
+                Arc::new(Checkpoint::new(entries.collect(), Timestamp(WALL + written)))
             }),
             pods: pods.map(|pods| {
                 let one = |(n, d): (u8, Option<u8>)| {
@@ -708,7 +714,7 @@ proptest! {
                     let uid = &pod.as_ref().expect("it was bound").uid;
                     prop_assert!(dead.contains(uid), "nobody has seen that it ended");
                     let checkpoint = seen.checkpoint.as_ref().expect("the proof that its container has another one");
-                    let kept: BTreeSet<_> = checkpoint.entries.iter().filter(|entry| entry.pod_uid == *uid).map(|entry| &entry.alloc_id).collect();
+                    let kept: BTreeSet<_> = checkpoint.entries().iter().filter(|entry| entry.pod_uid == *uid).map(|entry| &entry.alloc_id).collect();
                     prop_assert!(!kept.contains(&Some(alloc_id.clone())) && kept.iter().any(|kept| kept.is_some()));
                     continue;
                 }
@@ -725,18 +731,18 @@ proptest! {
                         let has_it = |listed: &ListedPod| listed.containers.iter().any(|main| main.devices.values().any(|ids| ids.contains(ours)));
                         if pod.name.is_none() && pods.iter().any(has_it) {
                             let checkpoint = seen.checkpoint.as_ref().expect("the proof that it is another pod that has the device");
-                            prop_assert!(checkpoint.entries.iter().all(|entry| entry.pod_uid != pod.uid));
+                            prop_assert!(checkpoint.entries().iter().all(|entry| entry.pod_uid != pod.uid));
                         }
                         if seen.boot_id != BOOT && !alive.contains(&pod.uid) {
                             let checkpoint = seen.checkpoint.as_ref().expect("the proof after a reboot");
-                            prop_assert!(checkpoint.entries.iter().all(|entry| entry.pod_uid != pod.uid));
+                            prop_assert!(checkpoint.entries().iter().all(|entry| entry.pod_uid != pod.uid));
                         }
                     }
                     None => {
                         prop_assert_eq!(released_by, NEVER_STARTED);
                         prop_assert!(clock - made[alloc_id] >= 60);
                         let checkpoint = seen.checkpoint.as_ref().expect("a checkpoint that lacks it");
-                        prop_assert!(checkpoint.entries.iter().all(|entry| entry.alloc_id.as_ref() != Some(alloc_id)));
+                        prop_assert!(checkpoint.entries().iter().all(|entry| entry.alloc_id.as_ref() != Some(alloc_id)));
                     }
                 }
             }
@@ -818,7 +824,7 @@ fn what_another_plugin_gave_is_held_until_its_pod_is_gone_or_has_an_answer_of_ou
     };
     let taken = || {
         let mut world = World { ledger: Ledger::default(), ..World::new() };
-        world.checkpoint().entries[0].alloc_id = None;
+        world.write(vec![entry("u1", "main", "gpu0", None)]);
         for grant in rebuild(vec![kept.clone()], &BTreeSet::new(), &BTreeMap::new(), Timestamp(WALL)) {
             world.ledger.evolve(&Entry::Grant(Arc::new(grant)));
         }
@@ -834,7 +840,7 @@ fn what_another_plugin_gave_is_held_until_its_pod_is_gone_or_has_an_answer_of_ou
     }
     world.seen.pods = Some(vec![listed("other", &[])]);
     world.seen.cgroups.insert("u1".into(), CgroupState::Gone);
-    world.checkpoint().entries.clear();
+    world.write(vec![]);
     world.look(180);
     assert_eq!(released_by(&world.look(190)), Some(POD_GONE));
 
@@ -842,7 +848,7 @@ fn what_another_plugin_gave_is_held_until_its_pod_is_gone_or_has_an_answer_of_ou
     let mut world = taken();
     world.look(0);
     world.ledger.evolve(&Entry::Grant(Arc::new(grant(1, "gpu0", BOOT))));
-    world.checkpoint().entries[0].alloc_id = Some(alloc(1));
+    world.write(vec![entry("u1", "main", "gpu0", Some(alloc(1)))]);
     world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
     world.look(10);
     world.look(20);
@@ -892,7 +898,7 @@ fn a_grant_is_refused_only_with_every_proof_that_another_pod_has_the_device() {
         )
         .map(|doubt| doubt.proof == Proof::Complete)
     };
-    let with = |entries| Checkpoint { entries, written_at: Timestamp(WALL) };
+    let with = |entries| Checkpoint::new(entries, Timestamp(WALL));
     let all = || Seen { settled: true, running: true, listed: false, checkpoint: with(vec![entry("u1", "main", "gpu0", Some(alloc(1)))]) };
     let lost = || Seen { checkpoint: with(vec![]), ..all() };
     assert_eq!(ask(holder(bound.clone(), 7), all()), Some(true));
@@ -964,7 +970,7 @@ fn what_a_static_pod_had_before_it_came_back_is_no_proof() {
         Ledger::from_recovered([Grant { state, ..grant(1, "gpu0", BOOT) }], BTreeMap::new(), BTreeMap::new(), Owed::new(), BTreeMap::new());
     let kubelet = Some(crate::domain::KubeletGeneration { inode: 7, made_ns: 0 });
     let ask = |entries| {
-        let seen = Seen { settled: true, running: true, listed: false, checkpoint: Checkpoint { entries, written_at: Timestamp(WALL) } };
+        let seen = Seen { settled: true, running: true, listed: false, checkpoint: Checkpoint::new(entries, Timestamp(WALL)) };
         let held = Ledger::from_recovered(
             ledger.grants().map(|held| Grant { kubelet, ..(**held).clone() }),
             BTreeMap::new(),

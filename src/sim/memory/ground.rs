@@ -141,7 +141,7 @@ impl Memory {
     }
 
     /// The checkpoint as a reader understands it.
-    pub(super) fn checkpoint(&self) -> Option<Checkpoint> {
+    pub(super) fn checkpoint(&self) -> Option<Arc<Checkpoint>> {
         let tables = self.tables();
         let CheckpointFile::Written(snapshot, written_at) = &tables.checkpoint else { return None };
         let entries = snapshot.held.iter().map(|(pod_uid, container, resource, held)| CheckpointEntry {
@@ -151,7 +151,7 @@ impl Memory {
             device_ids: held.ids(),
             alloc_id: held.alloc_id(),
         });
-        Some(Checkpoint { entries: entries.collect(), written_at: *written_at })
+        Some(Arc::new(Checkpoint::new(entries.collect(), *written_at)))
     }
 
     pub(super) fn delete_checkpoint(&self) {

@@ -179,7 +179,7 @@ impl Node {
 
     /// `kubelet_internal_checkpoint`; `None` when it is missing or cannot be read.
     #[must_use]
-    pub fn checkpoint(&self) -> Option<Checkpoint> {
+    pub fn checkpoint(&self) -> Option<Arc<Checkpoint>> {
         self.0.memory.checkpoint()
     }
 

@@ -202,7 +202,7 @@ fn a_pod_gets_devices_keeps_them_over_a_restart_and_leaves_traces_until_it_is_go
         let id = holder.alloc_id.clone().unwrap();
         assert_eq!(holder.devices[&gpu()].len(), 1);
         let checkpoint = node.checkpoint().unwrap();
-        let entry = checkpoint.entries.iter().find(|entry| entry.container == "main").unwrap();
+        let entry = checkpoint.entries().iter().find(|entry| entry.container == "main").unwrap();
         assert_eq!((&entry.device_ids, entry.alloc_id.as_ref()), (&holder.devices[&gpu()], Some(&id)));
         assert_eq!(node.cgroup("1"), CgroupState::Populated);
         assert_eq!(node.names()["1"].name, "pod-1");

@@ -61,7 +61,7 @@ impl Inner {
 
     async fn compare(&self) {
         let healthy = self.node.handle().timeout(DEADLINE, self.node.allocatable()).await.and_then(Result::ok);
-        let seen = Seen { healthy, foreign: self.node.checkpoint().map(Foreign::of) };
+        let seen = Seen { healthy, foreign: self.node.checkpoint().map(|checkpoint| Foreign::of(&checkpoint)) };
         let inventory = self.inventory.borrow().clone();
         let registered = self.registrations.iter().filter(|(_, registration)| registration.lock().machine.is_registered());
         let ours: Healthy = registered.filter_map(|(name, _)| Some((name.clone(), inventory.resources.get(name)?.healthy()))).collect();

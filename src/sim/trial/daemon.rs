@@ -224,7 +224,7 @@ impl Inner {
 pub(super) struct Now<'a> {
     pub(super) node: &'a Node,
     pub(super) settled: bool,
-    pub(super) checkpoint: Option<Checkpoint>,
+    pub(super) checkpoint: Option<Arc<Checkpoint>>,
 }
 
 impl Sight for Now<'_> {
@@ -242,7 +242,7 @@ impl Sight for Now<'_> {
     }
 
     fn checkpoint(&self) -> Option<&Checkpoint> {
-        self.checkpoint.as_ref()
+        self.checkpoint.as_deref()
     }
 }
 

@@ -69,6 +69,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         api_version: Some("v1beta1".into()),
     };
     Status {
+        checkpoint_unread: None,
         schema: 1,
         version: "0.1.0".into(),
         uptime_seconds: 120,

@@ -1,7 +1,7 @@
 //! The gate in sentences, and a kubelet, a runner of hooks and crashes played against it.
 
 use super::*;
-use crate::domain::{AllocId, ContainerEdits, GrantedDevice, HookState, OwedHook};
+use crate::domain::{AllocId, CheckpointEntry, ContainerEdits, GrantedDevice, HookState, OwedHook};
 use crate::ledger::core::{HeldBack, POD_GONE, ended, owing};
 use proptest::prelude::*;
 
@@ -62,7 +62,7 @@ struct Seen {
 
 impl Seen {
     fn checkpoint(entries: impl IntoIterator<Item = CheckpointEntry>) -> Seen {
-        let checkpoint = Checkpoint { entries: entries.into_iter().collect(), written_at: Timestamp(1) };
+        let checkpoint = Checkpoint::new(entries.into_iter().collect(), Timestamp(1));
         Seen { checkpoint: Some(checkpoint), cgroups: BTreeMap::new() }
     }
 
