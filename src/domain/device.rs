@@ -170,6 +170,7 @@ pub struct Device {
     /// | `iommu_group`, `group_members`, `group_blocked_by` | for guests | group; all functions in it; who keeps it from guests |
     /// | `kernel_name`, `kernel_device`, `disk` | node of `/dev` | `subsystem:name`; the kernel's device, below `/sys/devices`; its name where it is a disk or a partition |
     /// | `disk_id`, `disk_partition` | node of `/dev` | the identity of the disk (`wwid`), or of several, with commas; the number of the partition |
+    /// | `stacked_on` | node of `/dev` | what a block device lies on, one object a line: `slaves` of device mapper and MD, the disk below a loop device |
     /// | `pci_parent` | node of `/dev` | address of the PCI function that its device is below |
     /// | `part`, `parent` | part of a function | `mig`, `mdev`, `partition`, `port` or `namespace`; id of the whole |
     /// | `parts` | function that is cut into parts | what they are: then the whole is not offered |
@@ -216,6 +217,7 @@ impl Device {
         let partition = self.attribute("disk_partition").and_then(|number| number.parse().ok());
         let disks = self.attribute("disk_id").or_else(|| self.attribute("wwid")).into_iter().flat_map(|ids| ids.split(','));
         objects.extend(disks.map(|id| Object::disk(id, partition)));
+        objects.extend(self.attribute("stacked_on").into_iter().flat_map(|texts| texts.lines()).map(Object::of_text));
         if self.own_nodes().any(|node| node.host.starts_with("/dev/vfio/")) {
             objects.extend(self.iommu_group().map(Object::iommu_group));
         }

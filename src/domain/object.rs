@@ -112,6 +112,18 @@ impl Object {
         Object(partition.map_or_else(|| format!("disk:{wwid}"), |number| format!("disk:{wwid}/{number}")).into())
     }
 
+    /// A part of it.
+    #[must_use]
+    pub fn part(&self, name: &str) -> Self {
+        Object(format!("{}/{}", self.0, name.replace('/', "_")).into())
+    }
+
+    /// An object by its text.
+    #[must_use]
+    pub fn of_text(text: &str) -> Self {
+        Object(text.into())
+    }
+
     /// An IOMMU group.
     #[must_use]
     pub fn iommu_group(group: u32) -> Self {

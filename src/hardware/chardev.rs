@@ -114,7 +114,7 @@ pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nod
     };
     let mut attributes = attributes_of(record.as_ref());
     let disks = Disks::of(root);
-    let behind: BTreeSet<String> = nodes.iter().flat_map(|node| disks.behind(&node.path)).gather();
+    let behind: BTreeSet<String> = nodes.iter().flat_map(|node| disks.behind(&node.path, node.number)).gather();
     note_disks(&mut attributes, &disks, &behind.into_iter().collect::<Vec<_>>());
     let nodes: Vec<DeviceNode> = nodes.into_iter().map(|node| DeviceNode { number: node.number, ..DeviceNode::at(node.path) }).collect();
     let is_there = !nodes.is_empty();
@@ -190,7 +190,7 @@ fn attributes_of(record: Option<&KernelRecord>) -> BTreeMap<String, String> {
 
 /// Notes what the host does with a node that is a disk, or leads to one.
 fn note_use(device: &mut Device, disks: &Disks<'_>) {
-    let names: BTreeSet<String> = device.nodes.iter().flat_map(|node| disks.behind(&node.host)).gather();
+    let names: BTreeSet<String> = device.nodes.iter().flat_map(|node| disks.behind(&node.host, node.number)).gather();
     if names.is_empty() {
         return;
     }
@@ -204,6 +204,10 @@ fn note_use(device: &mut Device, disks: &Disks<'_>) {
 
 /// Notes the identities of the disks that a node leads to.
 fn note_disks(attributes: &mut BTreeMap<String, String>, disks: &Disks<'_>, names: &[String]) {
+    let stacked: Vec<Object> = names.iter().flat_map(|name| disks.stacked_on(name)).collect();
+    if !stacked.is_empty() {
+        attributes.insert("stacked_on".to_owned(), stacked.iter().map(Object::as_str).collect::<Vec<_>>().join("\n"));
+    }
     let identities: Vec<(String, Option<u32>)> = names.iter().filter_map(|name| disks.identity(name)).collect();
     if let [(id, partition)] = &identities[..] {
         attributes.insert("disk_id".to_owned(), id.clone());
@@ -295,6 +299,7 @@ fn below_devices(target: &str) -> Option<String> {
 mod tests {
     use super::super::testing::{char_spec, write};
     use super::*;
+    use crate::domain::overlap;
     use std::os::unix::fs::symlink;
 
     fn ids(devices: &[Device]) -> Vec<&str> {
@@ -359,6 +364,56 @@ mod tests {
             "example.com/second: no device node matches /dev/none*",
         ];
         assert_eq!(found.warnings, expected);
+    }
+
+    #[test]
+    fn a_folder_with_too_many_nodes_is_not_one_that_has_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        for node in 0..1025 {
+            write(dir.path(), &format!("dev/big/{node}"), "");
+        }
+        let specs = [char_spec("example.com/big", &["/dev/big"])];
+        let found = found(&dir, &specs);
+        assert!(found.unread[&specs[0].name].contains("more than 1024 nodes"), "{:?}", found.unread);
+    }
+
+    #[test]
+    fn what_lies_on_a_disk_is_a_part_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let pci = "devices/pci0000:00/0000:01:00.0";
+        for (name, path) in [
+            ("sda", format!("{pci}/host0/block/sda")),
+            ("sda1", format!("{pci}/host0/block/sda/sda1")),
+            ("dm-0", "devices/virtual/block/dm-0".to_owned()),
+            ("dm-1", "devices/virtual/block/dm-1".to_owned()),
+            ("loop5", "devices/virtual/block/loop5".to_owned()),
+        ] {
+            write(dir.path(), &format!("sys/{path}/dev"), "8:0");
+            write(dir.path(), &format!("dev/{name}"), "");
+            std::fs::create_dir_all(dir.path().join("sys/class/block")).unwrap();
+            symlink(format!("../../{path}"), dir.path().join("sys/class/block").join(name)).unwrap();
+        }
+        write(dir.path(), &format!("sys/{pci}/host0/block/sda/wwid"), "naa.5001");
+        write(dir.path(), &format!("sys/{pci}/host0/block/sda/sda1/partition"), "1");
+        std::fs::create_dir_all(dir.path().join("sys/class/block/dm-0/slaves/sda1")).unwrap();
+        std::fs::create_dir_all(dir.path().join("sys/class/block/dm-1/slaves/sda")).unwrap();
+        write(dir.path(), "sys/class/block/loop5/loop/backing_file", "/dev/dm-0");
+        let all = ["/dev/sda", "/dev/sda1", "/dev/dm-0", "/dev/dm-1", "/dev/loop5"];
+        let specs = [char_spec("example.com/all", &all)];
+        let found = found(&dir, &specs);
+        let devices = &found.by_resource[&specs[0].name];
+        let overlaps = |one: &str, other: &str| {
+            let objects = |name: &str| devices.iter().find(|device| device.nodes[0].host == format!("/dev/{name}")).unwrap().objects();
+            overlap(&objects(one), &objects(other))
+        };
+        for (one, other) in
+            [("sda", "sda1"), ("sda", "dm-0"), ("sda", "dm-1"), ("sda", "loop5"), ("sda1", "dm-0"), ("sda1", "loop5"), ("dm-0", "loop5")]
+        {
+            assert!(overlaps(one, other) && overlaps(other, one), "{one} {other}");
+        }
+        for (one, other) in [("dm-0", "dm-1"), ("sda1", "dm-1"), ("loop5", "dm-1")] {
+            assert!(!overlaps(one, other), "{one} and {other} are two parts of the disk");
+        }
     }
 
     #[test]

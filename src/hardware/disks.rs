@@ -5,6 +5,7 @@
 //! | `proc/1/mountinfo` (proc(5)) | mounted file systems, by the disk's number, which is right where its name is `/dev/root`, and by its name |
 //! | `sys/fs/btrfs/*/devices` | every disk of a btrfs that is mounted: mountinfo names one of them |
 //! | `proc/swaps` | swap |
+//! | `sys/class/block/loop*/loop/backing_file` | a loop device over a disk |
 //! | `sys/class/block/*/holders` | what is put together of it: device mapper, MD, bcache |
 //! | `run/udev/data/b*` (udev's `ID_FS_TYPE`) | members of a ZFS pool or a Ceph cluster, of which the kernel does not tell whether they are in use |
 //!
@@ -13,7 +14,7 @@
 
 use super::nvme;
 use super::pci::is_numbered;
-use crate::domain::{Device, DeviceClass, Gather};
+use crate::domain::{Device, DeviceClass, DeviceNumber, Gather, Object};
 use crate::host::{HostRoot, ReadFailure};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +23,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const MOUNTS: &str = "proc/1/mountinfo";
 /// What udev has found out of devices.
 const UDEV_DATA: &str = "run/udev/data";
+/// A volume may lie on as many disks as a rack has.
+const STACKED_MAX: usize = 256;
 /// What a member of a pool is called by udev, and by people.
 const POOLS: [(&str, &str); 2] = [("zfs_member", "a ZFS pool"), ("ceph_bluestore", "a Ceph cluster")];
 
@@ -56,6 +59,8 @@ impl Uses {
         let swaps = root.read("proc/swaps").unwrap_or_default();
         let swaps = swaps.lines().filter_map(|line| line.strip_prefix("/dev/")?.split_whitespace().next());
         uses.of.extend(swaps.map(|disk| (disk.to_owned(), "swap".to_owned())));
+        let loops = root.entries("sys/class/block").into_iter().filter(|name| is_numbered(name, "loop"));
+        uses.of.extend(loops.filter_map(|name| Some((backing(root, &name)?, format!("behind {name}")))));
         // Whether a disk is in a pool is told by udev alone.
         if root.is_live() && root.is_dir("sys/module/zfs") && !root.is_dir(UDEV_DATA) {
             uses.failures.push(ReadFailure { path: format!("/{UDEV_DATA}"), error: "it is not there, and ZFS is loaded".into() });
@@ -65,16 +70,31 @@ impl Uses {
     }
 }
 
-/// By its number and by its name, what a line of mountinfo says of a disk.
-fn mounted(line: &str) -> Option<[(String, String); 2]> {
+/// By its number and by its names, what a line of mountinfo says of disks.
+fn mounted(line: &str) -> Option<Vec<(String, String)>> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut fields = mount.split(' ');
-    let (number, place) = (fields.nth(2)?, fields.nth(1)?);
-    let source = file_system.split(' ').nth(1)?;
-    let by = format!("mounted at {place}");
+    let (number, within, place) = (fields.nth(2)?, fields.next()?, fields.next()?);
+    let mut described = file_system.split(' ');
+    let (kind, source, options) = (described.next()?, described.next()?, described.next().unwrap_or_default());
     // A file system without a disk of its own has a major number of 0.
-    let number = if number.starts_with("0:") { "" } else { number };
-    Some([(number.to_owned(), by.clone()), (source.strip_prefix("/dev/").unwrap_or_default().to_owned(), by)])
+    let number = Some(number).filter(|number| !number.starts_with("0:"));
+    // bcachefs names all of its disks, with colons between.
+    let sources = source.split(':').filter_map(|source| source.strip_prefix("/dev/"));
+    // XFS (xfs(5)) and ext4 (ext4(5)) may have their journal, or files, on another disk.
+    let beside = options.split(',').filter_map(|option| {
+        let (key, disk) = option.split_once('=')?;
+        disk.strip_prefix("/dev/").filter(|_| matches!(key, "logdev" | "rtdev" | "journal_path"))
+    });
+    // A node that is mounted at another place: the kubelet does that for a volume of `volumeMode: Block`.
+    let node = within.strip_prefix('/').filter(|node| kind == "devtmpfs" && !node.is_empty());
+    let of = number.into_iter().chain(sources).chain(beside).chain(node);
+    Some(of.map(|disk| (disk.to_owned(), format!("mounted at {place}"))).collect())
+}
+
+/// The disk that a loop device is over; `None` where that is a file, or nothing.
+fn backing(root: &HostRoot, name: &str) -> Option<String> {
+    Some(root.read(&format!("sys/class/block/{name}/loop/backing_file"))?.strip_prefix("/dev/")?.to_owned())
 }
 
 impl<'a> Disks<'a> {
@@ -89,8 +109,23 @@ impl<'a> Disks<'a> {
 
     /// The disks that a node of `/dev` leads to: itself where it is one or a partition, and those behind a node through which the same disk is
     /// written by other commands: a generic SCSI node, that of an NVMe namespace, or an NVMe controller, which has several.
-    pub(super) fn behind(&self, node: &str) -> Vec<String> {
+    ///
+    /// A block node is known by its number: it may have any name.
+    pub(super) fn behind(&self, node: &str, number: Option<DeviceNumber>) -> Vec<String> {
         let Some(name) = node.strip_prefix("/dev/") else { return Vec::new() };
+        if let Some(DeviceNumber { major, minor, .. }) = number.filter(|number| number.is_block) {
+            let link = format!("sys/dev/block/{major}:{minor}");
+            let target = self.root.link_target(&link);
+            if let Some(name) = target.as_deref().and_then(|target| target.rsplit('/').next()) {
+                return vec![name.to_owned()];
+            }
+            if self.root.is_live() {
+                // Whether the host uses it cannot be found out.
+                let error = "it does not show the disk of this number".to_owned();
+                self.root.repeat_failures(&[ReadFailure { path: format!("/{link}"), error }]);
+                return Vec::new();
+            }
+        }
         if self.has(name) {
             return vec![name.to_owned()];
         }
@@ -120,6 +155,28 @@ impl<'a> Disks<'a> {
         let files = ["wwid", "device/wwid", "dm/uuid", "md/uuid", "serial"];
         let known = files.iter().find_map(|file| text(&format!("{disk}/{file}"))).filter(|id| names_something(id))?;
         Some((known, partition))
+    }
+
+    /// What a block device lies on (device mapper, MD, a loop device over a disk), as objects of which it is a part: two logical volumes
+    /// of one disk are two parts of it.
+    pub(super) fn stacked_on(&self, name: &str) -> Vec<Object> {
+        let below = |name: &str| -> Vec<String> {
+            let slaves = self.root.entries(&format!("sys/class/block/{name}/slaves"));
+            slaves.into_iter().chain(backing(self.root, name)).collect()
+        };
+        let (mut next, mut seen) = (below(name), BTreeSet::new());
+        let mut objects = Vec::new();
+        while let Some(disk) = next.pop() {
+            if seen.len() == STACKED_MAX || !seen.insert(disk.clone()) {
+                continue;
+            }
+            let identity = self.identity(&disk).map(|(id, partition)| Object::disk(&id, partition));
+            let target = self.root.link_target(&format!("sys/class/block/{disk}"));
+            let device = target.as_deref().and_then(|target| target.split_once("devices/")).map(|(_, path)| Object::kernel_device(path));
+            objects.extend([identity, device].into_iter().flatten().map(|object| object.part(name)));
+            next.extend(below(&disk));
+        }
+        objects
     }
 
     /// Notes what the host does with a disk among the attributes of its device.
@@ -243,6 +300,49 @@ mod tests {
         }
         let used = used(&HostRoot::new(dir.path()), &["nvme0n1", "nvme1n1", "nvme2n1"]);
         assert_eq!(used, [Some("mounted at /".to_owned()), Some("mounted at /data".to_owned()), None]);
+    }
+
+    #[test]
+    fn a_disk_beside_a_file_system_below_a_loop_device_or_mounted_as_a_node_is_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let mounts = "\
+36 35 8:1 / /srv rw - xfs /dev/sda1 rw,logdev=/dev/sdb,rtdev=/dev/sdc1,noquota
+37 35 0:50 / /pool rw - bcachefs /dev/sdd:/dev/sde rw
+38 35 0:6 /sdf /var/lib/kubelet/plugins/x rw - devtmpfs devtmpfs rw,size=4k
+39 35 0:6 / /dev rw - devtmpfs devtmpfs rw
+40 35 8:97 / /ext rw - ext4 /dev/sdg1 rw,journal_path=/dev/sdh
+";
+        write(dir.path(), "proc/1/mountinfo", mounts);
+        write(dir.path(), "sys/class/block/loop0/loop/backing_file", "/dev/sdi");
+        write(dir.path(), "sys/class/block/loop1/loop/backing_file", "/var/image");
+        let root = HostRoot::new(dir.path());
+        let names: Vec<String> = ('a'..='j').map(|letter| format!("sd{letter}")).collect();
+        let used = used(&root, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        let wanted = ["/srv", "/srv", "/srv", "/pool", "/pool", "/var/lib/kubelet/plugins/x", "/ext", "/ext"];
+        let wanted = wanted.map(|place| format!("mounted at {place}"));
+        assert_eq!(used[..8], wanted.map(Some));
+        assert_eq!(used[8..], [Some("behind loop0".to_owned()), None]);
+    }
+
+    #[test]
+    fn a_block_node_is_known_by_its_number_and_not_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("sys/devices/virtual/block/sda")).unwrap();
+        std::fs::create_dir_all(dir.path().join("sys/dev/block")).unwrap();
+        std::os::unix::fs::symlink("../../devices/virtual/block/sda", dir.path().join("sys/dev/block/8:0")).unwrap();
+        write(dir.path(), "sys/class/block/sdb/dev", "8:16");
+        let number = |is_block, minor| Some(DeviceNumber { is_block, major: 8, minor });
+        let root = HostRoot::new(dir.path());
+        let disks = Disks::of(&root);
+        assert_eq!(disks.behind("/dev/disk-sda", number(true, 0)), ["sda"]);
+        assert_eq!(disks.behind("/dev/sdb", number(true, 0)), ["sda"]);
+        assert_eq!(disks.behind("/dev/sdb", None), ["sdb"]);
+        assert_eq!(disks.behind("/dev/disk-sda", number(false, 0)), Vec::<String>::new());
+        // A machine that runs shows every disk that it has.
+        std::os::unix::fs::symlink("/dev", dir.path().join("dev")).unwrap();
+        let root = HostRoot::new(dir.path()).recording();
+        assert_eq!(Disks::of(&root).behind("/dev/sdb", number(true, 16)), Vec::<String>::new());
+        assert!(root.take_failures()[0].to_string().contains("/sys/dev/block/8:16"));
     }
 
     #[test]

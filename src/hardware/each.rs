@@ -70,21 +70,19 @@ pub struct Each {
 /// The first read that failed: then nothing is known of any of them.
 pub fn each(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<Each, ReadFailure> {
     let root = &root.recording();
-    let found = each_there(root, specs);
+    let found = each_there(root, specs)?;
     root.take_failures().into_iter().next().map_or(Ok(found), Err)
 }
 
-fn each_there(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Each {
+fn each_there(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<Each, ReadFailure> {
     let is_pattern = |spec: &&Arc<ResourceSpec>| spec.name.is_for_each_node();
     let mut found = Each::default();
     if !specs.iter().any(|spec| is_pattern(&spec)) {
         found.specs = specs.to_vec();
-        return found;
+        return Ok(found);
     }
-    let dev = Dev::of(root, specs.iter().filter(is_pattern).flat_map(|spec| &spec.paths).map(|path| &path.host)).unwrap_or_else(|error| {
-        found.warnings.push(error.to_string());
-        Dev::default()
-    });
+    let dev = Dev::of(root, specs.iter().filter(is_pattern).flat_map(|spec| &spec.paths).map(|path| &path.host))
+        .map_err(|error| ReadFailure { path: "/dev".to_owned(), error: error.to_string() })?;
     let mut listings = Listings::default();
     // What is configured by its own name is that, wherever it stands.
     let mut named: BTreeMap<ResourceName, String> =
@@ -130,7 +128,7 @@ fn each_there(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Each {
             "{left} nodes more than {EACH_MAX} would each be a resource, and are not offered: patterns that match less are wanted"
         ));
     }
-    found
+    Ok(found)
 }
 
 /// The resource of one node.

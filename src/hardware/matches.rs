@@ -46,7 +46,9 @@ pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disk
             let mut warn = |warning: String| found.warnings.push(format!("{}: {warning}", spec.name));
             let things = match things {
                 Err(error) => {
-                    warn(format!("{} is not offered, because {error}", path.host));
+                    // What was found before is there all the same.
+                    warn(format!("{} is not looked at, because {error}", path.host));
+                    found.unread.entry(spec.name.clone()).or_insert_with(|| error.to_string());
                     continue;
                 }
                 Ok(things) if things.is_empty() && failures.is_empty() => {
