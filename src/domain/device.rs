@@ -209,7 +209,9 @@ impl Device {
     #[must_use]
     pub fn objects(&self) -> Vec<Object> {
         let mut objects: Vec<Object> = Object::of_key(&self.key).into_iter().collect();
-        for node in self.own_nodes() {
+        // A card node is needed by few, and given where it is there.
+        let cards = self.nodes.iter().filter(|node| !node.required && node.host.starts_with("/dev/dri/"));
+        for node in self.own_nodes().chain(cards) {
             objects.push(Object::node(&node.host));
             objects.extend(node.number.map(Object::number));
         }

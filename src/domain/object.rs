@@ -272,6 +272,20 @@ mod tests {
     }
 
     #[test]
+    fn the_card_node_of_a_partition_is_held_with_it() {
+        use super::super::device::{Device, DeviceClass, DeviceNode};
+        let device = |key: &str, class, nodes| {
+            let (id, attributes) = (DeviceId::new(key), BTreeMap::new());
+            Device { id, key: key.to_owned(), class, pci: None, numa_nodes: Vec::new(), nodes, attributes }
+        };
+        let nodes = vec![DeviceNode::at("/dev/dri/renderD129"), DeviceNode::at("/dev/dri/card2").optional()];
+        let partition = device("pci:0000:18:00.0/1002:74a1/partition1", DeviceClass::Gpu, nodes);
+        let card = |path: &str| device(&format!("dev:{path}"), DeviceClass::Char, vec![DeviceNode::at(path)]);
+        assert!(overlap(&partition.objects(), &card("/dev/dri/card2").objects()));
+        assert!(!overlap(&partition.objects(), &card("/dev/dri/card3").objects()));
+    }
+
+    #[test]
     fn an_object_overlaps_its_parts_and_its_wholes_and_nothing_beside_them() {
         let mut objects = Objects::default();
         let held = ["pci:0000:18:00.0", "pci:0000:19:00.0/gi1-ci0", "disk:a/1", "char:188:0", "node:/dev/ttyUSB1"];
