@@ -49,7 +49,7 @@ pub use regular::{NotRegular, open_regular, open_to_read, read_bounded, read_reg
 pub use reset::{ResetError, reset_function};
 pub use room::has_room;
 pub use root::{HostNode, HostRoot, Listings};
-pub use runtime::{limit_in_the_way, runtime};
+pub use runtime::{limit_in_the_way, runtime, runtime_of};
 pub use signals::{EndsAtOnce, outlive_too_large_files};
 pub use spec_folder::SpecFolder;
 pub use uevent::{PLAYED_EVENTS, Uevent, UeventSocket};

@@ -12,9 +12,9 @@ use tokio::runtime::{Builder, Runtime};
 /// Threads of a pool, at most: those that were made stay.
 const BLOCKING_MAX: usize = 16;
 
-/// Threads that a start makes: three runtimes with a thread for each pool, seven of sled and the one that works with it, one that probes, and as
+/// Threads that a start makes: four runtimes with a thread for each pool, seven of sled and the one that works with it, one that probes, and as
 /// many again for a hook, a reader of the ledger and the looks that follow.
-const TASKS_MIN: usize = 16;
+const TASKS_MIN: usize = 18;
 
 /// Descriptors without any resource: the ledger's files, sockets, watches and runtimes take some 25, and a few connections come to that.
 const FILES_MIN: u64 = 44;
@@ -29,7 +29,15 @@ const FILE_BYTES_MIN: u64 = 1 << 30;
 /// # Errors
 /// When the system has no descriptors or no thread for it.
 pub fn runtime() -> io::Result<Runtime> {
-    let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING_MAX).thread_keep_alive(Duration::MAX).build()?;
+    runtime_of(&mut Builder::new_current_thread())
+}
+
+/// The same, with settings of its own.
+///
+/// # Errors
+/// As [`runtime`].
+pub fn runtime_of(builder: &mut Builder) -> io::Result<Runtime> {
+    let runtime = builder.enable_all().max_blocking_threads(BLOCKING_MAX).thread_keep_alive(Duration::MAX).build()?;
     // It would panic.
     room_for_tasks(1)?;
     drop(runtime.spawn_blocking(|| ()));

@@ -1,11 +1,11 @@
-//! Renders pages, one at a time and on a thread of its own: a page takes some milliseconds, and `/metrics` asks the disk for its free
-//! space. Requests that wait for the same page at the same time get the same one.
+//! Renders pages, one at a time, on the thread that the runtime's pool always has: a page takes some milliseconds, and `/metrics` asks the
+//! disk for its free space. Requests that wait for the same page at the same time get the same one.
 
 use crate::host;
 use std::sync::{Arc, Weak};
-use std::thread;
 use std::time::Duration;
 use tokio::sync::{Mutex, oneshot};
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// How long a request waits for its page, with the pages before it. Prometheus gives up after ten seconds.
@@ -14,7 +14,7 @@ const WITHIN: Duration = Duration::from_secs(3);
 const PAUSE: u32 = 4;
 /// The longest pause: a page that was slow on a busy machine must not delay the next one beyond its deadline.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// The niceness of the thread of a page, beside that of the thread that answers probes.
+/// The niceness of the thread that renders, beside that of the thread that answers probes.
 const NICENESS: i32 = 5;
 
 /// Names a page. Requests for the same page may share one.
@@ -66,7 +66,7 @@ impl Renderer {
             if let Some(until) = state.pause_until {
                 sleep_until(until).await;
             }
-            state.start(key, render)?;
+            state.start(key, render);
             state.finish().await.ok_or(Busy)
         };
         timeout(self.within, page).await.unwrap_or(Err(Busy))
@@ -79,19 +79,14 @@ impl State {
         if *of == key && *began >= asked { page.upgrade() } else { None }
     }
 
-    fn start(&mut self, key: PageKey, render: impl FnOnce() -> String + Send + 'static) -> Result<(), Busy> {
+    fn start(&mut self, key: PageKey, render: impl FnOnce() -> String + Send + 'static) {
         let (send, receive) = oneshot::channel();
-        let render = move || {
+        drop(spawn_blocking(move || {
             host::lower_priority(NICENESS);
             // The receiver may have gone.
             drop(send.send(render()));
-        };
-        thread::Builder::new().name("page".into()).spawn(render).map_err(|error| {
-            tracing::warn!(%error, "a page cannot be rendered: no thread can be started");
-            Busy
-        })?;
+        }));
         self.running = Some((key, Instant::now(), receive));
-        Ok(())
     }
 
     /// Waits for the page that is being rendered. `None` when there is none, or its thread panicked.

@@ -24,7 +24,7 @@ pub(super) fn handle() -> io::Result<Handle> {
     if let Some(handle) = &*running {
         return Ok(handle.clone());
     }
-    let runtime = Builder::new_current_thread().enable_all().event_interval(EVENT_INTERVAL).build()?;
+    let runtime = host::runtime_of(Builder::new_current_thread().event_interval(EVENT_INTERVAL))?;
     let handle = runtime.handle().clone();
     thread::Builder::new().name("telemetry".into()).spawn(move || {
         host::lower_priority(NICENESS);
