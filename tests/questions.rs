@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Daemon, Node, allocate, dial, name, offered, run};
+use common::{Daemon, HANG, Node, allocate, dial, name, offered, run};
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceId, Durability, EditDevice, Entry, Grant, GrantState, GrantedDevice, PodRef, Timestamp,
 };
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 const HOUR: u64 = 3600 * 1000;
 
@@ -297,7 +297,7 @@ fn a_reader_that_stands_still_holds_up_neither_an_allocate_nor_the_end() {
         let kubelet = node.start_kubelet().await;
         let mut daemon = start(&node).await;
         let gpu = name("example.com/gpu");
-        kubelet.wait_for(|view| view.capacity(&gpu).allocatable >= 2, common::HANG).await.unwrap();
+        kubelet.wait_for(|view| view.capacity(&gpu).allocatable >= 2, HANG).await.unwrap();
 
         let mut reader = UnixStream::connect(node.path("run/control.sock")).unwrap();
         reader.write_all(b"GET /v1/ledger HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
@@ -394,10 +394,17 @@ fn the_history_is_as_long_as_the_configuration_says() {
         let node = node_with(&more.collect::<Vec<_>>());
         let text = std::fs::read_to_string(node.config_file()).unwrap();
         node.write_config(&format!("[ledger]\nhistory_size = 1000\n{text}"));
-        let mut daemon = start(&node).await;
-        daemon.signal(Signal::SIGTERM);
-        assert_eq!(daemon.ended().await.code(), Some(0));
-        let left = document(&node, &["history"], 0);
+        // The database is opened behind the start, and is as short as it may be after a stop, if it was open by then.
+        let begun = Instant::now();
+        let left = loop {
+            let mut daemon = start(&node).await;
+            daemon.signal(Signal::SIGTERM);
+            assert_eq!(daemon.ended().await.code(), Some(0));
+            let left = document(&node, &["history"], 0);
+            if left["grants"].as_array().unwrap().len() <= 2 + 1000 || begun.elapsed() > 3 * HANG {
+                break left;
+            }
+        };
         let live = left["grants"].as_array().unwrap().iter().filter(|grant| grant["state"] != "released").count();
         assert_eq!((live, left["grants"].as_array().unwrap().len()), (2, 2 + 1000));
         // That something was forgotten is said wherever it matters, with and without a daemon.

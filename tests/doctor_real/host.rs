@@ -235,7 +235,8 @@ fn root_of_a_user_namespace() {
         // What the node's files refuse to such a root is no fault of theirs.
         assert_eq!(said.codes(), ["user-namespace", "state-in-memory"].into(), "{said:#?}");
 
-        // Whoever has opened the socket to all: the daemon asks the kernel who it is.
+        // Where the folder and the socket are opened to all, the daemon asks the kernel who the peer is.
+        open(node.path("run"), 0o755);
         open(node.path("run/control.sock"), 0o666);
         let said = look().await;
         daemon.logged("only root may ask").await;
