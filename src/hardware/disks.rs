@@ -114,15 +114,14 @@ impl<'a> Disks<'a> {
     pub(super) fn behind(&self, node: &str, number: Option<DeviceNumber>) -> Vec<String> {
         let Some(name) = node.strip_prefix("/dev/") else { return Vec::new() };
         if let Some(DeviceNumber { major, minor, .. }) = number.filter(|number| number.is_block) {
-            let link = format!("sys/dev/block/{major}:{minor}");
-            let target = self.root.link_target(&link);
-            if let Some(name) = target.as_deref().and_then(|target| target.rsplit('/').next()) {
-                return vec![name.to_owned()];
+            let number = format!("{major}:{minor}");
+            if let Some(name) = self.of_number(name, &number) {
+                return vec![name];
             }
             if self.root.is_live() {
                 // Whether the host uses it cannot be found out.
-                let error = "it does not show the disk of this number".to_owned();
-                self.root.repeat_failures(&[ReadFailure { path: format!("/{link}"), error }]);
+                let error = format!("no disk there has the number {number}");
+                self.root.repeat_failures(&[ReadFailure { path: "/sys/class/block".to_owned(), error }]);
                 return Vec::new();
             }
         }
@@ -142,6 +141,17 @@ impl<'a> Disks<'a> {
             return of_scsi("scsi_generic", name);
         }
         name.strip_prefix("bsg/").map(|name| of_scsi("bsg", name)).unwrap_or_default()
+    }
+
+    /// The disk or partition of a number. It has the name of its node as a rule.
+    fn of_number(&self, usual: &str, number: &str) -> Option<String> {
+        let has_number = |name: &str| self.number(name).as_deref() == Some(number);
+        if has_number(usual) {
+            return Some(usual.to_owned());
+        }
+        let target = self.root.link_target(&format!("sys/dev/block/{number}"));
+        let linked = target.as_deref().and_then(|target| target.rsplit('/').next()).map(str::to_owned);
+        linked.or_else(|| self.root.entries("sys/class/block").into_iter().find(|name| has_number(name)))
     }
 
     /// The identity of a disk or of the disk that a partition is of, as the disk itself has it, and the number of the partition.
@@ -337,12 +347,13 @@ mod tests {
         assert_eq!(disks.behind("/dev/disk-sda", number(true, 0)), ["sda"]);
         assert_eq!(disks.behind("/dev/sdb", number(true, 0)), ["sda"]);
         assert_eq!(disks.behind("/dev/sdb", None), ["sdb"]);
+        assert_eq!(disks.behind("/dev/disk-sdb", number(true, 16)), ["sdb"], "also without its link");
         assert_eq!(disks.behind("/dev/disk-sda", number(false, 0)), Vec::<String>::new());
         // A machine that runs shows every disk that it has.
         std::os::unix::fs::symlink("/dev", dir.path().join("dev")).unwrap();
         let root = HostRoot::new(dir.path()).recording();
-        assert_eq!(Disks::of(&root).behind("/dev/sdb", number(true, 16)), Vec::<String>::new());
-        assert!(root.take_failures()[0].to_string().contains("/sys/dev/block/8:16"));
+        assert_eq!(Disks::of(&root).behind("/dev/sdb", number(true, 32)), Vec::<String>::new());
+        assert!(root.take_failures()[0].to_string().contains("no disk there has the number 8:32"));
     }
 
     #[test]
