@@ -58,6 +58,9 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
     if token_file.as_ref().is_some_and(|path| !path.is_absolute()) {
         return Err(ConfigError::new("`telemetry.token_file` must be an absolute path"));
     }
+    if let Some(path) = &token_file {
+        text::path(&path.to_string_lossy(), "telemetry.token_file").map_err(ConfigError::new)?;
+    }
     let directory = |key: &str, directory: &Option<PathBuf>, usual: &str| {
         let directory = directory.clone().unwrap_or_else(|| PathBuf::from(usual));
         let problem =

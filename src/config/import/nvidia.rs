@@ -81,6 +81,11 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     {
         return Err(version.wrong("`v1`"));
     }
+    for path in ["flags", "flags.plugin", "flags.gfd", "sharing", "imex"] {
+        let parent = root.clone().and_then(|root| path.split('.').try_fold(root, |field, key| field.get(key)));
+        let keys = |parent: &Field<'_>| if parent.is_map() { Ok(()) } else { Err(parent.wrong("a mapping")) };
+        draft.setting(parent, keys);
+    }
     let settings = Settings { source, root: root.clone() };
     settings.elsewhere(draft);
     let mut gpu = resource(GPU, "gpu");

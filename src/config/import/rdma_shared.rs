@@ -62,6 +62,9 @@ fn pool(entry: &Field<'_>, prefix: &str) -> Result<Table, ImportError> {
     set_from(&mut pool, "pool", plain(containers), &most);
     let mut select = Table::default();
     let selectors = entry.get("selectors");
+    if let Some(selectors) = selectors.as_ref().filter(|selectors| !selectors.is_map()) {
+        return Err(selectors.wrong("a mapping"));
+    }
     for (theirs, ours) in LISTS {
         let list = selectors.as_ref().and_then(|selectors| selectors.get(theirs)).filter(Field::says_something);
         if let Some(list) = list {

@@ -90,6 +90,30 @@ fn a_pool_without_the_functions_that_have_rdma_is_never_made_without_a_word() {
 }
 
 #[test]
+fn what_holds_other_settings_and_is_of_another_kind_is_a_wrong_value() {
+    let read = |peer, text: &str| import(peer, text, None, None).unwrap();
+    for (text, path) in [
+        ("flags: none", "flags"),
+        ("flags: {plugin: yes}", "flags.plugin"),
+        ("sharing: [a]", "sharing"),
+        ("sharing: {mps: 4}", "sharing.mps"),
+        ("sharing: {timeSlicing: 4}", "sharing.timeSlicing"),
+        ("imex: 5", "imex"),
+    ] {
+        let imported = read(Peer::Nvidia, &format!("version: v1\n{text}\n"));
+        let wrong = format!("line 2: `{path}` is ");
+        assert!(imported.wrong == 1 && imported.warnings.iter().any(|warning| warning.contains(&wrong)), "{:?}", imported.warnings);
+    }
+    let pools = r#"{"configList": [
+        {"resourceName": "a", "rdmaHcaMax": 1, "selectors": "x", "devices": ["ib0"]},
+        {"resourceName": "b", "rdmaHcaMax": 1, "selectors": ["x"]},
+        {"resourceName": "c", "rdmaHcaMax": 1, "selectors": {"ifNames": ["ib1"]}}]}"#;
+    let imported = read(Peer::RdmaShared, pools);
+    assert_eq!(imported.wrong, 2, "{:?}", imported.warnings);
+    assert!(imported.toml.contains("rdma/c") && !imported.toml.contains("rdma/a"), "{}", imported.toml);
+}
+
+#[test]
 fn mellanox() {
     let pools = config(&of(Peer::RdmaShared, "rdma-shared-hcas", None).toml);
     assert_eq!(pools.resources[0].sharing, Sharing::Pool(100));
