@@ -28,7 +28,7 @@ use common::Random;
 use common::inside::{inside, say};
 use common::ledger::{Load, Model};
 use disk::{Cache, Disk, Recording};
-use holdfast::domain::{Durability, Entry};
+use holdfast::domain::{DeviceId, Durability, Entry};
 use holdfast::store::{RecoveryReport, Store};
 use mounts::Mounted;
 use std::collections::BTreeMap;
@@ -131,7 +131,9 @@ fn judge(found: &Found, confirmed: &Model, under_way: &[Entry]) -> Option<String
         let back: Vec<_> = found.model.live.keys().filter(|id| confirmed.released.contains(*id)).collect();
         return Some(format!("lost {lost:?}, came back {back:?}, of {} live", confirmed.live.len()));
     };
-    if let Some((key, _)) = confirmed.names.iter().find(|(key, id)| found.model.names.get(*key) != Some(*id)) {
+    // A write that was under way may forget some of them.
+    let stays = |key: &String, id: &DeviceId| possible.iter().all(|model| model.names.get(key) == Some(id));
+    if let Some((key, _)) = confirmed.names.iter().find(|(key, id)| stays(key, id) && found.model.names.get(*key) != Some(*id)) {
         return Some(format!("the name of {key} is lost"));
     }
     if found.report.missing > 0 {
