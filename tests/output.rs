@@ -19,7 +19,8 @@ const HOSTILE: &str =
 
 /// Runs a verb beside the kubelet of this thread. Whatever it says must be printable.
 async fn says(node: &Node, verb: &[&str]) -> (String, String) {
-    let Output { stdout, stderr, .. } = Command::from(node.command(verb)).output().await.unwrap();
+    // `doctor --bundle` makes a file of the name that it is given.
+    let Output { stdout, stderr, .. } = Command::from(node.command(verb)).current_dir(node.path("")).output().await.unwrap();
     let said = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
     for text in [&said.0, &said.1] {
         let found = text.chars().find(|c| is_unprintable(*c) && *c != '\n');

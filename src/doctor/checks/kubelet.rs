@@ -197,8 +197,9 @@ pub(super) fn checkpoint(facts: &Facts) -> Option<Vec<Finding>> {
         (None, Some(why)) => why.clone(),
         (None, None) => return Some(Vec::new()),
     };
-    let todo = "move aside what is there, if it is no file or damaged, and restart the kubelet; it writes the file again with the next pod \
-                that gets a device";
+    // A kubelet that starts without the file takes the devices of running pods for free.
+    let todo = "move aside what is there, if it is no file or damaged; the kubelet writes the file again with the next pod that gets a \
+                device: do not restart it before";
     let path = device_plugins(facts).join(FILE_NAME);
     Some(vec![Finding::new(&KUBELET_CHECKPOINT_UNREADABLE, path.display(), found, todo).by("journalctl -u kubelet -n 100")])
 }
