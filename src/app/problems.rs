@@ -31,7 +31,7 @@ impl Status {
             );
         }
         if let Some(CheckpointUnread { since, why, .. }) = &self.checkpoint_unread {
-            let what = format!("no device that a pod gives back becomes free, since {}: {why}", since.to_seconds());
+            let what = format!("no new grant is bound to its pod, so its devices stay held, since {}: {why}", since.to_seconds());
             add(
                 what,
                 "the kubelet writes that file with the next pod that gets a device; if this lasts, look at the path, and at the kubelet's log",

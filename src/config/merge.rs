@@ -7,10 +7,10 @@ use super::node::{Node, Section};
 use super::tree::{Entry, Is, Table, Value};
 use super::{Config, ConfigError, DEFAULT_PATH, typed, validate};
 use crate::domain::{Arrange, Gather, NODE};
-use crate::host::read_bounded;
+use crate::host::{read_bounded, read_whole};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// So many mistakes are kept: whoever has more has the wrong file, or one mistake again and again. The others are counted.
@@ -24,15 +24,7 @@ const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// # Errors
 /// What the system said; `FileTooLarge` for more than 16 MiB.
 pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    fn bounded(from: impl Read) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        from.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 16 MiB, which no configuration has"));
-        }
-        Ok(bytes)
-    }
-    if path == Path::new("-") { bounded(io::stdin().lock()) } else { bounded(File::open(path)?) }
+    if path == Path::new("-") { read_whole(io::stdin().lock(), FILE_BYTES_MAX) } else { read_whole(File::open(path)?, FILE_BYTES_MAX) }
 }
 
 /// Loads the configuration from `file` (else the default path), the `*.toml` drop-ins of `config.d` beside it, and their

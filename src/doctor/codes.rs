@@ -42,7 +42,7 @@ codes! {
     KUBELET_TOO_OLD = "kubelet-too-old" Error "kubelets before 1.26 are not supported: their connection to a plugin is refused, so no device is offered";
     KUBELET_LACKS_DEVICES = "kubelet-lacks-devices" Error "what the kubelet does not count as allocatable is given to no pod";
     KUBELET_CHECKPOINT_UNREADABLE = "kubelet-checkpoint-unreadable" Error
-        "without it no grant is released: the devices of pods that have ended stay held";
+        "without it no new grant is bound to its pod, so its devices stay held when the pod ends";
     POD_RESOURCES_UNREACHABLE = "pod-resources-unreachable" Warning
         "without it grants are released late, and a list that the kubelet has lost is not noticed";
     OTHER_PLUGIN = "other-plugin" Error "two plugins of one resource take it from each other, and each answers for devices that the other has given away";

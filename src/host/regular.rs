@@ -2,7 +2,7 @@
 
 use nix::fcntl::OFlag;
 use std::fs::{self, File, FileType, OpenOptions};
-use std::io::{self, Read as _};
+use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
@@ -64,15 +64,16 @@ pub fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     read_whole(open_to_read(path)?, bytes_max)
 }
 
-/// The same of a file that is open.
+/// The same of what is open, a file or a pipe.
 ///
 /// # Errors
 /// When it cannot be read, and `FileTooLarge`.
-pub fn read_whole(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
+pub fn read_whole(from: impl Read, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(bytes_max + 1).read_to_end(&mut bytes)?;
+    from.take(bytes_max + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {bytes_max} bytes")));
+        let most = if bytes_max.is_multiple_of(1 << 20) { format!("{} MiB", bytes_max >> 20) } else { format!("{bytes_max} bytes") };
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {most}")));
     }
     Ok(bytes)
 }

@@ -110,7 +110,7 @@ table! {
     JournalFailures = Counter "holdfast_journal_sync_failures_total" []
         "Group commits and syncs of the journal that failed.";
     CheckpointReadable = Gauge "holdfast_kubelet_checkpoint_readable" []
-        "0 while the kubelet's checkpoint cannot be read, or is missing although devices are held: no grant is released then.";
+        "0 while the kubelet's checkpoint cannot be read, or is missing although devices are held: no new grant is bound to its pod then.";
     Disagreements = Counter "holdfast_kubelet_disagreements_total" ["resource", "kind"]
         "How often the kubelet had a resource otherwise than it was listed, by kind (list, or answer: another plugin gave it).";
     KubeletPresent = Gauge "holdfast_kubelet_present" []

@@ -133,7 +133,7 @@ impl CheckpointReader {
             Some(before) if before.missing == missing => before.since,
             _ if missing => host::now().wall,
             _ => {
-                tracing::warn!(%error, "no grant is released before the kubelet's checkpoint can be read");
+                tracing::warn!(%error, "no grant is bound to its pod before the kubelet's checkpoint can be read");
                 host::now().wall
             }
         };
