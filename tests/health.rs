@@ -12,9 +12,9 @@ use common::{HANG, Node, name, offered, resource, run, soon, until};
 use futures_util::future::BoxFuture;
 use holdfast::app::App;
 use holdfast::domain::{
-    AllocId, Complaint, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice,
-    Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec, Signals, State,
-    Timestamp, Verdict, Verdicts,
+    AllocId, Attributes, Complaint, ContainerEdits, Device, DeviceClass, DeviceId, Durability, Entry, Evidence, Grant, GrantState,
+    GrantedDevice, Health, HealthPolicy, Inventory, KubeletGeneration, PciAddress, PciFunction, Plan, Reason, ResourceName, ResourceSpec,
+    Signals, State, Timestamp, Verdict, Verdicts,
 };
 use holdfast::hardware::{self, discover};
 use holdfast::health::{HealthActor, HealthConfig, Judgement};
@@ -358,7 +358,7 @@ impl Alone {
             pci: Some(Box::new(PciFunction::at(address.parse().unwrap()))),
             numa_nodes: Vec::new(),
             nodes: Vec::new(),
-            attributes: BTreeMap::new(),
+            attributes: Attributes::default(),
         };
         let spec = Arc::new(ResourceSpec::new(gpu(), DeviceClass::Rdma));
         let grants = held.iter().map(|id| {

@@ -118,8 +118,8 @@ fn held_files(grants: &[Arc<Grant>]) -> BTreeSet<String> {
 mod tests {
     use super::*;
     use crate::domain::{
-        AllocId, CdiAnswer, ContainerEdits, ContractKind, Device, DeviceClass, DeviceId, DeviceNode, GrantState, GrantedDevice, Health,
-        Offered, PciFunction, Reason, ResourceSpec, Timestamp,
+        AllocId, Attributes, CdiAnswer, ContainerEdits, ContractKind, Device, DeviceClass, DeviceId, DeviceNode, GrantState, GrantedDevice,
+        Health, Offered, PciFunction, Reason, ResourceSpec, Timestamp,
     };
     use std::collections::BTreeMap;
     use std::time::Duration;
@@ -139,7 +139,7 @@ mod tests {
                 pci: None,
                 numa_nodes: Vec::new(),
                 nodes,
-                attributes: BTreeMap::new(),
+                attributes: Attributes::default(),
             };
             let health = if *is_healthy { Health::Healthy } else { Health::Unhealthy(Reason::DeviceGone) };
             (id, Offered { device: Arc::new(device), health })
@@ -273,7 +273,7 @@ mod tests {
                 pci: Some(Box::new(PciFunction::at(address.parse().unwrap()))),
                 numa_nodes: Vec::new(),
                 nodes: Vec::new(),
-                attributes: BTreeMap::new(),
+                attributes: Attributes::default(),
             };
             offering.devices.insert(device.id.clone(), Offered { device: Arc::new(device), health: Health::Healthy });
         }

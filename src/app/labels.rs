@@ -38,7 +38,7 @@ pub(super) async fn keep(folder: PathBuf, mut inventory: watch::Receiver<Arc<Inv
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{Device, DeviceClass, DeviceId, Health, Offered, Offering, Reason, ResourceSpec};
+    use crate::domain::{Attributes, Device, DeviceClass, DeviceId, Health, Offered, Offering, Reason, ResourceSpec};
     use std::collections::BTreeMap;
     use std::os::unix::fs::MetadataExt as _;
     use std::time::Duration;
@@ -47,7 +47,7 @@ mod tests {
         let spec = Arc::new(ResourceSpec::new("a.b/c".parse().unwrap(), DeviceClass::Char));
         let offered = |n: u32| {
             let id = DeviceId::new(format!("dev:c{n}"));
-            let attributes = BTreeMap::new();
+            let attributes = Attributes::default();
             let device = Device {
                 id: id.clone(),
                 key: String::new(),

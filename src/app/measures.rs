@@ -152,8 +152,8 @@ fn of_hooks(page: &mut Page, due: &Due) {
 mod tests {
     use super::*;
     use crate::domain::{
-        AllocId, ContainerEdits, Device, DeviceClass, DeviceId, GrantState, GrantedDevice, Health, Offered, Offering, PodRef, Reason,
-        ResourceSpec, Timestamp,
+        AllocId, Attributes, ContainerEdits, Device, DeviceClass, DeviceId, GrantState, GrantedDevice, Health, Offered, Offering, PodRef,
+        Reason, ResourceSpec, Timestamp,
     };
 
     fn page(write: impl FnOnce(&mut Page)) -> Vec<String> {
@@ -172,7 +172,7 @@ mod tests {
             pci: None,
             numa_nodes: Vec::new(),
             nodes: Vec::new(),
-            attributes: BTreeMap::new(),
+            attributes: Attributes::default(),
         });
         let offered = |(n, health)| (device.id.share(n), Offered { device: Arc::clone(&device), health });
         let offering = Offering { devices: (0..).zip(healths).map(offered).collect(), spec: Arc::clone(&spec) };

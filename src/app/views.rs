@@ -80,7 +80,7 @@ impl Views {
         finds_nobody && self.kubelet.borrow().is_some()
     }
 
-    /// Why no grant can be released: the kubelet's checkpoint cannot be read, or there is none although devices are held. The
+    /// Why no new grant can be bound to its pod: the kubelet's checkpoint cannot be read, or there is none although devices are held. The
     /// kubelet writes it with each allocation, so a young grant may come before the first one.
     #[must_use]
     pub fn checkpoint_unread(&self) -> Option<CheckpointUnread> {

@@ -7,7 +7,8 @@ use super::text::Text;
 use super::{Global, show, source};
 use crate::discovery;
 use crate::domain::{
-    Device, DeviceClass, DeviceId, Gather, Grant, Health, NvmlLibrary, NvmlSnapshot, Objects, PciAddress, Reason, Verdicts, asks_for_names,
+    Attributes, Device, DeviceClass, DeviceId, Gather, Grant, Health, NvmlLibrary, NvmlSnapshot, Objects, PciAddress, Reason, Verdicts,
+    asks_for_names,
 };
 use crate::hardware::{self, Discovery, Known};
 use crate::host::{self, HostRoot};
@@ -125,7 +126,7 @@ pub struct Row {
     /// Why it is unhealthy.
     pub reason: Option<&'static str>,
     /// Identity and description by name ([`Device::attributes`]).
-    pub attributes: BTreeMap<String, String>,
+    pub attributes: Attributes,
     /// The number of a virtual function among those of its physical one.
     pub vf_index: Option<u32>,
     /// What was read or told of the reason; `null` where the look alone says it.
@@ -150,8 +151,8 @@ impl Document {
             .filter_map(|row| Some((row.pci_address?, row.id.clone())))
             .gather();
         for row in self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str())) {
-            let above = [row.attributes.get("parent"), row.pf.and_then(|pf| by_address.get(&pf))];
-            let found = told(&row.id).or_else(|| above.into_iter().flatten().find_map(|id| told(id)));
+            let above = [row.attributes.get("parent"), row.pf.and_then(|pf| by_address.get(&pf)).map(String::as_str)];
+            let found = told(&row.id).or_else(|| above.into_iter().flatten().find_map(&told));
             if let Some((reason, detail)) = found {
                 (row.health, row.reason) = (Some(Health::Unhealthy(reason).as_str()), Some(reason.as_str()));
                 row.detail = Some(detail).filter(|detail| !detail.is_empty());
@@ -243,7 +244,7 @@ pub fn table(document: &Document) -> Table {
         table.giving_way(&["id", "names", "driver", "health", "resource"]).leaving_out(&["driver", "names"]).tinted("health", tint);
     for row in &document.devices {
         let address = row.pci_address.map(|address| address.to_string()).or_else(|| row.nodes.first().cloned());
-        let kind = row.attributes.get("part").map(String::as_str).or_else(|| row.is_vf.then_some("vf"));
+        let kind = row.attributes.get("part").or_else(|| row.is_vf.then_some("vf"));
         let class = kind.map_or_else(|| row.class.to_string(), |kind| format!("{} {kind}", row.class));
         let health = row.health.map(|health| row.reason.unwrap_or(health).to_owned());
         let names = [&row.rdma, &row.nvme, &row.net].into_iter().find(|names| !names.is_empty()).map(|names| short_list(names));

@@ -155,7 +155,7 @@ fn absent(id: &DeviceId, key: &str, class: Option<DeviceClass>, numa_nodes: &[u3
     let mut place = key.strip_prefix("pci:").into_iter().flat_map(|key| key.split('/'));
     let address = place.next().and_then(|address| address.parse().ok());
     // Behind the function and what it is stands a part of it, which has the function's address too.
-    let part = place.nth(1).map(|part| ("part".to_owned(), part.to_owned()));
+    let part = place.nth(1).map(|part| ("part", part.to_owned()));
     Device {
         id: id.clone(),
         key: key.to_owned(),

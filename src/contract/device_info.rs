@@ -101,7 +101,7 @@ mod tests {
         let mut vdpa = vf;
         let of = |kind| SriovOptions { vdpa: Some(kind), ..SriovOptions::default() };
         assert_eq!(text(of(VdpaType::Vhost), &vdpa), plain, "it has none");
-        vdpa.attributes.insert("vdpa".into(), "vdpa0".into());
+        vdpa.attributes.insert("vdpa", "vdpa0");
         let vhost = r#"{"type":"vdpa","version":"1.1.0","vdpa":{"parent-device":"vdpa0","driver":"vhost","path":"/dev/vhost-vdpa-0","pci-address":"0000:3b:00.2"}}"#;
         assert_eq!(text(of(VdpaType::Vhost), &vdpa), vhost);
         let virtio = r#"{"type":"vdpa","version":"1.1.0","vdpa":{"parent-device":"vdpa0","driver":"virtio","pci-address":"0000:3b:00.2"}}"#;

@@ -127,7 +127,7 @@ fn by_contract(request: &Request<'_>) -> ContainerEdits {
 
 /// What is known of a device by this name.
 fn attribute<'a>(device: &'a Device, name: &str) -> Option<&'a str> {
-    device.attributes.get(name).map(String::as_str)
+    device.attributes.get(name)
 }
 
 /// The address of a device, as other plugins name it; its id where it has none.

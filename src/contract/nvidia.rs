@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_gpu_without_a_known_uuid_is_named_by_its_number() {
-        let visible = |attributes: &[(&str, &str)]| {
+        let visible = |attributes: &[(&'static str, &str)]| {
             let gpu = device("0000:18:00.0", &["/dev/nvidia3"], attributes);
             edits_of(&spec("nvidia.com/gpu", ContractKind::Nvidia), &[&gpu]).envs[VISIBLE_DEVICES].clone()
         };

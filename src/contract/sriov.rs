@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn vdpa_is_a_node_with_vhost_and_nothing_but_a_name_with_virtio() {
         let mut vf = function("0000:3b:00.2", "mlx5_core", &["/dev/vhost-vdpa-0"]);
-        vf.attributes.insert("vdpa".into(), "vdpa0".into());
+        vf.attributes.insert("vdpa", "vdpa0");
         let info = |vdpa| {
             let edits = edits_of(&sriov(SriovOptions { vdpa: Some(vdpa), ..SriovOptions::default() }), &[&vf]);
             (edits.envs["PCIDEVICE_INTEL_COM_MY-POOL_1_X_INFO"].clone(), edits.devices.len())

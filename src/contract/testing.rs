@@ -19,7 +19,7 @@ pub(super) fn with_extras(spec: ResourceSpec) -> ResourceSpec {
 }
 
 /// A device with these nodes and attributes.
-pub(super) fn device(id: &str, nodes: &[&str], attributes: &[(&str, &str)]) -> Device {
+pub(super) fn device(id: &str, nodes: &[&str], attributes: &[(&'static str, &str)]) -> Device {
     Device {
         id: DeviceId::new(id),
         key: format!("dev:{id}"),
@@ -27,7 +27,7 @@ pub(super) fn device(id: &str, nodes: &[&str], attributes: &[(&str, &str)]) -> D
         pci: None,
         numa_nodes: Vec::new(),
         nodes: nodes.iter().map(|path| DeviceNode::at(*path)).collect(),
-        attributes: attributes.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect(),
+        attributes: attributes.iter().map(|(key, value)| (*key, *value)).collect(),
     }
 }
 

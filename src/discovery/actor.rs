@@ -326,12 +326,12 @@ fn planned(root: &HostRoot, current: &watch::Sender<Arc<Plan>>) -> (Arc<Plan>, R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{CharPath, DeviceClass, DeviceNode, Health, NodePattern, Offered, Offering};
+    use crate::domain::{Attributes, CharPath, DeviceClass, DeviceNode, Health, NodePattern, Offered, Offering};
     use crate::host::faults::with_faults;
 
     fn device(id: &str, node: &str) -> Arc<Device> {
         let nodes = vec![DeviceNode::at(node)];
-        let (key, attributes) = (format!("dev:{node}"), BTreeMap::new());
+        let (key, attributes) = (format!("dev:{node}"), Attributes::default());
         Arc::new(Device { id: DeviceId::new(id), key, class: DeviceClass::Char, pci: None, numa_nodes: Vec::new(), nodes, attributes })
     }
 

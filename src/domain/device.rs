@@ -1,10 +1,10 @@
 //! A device: one thing that can be offered to a container.
 
+use super::attributes::Attributes;
 use super::health::{Health, Reason};
 use super::object::{DeviceNumber, Object, is_driver_wide};
 use super::pci::PciFunction;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -174,14 +174,14 @@ pub struct Device {
     /// | `pci_parent` | node of `/dev` | address of the PCI function that its device is below |
     /// | `part`, `parent` | part of a function | `mig`, `mdev`, `partition`, `port` or `namespace`; id of the whole |
     /// | `parts` | function that is cut into parts | what they are: then the whole is not offered |
-    pub attributes: BTreeMap<String, String>,
+    pub attributes: Attributes,
 }
 
 impl Device {
     /// An attribute by its name.
     #[must_use]
     pub fn attribute(&self, name: &str) -> Option<&str> {
-        self.attributes.get(name).map(String::as_str)
+        self.attributes.get(name)
     }
 
     /// What its record says of its health, and whether its required nodes are there.

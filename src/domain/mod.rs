@@ -4,6 +4,7 @@
 //! [`Inventory`] is what the kubelet is told; a [`Grant`] is what a container holds, and an [`Entry`] is one durable
 //! fact about it. Ordered maps only: what leaves Holdfast is the same bytes every time.
 
+mod attributes;
 mod checkpoint;
 mod contract;
 mod device;
@@ -36,6 +37,7 @@ mod time;
 pub mod topology;
 mod verdict;
 
+pub use attributes::Attributes;
 pub use checkpoint::{Checkpoint, CheckpointEntry};
 pub use contract::{
     ByPath, CdiAnswer, Contract, ContractKind, DeviceIdStrategy, DeviceListStrategy, FpgaMode, IntelFpgaOptions, IntelGpuOptions,

@@ -244,6 +244,7 @@ impl<K: Ord + Clone> Objects<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::Attributes;
 
     fn object(text: &str) -> Object {
         Object(text.into())
@@ -275,7 +276,7 @@ mod tests {
     fn the_card_node_of_a_partition_is_held_with_it() {
         use super::super::device::{Device, DeviceClass, DeviceNode};
         let device = |key: &str, class, nodes| {
-            let (id, attributes) = (DeviceId::new(key), BTreeMap::new());
+            let (id, attributes) = (DeviceId::new(key), Attributes::default());
             Device { id, key: key.to_owned(), class, pci: None, numa_nodes: Vec::new(), nodes, attributes }
         };
         let nodes = vec![DeviceNode::at("/dev/dri/renderD129"), DeviceNode::at("/dev/dri/card2").optional()];

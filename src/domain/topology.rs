@@ -134,8 +134,7 @@ pub enum Placement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::DeviceId;
-    use std::collections::BTreeMap;
+    use crate::domain::{Attributes, DeviceId};
 
     fn at(address: &str, bridges: &[&str], physfn: Option<&str>, numa: Option<u32>) -> Device {
         let function = PciFunction {
@@ -150,7 +149,7 @@ mod tests {
             pci: Some(Box::new(function)),
             numa_nodes: numa.into_iter().collect(),
             nodes: Vec::new(),
-            attributes: BTreeMap::new(),
+            attributes: Attributes::default(),
         }
     }
 
@@ -181,7 +180,7 @@ mod tests {
         assert_eq!((Nearness::Numa.in_hives(0), Nearness::Card.in_hives(2)), (Nearness::Numa, Nearness::Card));
         let mut gpu = at("0000:18:00.0", &[], None, None);
         assert_eq!(hives(&gpu).count(), 0);
-        gpu.attributes.insert("hive".into(), "nvlink:0000:06:00.0/0000:18:00.0".into());
+        gpu.attributes.insert("hive", "nvlink:0000:06:00.0/0000:18:00.0");
         assert_eq!(hives(&gpu).collect::<Vec<_>>(), ["nvlink:0000:06:00.0", "nvlink:0000:06:00.0/0000:18:00.0"]);
     }
 }

@@ -12,7 +12,7 @@ use super::disks::Disks;
 use super::matches::{Match, matches};
 use super::node_names::{HeldNode, NamedNode, NodeName, base_name, name_nodes};
 use super::numa::NumaNodes;
-use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Gather, Object, ResourceName, ResourceSpec};
+use crate::domain::{Attributes, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Gather, Object, ResourceName, ResourceSpec};
 use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -179,11 +179,11 @@ fn describe(found: &Match<'_>, name: NodeName, record: Option<&KernelRecord>) ->
 }
 
 /// What the kernel calls a node's device, and where it has it.
-fn attributes_of(record: Option<&KernelRecord>) -> BTreeMap<String, String> {
-    let mut attributes = BTreeMap::new();
+fn attributes_of(record: Option<&KernelRecord>) -> Attributes {
+    let mut attributes = Attributes::default();
     if let Some(record) = record {
-        attributes.insert("kernel_name".to_owned(), record.name.clone());
-        attributes.extend(record.device.clone().map(|device| ("kernel_device".to_owned(), device)));
+        attributes.insert("kernel_name", record.name.clone());
+        attributes.extend(record.device.clone().map(|device| ("kernel_device", device)));
     }
     attributes
 }
@@ -199,22 +199,22 @@ fn note_use(device: &mut Device, disks: &Disks<'_>) {
     for name in &names {
         disks.note(&mut device.attributes, name);
     }
-    device.attributes.insert("disk".to_owned(), names.join(","));
+    device.attributes.insert("disk", names.join(","));
 }
 
 /// Notes the identities of the disks that a node leads to.
-fn note_disks(attributes: &mut BTreeMap<String, String>, disks: &Disks<'_>, names: &[String]) {
+fn note_disks(attributes: &mut Attributes, disks: &Disks<'_>, names: &[String]) {
     let stacked: Vec<Object> = names.iter().flat_map(|name| disks.stacked_on(name)).collect();
     if !stacked.is_empty() {
-        attributes.insert("stacked_on".to_owned(), stacked.iter().map(Object::as_str).collect::<Vec<_>>().join("\n"));
+        attributes.insert("stacked_on", stacked.iter().map(Object::as_str).collect::<Vec<_>>().join("\n"));
     }
     let identities: Vec<(String, Option<u32>)> = names.iter().filter_map(|name| disks.identity(name)).collect();
     if let [(id, partition)] = &identities[..] {
-        attributes.insert("disk_id".to_owned(), id.clone());
-        attributes.extend(partition.map(|number| ("disk_partition".to_owned(), number.to_string())));
+        attributes.insert("disk_id", id.clone());
+        attributes.extend(partition.map(|number| ("disk_partition", number.to_string())));
     } else if !identities.is_empty() {
         let ids: Vec<String> = identities.into_iter().map(|(id, _)| id).collect();
-        attributes.insert("disk_id".to_owned(), ids.join(","));
+        attributes.insert("disk_id", ids.join(","));
     }
 }
 
@@ -222,7 +222,7 @@ fn note_disks(attributes: &mut BTreeMap<String, String>, disks: &Disks<'_>, name
 fn near(root: &HostRoot, device: &mut Device, search: &Search<'_>) {
     let parent = device.attribute("kernel_device").and_then(|path| path.rsplit('/').find_map(|name| name.parse().ok()));
     let Some(function) = parent.and_then(|address| search.scan.functions.get(&address)) else { return };
-    device.attributes.insert("pci_parent".to_owned(), function.address.to_string());
+    device.attributes.insert("pci_parent", function.address.to_string());
     device.numa_nodes = search.numa.get(root).near(root, function);
 }
 

@@ -14,10 +14,10 @@
 
 use super::nvme;
 use super::pci::is_numbered;
-use crate::domain::{Device, DeviceClass, DeviceNumber, Gather, Object};
+use crate::domain::{Attributes, Device, DeviceClass, DeviceNumber, Gather, Object};
 use crate::host::{HostRoot, ReadFailure};
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// The mounted file systems of the host's first process.
 const MOUNTS: &str = "proc/1/mountinfo";
@@ -190,9 +190,9 @@ impl<'a> Disks<'a> {
     }
 
     /// Notes what the host does with a disk among the attributes of its device.
-    pub(super) fn note(&self, attributes: &mut BTreeMap<String, String>, disk: &str) {
-        attributes.extend(self.used_for(disk).map(|by| ("in_use".to_owned(), by)));
-        attributes.extend(self.member_of(disk).map(|pool| ("member_of".to_owned(), pool.to_owned())));
+    pub(super) fn note(&self, attributes: &mut Attributes, disk: &str) {
+        attributes.extend(self.used_for(disk).map(|by| ("in_use", by)));
+        attributes.extend(self.member_of(disk).map(|pool| ("member_of", pool.to_owned())));
     }
 
     /// What the host uses a disk, one of its partitions, or the one that is named for.

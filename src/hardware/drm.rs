@@ -63,7 +63,7 @@ mod tests {
         let nodes: Vec<_> = facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
         assert_eq!(nodes, [("/dev/kfd", true), ("/dev/dri/card1", false), ("/dev/dri/renderD129", true)]);
         assert_eq!(facts.identity.as_deref(), Some("5a1f2c3d4e5f6071"));
-        assert_eq!(facts.attributes["hive"], "xgmi:13258203473827");
+        assert_eq!(&facts.attributes["hive"], "xgmi:13258203473827");
         hive("0\n");
         assert!(!read().attributes.contains_key("hive"), "a GPU without links of its own");
     }

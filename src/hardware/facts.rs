@@ -1,7 +1,6 @@
 //! What a subject's file knows of one device beyond its PCI record.
 
-use crate::domain::DeviceNode;
-use std::collections::BTreeMap;
+use crate::domain::{Attributes, DeviceNode};
 
 /// Identity, nodes and description of one device.
 #[derive(Debug, Default)]
@@ -11,7 +10,7 @@ pub(super) struct Facts {
     /// Nodes that a container needs, in order.
     pub(super) nodes: Vec<DeviceNode>,
     /// Description by name, as `Device::attributes` lists it.
-    pub(super) attributes: BTreeMap<String, String>,
+    pub(super) attributes: Attributes,
     /// What it is cut into: each part is a device of its own, and the whole is not offered then.
     pub(super) parts: Vec<Part>,
     /// What the parts are; `None` where there are none, and never will be while it is as it is.
@@ -29,9 +28,9 @@ pub(super) struct Part {
 
 impl Facts {
     /// Notes an attribute where it is known.
-    pub(super) fn note(&mut self, name: &str, value: Option<impl ToString>) {
+    pub(super) fn note(&mut self, name: &'static str, value: Option<impl ToString>) {
         if let Some(value) = value {
-            self.attributes.insert(name.to_owned(), value.to_string());
+            self.attributes.insert(name, value.to_string());
         }
     }
 

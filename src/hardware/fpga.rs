@@ -129,8 +129,8 @@ mod tests {
         assert!(!is_fpga(&root, &function("0000:b1:00.1")));
         let facts = facts(&root, &card);
         assert_eq!(facts.nodes, [required("/dev/dfl-port.0")]);
-        assert_eq!(facts.attributes["afu_id"], "d8424dc4a4a3c413f89e433683f9040b");
-        assert_eq!(facts.attributes["fme_node"], "/dev/dfl-fme.0", "named, and not among the nodes");
+        assert_eq!(&facts.attributes["afu_id"], "d8424dc4a4a3c413f89e433683f9040b");
+        assert_eq!(&facts.attributes["fme_node"], "/dev/dfl-fme.0", "named, and not among the nodes");
         assert_eq!(facts.parts_are, None);
     }
 
@@ -149,7 +149,7 @@ mod tests {
         let parts: Vec<_> = facts.parts.iter().map(|part| (part.name.as_str(), part.facts.nodes[0].host.as_str())).collect();
         assert_eq!(parts, [("port1", "/dev/dfl-port.8"), ("port0", "/dev/dfl-port.9")]);
         let attributes = &facts.parts[0].facts.attributes;
-        assert_eq!(attributes["interface_id"], "9346116da52d5ca8b06aa9a389ef7c8d");
+        assert_eq!(&attributes["interface_id"], "9346116da52d5ca8b06aa9a389ef7c8d");
         assert!(!facts.parts[1].facts.attributes.contains_key("afu_id"));
     }
 
@@ -163,7 +163,7 @@ mod tests {
         assert!(is_fpga(&root, &function("0000:5e:00.0")));
         let facts = facts(&root, &function("0000:5e:00.0"));
         assert_eq!(facts.nodes, [required("/dev/intel-fpga-port.0")]);
-        assert_eq!(facts.attributes["interface_id"], "ce48969398f05f33946d560708be108a");
+        assert_eq!(&facts.attributes["interface_id"], "ce48969398f05f33946d560708be108a");
     }
 
     #[test]

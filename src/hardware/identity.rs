@@ -29,7 +29,7 @@ pub(super) fn merge_paths(devices: &mut [Device], remembered: &BTreeMap<String, 
         let had_it = |index: &usize| remembered.get(&devices[*index].key) == Some(&id);
         let first = paths.iter().copied().find(had_it).unwrap_or(paths[0]);
         for index in paths.into_iter().filter(|index| *index != first) {
-            devices[index].attributes.insert("second_path".to_owned(), id.to_string());
+            devices[index].attributes.insert("second_path", id.to_string());
             devices[index].id = place_of(&devices[index]);
         }
     }

@@ -164,7 +164,7 @@ mod tests {
             assert_eq!(nodes(0), ["/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128"]);
             assert_eq!(nodes(1), ["/dev/kfd", "/dev/dri/card3", "/dev/dri/renderD130"], "whatever the order of the nodes");
             let second = &facts.parts[1].facts.attributes;
-            assert_eq!((second["compute_partition"].as_str(), second["xcp"].as_str()), ("cpx", "amdgpu_xcp_4"));
+            assert_eq!((&second["compute_partition"], &second["xcp"]), ("cpx", "amdgpu_xcp_4"));
         }
     }
 

@@ -52,7 +52,7 @@ mod tests {
         let Part { name, facts } = &parts[0];
         assert_eq!((name.as_str(), facts.identity.as_deref()), (UUID, Some(UUID)));
         assert_eq!(facts.nodes, [required("/dev/vfio/vfio"), required("/dev/vfio/106")]);
-        let of = |name: &str| facts.attributes[name].as_str();
+        let of = |name: &str| &facts.attributes[name];
         assert_eq!((of("mdev_type"), of("mdev_type_name"), of("iommu_group")), ("nvidia-754", "NVIDIA A2-4Q", "106"));
         assert_eq!(of("mdev_driver"), "nvidia-vgpu-vfio");
     }

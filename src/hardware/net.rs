@@ -50,7 +50,7 @@ mod tests {
             write(dir.path(), &format!("{folder}/ens1/type"), number);
             let card = PciFunction { net: vec!["ens0".into(), "ens1".into()], ..function("0000:3b:00.0") };
             let facts = facts(&HostRoot::new(dir.path()), &card);
-            assert_eq!(facts.attributes.get("link_type").map(String::as_str), expected);
+            assert_eq!(facts.attributes.get("link_type"), expected);
         }
     }
 
@@ -64,6 +64,6 @@ mod tests {
         let mut facts = Facts::default();
         add_vdpa(&HostRoot::new(dir.path()), &vf, &mut facts);
         assert_eq!(facts.nodes, [required("/dev/vhost-vdpa-1")]);
-        assert_eq!((facts.attributes["vdpa"].as_str(), facts.attributes["vdpa_driver"].as_str()), ("vdpa3", "vhost_vdpa"));
+        assert_eq!((&facts.attributes["vdpa"], &facts.attributes["vdpa_driver"]), ("vdpa3", "vhost_vdpa"));
     }
 }

@@ -206,7 +206,7 @@ fn cut_into_instances<'a>(root: &HostRoot, facts: &mut Facts, minor: &str, uuid:
             let of_its_place = || uuid.filter(|_| by_place).map(|uuid| format!("MIG-{uuid}/{gi}/{ci}"));
             let own = gi.parse().ok().zip(ci.parse().ok()).and_then(&told).map(str::to_owned);
             instance.note("uuid", own.or_else(of_its_place));
-            instance.note("model", facts.attributes.get("model").cloned());
+            instance.note("model", facts.attributes.get("model"));
             for (name, value) in [("gi", &gi), ("ci", &ci), ("gi_cap", &gi_cap), ("ci_cap", &ci_cap)] {
                 instance.note(name, Some(value));
             }
@@ -269,7 +269,13 @@ mod tests {
                 facts(&root, &PciFunction { address: address.parse().unwrap(), ..gpu() }, &NvmlSnapshot::default()).attributes
             });
             let asked = question(&root, &Selection::default()).len();
-            (first.contains_key("excluded"), first.get("index").cloned(), second.contains_key("excluded"), second["index"].clone(), asked)
+            (
+                first.contains_key("excluded"),
+                first.get("index").map(str::to_owned),
+                second.contains_key("excluded"),
+                second["index"].to_owned(),
+                asked,
+            )
         };
         for excluded in ["GPU Excluded:\t Yes", "Blacklisted:\t Yes"] {
             assert_eq!(told(excluded), (true, None, false, "0".into(), 0), "{excluded}");
@@ -288,8 +294,8 @@ mod tests {
         let facts = facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default());
         assert_eq!(facts.identity.as_deref(), Some("GPU-04732404-7fc3"));
         assert_eq!(facts.nodes[0].host, "/dev/nvidia3");
-        assert_eq!(facts.attributes["index"], "1", "the minor number is not the number of NVIDIA's tools");
-        assert_eq!(facts.attributes["model"], "Tesla V100");
+        assert_eq!(&facts.attributes["index"], "1", "the minor number is not the number of NVIDIA's tools");
+        assert_eq!(&facts.attributes["model"], "Tesla V100");
     }
 
     #[test]
@@ -326,7 +332,7 @@ mod tests {
         assert_eq!(nodes(0), ["/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap300", "/dev/nvidia-caps/nvidia-cap301"]);
         assert_eq!(nodes(1)[2..], ["/dev/nvidia-caps/nvidia-cap390", "/dev/nvidia-caps/nvidia-cap391"]);
         let attributes = &facts.parts[0].facts.attributes;
-        assert_eq!((attributes["gi"].as_str(), attributes["ci"].as_str()), ("1", "0"));
+        assert_eq!((&attributes["gi"], &attributes["ci"]), ("1", "0"));
         assert!(!attributes.contains_key("minor"), "that would name the whole GPU");
     }
 
@@ -337,7 +343,8 @@ mod tests {
         let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
         write(dir.path(), &format!("{mig}/gi1/access"), "DeviceFileMinor: 300\n");
         write(dir.path(), &format!("{mig}/gi1/ci0/access"), "DeviceFileMinor: 301\n");
-        let uuid = || facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default()).parts[0].facts.attributes.get("uuid").cloned();
+        let uuid =
+            || facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default()).parts[0].facts.attributes.get("uuid").map(str::to_owned);
         assert_eq!(uuid(), None, "of a driver that says nothing, nothing is known");
         for (version, expected) in [
             ("NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu Apr  1 21:40:36 UTC 2021", Some("MIG-GPU-1/1/0")),
@@ -373,11 +380,11 @@ mod tests {
         told.gpus.entry(cut).or_default().instances.insert((13, 0), "MIG-a".into());
         told.gpus.entry(unused).or_default().uuid = Some("GPU-2".into());
         let cut = facts(&root, &gpu(), &told);
-        let uuids: Vec<_> = cut.parts.iter().map(|part| part.facts.attributes.get("uuid").map(String::as_str)).collect();
+        let uuids: Vec<_> = cut.parts.iter().map(|part| part.facts.attributes.get("uuid")).collect();
         assert_eq!(uuids, [None, None, Some("MIG-a")]);
         assert!(cut.parts.iter().all(|part| part.facts.identity.is_none()), "its place names it, whatever NVML says and when");
         let unused = facts(&root, &PciFunction { address: unused, ..gpu() }, &told);
-        assert_eq!((unused.identity.as_deref(), unused.attributes["uuid"].as_str()), (Some("GPU-2"), "GPU-2"));
+        assert_eq!((unused.identity.as_deref(), &unused.attributes["uuid"]), (Some("GPU-2"), "GPU-2"));
 
         // A driver that calls instances by their places needs nobody.
         write(dir.path(), "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu\n");
@@ -439,7 +446,7 @@ mod tests {
             write(dir.path(), &format!("proc/driver/nvidia/gpus/{}/information", name(number)), "GPU UUID: \t GPU-1\nDevice Minor: \t 2\n");
         }
         let (mut part, mut function, mut for_a_guest) = (gpu(3), gpu(4), gpu(5));
-        part.attributes.insert("part".into(), "mig".into());
+        part.attributes.insert("part", "mig");
         function.pci.as_mut().unwrap().physfn = name(1).parse().ok();
         for_a_guest.pci.as_mut().unwrap().driver = Some("vfio-pci".into());
         let resource = |name: &str, devices: Vec<Device>| (name.parse().unwrap(), devices.into_iter().map(Arc::new).collect());

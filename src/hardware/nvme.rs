@@ -117,6 +117,6 @@ mod tests {
         let parts: Vec<_> = facts.parts.iter().map(|part| (part.name.as_str(), part.facts.nodes[0].host.as_str())).collect();
         assert_eq!(parts, [("ns7", "/dev/nvme4n1"), ("nvme4n2", "/dev/nvme4n2")]);
         assert_eq!(facts.parts[0].facts.identity.as_deref(), Some("nvme-eui.0025385591b03a1f"));
-        assert_eq!(facts.parts[0].facts.attributes["serial"], "S1");
+        assert_eq!(&facts.parts[0].facts.attributes["serial"], "S1");
     }
 }

@@ -110,12 +110,8 @@ mod tests {
         let nodes: Vec<_> = facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
         let management = [("/dev/infiniband/issm3", false), ("/dev/infiniband/umad3", false)];
         assert_eq!(nodes, [&[("/dev/infiniband/uverbs7", true)], &management[..], &[("/dev/infiniband/rdma_cm", false)]].concat());
-        assert_eq!((facts.attributes["link_layer"].as_str(), facts.attributes["link_type"].as_str()), ("InfiniBand", "infiniband"));
-        assert_eq!(
-            (facts.attributes["node_guid"].as_str(), facts.identity),
-            ("506b:4b03:003c:eee8", None),
-            "a CNI plugin takes the address"
-        );
+        assert_eq!((&facts.attributes["link_layer"], &facts.attributes["link_type"]), ("InfiniBand", "infiniband"));
+        assert_eq!((&facts.attributes["node_guid"], facts.identity), ("506b:4b03:003c:eee8", None), "a CNI plugin takes the address");
     }
 
     #[test]

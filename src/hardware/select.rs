@@ -408,7 +408,7 @@ mod tests {
                 function.driver = Some("mlx5_core".into());
                 if index == 0 {
                     function.net = vec![interface.into()];
-                    card.attributes.insert("link_type".into(), link.into());
+                    card.attributes.insert("link_type", link);
                 } else {
                     function.physfn = Some(pf);
                     function.vf_index = Some(u32::from(index) - 1);
@@ -453,7 +453,7 @@ mod tests {
     fn models_uuids_numa_nodes_and_groups_select() {
         let with = |address: &str, model: &str, uuid: &str, numa: u32, group: u32| {
             let mut gpu = (*gpu(address, 0x10de, None)).clone();
-            gpu.attributes = BTreeMap::from([("model".into(), model.into()), ("uuid".into(), uuid.into())]);
+            gpu.attributes = [("model", model), ("uuid", uuid)].into_iter().collect();
             gpu.numa_nodes = vec![numa];
             gpu.pci.as_mut().unwrap().iommu_group = Some(group);
             Arc::new(gpu)
@@ -473,15 +473,15 @@ mod tests {
 
     #[test]
     fn the_whole_is_not_offered_beside_its_parts_and_a_mediated_device_only_by_its_kind() {
-        let part = |kind: &str, name: &str, more: &[(&str, &str)]| {
+        let part = |kind: &str, name: &str, more: &[(&'static str, &str)]| {
             let mut part = (*gpu("0000:01:00.0", 0x10de, None)).clone();
             part.key = format!("{}/{name}", part.key);
             part.id = crate::domain::DeviceId::new(name);
-            part.attributes = more.iter().chain(&[("part", kind)]).map(|(name, value)| ((*name).into(), (*value).into())).collect();
+            part.attributes = more.iter().chain(&[("part", kind)]).map(|(name, value)| (*name, *value)).collect();
             Arc::new(part)
         };
         let mut whole = (*gpu("0000:01:00.0", 0x10de, None)).clone();
-        whole.attributes.insert("parts".into(), "mig".into());
+        whole.attributes.insert("parts", "mig");
         let devices = [
             Arc::new(whole),
             part("mig", "gi1-ci0", &[]),
@@ -500,7 +500,7 @@ mod tests {
     #[test]
     fn what_no_container_could_be_told_of_is_not_offered() {
         let mut instance = (*gpu("0000:01:00.0", 0x10de, None)).clone();
-        instance.attributes.insert("part".into(), "mig".into());
+        instance.attributes.insert("part", "mig");
         let devices = [Arc::new(instance), gpu("0000:02:00.0", 0x10de, None)];
         let mut named = (*spec("nvidia.com/gpu", DeviceClass::Gpu, Select::default())).clone();
         named.contract = ContractKind::Nvidia.into();
@@ -518,7 +518,7 @@ mod tests {
         let guest = |address: &str| {
             let mut gpu = (*gpu(address, 0x10de, None)).clone();
             gpu.nodes = ["/dev/vfio/vfio", "/dev/vfio/33"].map(DeviceNode::at).into();
-            gpu.attributes.insert("group_blocked_by".into(), "0000:01:00.2 (xhci_hcd)".into());
+            gpu.attributes.insert("group_blocked_by", "0000:01:00.2 (xhci_hcd)");
             gpu.pci.as_mut().unwrap().iommu_group = Some(33);
             Arc::new(gpu)
         };
@@ -538,7 +538,7 @@ mod tests {
             let mut disk = device(address, address);
             disk.class = DeviceClass::Nvme;
             disk.nodes = vec![DeviceNode::at(node)];
-            disk.attributes.extend(in_use.map(|by| ("in_use".to_owned(), by.to_owned())));
+            disk.attributes.extend(in_use.map(|by| ("in_use", by.to_owned())));
             Arc::new(disk)
         };
         let devices = [
@@ -557,11 +557,11 @@ mod tests {
 
     #[test]
     fn what_may_be_the_hosts_own_is_offered_only_where_it_is_named() {
-        let with = |address: &str, class: DeviceClass, attribute: (&str, &str)| {
+        let with = |address: &str, class: DeviceClass, attribute: (&'static str, &str)| {
             let mut device = device(address, address);
             device.class = class;
             device.nodes = vec![DeviceNode::at(format!("/dev/nvme{address}n1"))];
-            device.attributes.insert(attribute.0.into(), attribute.1.into());
+            device.attributes.insert(attribute.0, attribute.1);
             Arc::new(device)
         };
         let devices = [
@@ -642,7 +642,7 @@ mod tests {
     fn a_gpu_that_its_driver_lets_nobody_open_is_not_offered() {
         let mut excluded = device("0000:01:00.0", "0000:01:00.0");
         (excluded.class, excluded.pci.as_mut().unwrap().driver) = (DeviceClass::Gpu, Some("nvidia".into()));
-        excluded.attributes.insert("excluded".into(), "true".into());
+        excluded.attributes.insert("excluded", "true");
         let devices = [Arc::new(excluded), gpu("0000:02:00.0", 0x10de, None)];
         let spec = spec("a.com/gpu", DeviceClass::Gpu, Select::default());
         let selection = select(&devices, &BTreeMap::new(), std::slice::from_ref(&spec));
@@ -694,10 +694,10 @@ mod tests {
 
     #[test]
     fn a_whole_that_is_cut_is_told_of_where_nothing_offers_its_parts() {
-        let disk = |id: &str, attribute: (&str, &str)| {
+        let disk = |id: &str, attribute: (&'static str, &str)| {
             let mut disk = device("0000:01:00.0", id);
             (disk.class, disk.pci.as_mut().unwrap().driver) = (DeviceClass::Nvme, Some("nvme".into()));
-            disk.attributes.insert(attribute.0.into(), attribute.1.into());
+            disk.attributes.insert(attribute.0, attribute.1);
             disk.nodes.push(DeviceNode::at(format!("/dev/{id}")));
             Arc::new(disk)
         };

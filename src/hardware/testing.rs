@@ -1,7 +1,6 @@
 //! Small values and trees for the tests of this layer.
 
-use crate::domain::{CharPath, Device, DeviceClass, DeviceId, PciFunction, ResourceSpec, Select};
-use std::collections::BTreeMap;
+use crate::domain::{Attributes, CharPath, Device, DeviceClass, DeviceId, PciFunction, ResourceSpec, Select};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ pub(crate) fn device(address: &str, id: &str) -> Device {
         pci: Some(Box::new(function(address))),
         numa_nodes: Vec::new(),
         nodes: Vec::new(),
-        attributes: BTreeMap::new(),
+        attributes: Attributes::default(),
     }
 }
 

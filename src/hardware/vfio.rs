@@ -115,14 +115,14 @@ mod tests {
         for driver in [None, Some("vfio-pci"), Some("mlx5_vfio_pci"), Some("pci-stub"), Some("pcieport")] {
             let attributes = with(member("0000:01:00.1", 0x04_0300, driver));
             assert!(!attributes.contains_key("group_blocked_by"), "{driver:?}");
-            assert_eq!(attributes["group_members"], "0000:01:00.0,0000:01:00.1");
+            assert_eq!(&attributes["group_members"], "0000:01:00.0,0000:01:00.1");
         }
         let attributes = with(member("0000:01:00.1", 0x04_0300, Some("snd_hda_intel")));
-        assert_eq!(attributes["group_blocked_by"], "0000:01:00.1 (snd_hda_intel)");
+        assert_eq!(&attributes["group_blocked_by"], "0000:01:00.1 (snd_hda_intel)");
         let bridge = with(member("0000:00:01.0", 0x06_0400, Some("shpchp")));
         assert!(!bridge.contains_key("group_blocked_by"), "bridges do not count");
         let elsewhere = with(PciFunction { iommu_group: Some(34), ..member("0000:01:00.1", 0x04_0300, Some("snd_hda_intel")) });
-        assert_eq!(elsewhere["group_members"], "0000:01:00.0");
+        assert_eq!(&elsewhere["group_members"], "0000:01:00.0");
     }
 
     #[test]

@@ -176,8 +176,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{DeviceClass, Reason};
-    use std::collections::BTreeMap;
+    use crate::domain::{Attributes, DeviceClass, Reason};
     use std::sync::mpsc;
 
     fn device(id: &str) -> Arc<Device> {
@@ -188,7 +187,7 @@ mod tests {
             pci: None,
             numa_nodes: Vec::new(),
             nodes: Vec::new(),
-            attributes: BTreeMap::new(),
+            attributes: Attributes::default(),
         })
     }
 

@@ -63,7 +63,7 @@ pub fn environment(occasion: &Occasion, host_root: &HostRoot) -> BTreeMap<String
 #[cfg(test)]
 pub(super) mod testing {
     use super::*;
-    use crate::domain::{DeviceClass, DeviceId, DeviceNode, PciFunction};
+    use crate::domain::{Attributes, DeviceClass, DeviceId, DeviceNode, PciFunction};
 
     /// A GPU after its release.
     pub(in crate::hook) fn occasion() -> Occasion {
@@ -74,7 +74,7 @@ pub(super) mod testing {
             pci: Some(Box::new(PciFunction::at("0000:18:00.0".parse().unwrap()))),
             numa_nodes: Vec::new(),
             nodes: vec![DeviceNode::at("/dev/nvidia0"), DeviceNode::at("/dev/nvidiactl")],
-            attributes: BTreeMap::new(),
+            attributes: Attributes::default(),
         };
         Occasion {
             phase: Phase::AfterRelease,

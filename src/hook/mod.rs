@@ -218,7 +218,7 @@ mod tests {
         let mut occasion = occasion();
         let device = Arc::make_mut(&mut occasion.device);
         assert_eq!(function(device).unwrap().to_string(), "0000:18:00.0");
-        device.attributes.insert("part".into(), "mig".into());
+        device.attributes.insert("part", "mig");
         assert!(matches!(function(device), Err(HookError::Part(_))));
         device.pci = None;
         assert!(matches!(function(device), Err(HookError::NoFunction)));

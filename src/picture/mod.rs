@@ -295,7 +295,7 @@ impl std::fmt::Display for Count {
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
-    use crate::domain::{DeviceId, DeviceNode, PciFunction};
+    use crate::domain::{Attributes, DeviceId, DeviceNode, PciFunction};
 
     /// A device at an address, below these bridges, near a node.
     pub(crate) fn leaf(address: &str, class: DeviceClass, bridges: &[&str], numa: Option<u32>) -> Leaf {
@@ -310,7 +310,7 @@ pub(crate) mod testing {
             pci: Some(Box::new(function)),
             numa_nodes: numa.into_iter().collect(),
             nodes: Vec::new(),
-            attributes: BTreeMap::new(),
+            attributes: Attributes::default(),
         })
     }
 
@@ -331,7 +331,7 @@ pub(crate) mod testing {
             pci: None,
             numa_nodes: Vec::new(),
             nodes: vec![DeviceNode::at(path)],
-            attributes: BTreeMap::new(),
+            attributes: Attributes::default(),
         })
     }
 

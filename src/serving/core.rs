@@ -90,7 +90,7 @@ pub(super) fn holders<'a>(grants: impl Iterator<Item = &'a Grant>, device: &Devi
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::domain::{AllocId, DeviceClass, GrantState, Hook, Hooks, PciFunction, PodRef, Reason, Timestamp};
+    use crate::domain::{AllocId, Attributes, DeviceClass, GrantState, Hook, Hooks, PciFunction, PodRef, Reason, Timestamp};
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
@@ -105,7 +105,7 @@ pub(super) mod tests {
                 pci: None,
                 numa_nodes: numa.into_iter().collect(),
                 nodes: Vec::new(),
-                attributes: BTreeMap::new(),
+                attributes: Attributes::default(),
             }),
             health: Health::Healthy,
         };
@@ -180,7 +180,7 @@ pub(super) mod tests {
             pci: Some(Box::new(PciFunction::at(address.parse().unwrap()))),
             numa_nodes: Vec::new(),
             nodes: Vec::new(),
-            attributes: BTreeMap::new(),
+            attributes: Attributes::default(),
         };
         let grant = |uid: Option<&str>, key: &str| {
             let bound = |uid: &str| GrantState::Bound {

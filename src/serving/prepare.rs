@@ -183,7 +183,7 @@ mod tests {
 
     fn device(id: &str, class: DeviceClass, nodes: Vec<DeviceNode>) -> Arc<Device> {
         let pci = (class == DeviceClass::Gpu).then(|| Box::new(crate::domain::PciFunction::at("0000:03:00.0".parse().unwrap())));
-        let attributes = [("disk".to_owned(), "sdx".to_owned())].into_iter().filter(|_| id == "disk").collect();
+        let attributes = [("disk", "sdx")].into_iter().filter(|_| id == "disk").collect();
         Arc::new(Device { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), class, pci, numa_nodes: Vec::new(), nodes, attributes })
     }
 

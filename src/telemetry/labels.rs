@@ -93,7 +93,7 @@ mod tests {
                 pci: Some(Box::new(pci)),
                 numa_nodes: Vec::new(),
                 nodes: Vec::new(),
-                attributes: model.map(|model| ("model".to_owned(), model.to_owned())).into_iter().collect(),
+                attributes: model.map(|model| ("model", model.to_owned())).into_iter().collect(),
             });
             // Two shares of each, one of them sick: neither is a matter of labels.
             ids.insert(device.id.share(0), Offered { device: Arc::clone(&device), health: Health::Healthy });

@@ -9,6 +9,7 @@
 
 mod allocate;
 mod alone;
+mod checkpoint;
 #[path = "../common/mod.rs"]
 mod common;
 mod evidence;

@@ -105,7 +105,7 @@ fn found(inventory: &Inventory, owed: &OwedHook) -> Option<(Hook, Arc<Device>)> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{AllocId, DeviceClass, HookState, Hooks, Offered, Offering, ResourceSpec, Timestamp, note_hook};
+    use crate::domain::{AllocId, Attributes, DeviceClass, HookState, Hooks, Offered, Offering, ResourceSpec, Timestamp, note_hook};
     use proptest::prelude::*;
 
     fn resource() -> ResourceName {
@@ -142,7 +142,7 @@ mod tests {
                 pci: None,
                 numa_nodes: Vec::new(),
                 nodes: Vec::new(),
-                attributes: BTreeMap::new(),
+                attributes: Attributes::default(),
             };
             (DeviceId::new(*id), Offered { device: Arc::new(device), health: *health })
         };

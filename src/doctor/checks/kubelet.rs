@@ -190,8 +190,7 @@ pub(super) fn checkpoint(facts: &Facts) -> Option<Vec<Finding>> {
     let unread = facts.status().map(|status| &status["checkpoint_unread"]).filter(|unread| !unread.is_null());
     let found = match (unread, &kubelet.checkpoint) {
         (Some(unread), _) => {
-            let since = unread["since"].as_u64().map(|since| format!("since {}: ", Timestamp(since).to_seconds()));
-            format!("{}{}", since.unwrap_or_default(), text(unread, "why"))
+            format!("since {}: {}", text(unread, "since"), text(unread, "why"))
         }
         (None, Some(_)) if !facts.may_read_all() => return None,
         (None, Some(why)) => why.clone(),

@@ -102,7 +102,7 @@ const BROKEN: &[(&[Code], Break)] = &[
     }),
     (&[codes::KUBELET_CHECKPOINT_UNREADABLE], |facts| facts.kubelet.as_mut().unwrap().checkpoint = Some("Is a directory".into())),
     (&[codes::KUBELET_CHECKPOINT_UNREADABLE], |facts| {
-        status(facts)["checkpoint_unread"] = json!({ "since": NOW, "missing": true, "why": "No such file or directory" });
+        status(facts)["checkpoint_unread"] = json!({ "since": Timestamp(NOW), "missing": true, "why": "No such file or directory" });
     }),
     (&[codes::OTHER_PLUGIN_SOCKET], |facts| facts.kubelet.as_mut().unwrap().others.push("nvidia-gpu.sock".into())),
     (&[codes::OTHER_PLUGIN_SOCKET], |facts| facts.kubelet.as_mut().unwrap().others.push("nvidia.com_gpu.sock".into())),

@@ -259,7 +259,7 @@ mod tests {
     fn gpu(address: &str, driver: Option<&str>) -> Arc<Device> {
         let mut gpu = device(address, address);
         gpu.numa_nodes = vec![1];
-        gpu.attributes.insert("model".into(), "NVIDIA A10".into());
+        gpu.attributes.insert("model", "NVIDIA A10");
         let function = gpu.pci.as_mut().unwrap();
         (function.vendor, function.device, function.iommu_group) = (Some(0x10de), Some(0x2236), Some(7));
         function.net = vec!["ens1f0".into()];

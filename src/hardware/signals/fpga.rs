@@ -137,7 +137,7 @@ mod tests {
             assert_eq!(host.complaints(), [], "the card is cut: the port is another device");
             host.write(&format!("{class}/{fme}/errors/catfatal_errors"), "0x40\n");
             assert_eq!(host.complaints(), [(Reason::FpgaError, "catfatal_errors is 0x40".into())]);
-            host.device.attributes.insert("part".into(), "port".into());
+            host.device.attributes.insert("part", "port");
             host.device.nodes = vec![DeviceNode::at(format!("/dev/{port}0"))];
             assert_eq!(host.complaints(), []);
             host.device.nodes = vec![DeviceNode::at(format!("/dev/{port}1"))];

@@ -229,7 +229,7 @@ mod tests {
         host.write("config", "\u{0}");
         host.write("aer_dev_fatal", "DLP 1\n");
         assert_eq!(host.signals().complaints.len(), 1);
-        host.device.attributes.insert("part".into(), "mig".into());
+        host.device.attributes.insert("part", "mig");
         assert_eq!(host.signals(), Signals::default());
     }
 }

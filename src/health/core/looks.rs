@@ -2,9 +2,9 @@
 
 use super::{Judge, pool};
 use crate::domain::{
-    Complaint, Device, DeviceClass, DeviceId, Evidence, Gather, GrantedDevice, Health, Moment, Reason, ResourceSpec, Sharing,
+    Attributes, Complaint, Device, DeviceClass, DeviceId, Evidence, Gather, GrantedDevice, Health, Moment, Reason, ResourceSpec, Sharing,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 impl Judge {
     /// What the evidence says of the devices that are offered, and of those above them.
@@ -89,6 +89,6 @@ pub(super) fn ghost(class: DeviceClass, known: &GrantedDevice) -> Device {
         pci: None,
         numa_nodes: known.numa_nodes.clone(),
         nodes: Vec::new(),
-        attributes: BTreeMap::new(),
+        attributes: Attributes::default(),
     }
 }

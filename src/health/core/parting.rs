@@ -156,7 +156,7 @@ pub(super) fn overlaps(evidence: &Evidence) -> bool {
 mod tests {
     use super::super::{Evidence, GrantedDevice, Inventory, LEAVE_AFTER, Verdicts};
     use super::*;
-    use crate::domain::{DeviceClass, DeviceNode, Listed, Moment, Owed, Sharing, Timestamp, Verdict};
+    use crate::domain::{Attributes, DeviceClass, DeviceNode, Listed, Moment, Owed, Sharing, Timestamp, Verdict};
     use proptest::prelude::*;
 
     fn name(text: &str) -> ResourceName {
@@ -175,7 +175,7 @@ mod tests {
             pci: None,
             numa_nodes: Vec::new(),
             nodes: vec![DeviceNode { container: format!("/dev/as/{id}"), ..DeviceNode::at(format!("/dev/{id}")) }],
-            attributes: BTreeMap::new(),
+            attributes: Attributes::default(),
         })
     }
 

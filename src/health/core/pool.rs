@@ -1,7 +1,6 @@
 //! The devices of a pool as one, which every container gets.
 
-use crate::domain::{Device, DeviceId, DeviceNode, Offered, ResourceSpec};
-use std::collections::BTreeMap;
+use crate::domain::{Attributes, Device, DeviceId, DeviceNode, Offered, ResourceSpec};
 use std::sync::Arc;
 
 /// The id of a resource's pool, which is no id of its list.
@@ -30,7 +29,7 @@ pub(super) fn pool(spec: &ResourceSpec, members: &[Offered]) -> Option<Offered> 
         pci: None,
         numa_nodes: Vec::new(),
         nodes,
-        attributes: BTreeMap::new(),
+        attributes: Attributes::default(),
     };
     Some(Offered { device: Arc::new(device), health })
 }

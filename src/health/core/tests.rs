@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::domain::{
-    AllocId, ContainerEdits, DeviceClass, DeviceNode, GrantState, GrantedDevice, HookState, Moment, OwedHook, Timestamp, note_hook,
+    AllocId, Attributes, ContainerEdits, DeviceClass, DeviceNode, GrantState, GrantedDevice, HookState, Moment, OwedHook, Timestamp,
+    note_hook,
 };
 
 fn at(secs: u64) -> Duration {
@@ -25,7 +26,7 @@ fn device(id: &str) -> Arc<Device> {
         pci: None,
         numa_nodes: vec![1],
         nodes: vec![DeviceNode::at(format!("/dev/{id}")), DeviceNode::at("/dev/optional").optional()],
-        attributes: BTreeMap::new(),
+        attributes: Attributes::default(),
     })
 }
 
@@ -285,7 +286,7 @@ fn a_group_that_no_guest_can_have_is_unhealthy_until_its_sibling_is_let_go() {
     let mut judge = judge(1);
     let look = |secs: u64, blocked: bool| {
         let mut device = (*device("gpu")).clone();
-        device.attributes.extend(blocked.then(|| ("group_blocked_by".to_owned(), "0000:01:00.1 (snd_hda_intel)".to_owned())));
+        device.attributes.extend(blocked.then_some(("group_blocked_by", "0000:01:00.1 (snd_hda_intel)")));
         let mut evidence = (*evidence(secs, &[], &["gpu"], &[])).clone();
         evidence.devices.insert(device.id.clone(), Arc::new(device));
         Arc::new(evidence)
@@ -393,7 +394,7 @@ const CARD: &str = "0000:01:00.0";
 fn cards(secs: u64) -> Arc<Evidence> {
     let mut evidence = (*evidence(secs, &[], &["vf", "mig"], &[])).clone();
     let mut mig = (*function("mig", "0000:02:00.0", None)).clone();
-    mig.attributes = [("part", "mig"), ("parent", "whole")].map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    mig.attributes = [("part", "mig"), ("parent", "whole")].into_iter().collect();
     let cards = [function("card", CARD, None), function("vf", "0000:01:00.4", Some(CARD)), function("whole", "0000:02:00.0", None)];
     evidence.devices.extend(cards.into_iter().chain([Arc::new(mig)]).map(|device| (device.id.clone(), device)));
     Arc::new(evidence)
@@ -538,7 +539,7 @@ fn a_fault_of_what_no_resource_selects_is_known_when_one_does_and_neither_bridge
         let mut switch = (*function("switch", "0000:04:00.0", None)).clone();
         switch.class = DeviceClass::Other;
         let mut mig = (*function("mig", gpu, None)).clone();
-        mig.attributes = [("part", "mig"), ("parent", "gpu")].map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        mig.attributes = [("part", "mig"), ("parent", "gpu")].into_iter().collect();
         let devices = [function("gpu", gpu, None), Arc::new(switch), Arc::new(mig)];
         evidence.devices.extend(devices.map(|device| (device.id.clone(), device)));
         judge.discovered(Arc::new(evidence));

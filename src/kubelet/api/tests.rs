@@ -1,7 +1,7 @@
 //! Every dialect over one plugin, on one socket: the same answers in different bytes.
 
 use super::*;
-use crate::domain::{Device, DeviceClass, Health, Offered, Reason, ResourceSpec};
+use crate::domain::{Attributes, Device, DeviceClass, Health, Offered, Reason, ResourceSpec};
 use crate::kubelet::proto::{v1alpha as alpha, v1beta1 as beta};
 use crate::kubelet::uds;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ pub(super) fn offering(ids: &[&str], sick: &[&str]) -> Offering {
             pci: None,
             numa_nodes: vec![1],
             nodes: Vec::new(),
-            attributes: BTreeMap::new(),
+            attributes: Attributes::default(),
         };
         let health = if sick.contains(id) { Health::Unhealthy(Reason::NodeMissing) } else { Health::Healthy };
         (DeviceId::new(*id), Offered { device: Arc::new(device), health })

@@ -156,8 +156,8 @@ pub fn forget(
 mod tests {
     use super::*;
     use crate::domain::{
-        AllocId, ContainerEdits, Cordon, Device, DeviceClass, Grant, GrantState, GrantedDevice, Health, Incident, Offered, Offering,
-        PodRef, Reason, ResourceSpec, State, Unread,
+        AllocId, Attributes, ContainerEdits, Cordon, Device, DeviceClass, Grant, GrantState, GrantedDevice, Health, Incident, Offered,
+        Offering, PodRef, Reason, ResourceSpec, State, Unread,
     };
 
     const DAY: u64 = 24 * 3600 * 1000;
@@ -232,7 +232,7 @@ mod tests {
                 pci: None,
                 numa_nodes: Vec::new(),
                 nodes: Vec::new(),
-                attributes: BTreeMap::new(),
+                attributes: Attributes::default(),
             });
             let spec = Arc::new(ResourceSpec::new(name.clone(), DeviceClass::Char));
             let devices = [(id(n), Offered { device, health: Health::Healthy })].into();

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::domain::{
-    CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, Device, DeviceClass, DeviceNumber, GrantState, Health, ListedContainer,
-    ListedPod, Moment, Object, Observation, Offered, Offering, Owed, PodName, PodRef, Reason, ResourceSpec, Timestamp,
+    Attributes, CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, Device, DeviceClass, DeviceNumber, GrantState, Health,
+    ListedContainer, ListedPod, Moment, Object, Observation, Offered, Offering, Owed, PodName, PodRef, Reason, ResourceSpec, Timestamp,
 };
 use proptest::prelude::*;
 use std::time::Duration;
@@ -928,7 +928,7 @@ fn a_list_is_remembered_when_its_ids_change_and_forgotten_with_its_resource() {
                 pci: None,
                 numa_nodes: vec![],
                 nodes: vec![],
-                attributes: BTreeMap::new(),
+                attributes: Attributes::default(),
             };
             let offered = |id: &str| Offered { device: Arc::new(device(id)), health: *health };
             let devices = ids.iter().map(|id| (DeviceId::new(*id), offered(id))).collect();

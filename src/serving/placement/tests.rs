@@ -172,7 +172,7 @@ fn with_hives(placement: Placement, hives: &[(&str, &str)]) -> Offering {
     for (hive, members) in hives {
         for id in ids(members) {
             let offered = offering.devices.get_mut(&id).unwrap();
-            Arc::make_mut(&mut offered.device).attributes.insert("hive".into(), (*hive).into());
+            Arc::make_mut(&mut offered.device).attributes.insert("hive", *hive);
         }
     }
     offering
@@ -257,7 +257,7 @@ fn lay_out((devices, shares): &Board, placement: Placement) -> (Offering, Vec<De
         let number: usize = id.as_str()[1..3].parse().unwrap();
         let hive: Vec<String> = devices[number].2.iter().map(u8::to_string).collect();
         if !hive.is_empty() {
-            Arc::make_mut(&mut offered.device).attributes.insert("hive".into(), hive.join("/"));
+            Arc::make_mut(&mut offered.device).attributes.insert("hive", hive.join("/"));
         }
     }
     let is_free = |id: &&DeviceId| {

@@ -2,8 +2,8 @@
 
 use super::super::random::Random;
 use crate::domain::{
-    AllocId, CharPath, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Evidence, Inventory, Listed, Moment, NodePattern, Object,
-    Owed, PciFunction, ResourceName, ResourceSpec, Select, Sharing, Timestamp, Unread,
+    AllocId, Attributes, CharPath, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Evidence, Inventory, Listed, Moment,
+    NodePattern, Object, Owed, PciFunction, ResourceName, ResourceSpec, Select, Sharing, Timestamp, Unread,
 };
 use crate::hardware::{HeldNode, NamedNode, name_nodes, select};
 use crate::health::core::{self, Judge, Rules};
@@ -112,7 +112,7 @@ impl World {
     }
 
     /// The nodes of `/dev` with what leads to them, as a scan finds them, and the names of the globs that match.
-    pub(super) fn nodes(&self) -> Vec<(NamedNode, DeviceNumber, &'static str, BTreeMap<String, String>)> {
+    pub(super) fn nodes(&self) -> Vec<(NamedNode, DeviceNumber, &'static str, Attributes)> {
         let mut nodes = Vec::new();
         for (stick, plugged) in self.sticks.iter().enumerate() {
             let Some(Plugged { number, by_path }) = plugged else { continue };
@@ -220,11 +220,12 @@ pub(super) fn node(path: &str, links: Vec<String>, number: DeviceNumber, kernel:
     }
 }
 
-pub(super) fn attributes(kernel: &str, disk: Option<Option<&str>>) -> BTreeMap<String, String> {
-    let mut attributes = BTreeMap::from([("kernel_device".to_owned(), kernel.to_owned())]);
+pub(super) fn attributes(kernel: &str, disk: Option<Option<&str>>) -> Attributes {
+    let mut attributes = Attributes::default();
+    attributes.insert("kernel_device", kernel);
     if let Some(partition) = disk {
-        attributes.insert("disk_id".into(), "eui.1".into());
-        attributes.extend(partition.map(|number| ("disk_partition".to_owned(), number.to_owned())));
+        attributes.insert("disk_id", "eui.1");
+        attributes.extend(partition.map(|number| ("disk_partition", number)));
     }
     attributes
 }
@@ -240,6 +241,6 @@ pub(super) fn gpu() -> Device {
         pci: Some(Box::new(function)),
         numa_nodes: Vec::new(),
         nodes: vec![DeviceNode { number, ..DeviceNode::at("/dev/dri/renderD128") }],
-        attributes: BTreeMap::new(),
+        attributes: Attributes::default(),
     }
 }

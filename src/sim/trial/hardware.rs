@@ -1,6 +1,6 @@
 //! The devices of the node, and the resources that offer them.
 
-use crate::domain::{Device, DeviceClass, DeviceId, Evidence, ResourceName, ResourceSpec, Sharing, Unread};
+use crate::domain::{Attributes, Device, DeviceClass, DeviceId, Evidence, ResourceName, ResourceSpec, Sharing, Unread};
 use crate::sim::memory::Node;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl Hardware {
                 pci: None,
                 numa_nodes: vec![0],
                 nodes: Vec::new(),
-                attributes: BTreeMap::new(),
+                attributes: Attributes::default(),
             };
             devices.insert(id.clone(), Arc::new(device));
             selected.entry(resource.clone()).or_default().insert(id.clone());
