@@ -159,7 +159,7 @@ pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>]
     identity::merge_paths(&mut devices, known.names);
     identity::make_unique(&mut devices);
     let mut named = remember(&mut devices, known.names);
-    let devices: Vec<Arc<Device>> = devices.into_iter().map(Arc::new).collect();
+    let devices = shared(devices, known.former);
     let mut selection = select(&devices, &chars, &specs);
     warnings.extend(found.warnings);
     selection.warnings.splice(0..0, warnings);
@@ -181,6 +181,17 @@ pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>]
     );
     let unfulfilled = unfulfilled(&selection, &specs);
     Discovery { devices, specs, selection, named, scan, missing_nodes, unfulfilled, unread }
+}
+
+/// The devices, each in the former pass's memory where it is as it was.
+fn shared(devices: Vec<Device>, former: Option<&Discovery>) -> Vec<Arc<Device>> {
+    let former: BTreeMap<&str, &Arc<Device>> =
+        former.into_iter().flat_map(|former| &former.devices).map(|device| (device.key.as_str(), device)).gather();
+    let shared = devices.into_iter().map(|device| match former.get(device.key.as_str()) {
+        Some(known) if ***known == device => Arc::clone(known),
+        _ => Arc::new(device),
+    });
+    shared.collect()
 }
 
 /// The devices of the PCI functions. A function of which something cannot be read has the devices that the former pass found.
@@ -249,7 +260,7 @@ pub fn node_health(root: &HostRoot, device: &Device) -> Option<Health> {
 mod tests {
     use super::testing::{spec, write};
     use super::*;
-    use crate::domain::Select;
+    use crate::domain::{CharPath, NodePattern, Select};
 
     #[test]
     fn a_node_that_a_device_needs_and_that_is_not_there_is_missing() {
@@ -268,5 +279,23 @@ mod tests {
         let nodes: Vec<usize> = found.devices.iter().map(|device| device.nodes.len()).collect();
         assert_eq!(nodes, [2, 1], "what is needed stays, what is not and is not there is left out");
         assert_eq!(found.unread, Unread::default());
+    }
+
+    #[test]
+    fn a_device_that_is_as_it_was_takes_no_memory_again() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), "dev/a", "");
+        write(dir.path(), "dev/b", "");
+        let root = HostRoot::new(dir.path());
+        let path = |host: &str| CharPath { host: NodePattern::Glob(host.into()), container: None, permissions: "rw".into() };
+        let specs =
+            [Arc::new(ResourceSpec { paths: vec![path("/dev/*")], ..ResourceSpec::new("a.com/x".parse().unwrap(), DeviceClass::Char) })];
+        let names = BTreeMap::new();
+        let first = discover(&root, &specs, &names);
+        std::fs::remove_file(dir.path().join("dev/b")).unwrap();
+        std::os::unix::fs::symlink("a", dir.path().join("dev/b")).unwrap();
+        let second = discover_knowing(&root, scan(&root), &specs, &Known { former: Some(&first), ..Known::names(&names) });
+        let [a] = &second.devices[..] else { panic!("{:?}", second.devices) };
+        assert_eq!(first.devices.iter().filter(|device| Arc::ptr_eq(device, a)).count(), 1);
     }
 }
