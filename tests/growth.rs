@@ -2,23 +2,24 @@
 //! Many devices that come and go: the ledger forgets those that have gone, and health with it.
 //!
 //! `HOLDFAST_GRANTS` is how many, `HOLDFAST_HISTORY_MIB` what the history may take, `HOLDFAST_BIN` another binary, such as the release
-//! build. What takes how long is printed, and judged with `HOLDFAST_JUDGE_TIMES` alone, since the machine may be busy.
+//! build. How long an Allocate takes is measured and judged with `HOLDFAST_JUDGE_TIMES` alone, since the machine may be busy.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod common;
 
 use actix::{Actor, Arbiter};
-use common::{Node, name, offered, resource, run, soon};
+use common::{Node, allocate, dial, name, offered, resource, run, soon};
 use futures_util::future::BoxFuture;
 use holdfast::domain::{
-    AllocId, ContainerEdits, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice, Moment, Timestamp, Unread,
+    AllocId, ContainerEdits, DeviceId, Durability, Entry, Evidence, Grant, GrantState, GrantedDevice, Moment, ResourceName, Timestamp,
+    Unread,
 };
 use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::{CallError, Door, Forget, Found, Mailbox, Remember};
-use holdfast::sim::kubelet::{EventKind, PodPhase, PodSpec};
+use holdfast::sim::kubelet::{Kubelet, PodPhase, PodSpec};
 use holdfast::store::{self, Store};
 use nix::sys::signal::Signal;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -34,8 +35,11 @@ const MIB: u64 = 1024 * 1024;
 /// Devices, and pods that run at a time.
 const DEVICES: usize = 64;
 const PODS: usize = 48;
-/// How many Allocates are compared.
+/// How many Allocates are compared, the rounds of which the best counts, since any machine has something else to do now and then, and the
+/// pause before each Allocate: the daemon is idle when a kubelet asks.
 const COMPARED: usize = 1000;
+const ROUNDS: usize = 3;
+const PAUSE: Duration = Duration::from_millis(3);
 
 fn asked(variable: &str, usual: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
@@ -74,10 +78,21 @@ impl Watch {
     }
 }
 
-fn p99(times: &[Duration]) -> Duration {
-    let mut sorted = times.to_vec();
-    sorted.sort_unstable();
-    sorted[sorted.len() * 99 / 100]
+/// The 99th percentile of Allocates that nothing else runs beside.
+async fn p99(kubelet: &Kubelet, node: &Node, resource: &ResourceName, id: &str) -> Duration {
+    let (mut api, mut rounds) = (dial(kubelet, node, resource).await, [Duration::MAX; ROUNDS]);
+    for round in &mut rounds {
+        let mut times = Vec::new();
+        for _ in 0..COMPARED {
+            tokio::time::sleep(PAUSE).await;
+            let began = Instant::now();
+            allocate(&mut api, &[id]).await.unwrap();
+            times.push(began.elapsed());
+        }
+        times.sort_unstable();
+        *round = times[times.len() * 99 / 100];
+    }
+    rounds.into_iter().min().unwrap_or_default()
 }
 
 #[test]
@@ -85,24 +100,23 @@ fn the_state_directory_stays_below_four_times_the_history() {
     run(async {
         let grants = usize::try_from(asked("HOLDFAST_GRANTS", 2000)).unwrap();
         let history = asked("HOLDFAST_HISTORY_MIB", 4);
-        let node = Node::with(&[("gpu", DEVICES)]);
-        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n[ledger]\nhistory_size = \"{history}MiB\"\n{}", resource("gpu")));
-        let gpu = name("example.com/gpu");
+        let node = Node::with(&[("gpu", DEVICES), ("probe", 1)]);
+        let resources = resource("gpu") + &resource("probe");
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n[ledger]\nhistory_size = \"{history}MiB\"\n{resources}"));
+        let [gpu, probe] = ["example.com/gpu", "example.com/probe"].map(name);
         let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
         let mut daemon = node.start_daemon();
         offered(&kubelet, &gpu, DEVICES).await;
+        offered(&kubelet, &probe, 1).await;
+        let is_judged = std::env::var_os("HOLDFAST_JUDGE_TIMES").is_some();
+        let first = if is_judged { p99(&kubelet, &node, &probe, "dev:probe0").await } else { Duration::ZERO };
         let watch = Watch::begin(node.state());
-        let (mut pods, mut times, began) = (VecDeque::new(), Vec::new(), Instant::now());
+        let (mut pods, began) = (VecDeque::new(), Instant::now());
         for n in 0..grants {
             let pod = PodSpec::new("team", format!("train-{n}")).app("main", &gpu, 1);
             let added = kubelet.add_pod(pod).await;
             assert_eq!(added.phase, PodPhase::Running, "{n}");
             pods.push_back(added.uid);
-            let took = kubelet.view(|view| {
-                let took = |event: &EventKind| if let EventKind::Allocated { took, .. } = event { Some(*took) } else { None };
-                view.events().iter().rev().find_map(|event| took(&event.kind))
-            });
-            times.extend(took);
             if pods.len() > PODS {
                 assert!(kubelet.delete_pod(&pods.pop_front().unwrap()).unwrap());
             }
@@ -110,11 +124,10 @@ fn the_state_directory_stays_below_four_times_the_history() {
                 println!("{} grants, {:?}, {} KiB", n + 1, began.elapsed(), size(&node.state()) / 1024);
             }
         }
-        let (first, last) = (p99(&times[..COMPARED.min(times.len())]), p99(&times[times.len().saturating_sub(COMPARED)..]));
         let took = began.elapsed();
         // The kubelet answers on this thread.
         let released = async {
-            while node.grants().len() > PODS {
+            while node.grants().iter().filter(|grant| grant.resource == gpu).count() > PODS {
                 tokio::task::yield_now().await;
             }
         };
@@ -122,14 +135,15 @@ fn the_state_directory_stays_below_four_times_the_history() {
         let most = watch.end();
         let now = size(&node.state());
         println!(
-            "{grants} grants in {took:?} with history_size = {history} MiB: the state directory had {:.1} MiB at most and has {:.1}; Allocate \
-             p99 of the first {COMPARED}: {first:?}, of the last: {last:?}",
+            "{grants} grants in {took:?} with history_size = {history} MiB: the state directory had {:.1} MiB at most and has {:.1}",
             most as f64 / MIB as f64,
             now as f64 / MIB as f64,
         );
         let most_allowed = 4 * history * MIB;
         assert!(most <= most_allowed, "{} KiB, of at most {}", most / 1024, most_allowed / 1024);
-        if std::env::var_os("HOLDFAST_JUDGE_TIMES").is_some() {
+        if is_judged {
+            let last = p99(&kubelet, &node, &probe, "dev:probe0").await;
+            println!("Allocate p99 of {COMPARED}, the best of {ROUNDS} rounds, before them: {first:?}, after them: {last:?}");
             assert!(last.as_secs_f64() <= 1.2 * first.as_secs_f64(), "{last:?} against {first:?}");
         }
         let told = node.json(&["history"]);
