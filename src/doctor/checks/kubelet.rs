@@ -7,7 +7,6 @@ use super::super::codes::{
 };
 use super::super::{Facts, Finding, Is, Kubelet};
 use super::{is_true, list, number, text};
-use crate::domain::Timestamp;
 use crate::kubelet::checkpoint::FILE_NAME;
 use serde_json::Value;
 use std::path::PathBuf;
