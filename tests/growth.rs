@@ -36,10 +36,11 @@ const MIB: u64 = 1024 * 1024;
 /// Devices, and pods that run at a time.
 const DEVICES: usize = 64;
 const PODS: usize = 48;
-/// How many Allocates are compared, the rounds of which the best counts, since any machine has something else to do now and then, and the
-/// pause before each Allocate: the daemon is idle when a kubelet asks.
+/// Allocates in each round.
 const COMPARED: usize = 1000;
+/// Rounds, of which the lowest percentile counts: other work of the machine can only raise it.
 const ROUNDS: usize = 3;
+/// The pause before each Allocate. A kubelet finds the daemon idle.
 const PAUSE: Duration = Duration::from_millis(3);
 
 fn asked(variable: &str, usual: u64) -> u64 {
@@ -79,7 +80,7 @@ impl Watch {
     }
 }
 
-/// The 99th percentile of Allocates that nothing else runs beside.
+/// The 99th percentile of a lone client's Allocates: the lowest of several rounds.
 async fn p99(api: &mut DevicePluginClient<Channel>, id: &str) -> Duration {
     let mut rounds = [Duration::MAX; ROUNDS];
     for round in &mut rounds {

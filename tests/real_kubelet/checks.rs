@@ -37,7 +37,7 @@ pub(crate) fn all(node: &mut Node, daemon: &mut Daemon) {
     assert_eq!(daemon.disagreements(), [""; 0], "nobody else is after the resources");
     // Last, so that all else is seen too.
     if daemon::is_named() {
-        assert!(idle.resident_kib <= 14 * 1024, "{} KiB resident: more than 14 MiB", idle.resident_kib);
+        assert!(idle.resident_kib <= 12 * 1024, "{} KiB resident: more than 12 MiB", idle.resident_kib);
         assert!(idle.switches <= IDLE.as_secs(), "it woke up {} times in {IDLE:?}: more than once a second", idle.switches);
     }
 }
