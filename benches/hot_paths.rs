@@ -11,8 +11,8 @@ use holdfast::domain::{
 use holdfast::hardware;
 use holdfast::host::HostRoot;
 use holdfast::kubelet::api::v1beta1;
+use holdfast::lab::sim::hardware::SimNode;
 use holdfast::serving::placement::choose_beside;
-use holdfast::sim::hardware::SimNode;
 use holdfast::store::Store;
 use holdfast::telemetry::metrics;
 use prost::Message;

@@ -7,7 +7,7 @@
 #![expect(clippy::print_stdout, reason = "its lines are what it is for")]
 
 use holdfast::domain::ResourceName;
-use holdfast::sim::kubelet::{Kubelet, KubeletConfig, PodOutcome, PodSpec};
+use holdfast::lab::sim::kubelet::{Kubelet, KubeletConfig, PodOutcome, PodSpec};
 use std::path::PathBuf;
 use std::time::Duration;
 use std::{env, io};
@@ -52,7 +52,7 @@ async fn tell(kubelet: &Kubelet) {
 
 /// One that stays, and one after the other that do not.
 async fn pods(kubelet: &Kubelet, resource: &ResourceName, runs_for: Duration) -> io::Result<()> {
-    let offered = |view: &holdfast::sim::kubelet::View<'_>| view.capacity(resource).allocatable > 1;
+    let offered = |view: &holdfast::lab::sim::kubelet::View<'_>| view.capacity(resource).allocatable > 1;
     kubelet.wait_for(offered, EVER).await.map_err(io::Error::other)?;
     add(kubelet, resource, "stays".into()).await;
     for number in 0_u64.. {

@@ -25,6 +25,10 @@ pub mod serving;
 
 pub mod app;
 pub mod doctor;
-pub mod sim;
+
+pub mod console;
+
+#[cfg(feature = "lab")]
+pub mod lab;
 
 pub mod cli;

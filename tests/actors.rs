@@ -8,8 +8,8 @@ use common::{HANG, Node, allocate, count, dial, ids, name, offered, percentiles,
 use futures_util::future::{join, join_all};
 use holdfast::app::App;
 use holdfast::domain::{AllocId, DeviceId, GrantState};
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
 use holdfast::messages::CallError;
-use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
 use holdfast::telemetry::metrics;
 use holdfast::telemetry::table::Metric;
 use std::cell::{Cell, RefCell};

@@ -6,8 +6,8 @@ mod common;
 
 use common::{Node, name, offered, run, soon};
 use holdfast::domain::DeviceId;
-use holdfast::sim::hardware::SimNode;
-use holdfast::sim::kubelet::PodSpec;
+use holdfast::lab::sim::hardware::SimNode;
+use holdfast::lab::sim::kubelet::PodSpec;
 use std::collections::BTreeSet;
 
 const CONFIG: &str = r#"
@@ -27,7 +27,7 @@ select = { vf = true }
 /// On which of the two sockets, each of which has one switch, the devices of a container are.
 fn switches(node: &SimNode, ids: impl IntoIterator<Item = DeviceId>) -> BTreeSet<u8> {
     let address = |id: &DeviceId| {
-        let gpu = (0..holdfast::sim::hardware::GPUS).find(|index| node.gpu_uuid(*index) == id.as_str());
+        let gpu = (0..holdfast::lab::sim::hardware::GPUS).find(|index| node.gpu_uuid(*index) == id.as_str());
         gpu.map_or_else(|| id.as_str().parse().unwrap(), |index| node.gpu_address(index))
     };
     ids.into_iter().map(|id| address(&id).bus / 0x80).collect()

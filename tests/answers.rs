@@ -6,7 +6,7 @@ mod common;
 
 use common::{HANG, Node, allocate, count, dial, files_below, ids, name, offered, resource, run, soon, until};
 use holdfast::domain::{Durability, Entry, Grant, GrantState, ResourceName};
-use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
 use holdfast::store::{self, Store};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ fn gpu() -> ResourceName {
 /// Waits for a list of so many healthy and so many other devices.
 async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize)) {
     let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
-    let seen = |view: &holdfast::sim::kubelet::View<'_>| {
+    let seen = |view: &holdfast::lab::sim::kubelet::View<'_>| {
         let event = view.last(newest).map(|event| &event.kind);
         matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
     };
@@ -395,7 +395,7 @@ fn what_another_plugin_has_given_away_is_in_the_first_list_and_has_its_holders()
         let lists = count(&kubelet, |kind| matches!(kind, EventKind::Listed { .. }));
         kubelet.start_again().await.unwrap();
         let daemon = node.start_daemon();
-        let first = |view: &holdfast::sim::kubelet::View<'_>| {
+        let first = |view: &holdfast::lab::sim::kubelet::View<'_>| {
             let mut of_gpus = view.events().iter().filter(|event| event.kind.resource() == Some(&gpu()));
             let mut listed = of_gpus.by_ref().filter_map(|event| match &event.kind {
                 EventKind::Listed { healthy, unhealthy, .. } => Some((*healthy, *unhealthy)),

@@ -7,7 +7,7 @@ mod common;
 use common::{Node, name, offered, run, soon, until};
 use holdfast::domain::Durability;
 use holdfast::host;
-use holdfast::sim::kubelet::EventKind;
+use holdfast::lab::sim::kubelet::EventKind;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -275,7 +275,7 @@ fn a_scan_is_measured_beside_plain_reads_of_the_same_functions() {
 #[test]
 fn a_tree_of_another_machine_is_scanned_and_drawn_and_one_without_functions_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    holdfast::sim::hardware::SimNode::create(dir.path()).unwrap();
+    holdfast::lab::sim::hardware::SimNode::create(dir.path()).unwrap();
     let (tree, plot) = (dir.path().to_str().unwrap(), dir.path().join("scan.svg"));
     let report = document(&["scan", "--root", tree, "--rounds=2", "--plot", plot.to_str().unwrap()]);
     assert_eq!((&report["root"], report["scans"].as_array().unwrap().len()), (&tree.into(), 1));

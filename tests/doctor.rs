@@ -10,7 +10,7 @@ use holdfast::config::Roots;
 use holdfast::doctor::{CHECKS, CODES, Facts, Level, Place, Report, examine, gather};
 use holdfast::domain::{AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, Timestamp};
 use holdfast::host::{Medium, medium};
-use holdfast::sim::hardware::{GPUS, SimNode};
+use holdfast::lab::sim::hardware::{GPUS, SimNode};
 use holdfast::store::Store;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -20,7 +20,7 @@ use common::inside::{command, inside};
 use common::ledger::{Load, Model};
 use common::{Node, Random, allocate, dial, http_get, name, offered, percentiles, resource, run, soon, telemetry, until};
 use holdfast::domain::{DeviceId, Durability, Entry};
-use holdfast::sim::kubelet::{PodPhase, PodSpec};
+use holdfast::lab::sim::kubelet::{PodPhase, PodSpec};
 use holdfast::store::{Store, StoreError};
 use nix::sys::signal::Signal;
 use std::fs;

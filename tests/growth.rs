@@ -17,9 +17,9 @@ use holdfast::domain::{
 use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
+use holdfast::lab::sim::kubelet::{PodPhase, PodSpec};
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::{CallError, Door, Forget, Found, Mailbox, Remember};
-use holdfast::sim::kubelet::{PodPhase, PodSpec};
 use holdfast::store::{self, Store};
 use nix::sys::signal::Signal;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -19,9 +19,9 @@ use holdfast::domain::{
 use holdfast::hardware::{self, discover};
 use holdfast::health::{HealthActor, HealthConfig, Judgement};
 use holdfast::host::{self, HostRoot, KernelRecord, Uevent};
+use holdfast::lab::sim::hardware::{GPUS, SimNode};
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec, View};
 use holdfast::messages::{CallError, Discovered, Door, Happened, Judged, Mailbox, Rescan};
-use holdfast::sim::hardware::{GPUS, SimNode};
-use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec, View};
 use holdfast::store::Store;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;

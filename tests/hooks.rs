@@ -7,8 +7,8 @@ mod common;
 
 use common::{Daemon, HANG, Node, allocate, dial, name, offered, resource, run, soon, until};
 use holdfast::domain::{AllocId, DeviceId, Durability, Entry, Grant, HookState, OwedHook, PodRef, ResourceName, Timestamp};
-use holdfast::sim::hardware::SimNode;
-use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec};
+use holdfast::lab::sim::hardware::SimNode;
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec};
 use holdfast::store::{self, Store};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn lines(node: &Node, file: &str) -> Vec<String> {
 
 async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize), within: Duration) {
     let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
-    let seen = |view: &holdfast::sim::kubelet::View<'_>| {
+    let seen = |view: &holdfast::lab::sim::kubelet::View<'_>| {
         let event = view.last(newest).map(|event| &event.kind);
         matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
     };
@@ -393,7 +393,7 @@ fn a_container_starts_when_its_hook_has_ended_well_and_every_start_has_its_own()
             assert!(waiting.contains(part), "`{part}` is not in: {waiting}");
         }
         std::fs::write(left(&node, "key"), "").unwrap();
-        let runs = |view: &holdfast::sim::kubelet::View<'_>| view.pod(&pod.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
+        let runs = |view: &holdfast::lab::sim::kubelet::View<'_>| view.pod(&pod.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
         kubelet.wait_for(runs, HANG).await.unwrap();
         let env = lines(&node, "env");
         for told in ["HOLDFAST_PHASE=before_start", "HOLDFAST_DEVICE_ID=dev:gpu0", &format!("HOLDFAST_ALLOC_ID={}", alloc_of(&node))] {
@@ -432,7 +432,7 @@ fn a_reset_before_the_start_is_done_for_every_container_of_a_pod() {
         offered(&kubelet, &gpus, 8).await;
         let spec = PodSpec::new("default", "train").init("prepare", &gpus, 1).app("main", &gpus, 1);
         let pod = soon("an admission", kubelet.add_pod(spec)).await;
-        let runs = |view: &holdfast::sim::kubelet::View<'_>| view.pod(&pod.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
+        let runs = |view: &holdfast::lab::sim::kubelet::View<'_>| view.pod(&pod.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
         kubelet.wait_for(runs, HANG).await.unwrap();
         let held = kubelet.devices(&pod.uid, "main").remove(&gpus).unwrap();
         let written = (0..8).filter(|index| std::fs::read_to_string(reset(*index)).unwrap() == "1");
@@ -463,7 +463,7 @@ fn a_pod_that_was_rejected_behind_its_allocate_does_not_keep_the_next_one_from_i
         daemon.logged("bound").await;
 
         let next = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpus, 8))).await;
-        let runs = |view: &holdfast::sim::kubelet::View<'_>| view.pod(&next.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
+        let runs = |view: &holdfast::lab::sim::kubelet::View<'_>| view.pod(&next.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
         kubelet.wait_for(runs, HANG).await.unwrap();
         let has_it_alone = |grants: &Vec<Grant>| matches!(&grants[..], [one] if one.pod().is_some_and(|pod| pod.uid == next.uid));
         beside("the release", || node.grants(), has_it_alone).await;

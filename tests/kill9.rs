@@ -14,9 +14,9 @@ use holdfast::domain::{AllocId, ContainerEdits, Durability, Grant, GrantState, T
 use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
+use holdfast::lab::sim::kubelet::{Event, EventKind, Kubelet};
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::{Record, Remember};
-use holdfast::sim::kubelet::{Event, EventKind, Kubelet};
 use holdfast::store::{self, Store};
 use nix::sys::signal::Signal;
 use std::cell::Cell;

@@ -5,7 +5,9 @@
 mod common;
 
 use common::{HANG, Node, name, offered, run, soon};
-use holdfast::sim::kubelet::{EventKind, Hook, HookTable, Interleaving, Kubelet, KubeletConfig, PodPhase, PodSpec, Profile, Verdict, View};
+use holdfast::lab::sim::kubelet::{
+    EventKind, Hook, HookTable, Interleaving, Kubelet, KubeletConfig, PodPhase, PodSpec, Profile, Verdict, View,
+};
 use std::time::Duration;
 
 /// A kubelet whose flows a test can hold. A busy machine that runs tests is given more time before the first pods.

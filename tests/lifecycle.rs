@@ -5,7 +5,7 @@ mod common;
 use common::{Daemon, HANG, Node, allocate, count, dial, http_get, name, notified, offered, percentiles, resource, run, soon, telemetry};
 use holdfast::domain::ResourceName;
 use holdfast::kubelet::proto::v1beta1 as api;
-use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, View};
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, View};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use serde_json::Value;

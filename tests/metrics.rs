@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Node, allocate, dial, http_get, name, offered, resource, run, soon, telemetry, until};
-use holdfast::sim::kubelet::{PodPhase, PodSpec};
+use holdfast::lab::sim::kubelet::{PodPhase, PodSpec};
 use holdfast::telemetry::exposition::Page;
 use holdfast::telemetry::table::{Kind, Metric, Row, TABLE};
 use serde_json::Value;

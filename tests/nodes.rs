@@ -6,14 +6,14 @@ mod common;
 
 use common::{HANG, Node, allocate, dial, name, offered, run, soon};
 use holdfast::domain::ResourceName;
-use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
 use nix::sys::signal::Signal;
 use std::fs;
 
 /// Waits for a list of so many healthy and so many other devices.
 async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize)) {
     let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
-    let seen = |view: &holdfast::sim::kubelet::View<'_>| {
+    let seen = |view: &holdfast::lab::sim::kubelet::View<'_>| {
         let event = view.last(newest).map(|event| &event.kind);
         matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
     };

@@ -12,8 +12,8 @@ use holdfast::domain::{ContainerEdits, NvLinks, NvmlAsked, NvmlLibrary, NvmlQues
 use holdfast::host::{HostRoot, NvmlAnswer, ask_nvml};
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
-use holdfast::sim::hardware::{GPUS, SimNode};
-use holdfast::sim::kubelet::EventKind;
+use holdfast::lab::sim::hardware::{GPUS, SimNode};
+use holdfast::lab::sim::kubelet::EventKind;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

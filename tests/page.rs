@@ -8,8 +8,8 @@ mod common;
 
 use common::inside::{has_program, say};
 use common::{Daemon, HANG, Node, http_get, name, offered, run, soon, telemetry, until};
-use holdfast::sim::hardware::SimNode;
-use holdfast::sim::kubelet::{Kubelet, PodSpec};
+use holdfast::lab::sim::hardware::SimNode;
+use holdfast::lab::sim::kubelet::{Kubelet, PodSpec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{BufRead, BufReader, Read, Write};

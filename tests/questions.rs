@@ -9,7 +9,7 @@ use common::{Daemon, HANG, Node, allocate, dial, name, offered, run};
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceId, Durability, EditDevice, Entry, Grant, GrantState, GrantedDevice, PodRef, Timestamp,
 };
-use holdfast::sim::hardware::SimNode;
+use holdfast::lab::sim::hardware::SimNode;
 use holdfast::store::Store;
 use nix::sys::signal::Signal;
 use serde_json::Value;

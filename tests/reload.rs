@@ -12,7 +12,7 @@ use holdfast::app::{App, ConfigReport};
 use holdfast::config::ResourceChange;
 use holdfast::domain::{Health, Reason, ResourceName};
 use holdfast::kubelet::proto::v1beta1 as api;
-use holdfast::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec, View};
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec, View};
 use nix::sys::signal::Signal;
 use std::cell::Cell;
 use std::os::unix::fs::symlink;

@@ -8,7 +8,7 @@ mod common;
 
 use common::{Node, dial, http_get, name, offered, resource, run, soon, telemetry, until};
 use holdfast::kubelet::proto::v1beta1 as api;
-use holdfast::sim::kubelet::PodSpec;
+use holdfast::lab::sim::kubelet::PodSpec;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::io::Read;

@@ -18,7 +18,8 @@ const LAYERS: &[&[&str]] = &[
     &["discovery", "health", "ledger", "registration", "serving"],
     &["app"],
     &["doctor"],
-    &["sim"],
+    &["console"],
+    &["lab"],
     &["cli"],
 ];
 
@@ -27,10 +28,10 @@ const ACTORS: &[&str] = LAYERS[4];
 /// What only these files may name: word, where, and what the others use.
 const ONE_PLACE: &[(&str, &[&str], &str)] = &[
     ("sled::", &["store/database"], "the `Store`"),
-    ("nix::", &["host/", "sim/hardware.rs"], "a function of `host`"),
+    ("nix::", &["host/", "lab/sim/hardware.rs"], "a function of `host`"),
     ("nvml_wrapper::", &["host/nvml.rs"], "`host::ask_nvml`"),
     ("inotify::", &["host/"], "`host::DirWatch`"),
-    ("kubelet::proto", &["kubelet/", "sim/", "cli/bench"], "the domain's types"),
+    ("kubelet::proto", &["kubelet/", "lab/"], "the domain's types"),
     ("std::process::exit", &[], "an exit code that `main` returns"),
 ];
 

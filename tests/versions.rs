@@ -10,7 +10,7 @@ use holdfast::kubelet::proto::v1alpha as alpha;
 use holdfast::kubelet::proto::v1alpha::device_plugin_client::DevicePluginClient as AlphaClient;
 use holdfast::kubelet::proto::v1alpha::registration_client::RegistrationClient;
 use holdfast::kubelet::uds;
-use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, Profile};
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, Profile};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::Duration;

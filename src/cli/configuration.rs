@@ -1,10 +1,10 @@
 //! `holdfast config`: whether the configuration is valid, what it comes to on a node, and what another plugin's comes to.
 
-use super::exit::{CONFIG, FAILURE, Failed, INCOMPLETE};
-use super::text::Text;
-use super::{Global, Output, print, show};
 use crate::config::import::{self, Imported, Peer};
 use crate::config::{self, Change, ConfigError, Examined, Node, ResourceChange, Section, Shown};
+use crate::console::exit::{CONFIG, FAILURE, Failed, INCOMPLETE};
+use crate::console::text::Text;
+use crate::console::{Global, Output, print, show};
 use clap::Subcommand;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -70,12 +70,12 @@ pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
             let text =
                 String::from_utf8(read(file)?).map_err(|_| Failed::new(FAILURE, format_args!("`{}` is not text", file.display())))?;
             let imported = import::import(*peer, &text, key.as_deref(), prefix.as_deref()).map_err(|error| {
-                error.warnings.iter().for_each(|warning| super::eprintln(format_args!("warning: {warning}")));
+                error.warnings.iter().for_each(|warning| crate::console::eprintln(format_args!("warning: {warning}")));
                 Failed::new(FAILURE, format_args!("`{}` cannot be taken over: {error}", file.display()))
             })?;
             let Imported { toml, warnings, wrong } = &imported;
             if global.output != Output::Json {
-                warnings.iter().for_each(|warning| super::eprintln(format_args!("warning: {warning}")));
+                warnings.iter().for_each(|warning| crate::console::eprintln(format_args!("warning: {warning}")));
             }
             show(global.output, &ImportDocument { schema: 1, toml, warnings, wrong: *wrong }, |document| Text::document(document.toml))?;
             if *wrong == 0 {

@@ -1,13 +1,14 @@
 //! `holdfast device`: what is known of devices' health, and an operator's word about them.
 
 use super::document::holder_in_words;
-use super::exit::{FAILURE, Failed};
 use super::query::Wanted;
-use super::screen::Tint;
-use super::table::Table;
-use super::text::Text;
-use super::{Global, Output, block_on, show, source};
+use super::source;
 use crate::app::{ControlError, DeviceReport, Order, control_get, control_order};
+use crate::console::exit::{FAILURE, Failed};
+use crate::console::screen::Tint;
+use crate::console::table::Table;
+use crate::console::text::Text;
+use crate::console::{Global, Output, block_on, show};
 use crate::domain::{AllocId, DeviceId, Gather, Instruction};
 use crate::hook::Said;
 use crate::store::Told;
@@ -28,7 +29,7 @@ pub enum Verb {
         /// Its id or the beginning of it, a PCI address, a node such as /dev/nvidia0, or what the host calls it, such as mlx5_2
         device: String,
         /// Why, for whoever wonders
-        #[arg(long, value_name = "TEXT", value_parser = super::said)]
+        #[arg(long, value_name = "TEXT", value_parser = crate::console::said)]
         reason: String,
     },
     /// Give a device back; where it waits for a person after a fault or too many failures, it need not wait any more

@@ -1,10 +1,11 @@
 //! `holdfast discover`: what is on this host, as one JSON document or as a table.
 
-use super::exit::Failed;
-use super::screen::Tint;
-use super::table::{Table, UNKNOWN};
-use super::text::Text;
-use super::{Global, show, source};
+use super::source;
+use crate::console::exit::Failed;
+use crate::console::screen::Tint;
+use crate::console::table::{Table, UNKNOWN};
+use crate::console::text::Text;
+use crate::console::{Global, show};
 use crate::discovery;
 use crate::domain::{
     Attributes, Device, DeviceClass, DeviceId, Gather, Grant, Health, NvmlLibrary, NvmlSnapshot, Objects, PciAddress, Reason, Verdicts,
@@ -39,7 +40,7 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
         found = hardware::discover_knowing(&root, scan, &specs, &Known { nvml: &nvml, ..known });
     }
     for warning in &found.selection.warnings {
-        super::eprintln(format_args!("holdfast: {warning}"));
+        crate::console::eprintln(format_args!("holdfast: {warning}"));
     }
     let boot_id = host::boot_id(&global.host_root).unwrap_or_else(|| "unknown".into());
     let document = document(&root, &found, all).with_verdicts(&recovered.verdicts, &boot_id).with_holders(&grants, &found);
@@ -65,7 +66,7 @@ fn ask_nvml(root: &HostRoot, library: &NvmlLibrary, found: &Discovery) -> Option
     let (told, failed) = answer.map_or_else(|why| (NvmlSnapshot::default(), Some(why)), |answer| (answer.told, answer.failed));
     // That GPUs are joined by NVLink is good to know, and nothing lacks without it.
     if let Some(why) = failed.filter(|_| is_needed) {
-        super::eprintln(format_args!("holdfast: NVML does not tell everything: {why}"));
+        crate::console::eprintln(format_args!("holdfast: NVML does not tell everything: {why}"));
     }
     Some(told)
 }
@@ -281,9 +282,9 @@ fn short_list(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::screen::Screen;
+    use crate::console::screen::Screen;
     use crate::hardware::{defaults, discover_in, scan};
-    use crate::sim::hardware::{GPUS, SimNode};
+    use crate::lab::sim::hardware::{GPUS, SimNode};
 
     fn simulated(all: bool, breakage: impl Fn(&SimNode)) -> Document {
         let dir = tempfile::tempdir().unwrap();

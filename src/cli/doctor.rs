@@ -1,10 +1,10 @@
 //! `holdfast doctor`: what is wrong with this node, and what to do.
 
-use super::exit::{FAILURE, FINDINGS, Failed, USAGE};
-use super::screen::{Screen, Tint};
-use super::text::Text;
-use super::{Global, block_on, eprint, eprintln, not_printed, print, show};
 use crate::config;
+use crate::console::exit::{FAILURE, FINDINGS, Failed, USAGE};
+use crate::console::screen::{Screen, Tint};
+use crate::console::text::Text;
+use crate::console::{Global, block_on, eprint, eprintln, not_printed, print, show};
 use crate::doctor::bundle::Bundle;
 use crate::doctor::{self, Finding, Level, Place, Redactor, Report};
 use crate::host;

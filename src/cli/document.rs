@@ -1,9 +1,9 @@
 //! Grants as they are shown: rows of a JSON document, cells of a table, and words for what proved a release.
 
-use super::screen::Tint;
-use super::table::{Table, UNKNOWN};
-use super::text::Text;
 use crate::app::Processors;
+use crate::console::screen::Tint;
+use crate::console::table::{Table, UNKNOWN};
+use crate::console::text::Text;
 use crate::domain::{DeviceId, Gather, Grant, GrantState, PodRef, Timestamp};
 use crate::ledger::core::{NEVER_STARTED, POD_GONE, SUPERSEDED};
 use serde::Serialize;
@@ -231,7 +231,7 @@ fn state(grant: &Grant) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::screen::Screen;
+    use crate::console::screen::Screen;
     use crate::domain::{AllocId, ContainerEdits, GrantedDevice};
 
     fn grant(state: GrantState) -> Grant {

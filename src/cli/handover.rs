@@ -1,10 +1,10 @@
 //! `holdfast handover`: the running daemon starts this binary in its own place and hands over to it.
 
-use super::exit::{FAILURE, Failed};
-use super::text::Text;
-use super::{Global, block_on, show};
 use crate::app::handover::{Installed, Upgrade};
 use crate::app::{ControlError, ask_to_hand_over};
+use crate::console::exit::{FAILURE, Failed};
+use crate::console::text::Text;
+use crate::console::{Global, block_on, show};
 
 /// Asks, and waits until the other instance serves.
 ///

@@ -1,13 +1,14 @@
 //! `holdfast history`: every grant, held and given back, and who held what at a given time.
 
 use super::document::{Row, history_table, holder_in_words, row};
-use super::exit::{FAILURE, Failed, USAGE};
 use super::query::{Resources, Whose};
-use super::table::Table;
-use super::text::Text;
+use super::source;
 use super::when;
-use super::{Global, Output, show, source};
 use crate::app::LedgerEnd;
+use crate::console::exit::{FAILURE, Failed, USAGE};
+use crate::console::table::Table;
+use crate::console::text::Text;
+use crate::console::{Global, Output, show};
 use crate::domain::{AllocId, Arrange, ContainerEdits, DeviceId, Gather, Grant, GrantState, Incident, Timestamp, Verdicts};
 use crate::store::Told;
 use clap::Args;
@@ -171,10 +172,10 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     })?;
     // A time that was said shortly, or by the machine's clock, may not be the one that was meant; the document has it.
     if global.output != Output::Json && !grants.is_empty() {
-        time.in_words().iter().for_each(|time| super::eprintln(format_args!("holdfast: what was held {time}")));
+        time.in_words().iter().for_each(|time| crate::console::eprintln(format_args!("holdfast: what was held {time}")));
     }
     for remark in remarks(time, forgotten_until, problem.as_deref(), &grants) {
-        super::eprintln(format_args!("holdfast: {remark}"));
+        crate::console::eprintln(format_args!("holdfast: {remark}"));
     }
     Ok(())
 }

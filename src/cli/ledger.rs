@@ -4,8 +4,8 @@ mod export;
 mod import;
 mod verify;
 
-use super::Global;
-use super::exit::Failed;
+use crate::console::Global;
+use crate::console::exit::Failed;
 use clap::Subcommand;
 use std::path::PathBuf;
 

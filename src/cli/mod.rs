@@ -1,42 +1,33 @@
 //! The command line: verbs, output and exit codes. Data on standard output, everything else on standard error.
 
-pub mod bench;
 pub mod configuration;
-pub mod demo;
 pub mod device;
 pub mod discover;
 pub mod doctor;
 pub mod document;
-pub mod exit;
 pub mod handover;
 pub mod history;
-mod json;
+#[cfg(any(test, not(feature = "lab")))]
+mod lab_command;
 pub mod ledger;
-pub mod progress;
 pub mod query;
 pub mod run;
-pub mod screen;
 pub mod source;
 pub mod status;
-pub mod table;
-pub mod text;
 pub mod topology;
 pub mod watch;
 pub mod when;
 pub mod who;
 
-use self::exit::Failed;
-use self::screen::Colour;
-use self::text::Text;
-use crate::config::{self, Node, Roots};
+use crate::console::exit::{self, Failed};
+use crate::console::text::Text;
+use crate::console::{Global, Output, eprint, not_printed, screen};
 use crate::host::private::keep_files_private;
-use crate::telemetry::logging::{self, LogFormat};
+#[cfg(feature = "lab")]
+use crate::lab::{bench, demo};
+use crate::telemetry::logging;
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use serde::Serialize;
-use std::fmt;
-use std::io::{ErrorKind as ErrorKindOfIo, Write};
-use std::path::PathBuf;
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Offers a Kubernetes node's devices to the kubelet, and never loses track of which container holds which.
@@ -53,54 +44,16 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 configuration
                           6 already running, 7 an actor died too often, 8 nobody holds what `who` was asked for, 9 `config import` left out wrong values, \
                           10 `doctor` found something to mend, 11 limits of the process.";
 
-/// Options of every verb.
-#[derive(Debug, Clone, Args)]
-pub struct Global {
-    /// The configuration file; drop-ins are read from `config.d` beside it [default: /etc/holdfast/config.toml]
-    #[arg(long, global = true, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Where the node's sys, proc, dev, run/udev and var/log/pods lie
-    #[arg(long, global = true, value_name = "DIR", default_value = "/")]
-    pub host_root: PathBuf,
-    /// The kubelet's directory
-    #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/kubelet")]
-    pub kubelet_dir: PathBuf,
-    /// The ledger's directory
-    #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/holdfast")]
-    pub state_dir: PathBuf,
-    /// Where the control socket lies
-    #[arg(long, global = true, value_name = "DIR", default_value = "/run/holdfast")]
-    pub run_dir: PathBuf,
-    /// How results are printed
-    #[arg(short, long, global = true, value_name = "FORM", default_value = "table")]
-    pub output: Output,
-    /// When results have colours
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
-    pub color: Colour,
-    /// How log lines look
-    #[arg(long, global = true, value_name = "FORM", default_value = "text")]
-    pub log_format: LogFormat,
-}
-
-/// How results are printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// For people; as wide as the terminal
-    Table,
-    /// For people whose terminals know nothing but ASCII
-    Ascii,
-    /// For programs
-    Json,
-    /// A picture: `topology` only
-    Svg,
-}
-
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Run the daemon
     Run(run::Options),
     /// Show what Holdfast does, on a simulated node with a simulated kubelet: no privileges, no hardware
+    #[cfg(feature = "lab")]
     Demo(demo::Options),
+    /// Show what Holdfast does, on a simulated node with a simulated kubelet (package holdfast-lab)
+    #[cfg(not(feature = "lab"))]
+    Demo(lab_command::Arguments),
     /// List the devices of this node
     Discover {
         /// Every PCI function, bridges too
@@ -129,25 +82,12 @@ enum Verb {
     #[command(subcommand)]
     Ledger(ledger::Verb),
     /// Measure
+    #[cfg(feature = "lab")]
     #[command(subcommand)]
     Bench(bench::Verb),
-}
-
-impl Global {
-    /// The four roots.
-    #[must_use]
-    pub fn roots(&self) -> Roots {
-        Roots { host: self.host_root.clone(), kubelet: self.kubelet_dir.clone(), state: self.state_dir.clone(), run: self.run_dir.clone() }
-    }
-
-    /// The node that a configuration is read for: this one, or one of another name.
-    fn node(&self, name: Option<&str>) -> Node {
-        name.map_or_else(|| Node::here(&self.host_root), |name| Node::named(name, &self.host_root))
-    }
-
-    fn load_config(&self) -> Result<config::Config, Failed> {
-        Ok(config::load(self.config.as_deref(), &self.node(None))?)
-    }
+    /// Measure (package holdfast-lab)
+    #[cfg(not(feature = "lab"))]
+    Bench(lab_command::Arguments),
 }
 
 /// The whole command line, for those who write manual pages and completions of it (`examples/manual.rs`).
@@ -186,7 +126,14 @@ pub fn main() -> ExitCode {
     exit::end(match verb {
         Verb::Run(options) => run::run(&global, &options),
         Verb::Handover => handover::run(&global),
+        #[cfg(feature = "lab")]
         Verb::Demo(options) => demo::run(&options),
+        #[cfg(feature = "lab")]
+        Verb::Bench(verb) => bench::run(&global, &verb),
+        #[cfg(not(feature = "lab"))]
+        Verb::Demo(_) => lab_command::run("demo"),
+        #[cfg(not(feature = "lab"))]
+        Verb::Bench(_) => lab_command::run("bench"),
         Verb::Discover { all } => discover::run(&global, all),
         Verb::Doctor(options) => doctor::run(&global, &options),
         Verb::Topology(options) => topology::run(&global, &options),
@@ -196,7 +143,6 @@ pub fn main() -> ExitCode {
         Verb::Device(verb) => device::run(&global, &verb),
         Verb::Config(verb) => configuration::run(&global, &verb),
         Verb::Ledger(verb) => ledger::run(&global, &verb),
-        Verb::Bench(verb) => bench::run(&global, &verb),
     })
 }
 
@@ -208,58 +154,7 @@ fn usage(report: &str) -> String {
     format!("{}{}; `holdfast --help` tells more", problem.trim_start_matches("error: "), tip.unwrap_or_default())
 }
 
-/// Prints data.
-fn print(text: &Text) -> Result<(), Failed> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| not_printed(&error))
-}
-
-/// Whoever reads has gone (`holdfast ledger export | head -1`), or the disk is full: what was printed is not all of it, and the caller
-/// has to know.
-fn not_printed(error: &std::io::Error) -> Failed {
-    match error.kind() {
-        ErrorKindOfIo::BrokenPipe => Failed::new(exit::FAILURE, "standard output was closed before everything was printed"),
-        _ => Failed::new(exit::FAILURE, format_args!("cannot print: {error}")),
-    }
-}
-
 /// What somebody has to say, for clap.
 fn said(text: &str) -> Result<String, &'static str> {
     Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned).ok_or("it says nothing")
-}
-
-/// Says something to the person at the terminal, on one line.
-fn eprintln(text: fmt::Arguments<'_>) {
-    eprint(&Text::of_line(text));
-}
-
-/// The same on several lines.
-fn eprint(text: &Text) {
-    // When standard error is closed nobody reads it.
-    drop(std::io::stderr().lock().write_all(text.as_bytes()));
-}
-
-/// Prints a document as JSON, or as what `table` makes of it.
-fn show<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<(), Failed> {
-    print(&told(output, document, table)?)
-}
-
-/// What [`show`] prints.
-fn told<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<Text, Failed> {
-    match output {
-        // Nothing else than `topology` is drawn, and that is said before anything is done.
-        Output::Table | Output::Ascii | Output::Svg => Ok(table(document)),
-        Output::Json => json(document),
-    }
-}
-
-fn json<T: Serialize>(document: &T) -> Result<Text, Failed> {
-    let line = serde_json::to_string(document).map_err(|error| Failed::new(exit::FAILURE, error))?;
-    Ok(Text::json(&(json::laid_out(&line) + "\n")))
-}
-
-/// A single-threaded runtime for verbs that ask the daemon.
-fn block_on<F: Future>(future: F) -> Result<F::Output, Failed> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(future))
 }

@@ -1,9 +1,9 @@
 //! `holdfast run`: the daemon in the foreground, until a signal, or until another instance has taken over.
 
-use super::Global;
-use super::exit::{self, ESCALATED, FAILURE, Failed, LIMITS};
 use crate::app::handover::{self, Asked, Former, Given, Inherited, Installed, Pauses, UpgradeOrder};
 use crate::app::{App, AppEvent, Settings, StartError, heartbeat};
+use crate::console::Global;
+use crate::console::exit::{self, ESCALATED, FAILURE, Failed, LIMITS};
 use crate::host::{self, EndsAtOnce};
 use crate::store::StoreError;
 use clap::Args;

@@ -1,9 +1,9 @@
 //! Where answers come from: the running daemon, else the files that it left.
 
-use super::exit::{FAILURE, Failed, STATE};
 use super::query::Wanted;
-use super::{Global, block_on};
 use crate::app::{ControlError, DeviceReport, LedgerEnd, Status, control_get, read_ledger};
+use crate::console::exit::{FAILURE, Failed, STATE};
+use crate::console::{Global, block_on};
 use crate::domain::{DeviceId, ResourceName};
 use crate::host::peer::is_root;
 use crate::store::{self, StoreError, Told};
@@ -19,7 +19,7 @@ pub fn read(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<Ledge
         Ok(end) => Ok(end),
         Err(error @ ControlError::Absent { .. }) => {
             let end = read_files(global, take)?;
-            super::eprintln(format_args!("{error}; this is what the files in `{}` tell", global.state_dir.display()));
+            crate::console::eprintln(format_args!("{error}; this is what the files in `{}` tell", global.state_dir.display()));
             Ok(end)
         }
         Err(error) => Err(Failed::new(FAILURE, error)),
@@ -62,7 +62,7 @@ pub fn remembered(global: &Global) -> Option<store::Recovered> {
         Ok(recovered) => Some(recovered),
         Err(StoreError::NoJournal { .. }) => None,
         Err(error) => {
-            super::eprintln(format_args!("holdfast: the ids and the holders that the ledger remembers are not shown: {error}"));
+            crate::console::eprintln(format_args!("holdfast: the ids and the holders that the ledger remembers are not shown: {error}"));
             None
         }
     }

@@ -1,12 +1,13 @@
 //! `holdfast status`: the running daemon at a glance: is it fine, and if not, what is wrong and what to do.
 
-use super::exit::{FAILURE, Failed};
-use super::screen::{Screen, Tint};
-use super::table::Table;
-use super::text::Text;
+use super::device;
 use super::watch::{self, Look, Watch};
-use super::{Global, block_on, device};
 use crate::app::{ControlError, DeviceReport, Problem, ResourceReport, Status, control_get, verdict};
+use crate::console::exit::{FAILURE, Failed};
+use crate::console::screen::{Screen, Tint};
+use crate::console::table::Table;
+use crate::console::text::Text;
+use crate::console::{Global, block_on};
 use clap::Args;
 use std::time::Duration;
 

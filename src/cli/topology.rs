@@ -1,11 +1,12 @@
 //! `holdfast topology`: the node drawn as a tree, a document or a picture, with how each device is and who has it.
 
-use super::exit::{FAILURE, Failed};
-use super::screen::{Screen, Tint};
-use super::table::Table;
-use super::text::Text;
-use super::{Global, Output, block_on, json, print, source};
+use super::source;
 use crate::app::{ControlError, DeviceReport, control_get};
+use crate::console::exit::{FAILURE, Failed};
+use crate::console::screen::{Screen, Tint};
+use crate::console::table::Table;
+use crate::console::text::Text;
+use crate::console::{Global, Output, block_on, json, print};
 use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, Gather, Grant, Health, PciAddress, PciFunction, Reason, Verdicts};
 use crate::hardware::{self, Discovery, node_health};
 use crate::host::HostRoot;
@@ -78,7 +79,7 @@ impl Known {
         let (judged, asked) = match (judged, grants) {
             (Ok(judged), Ok(grants)) => (judged, Some(grants)),
             (Err(error @ ControlError::Failed { .. }), _) | (_, Err(error @ ControlError::Failed { .. })) => {
-                super::eprintln(format_args!("holdfast: {error}; health and holders are as the files tell"));
+                crate::console::eprintln(format_args!("holdfast: {error}; health and holders are as the files tell"));
                 (Vec::new(), None)
             }
             _ => (Vec::new(), None),

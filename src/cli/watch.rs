@@ -3,10 +3,10 @@
 //!
 //! Nothing of the terminal is changed but what stands on it, so however it ends there is nothing to be put back.
 
-use super::exit::{FAILURE, Failed};
-use super::screen::Screen;
-use super::text::Text;
-use super::{Output, eprintln, not_printed, told};
+use crate::console::exit::{FAILURE, Failed};
+use crate::console::screen::Screen;
+use crate::console::text::Text;
+use crate::console::{Output, eprintln, not_printed, told};
 use clap::Args;
 use serde::Serialize;
 use std::io::{self, Write};
@@ -69,7 +69,7 @@ impl From<Text> for Look {
 pub fn look(watch: Watch, output: Output, mut look: impl FnMut() -> Result<Look, Failed>) -> Result<(), Failed> {
     let Some(every) = watch.watch else {
         let Look { text, remarks, end } = look()?;
-        super::print(&text)?;
+        crate::console::print(&text)?;
         remarks.iter().for_each(|remark| eprintln(format_args!("{remark}")));
         return end;
     };

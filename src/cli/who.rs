@@ -1,12 +1,13 @@
 //! `holdfast who`: which container holds which device.
 
 use super::document::{self, Ailing, Row, devices, holder_in_words, proof_in_words, row, table};
-use super::exit::{FAILURE, Failed, NOBODY};
 use super::query::{Resources, Wanted, Whose, is_named};
-use super::text::Text;
+use super::source;
 use super::watch::{self, Look, Watch};
-use super::{Global, block_on, source};
 use crate::app::{ControlError, DeviceReport, Processors, control_get};
+use crate::console::exit::{FAILURE, Failed, NOBODY};
+use crate::console::text::Text;
+use crate::console::{Global, block_on};
 use crate::domain::{DeviceId, Gather, Grant, GrantState};
 use crate::store::Told;
 use clap::Args;

@@ -5,7 +5,7 @@ use crate::rewrite::{self, Mapping};
 use holdfast::domain::{Device, DeviceClass, DeviceId, ResourceSpec, Select};
 use holdfast::hardware::{Discovery, discover};
 use holdfast::host::HostRoot;
-use holdfast::sim::hardware::SimNode;
+use holdfast::lab::sim::hardware::SimNode;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

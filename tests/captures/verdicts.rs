@@ -25,7 +25,7 @@ use holdfast::domain::{
 };
 use holdfast::hardware::{Discovery, defaults, discover, scan};
 use holdfast::host::HostRoot;
-use holdfast::sim::health::HealthTrial;
+use holdfast::lab::sim::health::HealthTrial;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};

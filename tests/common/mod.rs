@@ -14,7 +14,7 @@ use holdfast::domain::{AllocId, DeviceId, Grant, ResourceName};
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::kubelet::uds;
-use holdfast::sim::kubelet::{EventKind, Kubelet, KubeletConfig};
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, KubeletConfig};
 use holdfast::store;
 use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{UtimensatFlags, utimensat};

@@ -8,9 +8,9 @@ use crate::stage::{GPUS, Stage, alloc_id, gpu, granted, is_bound_to, on_every_pr
 use holdfast::app::App;
 use holdfast::domain::GrantState;
 use holdfast::kubelet::proto::podresources_v1 as api;
+use holdfast::lab::sim::kubelet::{EventKind, Pod, PodPhase, PodSpec, Profile};
 use holdfast::ledger::core::ABSENCE_MIN;
 use holdfast::messages::Reconcile;
-use holdfast::sim::kubelet::{EventKind, Pod, PodPhase, PodSpec, Profile};
 use std::fs;
 use std::time::Instant;
 

@@ -4,7 +4,7 @@ use crate::common::{Node, soon};
 use crate::lister::{Answer, Lister};
 use crate::stage::{GPUS, Stage, granted, is_bound_to};
 use holdfast::kubelet::proto::podresources_v1 as api;
-use holdfast::sim::kubelet::Profile;
+use holdfast::lab::sim::kubelet::Profile;
 use std::fs;
 
 #[test]

@@ -6,8 +6,8 @@ use crate::stage::{GPUS, PROFILES, Stage, alloc_id, ended, gpu, has_listed, on_e
 use crate::stranger::{self, Stranger};
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
+use holdfast::lab::sim::kubelet::{EventKind, Hook, Interleaving, Kubelet, KubeletConfig, Profile, Verdict, View};
 use holdfast::messages::{HungUp, Mailbox, StreamEnded};
-use holdfast::sim::kubelet::{EventKind, Hook, Interleaving, Kubelet, KubeletConfig, Profile, Verdict, View};
 use std::collections::BTreeSet;
 use tokio::sync::mpsc;
 

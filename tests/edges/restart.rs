@@ -2,7 +2,7 @@
 
 use crate::common::{count, run, soon};
 use crate::stage::{GPUS, Stage, alloc_id, gpu, granted, is_bound_to, on_every_profile, registrations};
-use holdfast::sim::kubelet::{EventKind, Hook, PodPhase, PodSpec, Profile, Verdict, View};
+use holdfast::lab::sim::kubelet::{EventKind, Hook, PodPhase, PodSpec, Profile, Verdict, View};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::os::unix::net::UnixListener;

@@ -5,7 +5,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use holdfast::app::App;
 use holdfast::domain::{AllocId, Grant, ResourceName};
-use holdfast::sim::kubelet::{EventKind, HookTable, Interleaving, Kubelet, KubeletConfig, Pod, PodPhase, PodSpec, Profile, View};
+use holdfast::lab::sim::kubelet::{EventKind, HookTable, Interleaving, Kubelet, KubeletConfig, Pod, PodPhase, PodSpec, Profile, View};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;

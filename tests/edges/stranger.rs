@@ -5,7 +5,7 @@ use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use holdfast::kubelet::proto::v1beta1::registration_client::RegistrationClient;
 use holdfast::kubelet::uds;
-use holdfast::sim::kubelet::{EventKind, View};
+use holdfast::lab::sim::kubelet::{EventKind, View};
 use std::pin::Pin;
 use tokio::net::UnixListener;
 use tokio::sync::watch;

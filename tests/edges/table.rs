@@ -18,7 +18,7 @@ enum Verdict {
 use Verdict::{Held, Not, Partly};
 
 const NO_REFUSAL: &str = "the refusal with proof (I2) needs a kubelet that is a minute old, more than a test waits on a real clock: \
-                          `src/ledger/core/tests.rs` has its rule, and every night of `src/sim/trial` plays it";
+                          `src/ledger/core/tests.rs` has its rule, and every night of `src/lab/sim/trial` plays it";
 const NO_DRA: &str = "there is no DRA front end";
 const NO_WATCHER: &str = "resources are registered through kubelet.sock only, not through the plugin watcher";
 
@@ -50,7 +50,7 @@ const EDGES: [(u8, &str, Verdict); 44] = [
             &["edge_06_a_register_that_hangs_is_given_up_and_the_next_one_succeeds"],
             "a Register that is given up and fails in the kubelet only after the next one has succeeded takes that one's client from \
              the map of a kubelet up to 1.36; the Register twelve seconds later, which heals it, is not waited for here but in \
-             `src/sim/trial`",
+             `src/lab/sim/trial`",
         ),
     ),
     (

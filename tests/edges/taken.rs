@@ -5,7 +5,7 @@ use crate::common::soon;
 use crate::stage::{GPUS, Stage, gpu, on_every_profile, registrations};
 use crate::stranger::{Habit, Stranger};
 use holdfast::app::App;
-use holdfast::sim::kubelet::PodSpec;
+use holdfast::lab::sim::kubelet::PodSpec;
 use holdfast::telemetry::metrics;
 use holdfast::telemetry::table::Metric;
 

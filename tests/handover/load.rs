@@ -4,7 +4,7 @@ use super::{DEVICES, dips, gpu, served, served_with, take_over};
 use crate::common::{HANG, Node, Random, offered, percentiles, run, soon};
 use holdfast::domain::AllocId;
 use holdfast::kubelet::checkpoint;
-use holdfast::sim::kubelet::{Event, EventKind, Hook, HookTable, Kubelet, PodOutcome, PodPhase, PodSpec, Verdict};
+use holdfast::lab::sim::kubelet::{Event, EventKind, Hook, HookTable, Kubelet, PodOutcome, PodPhase, PodSpec, Verdict};
 use holdfast::store;
 use nix::sys::signal::Signal;
 use std::cell::Cell;

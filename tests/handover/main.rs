@@ -13,7 +13,7 @@ mod systemd;
 
 use common::{Daemon, HANG, Node, name, notified, offered, resource, run, soon, until};
 use holdfast::domain::ResourceName;
-use holdfast::sim::kubelet::{Event, EventKind, Hook, HookTable, Kubelet, KubeletConfig, PodPhase, PodSpec, Verdict};
+use holdfast::lab::sim::kubelet::{Event, EventKind, Hook, HookTable, Kubelet, KubeletConfig, PodPhase, PodSpec, Verdict};
 use holdfast::store;
 use nix::sys::signal::Signal;
 use std::io::{Read, Write};

@@ -16,7 +16,7 @@ use attack::{Attack, Kind, is_closed, is_hung_up};
 use common::{Daemon, HANG, Node, allocate, dial, http_get, name, offered, percentiles, resource, run, telemetry, until};
 use holdfast::domain::ResourceName;
 use holdfast::domain::limits::{BATCH, ConnectionLimits};
-use holdfast::sim::kubelet::Kubelet;
+use holdfast::lab::sim::kubelet::Kubelet;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
 use std::io::{Read as _, Write as _};

@@ -4,7 +4,7 @@ use super::{DEVICES, OWN_DESCRIPTORS, Stage, gpu};
 use crate::common::{allocate, dial, offered, run, until};
 use holdfast::domain::limits::LISTS_MAX;
 use holdfast::kubelet::proto::v1beta1 as api;
-use holdfast::sim::kubelet::EventKind;
+use holdfast::lab::sim::kubelet::EventKind;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

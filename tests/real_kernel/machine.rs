@@ -3,7 +3,7 @@
 use super::common::inside::say;
 use super::common::{Daemon, HANG, Node, http_get, is_root, name, telemetry};
 use holdfast::domain::{DeviceId, ResourceName};
-use holdfast::sim::kubelet::{EventKind, Kubelet};
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;

@@ -3,10 +3,10 @@
 //! A document of schema 2 has every key of `who -o json` with the same meaning, and beside them what a grant needs to be
 //! held: what reads the first schema reads this one too. One grant is one line.
 
-use crate::cli::exit::Failed;
-use crate::cli::progress::Progress;
-use crate::cli::text::Text;
 use crate::cli::{Global, eprintln, not_printed, source};
+use crate::console::exit::Failed;
+use crate::console::progress::Progress;
+use crate::console::text::Text;
 use crate::domain::{
     AllocId, ContainerEdits, DeviceId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, ResourceName, Timestamp,
 };

@@ -1,11 +1,11 @@
 //! `holdfast ledger import`: what an export tells, taken into the ledger; all of it or nothing.
 
 use super::export::{Exported, SCHEMA};
-use crate::cli::exit::{FAILURE, Failed};
-use crate::cli::progress::Progress;
-use crate::cli::text::Text;
 use crate::cli::{Global, eprintln, show, when};
 use crate::config::Config;
+use crate::console::exit::{FAILURE, Failed};
+use crate::console::progress::Progress;
+use crate::console::text::Text;
 use crate::domain::{
     AllocId, DeviceId, Durability, Entry, Gather, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp, Verdicts,
 };

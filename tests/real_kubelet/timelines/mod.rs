@@ -24,7 +24,7 @@ use self::trace::{Recorder, Timeline};
 use crate::node::Node;
 use crate::timeline::median;
 use crate::{SOON, say, wait_for};
-use holdfast::sim::kubelet::Behaviour;
+use holdfast::lab::sim::kubelet::Behaviour;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;

@@ -4,7 +4,7 @@ use super::plugin::{Loop, RESOURCE};
 use crate::node::Node;
 use crate::timeline::{first_list_ms, first_pods_ms};
 use holdfast::domain::ResourceName;
-use holdfast::sim::kubelet::{EventKind, Gate, Hook, HookTable, Kubelet, KubeletConfig, PodPhase, PodSpec};
+use holdfast::lab::sim::kubelet::{EventKind, Gate, Hook, HookTable, Kubelet, KubeletConfig, PodPhase, PodSpec};
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

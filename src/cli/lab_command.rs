@@ -1,0 +1,97 @@
+//! `holdfast demo` and `holdfast bench` of a build without the feature `lab`: both are verbs of `holdfast-lab`, a package of its
+//! own, so that the daemon on each node carries neither a simulator nor benchmarks.
+
+use crate::console::exit::{FAILURE, Failed};
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The program, and the package that has it.
+const PROGRAM: &str = "holdfast-lab";
+
+/// All that follows the verb. `holdfast-lab` parses it.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct Arguments {
+    /// Arguments of `holdfast-lab`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    arguments: Vec<OsString>,
+}
+
+/// Replaces this process by `holdfast-lab`, with the same command line.
+///
+/// # Errors
+/// When `holdfast-lab` is not installed, or cannot be run. The error names the package.
+#[cfg(not(feature = "lab"))]
+pub fn run(verb: &str) -> Result<(), Failed> {
+    let executable = env::current_exe().unwrap_or_default();
+    let path = env::var_os("PATH").unwrap_or_default();
+    Err(replace(verb, &executable, &path, env::args_os().skip(1)))
+}
+
+/// Returns only when the process could not be replaced.
+fn replace(verb: &str, executable: &Path, path: &OsStr, arguments: impl Iterator<Item = OsString>) -> Failed {
+    let Some(program) = find(executable, path) else {
+        let beside = executable.parent().unwrap_or(Path::new("/")).display();
+        return Failed::new(
+            FAILURE,
+            format_args!("`holdfast {verb}` is in the package {PROGRAM}: install it; there is no `{PROGRAM}` in {beside} or in PATH"),
+        );
+    };
+    let error = Command::new(&program).args(arguments).exec();
+    Failed::new(FAILURE, format_args!("cannot run {}, which has `holdfast {verb}`: {error}", program.display()))
+}
+
+/// The program: beside this executable first, so that both are of one version, then in the folders of `path`.
+fn find(executable: &Path, path: &OsStr) -> Option<PathBuf> {
+    let beside = executable.parent().map(Path::to_path_buf);
+    // An empty entry of PATH is the working directory, which anyone may have chosen.
+    let folders = beside.into_iter().chain(env::split_paths(path)).filter(|folder| folder.is_absolute());
+    folders.map(|folder| folder.join(PROGRAM)).find(|program| program.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn the_lab_is_found_beside_the_executable_first_and_then_in_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let (bin, other) = (dir.path().join("bin"), dir.path().join("other"));
+        fs::create_dir_all(&bin).unwrap();
+        fs::create_dir_all(&other).unwrap();
+        let executable = bin.join("holdfast");
+        let path = env::join_paths([Path::new(""), Path::new("relative"), &other]).unwrap();
+        assert_eq!(find(&executable, &path), None);
+        fs::write(other.join(PROGRAM), "").unwrap();
+        assert_eq!(find(&executable, &path), Some(other.join(PROGRAM)));
+        fs::write(bin.join(PROGRAM), "").unwrap();
+        assert_eq!(find(&executable, &path), Some(bin.join(PROGRAM)));
+        // A folder of that name is no program.
+        fs::remove_file(bin.join(PROGRAM)).unwrap();
+        fs::create_dir(bin.join(PROGRAM)).unwrap();
+        assert_eq!(find(&executable, &path), Some(other.join(PROGRAM)));
+    }
+
+    #[test]
+    fn without_the_lab_the_error_names_the_package() {
+        let failed = replace("demo", Path::new("/nowhere/holdfast"), OsStr::new(""), std::iter::empty());
+        let sentence = failed.sentence.unwrap();
+        assert_eq!(failed.code, FAILURE);
+        assert!(sentence.contains("`holdfast demo` is in the package holdfast-lab"), "{sentence}");
+        assert!(sentence.contains("/nowhere"), "{sentence}");
+    }
+
+    #[test]
+    fn a_lab_that_cannot_be_run_is_named_with_the_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(PROGRAM), "not a program").unwrap();
+        let failed = replace("bench", &dir.path().join("holdfast"), OsStr::new(""), std::iter::empty());
+        let sentence = failed.sentence.unwrap();
+        assert!(sentence.starts_with(&format!("cannot run {}", dir.path().join(PROGRAM).display())), "{sentence}");
+        assert!(sentence.contains("Permission denied"), "{sentence}");
+    }
+}

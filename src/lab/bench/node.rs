@@ -1,0 +1,182 @@
+//! A private node: its files, a simulated kubelet in this process, and the daemon as a process of its own.
+
+use super::instance::{near, scratch, temporary};
+use super::process::{self, Daemon, Readings};
+use crate::config::Roots;
+use crate::console::exit::{FAILURE, Failed};
+use crate::domain::ResourceName;
+use crate::host;
+use crate::lab::sim::kubelet::{HookTable, Kubelet, KubeletConfig, WaitError};
+use clap::Args;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long the daemon may take until the kubelet has every list: a machine with hundreds of daemons is busy.
+const LISTS_WITHIN: Duration = Duration::from_secs(120);
+/// How often it is looked meanwhile whether the daemon still lives.
+const LIVES_EVERY: Duration = Duration::from_millis(500);
+
+/// What a private node is made of.
+#[derive(Debug, Clone, Args)]
+pub(super) struct Made {
+    /// The daemon that is measured, such as another release [default: this binary]
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+}
+
+/// The node. Dropped in the order of the fields: the directories go last.
+#[derive(Debug)]
+pub(super) struct Node {
+    daemon: Daemon,
+    pub(super) kubelet: Kubelet,
+    pub(super) hooks: HookTable,
+    pub(super) resources: Vec<ResourceName>,
+    /// From the start of the daemon until the kubelet had the first list of every resource.
+    pub(super) first_lists: Duration,
+    scratch: TempDir,
+    state: TempDir,
+    binary: Option<PathBuf>,
+}
+
+/// The configuration of plain nodes: so many resources, each with the nodes `/dev/bench<resource>-*`.
+pub(super) fn plain(resources: usize, replicas: usize) -> String {
+    let of = |resource| {
+        format!(
+            "[[resource]]\nname = \"example.com/bench{resource}\"\nclass = \"char\"\npaths = [\"/dev/bench{resource}-*\"]\nreplicas = {replicas}\n"
+        )
+    };
+    (0..resources).map(of).collect()
+}
+
+/// Files that stand for the device nodes of [`plain`], as evenly among the resources as it goes.
+pub(super) fn plain_files(host: &Path, resources: usize, files: usize) -> std::io::Result<()> {
+    (0..files).try_for_each(|file| fs::write(plain_file(host, file % resources, file / resources), ""))
+}
+
+/// One of these files.
+pub(super) fn plain_file(host: &Path, resource: usize, file: usize) -> PathBuf {
+    host.join(format!("dev/bench{resource}-{file}"))
+}
+
+impl Made {
+    /// Makes the node, with the ledger on the file system of `state_dir` and `host` for what is in the host's tree, starts the kubelet
+    /// and the daemon, and waits until the kubelet has a list of every resource of `config`.
+    pub(super) async fn start(
+        &self,
+        state_dir: &Path,
+        config: &str,
+        host: impl FnOnce(&Path) -> std::io::Result<()>,
+    ) -> Result<Node, Failed> {
+        let (scratch, state) = (scratch()?, temporary(&near(state_dir)?)?);
+        let roots = roots(scratch.path(), state.path());
+        for dir in [&roots.host.join("dev"), &roots.run] {
+            fs::create_dir_all(dir)?;
+        }
+        host(&roots.host)?;
+        write_config(scratch.path(), config)?;
+        let loaded = crate::config::load(Some(&config_file(scratch.path())), &crate::config::Node::default())?;
+        let resources: Vec<ResourceName> = loaded.resources.iter().map(|spec| spec.name.clone()).collect();
+        let hooks = HookTable::default();
+        let settings = KubeletConfig { hooks: hooks.clone(), ..KubeletConfig::new(&roots.kubelet, &roots.host) };
+        let kubelet = Kubelet::start(settings).await?;
+        let began = Instant::now();
+        let daemon = Daemon::start(self.binary.as_deref(), &roots, &config_file(scratch.path()), &log(scratch.path()))?;
+        let binary = self.binary.clone();
+        let mut node = Node { daemon, kubelet, hooks, resources, first_lists: Duration::ZERO, scratch, state, binary };
+        let until = began + LISTS_WITHIN;
+        while let Err(unseen) = node.listed(LIVES_EVERY).await {
+            node.daemon.lives(&log(node.scratch.path()))?;
+            if Instant::now() > until {
+                let what = format_args!("the private daemon has not listed every resource within {LISTS_WITHIN:?}: {unseen}");
+                return Err(Failed::new(FAILURE, what));
+            }
+        }
+        node.first_lists = began.elapsed();
+        Ok(node)
+    }
+}
+
+impl Node {
+    /// Waits for the first list of every resource.
+    async fn listed(&self, within: Duration) -> Result<(), WaitError> {
+        self.kubelet.wait_for(|view| self.resources.iter().all(|resource| view.lists(resource) > 0), within).await
+    }
+
+    pub(super) fn roots(&self) -> Roots {
+        roots(self.scratch.path(), self.state.path())
+    }
+
+    pub(super) fn config_file(&self) -> PathBuf {
+        config_file(self.scratch.path())
+    }
+
+    /// What the kernel tells of the daemon.
+    pub(super) fn readings(&mut self) -> Result<Readings, Failed> {
+        self.daemon.readings(&log(self.scratch.path()))
+    }
+
+    /// Bytes of the ledger.
+    pub(super) fn state_bytes(&self) -> u64 {
+        host::size_below(self.state.path())
+    }
+
+    /// Gives the daemon another configuration.
+    pub(super) fn reload(&self, config: &str) -> Result<(), Failed> {
+        write_config(self.scratch.path(), config)?;
+        Ok(self.daemon.reload()?)
+    }
+
+    /// Kills the daemon and starts another one.
+    pub(super) fn kill(&mut self) -> Result<(), Failed> {
+        self.daemon.kill();
+        self.daemon = Daemon::start(self.binary.as_deref(), &self.roots(), &config_file(self.scratch.path()), &log(self.scratch.path()))?;
+        Ok(())
+    }
+
+    /// What a verb prints as JSON of this node.
+    pub(super) async fn ask(&self, verb: &str) -> Result<serde_json::Value, Failed> {
+        let command = process::command(self.binary.as_deref(), &self.roots(), &config_file(self.scratch.path()))?;
+        // Not by blocking: the daemon's kubelet lives on this thread.
+        let output = tokio::process::Command::from(command).args([verb, "-o", "json"]).output().await?;
+        let document = serde_json::from_slice(&output.stdout);
+        document.map_err(|_| {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Failed::new(FAILURE, format_args!("`holdfast {verb}` did not answer ({}): {}", output.status, said.trim()))
+        })
+    }
+
+    /// Ends it in order.
+    pub(super) async fn stop(self) -> Result<(), Failed> {
+        self.daemon.stop().await
+    }
+}
+
+fn roots(scratch: &Path, state: &Path) -> Roots {
+    Roots { host: scratch.join("host"), kubelet: scratch.join("kubelet"), state: state.to_owned(), run: scratch.join("run") }
+}
+
+fn config_file(scratch: &Path) -> PathBuf {
+    scratch.join("config.toml")
+}
+
+fn log(scratch: &Path) -> PathBuf {
+    scratch.join("log")
+}
+
+fn write_config(scratch: &Path, resources: &str) -> std::io::Result<()> {
+    fs::write(config_file(scratch), format!("[telemetry]\nlisten = \"off\"\n{resources}"))
+}
+
+/// Told when a person or a service manager wants an end.
+pub(super) async fn interrupted() {
+    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+}

@@ -1,0 +1,184 @@
+//! A daemon of the measurement's own as a process of its own, and what the kernel tells of it.
+
+use crate::config::Roots;
+use crate::console::exit::{FAILURE, Failed};
+use crate::host;
+use crate::lab::daemon;
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// The kernel's `USER_HZ`, the unit of times in `/proc`, on every architecture that there is a release for.
+const TICKS_PER_SECOND: f64 = 100.0;
+/// How long an end in order may take; then it is killed.
+const END_WITHIN: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// What the unit and the image tell glibc's allocator.
+const ALLOCATOR: [(&str, &str); 3] = [("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "65536"), ("MALLOC_TRIM_THRESHOLD_", "65536")];
+
+/// The daemon. It is killed when it is dropped, and nothing of it is left.
+#[derive(Debug)]
+pub(super) struct Daemon {
+    child: Child,
+}
+
+/// What `/proc` tells of a process at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Readings {
+    pub(super) rss_kib: f64,
+    /// Memory that is of no file.
+    pub(super) anon_kib: f64,
+    /// Memory that nobody shares.
+    pub(super) private_kib: f64,
+    pub(super) descriptors: f64,
+    pub(super) threads: f64,
+    /// How often its threads have gone to sleep by themselves.
+    pub(super) switches: f64,
+    pub(super) cpu_seconds: f64,
+}
+
+/// A binary, else [`daemon`]'s, with a private instance's places.
+pub(super) fn command(binary: Option<&Path>, roots: &Roots, config: &Path) -> Result<Command, Failed> {
+    let mut command = Command::new(binary.map_or_else(daemon, |binary| Ok(binary.to_path_buf()))?);
+    let Roots { host, kubelet, state, run } = roots;
+    for (option, path) in
+        [("--host-root", host.as_path()), ("--kubelet-dir", kubelet), ("--state-dir", state), ("--run-dir", run), ("--config", config)]
+    {
+        command.arg(option).arg(path);
+    }
+    // Nobody is to be told of a private instance, and what it logs is read only when it has died.
+    command.env_remove("NOTIFY_SOCKET").env("HOLDFAST_LOG", "warn").stdin(Stdio::null());
+    command.envs(ALLOCATOR);
+    Ok(command)
+}
+
+impl Daemon {
+    /// Starts it. What it says goes to `log`.
+    pub(super) fn start(binary: Option<&Path>, roots: &Roots, config: &Path, log: &Path) -> Result<Daemon, Failed> {
+        let log = File::options().create(true).append(true).open(log)?;
+        let mut command = command(binary, roots, config)?;
+        let child = command.arg("run").stdout(Stdio::null()).stderr(log).spawn();
+        let program = command.get_program().to_string_lossy();
+        let child = child.map_err(|error| Failed::new(FAILURE, format_args!("`{program}` cannot be run: {error}")))?;
+        Ok(Daemon { child })
+    }
+
+    /// That it has not ended.
+    ///
+    /// # Errors
+    /// When it has: with what it said last, which is in the log.
+    pub(super) fn lives(&mut self, log: &Path) -> Result<(), Failed> {
+        if let Some(status) = self.child.try_wait()? {
+            let said = fs::read_to_string(log).unwrap_or_default();
+            let last = said.lines().last().unwrap_or("it said nothing");
+            return Err(Failed::new(FAILURE, format_args!("the private daemon has ended ({status}): {last}")));
+        }
+        Ok(())
+    }
+
+    /// What the kernel tells of it.
+    ///
+    /// # Errors
+    /// When it has ended, as [`Daemon::lives`] tells.
+    pub(super) fn readings(&mut self, log: &Path) -> Result<Readings, Failed> {
+        self.lives(log)?;
+        Ok(readings(&format!("/proc/{}", self.child.id()))?)
+    }
+
+    /// Asks it to read its configuration again.
+    pub(super) fn reload(&self) -> io::Result<()> {
+        host::hang_up(self.child.id())
+    }
+
+    /// Kills it (SIGKILL).
+    pub(super) fn kill(&mut self) {
+        // It may have ended already; the wait is for what the kernel keeps of it.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+
+    /// Ends it in order; what does not end is killed.
+    pub(super) async fn stop(mut self) -> Result<(), Failed> {
+        host::terminate(self.child.id())?;
+        let looks = END_WITHIN.as_millis() / LOOK_EVERY.as_millis();
+        for _ in 0..looks {
+            if self.child.try_wait()?.is_some() {
+                return Ok(());
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Err(Failed::new(FAILURE, format_args!("the private daemon has not ended within {END_WITHIN:?} of SIGTERM and was killed")))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Reads a process's folder.
+fn readings(dir: &str) -> io::Result<Readings> {
+    let read = |file: &str| fs::read_to_string(format!("{dir}/{file}"));
+    let (status, stat) = (read("status")?, read("stat")?);
+    // Not there without CONFIG_PROC_PAGE_MONITOR.
+    let shared = read("smaps_rollup").unwrap_or_default();
+    let tasks: Vec<_> = fs::read_dir(format!("{dir}/task"))?.flatten().collect();
+    let switches = tasks.iter().filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    // Behind the name, which may have spaces: utime and stime are the 12th and 13th (proc_pid_stat(5) counts them 14 and 15).
+    let times = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').skip(11).take(2);
+    Ok(Readings {
+        rss_kib: figure(&status, "VmRSS:"),
+        anon_kib: figure(&status, "RssAnon:"),
+        private_kib: figure(&shared, "Private_Clean:") + figure(&shared, "Private_Dirty:"),
+        descriptors: super::sheet::number(fs::read_dir(format!("{dir}/fd"))?.count()),
+        threads: super::sheet::number(tasks.len()),
+        switches: switches.map(|status| figure(&status, "voluntary_ctxt_switches:")).sum(),
+        cpu_seconds: times.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / TICKS_PER_SECOND,
+    })
+}
+
+/// The number behind a key of a file such as `status`; NaN where there is none.
+fn figure(text: &str, key: &str) -> f64 {
+    let value = text.lines().find_map(|line| line.strip_prefix(key));
+    value.and_then(|value| value.split_whitespace().next()?.parse().ok()).unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_daemon_runs_as_it_is_shipped() {
+        let read = |file: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+        let (unit, image) = (read("systemd/holdfast.service"), read("packaging/image/build"));
+        for (name, value) in ALLOCATOR {
+            let set = format!("{name}={value}");
+            assert!(unit.contains(&set) && image.contains(&set), "{set}");
+        }
+    }
+
+    #[test]
+    fn this_process_has_memory_threads_and_descriptors() {
+        let own = readings("/proc/self").unwrap();
+        assert!(own.rss_kib > own.anon_kib && own.anon_kib > 100.0, "{own:?}");
+        assert!(own.descriptors >= 3.0 && own.threads >= 1.0 && own.switches >= 1.0 && own.cpu_seconds >= 0.0, "{own:?}");
+        assert!(readings("/proc/0").is_err());
+    }
+
+    #[test]
+    fn times_stand_behind_a_name_that_may_be_anything() {
+        let dir = tempfile::tempdir().unwrap();
+        let stat = format!("7 (a) b (c) S {} 250 50 0 0 20", ["1"; 10].join(" "));
+        let write = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
+        write("stat", &stat);
+        write("status", "VmRSS:\t  2048 kB\nRssAnon:\t 1024 kB\n");
+        fs::create_dir(dir.path().join("fd")).unwrap();
+        fs::create_dir_all(dir.path().join("task/7")).unwrap();
+        let read = readings(dir.path().to_str().unwrap()).unwrap();
+        assert_eq!((read.cpu_seconds, read.rss_kib, read.threads), (3.0, 2048.0, 1.0));
+        assert!(read.private_kib.is_nan());
+    }
+}

@@ -1,0 +1,162 @@
+//! `holdfast bench restart`: a kubelet goes and comes back, and so does another one beside a bare plugin, in turns.
+//!
+//! Both plugins have the same lists, and both kubelets are the same code on threads of their own. All four are threads of one
+//! process; what is measured begins right before `kubelet.sock` is made and ends when the last resource's list is there.
+
+use super::bare::Bare;
+use super::instance::{Common, Instance, Offer};
+use super::life::{Back, Life};
+use super::report::{Durations, Report, ratio, span};
+use crate::console::Global;
+use crate::console::exit::Failed;
+use crate::console::progress::Progress;
+use crate::domain::Durability;
+use clap::Args;
+use serde_json::json;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long a plugin may take to be back.
+const BACK_WITHIN: Duration = Duration::from_secs(30);
+/// How long a kubelet is away: long enough for a plugin to have noticed.
+const AWAY: Duration = Duration::from_millis(100);
+/// How long a plugin is left in peace afterwards: Holdfast's settling Register comes within it, and must not fall into the other
+/// one's time.
+const PEACE: Duration = Duration::from_secs(1);
+
+/// How much.
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// Restarts that count
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    rounds: u64,
+    /// Resources
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    resources: u64,
+    /// Devices of each resource
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=512))]
+    devices: u64,
+    #[command(flatten)]
+    common: Common,
+}
+
+pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
+    let offer = Offer { resources: options.resources, files: options.devices, replicas: 1 };
+    let instance = Instance::create(options.common.place(&global.state_dir)?, Durability::PowerLoss, offer)?;
+    let (ours, theirs) = (instance.kubelet_dir().join("device-plugins"), instance.kubelet_dir().join("bare"));
+    std::fs::create_dir(&theirs)?;
+    let measured = options.clone();
+    let report = instance.beside(Box::new(move || measure(&ours, &theirs, &measured)))?;
+    report.show(global, options.common.plot.as_deref())
+}
+
+/// What one of the two came to.
+struct Side {
+    registered: Durations,
+    listed: Durations,
+}
+
+impl Side {
+    fn new() -> Result<Self, Failed> {
+        Ok(Side { registered: Durations::new()?, listed: Durations::new()? })
+    }
+}
+
+fn measure(ours: &Path, theirs: &Path, options: &Options) -> Result<Report, Failed> {
+    let mut own = Life::begin(ours)?;
+    let (lists, _) = own.lists(options.resources, BACK_WITHIN)?;
+    let lists = lists.into_iter().map(|(resource, heard)| (resource, heard.devices)).collect();
+    let bare = Bare::start(theirs, lists)?;
+    let mut other = Life::begin(theirs)?;
+    other.lists(options.resources, BACK_WITHIN)?;
+    std::thread::sleep(PEACE);
+
+    let (mut holdfast, mut floor) = (Side::new()?, Side::new()?);
+    let mut progress = Progress::new("restarts measured");
+    let number = |count| usize::try_from(count).unwrap_or(usize::MAX);
+    for round in 0..options.rounds {
+        progress.at(number(round), Some(number(options.rounds)));
+        for (side, life, dir) in [(&mut holdfast, &mut own, ours), (&mut floor, &mut other, theirs)] {
+            let Back { registered, listed } = restart(life, dir, options.resources)?;
+            side.registered.add(registered);
+            side.listed.add(listed);
+        }
+    }
+    drop((own, other, bare));
+    Ok(report(options, holdfast, floor))
+}
+
+/// Kills a kubelet and starts the next one in its place.
+fn restart(life: &mut Life, dir: &Path, resources: u64) -> Result<Back, Failed> {
+    life.end();
+    std::thread::sleep(AWAY);
+    *life = Life::begin(dir)?;
+    let (_, back) = life.lists(resources, BACK_WITHIN)?;
+    std::thread::sleep(PEACE);
+    Ok(back)
+}
+
+fn report(options: &Options, holdfast: Side, floor: Side) -> Report {
+    let Options { rounds, resources, devices, .. } = options;
+    let of = |quantile| (holdfast.listed.us(quantile), floor.listed.us(quantile));
+    let ((p50, floor50), (p99, floor99)) = (of(0.5), of(0.99));
+    let document = json!({
+        "rounds": rounds,
+        "resources": resources,
+        "devices": devices,
+        "registered": holdfast.registered.document(),
+        "listed": holdfast.listed.document(),
+        "floor": { "registered": floor.registered.document(), "listed": floor.listed.document() },
+        "ratio": { "listed_p50": ratio(p50, floor50), "listed_p99": ratio(p99, floor99) },
+    });
+    let title = format!("Restart of a kubelet: {rounds} rounds, {resources} × {devices} devices, until the last resource is back");
+    let remarks = vec![
+        title.clone(),
+        format!(
+            "lists: p50 {} to the bare plugin's {}, {:.2} ×; p99 {} to {}, {:.2} ×",
+            span(p50),
+            span(floor50),
+            p50 / floor50,
+            span(p99),
+            span(floor99),
+            p99 / floor99
+        ),
+    ];
+    let rows = vec![
+        ("Holdfast: Register", holdfast.registered),
+        ("Holdfast: first list", holdfast.listed),
+        ("bare plugin: Register", floor.registered),
+        ("bare plugin: first list", floor.listed),
+    ];
+    Report { heading: "since the socket", title, document, rows, remarks }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn the_floor_stands_beside_what_is_measured() {
+        let side = |us: u64| {
+            let mut side = Side::new().unwrap();
+            side.registered.add(Duration::from_micros(us));
+            side.listed.add(Duration::from_micros(2 * us));
+            side
+        };
+        let report = report(&Line::parse_from(["restart"]).options, side(1500), side(1000));
+        let document = &report.document;
+        assert_eq!([&document["rounds"], &document["resources"], &document["devices"]], [&json!(50), &json!(1), &json!(8)]);
+        assert_eq!(document["ratio"], json!({ "listed_p50": 1.5, "listed_p99": 1.5 }));
+        for distribution in [&document["registered"], &document["listed"], &document["floor"]["registered"], &document["floor"]["listed"]] {
+            assert_eq!(distribution["count"], 1);
+        }
+        assert_eq!(report.remarks[1], "lists: p50 3.00 ms to the bare plugin's 2.00 ms, 1.50 ×; p99 3.00 ms to 2.00 ms, 1.50 ×");
+    }
+}

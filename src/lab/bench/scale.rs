@@ -1,0 +1,291 @@
+//! `holdfast bench scale`: what the daemon costs as the node grows, and what many daemons on one machine cost.
+//!
+//! Three sheets, each of private daemons that are processes of their own beside simulated kubelets in this one: one daemon with more
+//! and more devices, one with more and more virtual functions, and more and more daemons. Everything is read from `/proc`
+//! once a daemon has had nothing to do for a while.
+
+use super::node::{Made, Node, interrupted, plain, plain_files};
+use super::plot::{Axis, Scale};
+use super::process::Readings;
+use super::sheet::{Column, Sheet, column, number, quantile};
+use crate::config;
+use crate::console::exit::{FAILURE, Failed};
+use crate::console::progress::Progress;
+use crate::console::text::Text;
+use crate::console::{Global, block_on, show};
+use crate::hardware;
+use crate::host::HostRoot;
+use crate::lab::sim::hardware::{SimNode, VFS_MAX};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Where nothing is asked for.
+const DEVICES: [u64; 5] = [64, 1_000, 2_500, 5_000, 10_000];
+const VFS: [u64; 4] = [64, 512, 2_048, 4_096];
+const DAEMONS: [u64; 5] = [1, 10, 50, 100, 200];
+/// What each of many daemons offers.
+const DEVICES_OF_EACH: usize = 8;
+/// What a daemon may take for ten thousand devices, with nothing to do.
+const IDLE_RSS_MIB: f64 = 40.0;
+/// Scans that are timed beside a daemon.
+const SCANS: usize = 5;
+
+/// How much, in whole numbers with commas between. Without any of the three, all are measured.
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// Devices of one daemon [default: 64,1000,2500,5000,10000]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    devices: Vec<u64>,
+    /// Resources that these devices are offered by, as evenly as it goes
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=256))]
+    resources: u64,
+    /// SR-IOV virtual functions of one daemon's node [default: 64,512,2048,4096]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=VFS_MAX as u64))]
+    vfs: Vec<u64>,
+    /// Daemons at a time, each with 8 devices [default: 1,10,50,100,200]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=500))]
+    daemons: Vec<u64>,
+    /// Seconds without anything to do, over which the processor's time is counted
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    idle: u64,
+    /// Draw each sheet, as SVG; its name is put before the suffix
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    made: Made,
+}
+
+const fn columns(first: Column) -> [Column; 11] {
+    [
+        first,
+        column("first_lists_ms", "first lists ms", 0),
+        column("scan_ms", "scan ms", 1),
+        column("rss_mib", "rss MiB", 1),
+        column("anon_mib", "anon MiB", 1),
+        column("private_mib", "private MiB", 1),
+        column("descriptors", "fds", 0),
+        column("threads", "threads", 0),
+        column("cpu_seconds_per_minute", "cpu s/min", 2),
+        column("sleeps_per_minute", "sleeps/min", 0),
+        column("state_kib", "state KiB", 0),
+    ]
+}
+
+const OF_DEVICES: [Column; 11] = columns(column("devices", "devices", 0));
+const OF_VFS: [Column; 11] = columns(column("vfs", "vfs", 0));
+const OF_DAEMONS: [Column; 11] = columns(column("daemons", "daemons", 0));
+
+pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
+    block_on(async {
+        tokio::select! {
+            measured = measure(global, options) => measured,
+            () = interrupted() => Err(Failed::new(FAILURE, "interrupted; nothing is left behind")),
+        }
+    })?
+}
+
+async fn measure(global: &Global, options: &Options) -> Result<(), Failed> {
+    let nothing = [&options.devices, &options.vfs, &options.daemons].into_iter().all(Vec::is_empty);
+    let points = |asked: &[u64], usual: &[u64]| if nothing { usual.to_vec() } else { asked.to_vec() };
+    let idle = Duration::from_secs(options.idle);
+    let resources = count(options.resources);
+    let mut sheets = Vec::new();
+
+    let mut sheet = Sheet::new(&OF_DEVICES);
+    for devices in points(&options.devices, &DEVICES) {
+        let config = plain(resources.min(count(devices)), 1);
+        let host = |host: &Path| plain_files(host, resources.min(count(devices)), count(devices));
+        let mut nodes = [options.made.start(&global.state_dir, &config, host).await?];
+        sheet.add(&row(devices, &mut nodes, scan_ms, idle).await?);
+        end(nodes).await?;
+    }
+    sheets.push(("devices", "devices, in as many resources as were asked for", sheet));
+
+    let mut sheet = Sheet::new(&OF_VFS);
+    for vfs in points(&options.vfs, &VFS) {
+        let config = "[[resource]]\nname = \"example.com/vf\"\nclass = \"rdma\"\nselect = { vf = true }\n\
+                      [[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nselect = { vendor = [\"10de\"] }\n";
+        // What there is besides them is that of a large server: twice as much room as they need, and more.
+        let host = |host: &Path| SimNode::create_large(host, 560 + count(vfs) + count(vfs) / 16, count(vfs)).map(drop);
+        let mut nodes = [options.made.start(&global.state_dir, config, host).await?];
+        sheet.add(&row(vfs, &mut nodes, scan_ms, idle).await?);
+        end(nodes).await?;
+    }
+    sheets.push(("vfs", "virtual functions", sheet));
+
+    let mut sheet = Sheet::new(&OF_DAEMONS);
+    let mut nodes = Vec::new();
+    let mut steps = points(&options.daemons, &DAEMONS);
+    steps.sort_unstable();
+    for daemons in steps {
+        let mut progress = Progress::new("daemons started");
+        while nodes.len() < count(daemons) {
+            progress.at(nodes.len(), Some(count(daemons)));
+            nodes.push(options.made.start(&global.state_dir, &plain(1, 1), |host| plain_files(host, 1, DEVICES_OF_EACH)).await?);
+        }
+        drop(progress);
+        sheet.add(&row(daemons, &mut nodes, |_| f64::NAN, idle).await?);
+    }
+    end(nodes).await?;
+    sheets.push(("daemons", "daemons on one machine, each with 8 devices", sheet));
+
+    sheets.retain(|(_, _, sheet)| !sheet.is_empty());
+    tell(global, options, &sheets)
+}
+
+fn tell(global: &Global, options: &Options, sheets: &[(&str, &str, Sheet)]) -> Result<(), Failed> {
+    for (key, title, sheet) in sheets {
+        if let Some(file) = &options.plot {
+            let axis = |label, scale| Axis { label, scale };
+            let lines = [("rss_mib", "resident"), ("private_mib", "private"), ("anon_mib", "of no file")];
+            let file = named(file, key, sheets.len());
+            sheet.draw(
+                &file,
+                &format!("Memory of an idle daemon: {title}"),
+                (key, axis(key, Scale::Linear)),
+                axis("MiB", Scale::Linear),
+                &lines,
+            )?;
+        }
+    }
+    let mut document: Map<String, Value> = sheets.iter().map(|(key, _, sheet)| ((*key).to_owned(), sheet.json())).collect();
+    document.extend([
+        ("schema".to_owned(), json!(1)),
+        ("resources".to_owned(), json!(options.resources)),
+        ("idle_seconds".to_owned(), json!(options.idle)),
+    ]);
+    show(global.output, &Value::Object(document), |_| {
+        let told = sheets.iter().map(|(key, title, sheet)| format!("{title}\n{}{}\n", sheet.table(), remark(key, sheet)));
+        Text::document(&told.collect::<String>())
+    })
+}
+
+/// What the figures come to.
+fn remark(key: &str, sheet: &Sheet) -> String {
+    let (counts, rss) = (sheet.all(key), sheet.all("rss_mib"));
+    let of_last = |column: &str| sheet.all(column).last().copied().unwrap_or(f64::NAN);
+    match (key, counts.last(), rss.last()) {
+        ("daemons", Some(daemons), Some(_)) => {
+            format!(
+                "{daemons} daemons: {:.0} MiB that nobody shares, {:.2} processors\n",
+                daemons * of_last("private_mib"),
+                daemons * of_last("cpu_seconds_per_minute") / 60.0
+            )
+        }
+        ("devices", Some(devices), Some(rss)) => {
+            let said = if *devices > 10_000.0 {
+                "which promises nothing for so many"
+            } else if *rss <= IDLE_RSS_MIB {
+                "it holds"
+            } else {
+                "it does NOT hold"
+            };
+            format!("{devices} devices: {rss:.1} MiB resident; the limit is {IDLE_RSS_MIB:.0} MiB for 10000: {said}\n")
+        }
+        _ => String::new(),
+    }
+}
+
+/// One row: of a column for how many there are, the largest of times and sizes, and the mean of what they have to themselves.
+async fn row(of: u64, nodes: &mut [Node], scan: impl Fn(&Node) -> f64, idle: Duration) -> Result<[f64; 11], Failed> {
+    let first_lists = nodes.iter().map(|node| node.first_lists).max().unwrap_or_default();
+    // The start is over when the settling Registers are; then a window of nothing.
+    tokio::time::sleep(SETTLED_AFTER).await;
+    let scan = nodes.first().map_or(f64::NAN, scan);
+    let mut progress = Progress::new("seconds of idling");
+    let before = readings(nodes)?;
+    let began = Instant::now();
+    while began.elapsed() < idle {
+        let seconds = |time: Duration| usize::try_from(time.as_secs()).unwrap_or(0);
+        progress.at(seconds(began.elapsed()), Some(seconds(idle)));
+        tokio::time::sleep(Duration::from_millis(500).min(idle - began.elapsed().min(idle))).await;
+    }
+    let (minutes, after) = (began.elapsed().as_secs_f64() / 60.0, readings(nodes)?);
+    let most = |of: fn(&Readings) -> f64| after.iter().map(of).fold(0.0, f64::max);
+    let mean = |of: fn(&Readings) -> f64| after.iter().map(of).sum::<f64>() / number(after.len());
+    let grown = |of: fn(&Readings) -> f64| mean(of) - before.iter().map(of).sum::<f64>() / number(before.len());
+    let bytes: u64 = nodes.iter().map(Node::state_bytes).max().unwrap_or_default();
+    Ok([
+        number(count(of)),
+        first_lists.as_secs_f64() * 1e3,
+        scan,
+        most(|read| read.rss_kib) / 1024.0,
+        most(|read| read.anon_kib) / 1024.0,
+        mean(|read| read.private_kib) / 1024.0,
+        most(|read| read.descriptors),
+        most(|read| read.threads),
+        grown(|read| read.cpu_seconds) / minutes,
+        grown(|read| read.switches) / minutes,
+        number(count(bytes)) / 1024.0,
+    ])
+}
+
+/// The second settling Register comes 12 s after a loss, and a start is none: two seconds see all that follows it.
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
+
+fn readings(nodes: &mut [Node]) -> Result<Vec<Readings>, Failed> {
+    nodes.iter_mut().map(Node::readings).collect()
+}
+
+/// How long one scan of the node takes, made here as the daemon makes it.
+fn scan_ms(node: &Node) -> f64 {
+    let root = HostRoot::new(node.roots().host);
+    let Ok(config) = config::load(Some(&node.config_file()), &config::Node::default()) else { return f64::NAN };
+    let took = |_| {
+        let began = Instant::now();
+        let found = hardware::discover(&root, &config.resources, &BTreeMap::new());
+        let took = began.elapsed().as_secs_f64() * 1e3;
+        drop(found);
+        took
+    };
+    quantile(&(0..SCANS).map(took).collect::<Vec<_>>(), 0.5)
+}
+
+/// Ends all of them, together.
+async fn end(nodes: impl IntoIterator<Item = Node>) -> Result<(), Failed> {
+    let ended = futures_util::future::join_all(nodes.into_iter().map(Node::stop)).await;
+    ended.into_iter().collect()
+}
+
+/// `figure-devices.svg` where there are several.
+fn named(file: &Path, key: &str, sheets: usize) -> PathBuf {
+    if sheets < 2 {
+        return file.to_owned();
+    }
+    let part = |of: Option<&std::ffi::OsStr>| of.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+    let suffix = file.extension().map(|suffix| format!(".{}", suffix.to_string_lossy())).unwrap_or_default();
+    file.with_file_name(format!("{}-{key}{suffix}", part(file.file_stem())))
+}
+
+fn count(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_several_sheets_have_names_of_their_own() {
+        let file = Path::new("/tmp/scale.svg");
+        assert_eq!(named(file, "vfs", 3), Path::new("/tmp/scale-vfs.svg"));
+        assert_eq!(named(file, "vfs", 1), file);
+        assert_eq!(named(Path::new("plot"), "devices", 2), Path::new("plot-devices"));
+    }
+
+    #[test]
+    fn the_limit_is_told_with_the_figure() {
+        let with = |devices: f64, rss: f64| {
+            let mut sheet = Sheet::new(&OF_DEVICES);
+            let mut row = [0.0; 11];
+            (row[0], row[3]) = (devices, rss);
+            sheet.add(&row);
+            remark("devices", &sheet)
+        };
+        assert_eq!(with(10_000.0, 31.25), "10000 devices: 31.2 MiB resident; the limit is 40 MiB for 10000: it holds\n");
+        assert!(with(10_000.0, 41.0).ends_with("it does NOT hold\n"));
+    }
+}

@@ -1,0 +1,389 @@
+//! `holdfast bench soak`: a daemon under load and faults for as long as one wants, and whether anything of it grows.
+//!
+//! ```text
+//!  pods come, finish and go ─▶ simulated kubelet ◀─ gRPC ─▶ the daemon, a process of its own ─▶ /proc ─▶ samples ─▶ trends
+//!  faults, one after the other ──────┴─────────────────────────────┘
+//!  at the end: every container that runs with devices is compared with what `who -o json` tells
+//! ```
+//!
+//! A trend is told with the interval that has it with 95 %; the first third of the samples is left out, in which memory that is
+//! used for the first time is no leak. A mapping that is not the kubelet's is a failure.
+
+use super::mapping::settle;
+use super::node::{Made, Node, interrupted, plain, plain_file, plain_files};
+use super::plot::{Axis, Scale};
+use super::sheet::{Column, Sheet, column, number, quantile};
+use super::trend::Trend;
+use crate::console::exit::{FAILURE, Failed};
+use crate::console::progress::Progress;
+use crate::console::text::Text;
+use crate::console::{Global, block_on, show};
+use crate::lab::sim::kubelet::{EventKind, Hook, PodSpec, Verdict};
+use crate::lab::sim::random::Random;
+use clap::Args;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tokio::time::MissedTickBehavior;
+
+/// Resources, the files of each, and the ids of each file: 512 ids, as a node with eight resources of 64 devices has.
+const RESOURCES: usize = 2;
+const FILES: usize = 32;
+const REPLICAS: usize = 8;
+/// Pods that have finished and are not deleted yet.
+const FINISHED_MAX: usize = 8;
+/// One of so many pods has an init container, which leaves its devices to the next one.
+const WITH_INIT: u64 = 5;
+/// How long a pod may wait for a decision: a daemon that was killed is back before.
+const DECIDED_WITHIN: Duration = Duration::from_secs(20);
+/// Rows that a person is shown.
+const ROWS_MAX: usize = 24;
+
+const COLUMNS: [Column; 14] = [
+    column("minute", "minute", 2),
+    column("rss_kib", "rss KiB", 0),
+    column("anon_kib", "anon KiB", 0),
+    column("descriptors", "fds", 0),
+    column("threads", "threads", 0),
+    column("sleeps_per_second", "sleeps/s", 1),
+    column("cpu_percent", "cpu %", 1),
+    column("state_kib", "state KiB", 0),
+    column("grants", "grants", 0),
+    column("live_pods", "pods", 0),
+    column("allocate_p50_us", "p50 us", 0),
+    column("allocate_p99_us", "p99 us", 0),
+    column("rejected", "rejected", 0),
+    column("life", "life", 0),
+];
+
+/// How long, how much, and what happens meanwhile.
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// How long; parts of a minute too, such as 0.5
+    #[arg(long, value_name = "M", default_value_t = 10.0)]
+    minutes: f64,
+    /// Pods that come in a minute; the most of them are granted once, those with an init container twice
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    grants_per_minute: u64,
+    /// Pods that run at a time
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=400))]
+    pods: u64,
+    /// Seconds between two samples
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    every: u64,
+    /// Seconds between two faults: a device goes, it comes back, the kubelet restarts, a stream ends, the configuration is read
+    /// again; 0 for none
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    faults_every: u64,
+    /// Kill the daemon too (SIGKILL), each time after the other faults. Trends are then of its longest life
+    #[arg(long)]
+    kill: bool,
+    /// What chance decides follows from this number
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Draw memory and descriptors there, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    made: Made,
+}
+
+/// What happens to the daemon, in this order, again and again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    DeviceGone,
+    DeviceBack,
+    KubeletRestart,
+    StreamEnd,
+    Reload,
+    Kill,
+}
+
+impl Fault {
+    const ALL: [Fault; 6] = [Fault::DeviceGone, Fault::DeviceBack, Fault::KubeletRestart, Fault::StreamEnd, Fault::Reload, Fault::Kill];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Fault::DeviceGone => "device_gone",
+            Fault::DeviceBack => "device_back",
+            Fault::KubeletRestart => "kubelet_restart",
+            Fault::StreamEnd => "stream_end",
+            Fault::Reload => "reload",
+            Fault::Kill => "kill",
+        }
+    }
+}
+
+pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
+    if !(0.01..=60.0 * 24.0 * 30.0).contains(&options.minutes) {
+        return Err(Failed::new(crate::console::exit::USAGE, "--minutes must be between 0.01 and 43200"));
+    }
+    block_on(async {
+        let node = options.made.start(&global.state_dir, &config(0), |host| plain_files(host, RESOURCES, RESOURCES * FILES)).await?;
+        let mut soak = Soak::new(node, options);
+        // An early end is an end: what was seen until then is told.
+        let said = tokio::select! {
+            ended = soak.go() => ended,
+            () = interrupted() => Ok(()),
+        };
+        said?;
+        soak.tell(global).await
+    })?
+}
+
+/// The configuration; another number is another configuration that offers the same.
+fn config(number: u64) -> String {
+    plain(RESOURCES, REPLICAS).replace("\nreplicas", &format!("\nenv = {{ BENCH_ROUND = \"{number}\" }}\nreplicas"))
+}
+
+struct Soak<'a> {
+    node: Node,
+    options: &'a Options,
+    random: Random,
+    began: Instant,
+    /// The pods that run, and those that have finished, by UID.
+    pods: Vec<String>,
+    finished: VecDeque<String>,
+    made: u64,
+    grants: u64,
+    rejected: u64,
+    faults: BTreeMap<Fault, u64>,
+    life: u64,
+    sheet: Sheet,
+    /// When the newest sample was taken, on the kubelet's clock, with the sleeps and the processor's time until then.
+    sampled: (Duration, f64, f64),
+}
+
+impl<'a> Soak<'a> {
+    fn new(node: Node, options: &'a Options) -> Self {
+        let sampled = (node.kubelet.now(), f64::NAN, f64::NAN);
+        Soak {
+            node,
+            options,
+            random: Random::new(options.seed),
+            began: Instant::now(),
+            pods: Vec::new(),
+            finished: VecDeque::new(),
+            made: 0,
+            grants: 0,
+            rejected: 0,
+            faults: BTreeMap::new(),
+            life: 1,
+            sheet: Sheet::new(&COLUMNS),
+            sampled,
+        }
+    }
+
+    async fn go(&mut self) -> Result<(), Failed> {
+        let length = Duration::from_secs_f64(self.options.minutes * 60.0);
+        let kinds = if self.options.kill { &Fault::ALL[..] } else { &Fault::ALL[..5] };
+        let mut kinds = kinds.iter().cycle();
+        let faults = Duration::from_secs(self.options.faults_every);
+        let (mut next_fault, mut next_sample) = (faults, Duration::ZERO);
+        let mut tick = tokio::time::interval(Duration::from_secs(60) / u32::try_from(self.options.grants_per_minute).unwrap_or(u32::MAX));
+        // Pods that a fault has held up come behind it, as they would on a node.
+        tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let mut progress = Progress::new("seconds soaked");
+        let seconds = |time: Duration| usize::try_from(time.as_secs()).unwrap_or(0);
+        loop {
+            let now = self.began.elapsed();
+            if now >= length {
+                return self.sample();
+            }
+            progress.at(seconds(now), Some(seconds(length)));
+            if now >= next_sample {
+                self.sample()?;
+                next_sample += Duration::from_secs(self.options.every);
+            }
+            if !faults.is_zero() && now >= next_fault {
+                if let Some(fault) = kinds.next() {
+                    self.fault(*fault).await?;
+                }
+                next_fault += faults;
+            }
+            tick.tick().await;
+            self.churn().await?;
+        }
+    }
+
+    /// A pod comes, and another one goes.
+    async fn churn(&mut self) -> Result<(), Failed> {
+        self.made += 1;
+        let resource = &self.node.resources[self.random.below(RESOURCES)];
+        let devices = 1 + u32::from(self.random.chance(0.2));
+        let spec = PodSpec::new("soak", format!("pod-{}", self.made));
+        let spec = if self.made.is_multiple_of(WITH_INIT) { spec.init("init", resource, devices) } else { spec };
+        let spec = spec.app("main", resource, devices);
+        let uid = spec.uid.clone();
+        // One that is not decided on stays: the next life of the kubelet, or of the daemon, brings it on.
+        drop(tokio::time::timeout(DECIDED_WITHIN, self.node.kubelet.add_pod(spec)).await);
+        self.pods.push(uid);
+        if self.pods.len() <= usize::try_from(self.options.pods).unwrap_or(usize::MAX) {
+            return Ok(());
+        }
+        let uid = self.pods.swap_remove(self.random.below(self.pods.len()));
+        if self.random.chance(0.5) && self.node.kubelet.complete_pod(&uid)? {
+            self.finished.push_back(uid);
+            if self.finished.len() <= FINISHED_MAX {
+                return Ok(());
+            }
+            let Some(uid) = self.finished.pop_front() else { return Ok(()) };
+            self.node.kubelet.delete_pod(&uid)?;
+        } else {
+            self.node.kubelet.delete_pod(&uid)?;
+        }
+        Ok(())
+    }
+
+    async fn fault(&mut self, fault: Fault) -> Result<(), Failed> {
+        let count = self.faults.entry(fault).or_default();
+        *count += 1;
+        let count = *count;
+        let place = usize::try_from(count).unwrap_or(0);
+        let host = self.node.roots().host;
+        let device = plain_file(&host, place % RESOURCES, place / RESOURCES % FILES);
+        match fault {
+            Fault::DeviceGone => fs::remove_file(device)?,
+            Fault::DeviceBack => fs::write(device, "")?,
+            Fault::KubeletRestart => self.node.kubelet.restart().await?,
+            Fault::StreamEnd => {
+                // The next list cannot be read, which ends its stream; a new node makes one.
+                self.node.hooks.gate(Hook::OnList).open(Verdict::Fail);
+                fs::write(plain_file(&host, 0, FILES + usize::from(count.is_multiple_of(2))), "")?;
+                let gone = plain_file(&host, 0, FILES + usize::from(!count.is_multiple_of(2)));
+                // The first time there is none.
+                drop(fs::remove_file(gone));
+            }
+            Fault::Reload => self.node.reload(&config(count))?,
+            Fault::Kill => {
+                self.node.kill()?;
+                self.life += 1;
+                (self.sampled.1, self.sampled.2) = (f64::NAN, f64::NAN);
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(&mut self) -> Result<(), Failed> {
+        let read = self.node.readings()?;
+        let (since, sleeps, cpu) = self.sampled;
+        let now = self.node.kubelet.now();
+        let seconds = (now - since).as_secs_f64();
+        let (took, rejected) = self.node.kubelet.view(|view| {
+            let new = view.events().iter().rev().take_while(|event| event.at > since);
+            let took = |kind: &EventKind| match kind {
+                EventKind::Allocated { took, .. } => Some(took.as_secs_f64() * 1e6),
+                _ => None,
+            };
+            (new.filter_map(|event| took(&event.kind)).collect::<Vec<f64>>(), view.rejections())
+        });
+        self.grants += took.len() as u64;
+        let rejected_now = rejected - self.rejected;
+        self.rejected = rejected;
+        self.sheet.add(&[
+            self.began.elapsed().as_secs_f64() / 60.0,
+            read.rss_kib,
+            read.anon_kib,
+            read.descriptors,
+            read.threads,
+            (read.switches - sleeps) / seconds,
+            (read.cpu_seconds - cpu) / seconds * 100.0,
+            number(usize::try_from(self.node.state_bytes()).unwrap_or(usize::MAX)) / 1024.0,
+            number(usize::try_from(self.grants).unwrap_or(usize::MAX)),
+            number(self.pods.len()),
+            quantile(&took, 0.5),
+            quantile(&took, 0.99),
+            number(usize::try_from(rejected_now).unwrap_or(usize::MAX)),
+            number(usize::try_from(self.life).unwrap_or(usize::MAX)),
+        ]);
+        self.sampled = (now, read.switches, read.cpu_seconds);
+        Ok(())
+    }
+
+    /// Compares, prints, and ends everything.
+    async fn tell(self, global: &Global) -> Result<(), Failed> {
+        let (held, different) = settle(&self.node).await?;
+        let panicked = self.node.kubelet.panicked();
+        let trends = [("anon_kib", "RssAnon", "KiB/h"), ("descriptors", "descriptors", "1/h"), ("threads", "threads", "1/h")]
+            .map(|(key, name, unit)| (key, name, unit, trend(&self.sheet, key)));
+        let faults: BTreeMap<&str, u64> = self.faults.iter().map(|(fault, count)| (fault.as_str(), *count)).collect();
+        let document = json!({
+            "schema": 1,
+            "minutes": (self.began.elapsed().as_secs_f64() / 6.0).round() / 10.0,
+            "seed": self.options.seed,
+            "pods": self.made,
+            "grants": self.grants,
+            "rejected": self.rejected,
+            "faults": faults,
+            "lives": self.life,
+            "trends_per_hour": trends.iter().map(|(key, _, _, trend)| ((*key).to_owned(), trend.map_or(Value::Null, Trend::json))).collect::<serde_json::Map<_, _>>(),
+            "mappings": held,
+            "differences": different,
+            "kubelet_would_have_crashed": panicked,
+            "samples": self.sheet.json(),
+        });
+        if let Some(file) = &self.options.plot {
+            let axis = |label| Axis { label, scale: Scale::Linear };
+            let lines = [("rss_kib", "resident"), ("anon_kib", "of no file")];
+            self.sheet.draw(file, "Memory of a daemon under load and faults", ("minute", axis("minutes")), axis("KiB"), &lines)?;
+        }
+        show(global.output, &document, |_: &Value| {
+            let mut text = self.sheet.thinned(ROWS_MAX).table();
+            let of_faults: Vec<String> = faults.iter().map(|(name, count)| format!("{count} × {name}")).collect();
+            let happened = if of_faults.is_empty() { "no faults".to_owned() } else { of_faults.join(", ") };
+            text.push_str(&format!("{} grants to {} pods, {} pods rejected; {happened}\n", self.grants, self.made, self.rejected));
+            for (_, name, unit, trend) in &trends {
+                text.push_str(&trend.map_or_else(|| format!("{name}: too few samples for a trend\n"), |trend| trend.in_words(name, unit)));
+            }
+            text.push_str(&format!("{held} mappings compared with the ledger: {} differ\n", different.len()));
+            Text::document(&text)
+        })?;
+        self.node.stop().await?;
+        if let Some(site) = panicked {
+            return Err(Failed::new(FAILURE, format_args!("a real kubelet would have crashed {site}")));
+        }
+        match different.first() {
+            None => Ok(()),
+            Some(first) => Err(Failed::new(FAILURE, format_args!("{} mappings are not what the kubelet has: {first}", different.len()))),
+        }
+    }
+}
+
+/// The trend of a column in an hour: of the longest life, without its first third.
+fn trend(sheet: &Sheet, key: &str) -> Option<Trend> {
+    let (lives, minutes, figures) = (sheet.all("life"), sheet.all("minute"), sheet.all(key));
+    let rows: Vec<_> =
+        lives.iter().zip(minutes.iter().zip(figures)).map(|(life, (minute, figure))| (*life, (minute / 60.0, figure))).collect();
+    let longest = rows.chunk_by(|one, next| one.0 == next.0).max_by_key(|life| life.len())?;
+    let points: Vec<_> = longest.iter().skip(longest.len() / 3).map(|(_, point)| *point).collect();
+    Trend::of(&points)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trend_is_of_the_longest_life_without_its_beginning() {
+        let mut sheet = Sheet::new(&COLUMNS);
+        for minute in 0..40 {
+            let mut row = [0.0; COLUMNS.len()];
+            row[0] = f64::from(minute);
+            // A life of ten minutes, one of thirty that first grows by leaps and then by a KiB a minute.
+            (row[13], row[2]) =
+                if minute < 10 { (1.0, 1e6) } else { (2.0, if minute < 20 { 50.0 * f64::from(minute) } else { f64::from(minute) }) };
+            sheet.add(&row);
+        }
+        let trend = trend(&sheet, "anon_kib").unwrap();
+        assert_eq!((trend.count, trend.slope.round()), (20, 60.0));
+    }
+
+    #[test]
+    fn another_round_is_another_configuration_that_offers_the_same() {
+        assert_ne!(config(1), config(2));
+        assert_eq!(config(1).matches("[[resource]]").count(), RESOURCES);
+        assert_eq!(config(1).matches("BENCH_ROUND").count(), RESOURCES);
+    }
+}

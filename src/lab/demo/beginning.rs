@@ -1,0 +1,180 @@
+//! The first chapters: devices are found, the kubelet gets them, pods get them.
+
+use super::stage::{all_run, answered, held_by_grants, held_by_kubelet, offered, pods, recorded};
+use super::{Chapter, Stop, Story, ms};
+use crate::app::control_get;
+use crate::domain::{DeviceId, Gather, Grant, Inventory, Offering, ResourceName};
+use crate::lab::sim::hardware::{ADAPTERS, GPUS, VFS_PER_ADAPTER};
+use crate::lab::sim::kubelet::{EventKind, PodSpec, View};
+use crate::registration::ResourceStatus;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the simulated node has of each resource.
+pub(super) const DEVICES: [usize; 3] = [GPUS, ADAPTERS * VFS_PER_ADAPTER, 1];
+
+impl Story {
+    pub(super) async fn devices(&mut self) -> Result<(), Stop> {
+        self.begin(Chapter::Devices)?;
+        if self.stage.spoils(Chapter::Devices) {
+            self.stage.node.remove_function(self.stage.node.gpu_address(GPUS - 1))?;
+        }
+        if self.stage.spoils(Chapter::Registration) {
+            self.stage.kubelet.stop();
+        }
+        let took = self.stage.start_daemon().await?;
+        self.screen.say(format_args!("From the start to the first inventory, read from sysfs and /dev: {}.", ms(took)))?;
+        let inventory = self.stage.daemon()?.views.inventory.clone();
+        for name in self.stage.resources() {
+            let text = inventory.borrow().resources.get(name).map(|offering| describe(offering));
+            self.screen.fact(name.as_str(), text.unwrap_or_default())?;
+        }
+
+        let counts = self.stage.resources().into_iter().zip(DEVICES);
+        let expected: BTreeMap<_, _> = counts.map(|(name, count)| (name.clone(), format!("{name}: {count} healthy"))).gather();
+        let expected = expected.into_values().collect::<Vec<_>>().join("\n");
+        let seen = self.stage.daemon_shows(&inventory, &expected, |inventory: &Arc<Inventory>| offered(inventory)).await;
+        self.screen.claim("every device is found once and is healthy; physical functions and bridges are not offered", expected, seen)?;
+
+        let uuids: Vec<String> = (0..GPUS).map(|index| self.stage.node.gpu_uuid(index)).collect();
+        let ids = |offering: &Arc<Offering>| offering.devices.keys().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        let seen = inventory.borrow().resources.get(&self.stage.gpu).map(ids).unwrap_or_default();
+        self.screen.claim("a GPU's id is its UUID, which no reboot and no change of the order alters", uuids.join("\n"), seen)
+    }
+
+    pub(super) async fn registration(&mut self) -> Result<(), Stop> {
+        self.begin(Chapter::Registration)?;
+        self.screen.say("Register, then ListAndWatch: the kubelet counts what the first list tells.")?;
+        let expected = self.stage.capacities_of(DEVICES, DEVICES);
+        let registrations = self.stage.daemon()?.views.registrations.clone();
+        let all = |registrations: &BTreeMap<ResourceName, ResourceStatus>| {
+            let registered = registrations.iter().filter(|(_, status)| status.registered);
+            registered.map(|(name, _)| name.to_string()).collect::<Vec<_>>().join("\n")
+        };
+        let names: BTreeMap<_, _> = self.stage.resources().into_iter().map(|name| (name, name.to_string())).gather();
+        let names = names.into_values().collect::<Vec<_>>().join("\n");
+        let (seen, registered) = tokio::join!(
+            self.stage.kubelet_shows(&expected, |view| self.stage.capacities(view)),
+            self.stage.daemon_shows(&registrations, &names, all),
+        );
+        for name in self.stage.resources() {
+            let took = registrations.borrow().get(name).and_then(|status| status.last_registration_us);
+            let took = took.map(|us| format!("registered, and its stream open, in {}", ms(Duration::from_micros(us))));
+            self.screen.fact(name.as_str(), took.as_deref().unwrap_or("not registered"))?;
+        }
+        self.screen.claim("the kubelet counts every device as allocatable", expected, seen)?;
+        self.screen.claim("the daemon says so too: every resource is registered", names, registered)
+    }
+
+    pub(super) async fn pods(&mut self) -> Result<(), Stop> {
+        self.begin(Chapter::Pods)?;
+        let (gpu, rdma, fpga) = (self.stage.gpu.clone(), self.stage.rdma.clone(), self.stage.fpga.clone());
+        let mut train = PodSpec::new("demo", "train-0").init("stage-data", &gpu, 2).app("trainer", &gpu, 2);
+        if let Some(trainer) = train.containers.last_mut() {
+            trainer.resources.insert(rdma.clone(), 1);
+        }
+        let serve = PodSpec::new("demo", "serve-0").app("api", &gpu, 1);
+        let filter = PodSpec::new("demo", "filter-0").app("match", &fpga, 1);
+        self.screen.say("The kubelet calls Allocate for each container. train-0's init container uses the GPUs first.")?;
+        let train_uid = train.uid.clone();
+        for spec in [train, serve, filter] {
+            self.stage.add_pod(spec).await;
+        }
+        if self.stage.spoils(Chapter::Pods) {
+            std::fs::remove_dir_all(self.stage.state_dir().join("journal"))?;
+        }
+        // Read at once: nothing has had time to be written later.
+        let on_disk = self.stage.on_disk().map_or_else(|error| error.to_string(), |grants| recorded(&grants));
+        self.show_allocations(0)?;
+        let (expected, seen) = self.stage.kubelet.view(|view| (all_run(view), pods(view)));
+        self.screen.claim("every pod runs", expected, seen)?;
+        let expected = self.stage.kubelet.view(|view| answered(view, 0));
+        self.screen.claim("every grant is on disk by the time its container starts", expected, on_disk)?;
+
+        let (init, main) = (self.gpus_of(&train_uid, "stage-data"), self.gpus_of(&train_uid, "trainer"));
+        self.screen.claim("the main container got the very GPUs of its init container", lines(&init), lines(&main))?;
+        let visible = self.visible(&train_uid, "trainer");
+        self.screen.claim("its NVIDIA_VISIBLE_DEVICES names them", lines(&main), visible)?;
+        self.screen.claim("they are near each other: one NUMA node", 1, self.numa_nodes(&main)?)?;
+        self.holders_agree("the daemon knows pod and container of each, and agrees with the kubelet").await
+    }
+
+    /// One line for each Allocate since the event at `from`.
+    pub(super) fn show_allocations(&self, from: usize) -> Result<(), Stop> {
+        let lines = self.stage.kubelet.view(|view| {
+            let allocated = |kind: &EventKind| match kind {
+                EventKind::Allocated { resource, pod_uid, container, devices, took } => {
+                    let pod = view.pod(pod_uid).map(|pod| pod.spec.name.clone()).unwrap_or_default();
+                    Some((format!("{pod}/{container}"), format!("{} of {resource:18} answered in {}", devices.len(), ms(*took))))
+                }
+                _ => None,
+            };
+            view.events().iter().skip(from).filter_map(|event| allocated(&event.kind)).collect::<Vec<_>>()
+        });
+        lines.iter().try_for_each(|(holder, text)| self.screen.fact(holder, text))
+    }
+
+    /// Claims that the daemon's answer to `holdfast who` is the kubelet's own record.
+    pub(super) async fn holders_agree(&mut self, claim: &str) -> Result<(), Stop> {
+        let expected = self.stage.kubelet.view(held_by_kubelet);
+        let views = &self.stage.daemon()?.views;
+        // A grant is bound as soon as the kubelet has written its checkpoint.
+        self.stage
+            .daemon_shows(&views.grants, &expected, |grants: &Arc<Vec<Arc<Grant>>>| held_by_grants(grants.iter().map(AsRef::as_ref)))
+            .await;
+        let seen = self.ask_who().await.map(|grants| held_by_grants(&grants));
+        self.screen.claim(claim, expected, seen.unwrap_or_else(|error| error))
+    }
+
+    /// The grants, asked for over the control socket as `holdfast who` does.
+    pub(super) async fn ask_who(&self) -> Result<Vec<Grant>, String> {
+        control_get(&self.stage.settings.roots.run, "/v1/grants").await.map_err(|error| error.to_string())
+    }
+
+    /// The GPUs that the kubelet has recorded for a container.
+    pub(super) fn gpus_of(&self, pod_uid: &str, container: &str) -> Vec<DeviceId> {
+        let mut held = self.stage.kubelet.devices(pod_uid, container);
+        held.remove(&self.stage.gpu).unwrap_or_default().into_iter().collect()
+    }
+
+    fn visible(&self, pod_uid: &str, container: &str) -> String {
+        let look = |view: &View<'_>| {
+            let edits = &view.pod(pod_uid)?.containers.get(container)?.edits;
+            let mut ids: Vec<_> = edits.envs.get("NVIDIA_VISIBLE_DEVICES")?.split(',').map(str::to_owned).collect();
+            ids.sort();
+            Some(ids.join("\n"))
+        };
+        self.stage.kubelet.view(look).unwrap_or_default()
+    }
+
+    fn numa_nodes(&self, ids: &[DeviceId]) -> Result<usize, Stop> {
+        let inventory = self.stage.daemon()?.views.inventory.borrow().clone();
+        let offering = inventory.resources.get(&self.stage.gpu);
+        let nodes = ids.iter().filter_map(|id| offering?.devices.get(id)).map(|offered| offered.device.numa_nodes.clone());
+        Ok(nodes.gather::<std::collections::BTreeSet<_>>().len())
+    }
+}
+
+/// Ids, one a line.
+pub(super) fn lines(ids: &[DeviceId]) -> String {
+    ids.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// A resource's devices in one line: how many, of what, where.
+fn describe(offering: &Offering) -> String {
+    let devices = || offering.devices.values().map(|offered| &offered.device);
+    let mut numa: BTreeMap<u32, usize> = BTreeMap::new();
+    for node in devices().flat_map(|device| &device.numa_nodes) {
+        *numa.entry(*node).or_default() += 1;
+    }
+    let numa: Vec<String> = numa.into_iter().map(|(node, count)| format!("NUMA {node}: {count}")).collect();
+    let first = offering.devices.keys().next().map(ToString::to_string).unwrap_or_default();
+    format!(
+        "{} {:5}  {:20}  {first}{}",
+        devices().count(),
+        offering.spec.class,
+        numa.join(", "),
+        if devices().count() > 1 { " ..." } else { "" }
+    )
+}

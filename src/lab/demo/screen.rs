@@ -1,0 +1,152 @@
+//! What the reader sees: headings, facts and claims on standard output; colours on a terminal only.
+
+use super::{Chapter, Refuted, Stop, ms};
+use crate::cli::{print, screen};
+use crate::console::screen::Tint;
+use crate::console::table::Table;
+use crate::console::text::Text;
+use std::fmt;
+use std::time::Duration;
+
+/// Width of the column of names in a chapter's facts.
+const LABEL_WIDTH: usize = 20;
+/// What is explained is in lines of no more, however wide the terminal is.
+const LINE_MOST: usize = 100;
+
+/// Where the story is told.
+#[derive(Debug)]
+pub(super) struct Screen {
+    on: screen::Screen,
+    chapter: Option<Chapter>,
+    claims: usize,
+}
+
+impl Screen {
+    pub(super) fn new() -> Self {
+        Screen { on: screen::Screen::get(), chapter: None, claims: 0 }
+    }
+
+    /// The chapter that is being told.
+    pub(super) fn current(&self) -> Option<Chapter> {
+        self.chapter
+    }
+
+    fn line(&self, text: impl fmt::Display) -> Result<(), Stop> {
+        Ok(print(&Text::of_line(format_args!("{text}")))?)
+    }
+
+    fn painted(&self, tint: Tint, text: impl fmt::Display) -> Result<(), Stop> {
+        let mut line = Text::default();
+        line.paint(self.on, tint, &text.to_string());
+        line.end_line();
+        Ok(print(&line)?)
+    }
+
+    /// What begins `indent` columns in and goes on there, behind what stands before it.
+    fn behind(&self, mut line: Text, indent: usize, text: impl fmt::Display) -> Result<(), Stop> {
+        line.wrap(self.on, indent, &text.to_string());
+        line.end_line();
+        Ok(print(&line)?)
+    }
+
+    pub(super) fn title(&self, spoilt: Option<Chapter>) -> Result<(), Stop> {
+        self.painted(Tint::Bold, "Holdfast, on a simulated node")?;
+        self.line("")?;
+        for text in [
+            "The node's hardware and the kubelet are simulated, in a temporary directory and in this process.",
+            "The daemon is the real one, and so is the gRPC between the two, over unix sockets.",
+            "Every line marked `ok` was checked: with the kubelet, the daemon's views, or what is on disk.",
+        ] {
+            print(&self.prose(text, 0, Tint::Plain))?;
+        }
+        match spoilt {
+            Some(chapter) => self.line(format_args!("The chapter `{}` is spoilt on purpose.", chapter.name())),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn chapter(&mut self, chapter: Chapter) -> Result<(), Stop> {
+        self.chapter = Some(chapter);
+        let (number, heading) = chapter.heading();
+        self.line("")?;
+        self.painted(Tint::Bold, format_args!("{number}  {heading}"))
+    }
+
+    /// A sentence or two of explanation.
+    pub(super) fn say(&self, text: impl fmt::Display) -> Result<(), Stop> {
+        Ok(print(&self.prose(text, 3, Tint::Dim))?)
+    }
+
+    fn prose(&self, text: impl fmt::Display, indent: usize, tint: Tint) -> Text {
+        let width = Some(self.on.width.map_or(LINE_MOST, |width| width.min(LINE_MOST)));
+        let mut wrapped = Text::default();
+        wrapped.wrap(screen::Screen { width, ..self.on }, indent, &text.to_string());
+        let mut lines = Text::default();
+        for (number, line) in wrapped.lines().enumerate() {
+            let indent = if number == 0 { indent } else { 0 };
+            lines.paint(self.on, tint, &format!("{:indent$}{line}", ""));
+            lines.end_line();
+        }
+        lines
+    }
+
+    /// Something measured or seen.
+    pub(super) fn fact(&self, label: &str, text: impl fmt::Display) -> Result<(), Stop> {
+        let mut line = Text::default();
+        line.put(format_args!("   {label:LABEL_WIDTH$}  "));
+        self.behind(line, LABEL_WIDTH + 5, text)
+    }
+
+    /// States a claim. What is compared is what is shown when it does not hold, line by line.
+    pub(super) fn claim(&mut self, claim: impl fmt::Display, expected: impl fmt::Display, seen: impl fmt::Display) -> Result<(), Stop> {
+        let (expected, seen) = (expected.to_string(), seen.to_string());
+        if expected != seen {
+            return Err(Stop::Refuted(Refuted { claim: claim.to_string(), expected, seen }));
+        }
+        self.claims += 1;
+        self.behind(self.verdict(Tint::Green, "ok"), 7, claim)
+    }
+
+    fn verdict(&self, tint: Tint, word: &str) -> Text {
+        let mut line = Text::default();
+        line.put(format_args!("   "));
+        line.paint(self.on, tint, word);
+        line.put(format_args!("  "));
+        line
+    }
+
+    /// Shows a claim that does not hold: of both sides, the lines that the other one lacks.
+    pub(super) fn refuted(&self, refuted: &Refuted) -> Result<(), Stop> {
+        let Refuted { claim, expected, seen } = refuted;
+        self.behind(self.verdict(Tint::Red, "FAILED"), 11, claim)?;
+        for (label, these, others) in [("expected", expected, seen), ("seen", seen, expected)] {
+            let others: Vec<&str> = others.lines().collect();
+            let only: Vec<&str> = these.lines().filter(|line| !others.contains(line)).collect();
+            if only.is_empty() {
+                self.fact(label, if these.is_empty() { "nothing" } else { "nothing else" })?;
+            }
+            for (index, line) in only.into_iter().enumerate() {
+                self.fact(if index == 0 { label } else { "" }, line)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The heading of what follows the last chapter.
+    pub(super) fn epilogue(&self, heading: &str) -> Result<(), Stop> {
+        self.line("")?;
+        self.painted(Tint::Bold, heading)?;
+        self.line("")
+    }
+
+    /// A table, and an empty line.
+    pub(super) fn table(&self, table: &Table) -> Result<(), Stop> {
+        print(&table.on(self.on))?;
+        self.line("")
+    }
+
+    pub(super) fn end(&self, took: Duration) -> Result<(), Stop> {
+        self.line("")?;
+        self.line(format_args!("{} claims were checked, and all of them hold. It took {}.", self.claims, ms(took)))
+    }
+}

@@ -1,0 +1,39 @@
+//! The laboratory: a simulated node and kubelet (`sim`), the demo and the benchmarks that stand on them. Behind the cargo feature
+//! `lab`: packages ship the daemon without it, and `holdfast-lab` as a program of its own, which is this one built with the feature.
+
+pub mod bench;
+pub mod demo;
+pub mod sim;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The daemon that demo and benchmarks start as a process: `holdfast` beside `holdfast-lab`, which is what the node runs, else this
+/// program itself.
+///
+/// # Errors
+/// When the kernel does not say where this program lies.
+pub(crate) fn daemon() -> io::Result<PathBuf> {
+    std::env::current_exe().map(|program| daemon_of(&program))
+}
+
+fn daemon_of(program: &Path) -> PathBuf {
+    let daemon = program.with_file_name("holdfast");
+    if program.file_name().is_some_and(|name| name == "holdfast-lab") && daemon.is_file() { daemon } else { program.to_path_buf() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lab_measures_the_daemon_that_is_installed_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let lab = dir.path().join("holdfast-lab");
+        assert_eq!(daemon_of(&lab), lab);
+        std::fs::write(dir.path().join("holdfast"), "").unwrap();
+        assert_eq!(daemon_of(&lab), dir.path().join("holdfast"));
+        let other = dir.path().join("holdfast-0123");
+        assert_eq!(daemon_of(&other), other);
+    }
+}

@@ -1,0 +1,104 @@
+//! The pod-resources API: who holds what, as the kubelet tells it, quirks included.
+
+use super::held::Held;
+use super::pod::{ContainerKind, Pod};
+use super::state::{Shared, State};
+use crate::domain::{DeviceId, ResourceName};
+use tonic::Status;
+
+/// One message of devices: always one id, and at most one NUMA node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::lab::sim) struct DeviceMessage {
+    pub(in crate::lab::sim) resource: ResourceName,
+    pub(in crate::lab::sim) id: DeviceId,
+    pub(in crate::lab::sim) numa_node: Option<i64>,
+}
+
+/// A pod as it is listed: without its UID, and without the init containers that end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::lab::sim) struct PodMessage {
+    pub(in crate::lab::sim) namespace: String,
+    pub(in crate::lab::sim) name: String,
+    pub(in crate::lab::sim) containers: Vec<(String, Vec<DeviceMessage>)>,
+}
+
+/// Every active pod. Right after a start there is none.
+pub(in crate::lab::sim) fn list(shared: &Shared, life: u64) -> Result<Vec<PodMessage>, Status> {
+    answer(shared, life, |state| {
+        free_the_dead(state);
+        state.active().map(|pod| describe(state, pod, ends_not)).collect()
+    })
+}
+
+/// As v1alpha1 lists: every pod, also those that have ended, with their application containers only.
+pub(in crate::lab::sim) fn list_with_ended(shared: &Shared, life: u64) -> Result<Vec<PodMessage>, Status> {
+    answer(shared, life, |state| {
+        free_the_dead(state);
+        let known = |pod: &&Pod| state.life.as_ref().is_some_and(|life| life.known.contains(&pod.spec.uid));
+        let is_app = |kind| kind == ContainerKind::App;
+        state.pods.iter().filter(known).map(|pod| describe(state, pod, is_app)).collect()
+    })
+}
+
+/// Here any client of this API makes the kubelet forget the reservation of an Allocate under way.
+fn free_the_dead(state: &mut State) {
+    if state.life.as_ref().is_some_and(|present| present.allocating > 0) {
+        state.listings_in_allocate += 1;
+    }
+    state.purge();
+}
+
+fn ends_not(kind: ContainerKind) -> bool {
+    kind != ContainerKind::Init
+}
+
+/// One pod, by name. Frees nothing.
+pub(in crate::lab::sim) fn get(shared: &Shared, life: u64, namespace: &str, name: &str) -> Result<PodMessage, Status> {
+    let pod = answer(shared, life, |state| {
+        let pod = state.active().find(|pod| pod.spec.namespace == namespace && pod.spec.name == name);
+        pod.map(|pod| describe(state, pod, ends_not))
+    })?;
+    pod.ok_or_else(|| Status::unknown(format!("pod {name} in namespace {namespace} not found")))
+}
+
+/// Every healthy device, held or not. Right after a start there is none.
+pub(in crate::lab::sim) fn allocatable(shared: &Shared, life: u64) -> Result<Vec<DeviceMessage>, Status> {
+    if !shared.profile().has_allocatable() {
+        return Err(Status::unimplemented("unknown method GetAllocatableResources for service v1.PodResourcesLister"));
+    }
+    answer(shared, life, |state| {
+        let Some(present) = &state.life else { return Vec::new() };
+        let healthy = present.manager.healthy().iter();
+        let ids = healthy.flat_map(|(resource, ids)| ids.iter().map(move |id| (resource, id)));
+        ids.flat_map(|(resource, id)| messages(resource, id, present.manager.numa_nodes(resource, id).iter().copied())).collect()
+    })
+}
+
+fn answer<R>(shared: &Shared, life: u64, act: impl FnOnce(&mut State) -> R) -> Result<R, Status> {
+    let now = shared.ground.now();
+    let answer = shared.in_life(life, |state| {
+        let allowed = state.life.as_mut().is_some_and(|present| present.limiter.allow(now));
+        allowed.then(|| act(state)).ok_or_else(|| Status::resource_exhausted("rejected by rate limit"))
+    });
+    answer.unwrap_or_else(|| Err(Status::unavailable("the kubelet is stopped")))
+}
+
+fn describe(state: &State, pod: &Pod, is_listed: fn(ContainerKind) -> bool) -> PodMessage {
+    let containers = pod.spec.in_order().filter(|container| is_listed(container.kind));
+    let containers = containers.map(|container| {
+        let held = state.life.iter().flat_map(|life| life.manager.held().container(&pod.spec.uid, &container.name));
+        (container.name.clone(), held.flat_map(|(resource, held)| held_messages(resource, held)).collect())
+    });
+    PodMessage { namespace: pod.spec.namespace.clone(), name: pod.spec.name.clone(), containers: containers.collect() }
+}
+
+fn held_messages(resource: &ResourceName, held: &Held) -> Vec<DeviceMessage> {
+    held.numa_nodes().iter().flat_map(|(id, nodes)| messages(resource, id, nodes.iter().copied())).collect()
+}
+
+/// One message for each id and NUMA node; one without a node where there is none.
+fn messages(resource: &ResourceName, id: &DeviceId, nodes: impl Iterator<Item = i64>) -> Vec<DeviceMessage> {
+    let message = |numa_node| DeviceMessage { resource: resource.clone(), id: id.clone(), numa_node };
+    let messages: Vec<_> = nodes.map(|node| message(Some(node))).collect();
+    if messages.is_empty() { vec![message(None)] } else { messages }
+}

@@ -1,0 +1,309 @@
+//! What follows from a Register: dial, options, ListAndWatch, and the end of its stream.
+//!
+//! Between 1.25 and 1.36 clients are kept by the resource's name alone: a failing Register makes the kubelet lose sight
+//! of whoever is connected, and the end of an old stream disconnects the new client. [`super::profile`] has the others.
+
+use super::client::Client;
+use super::core::{ListedDevice, Options};
+use super::event::EventKind;
+use super::hook::{Hook, Verdict};
+use super::interleaving::{self, Interleaving};
+use super::profile::Profile;
+use super::state::Shared;
+use crate::domain::ResourceName;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+
+/// What a plugin sends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::lab::sim) struct Register {
+    pub(in crate::lab::sim) version: String,
+    pub(in crate::lab::sim) resource: String,
+    pub(in crate::lab::sim) endpoint: String,
+    /// Looked at by kubelets before 1.25 only.
+    pub(in crate::lab::sim) options: Option<Options>,
+}
+
+/// Tells when the plugin has stopped waiting.
+type Waiting = watch::Receiver<()>;
+
+/// Answers a Register. When the plugin stops waiting and drops this, the steps are broken off in order.
+pub(in crate::lab::sim) async fn register(shared: &Arc<Shared>, life: u64, request: Register) -> Result<(), String> {
+    let resource = request.resource.clone();
+    shared.life(life, |present| *present.registers.entry(resource.clone()).or_default() += 1);
+    let result = match check(&request, shared.profile()) {
+        Ok(name) => connect(shared, life, name, request).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = &result {
+        shared.log(EventKind::RegisterFailed { resource, error: error.clone() });
+    }
+    result
+}
+
+/// The kubelet's checks, in its order.
+fn check(request: &Register, profile: Profile) -> Result<ResourceName, String> {
+    let (version, written) = profile.version();
+    if request.version != version {
+        return Err(format!("requested API version {:?} is not supported by kubelet. Supported version is {written}", request.version));
+    }
+    request.resource.parse().map_err(|_invalid| format!("the ResourceName {:?} is invalid", request.resource))
+}
+
+/// Connects in a task of its own, which goes on when the plugin no longer waits.
+async fn connect(shared: &Arc<Shared>, life: u64, resource: ResourceName, request: Register) -> Result<(), String> {
+    let (_waiting, mut waiting) = watch::channel(());
+    let (answer, answered) = oneshot::channel();
+    let flow = Arc::clone(shared);
+    shared.spawn(life, async move {
+        if flow.profile().answers_first() {
+            // Nobody hears of what comes of it.
+            let _ = answer.send(Ok(()));
+            add_endpoint(&flow, life, resource, request).await;
+        } else {
+            let result = connect_client(&flow, life, resource, request.endpoint, &mut waiting).await;
+            // The plugin may have stopped waiting: nobody misses the answer then.
+            let _ = answer.send(result);
+        }
+    });
+    answered.await.unwrap_or_else(|_stopped| Err("the kubelet is stopped".to_owned()))
+}
+
+/// 1.25 and newer.
+async fn connect_client(
+    shared: &Arc<Shared>,
+    life: u64,
+    resource: ResourceName,
+    endpoint: String,
+    waiting: &mut Waiting,
+) -> Result<(), String> {
+    let mut cancelled = shared.hook(life, Hook::BeforeRegisterClient).await == Verdict::Cancel;
+    let registered = shared.life(life, |present| {
+        let client = Arc::new(Client::new(present.number_client(), resource.clone(), endpoint.clone()));
+        let forgotten = present.clients.add(Arc::clone(&client));
+        forgotten.into_iter().for_each(|former| present.lose(former));
+        client
+    });
+    let client = registered.ok_or("the kubelet is stopped")?;
+    let opened = open(shared, life, &client, waiting, &mut cancelled).await;
+    let error = match opened {
+        Ok(true) => {
+            shared.log(EventKind::Registered { resource, client: client.number, endpoint });
+            let watcher = Arc::clone(shared);
+            shared.spawn(life, async move { run_client(&watcher, life, client).await });
+            return Ok(());
+        }
+        // A duplicate that counts as registered: the former client stays, this one is of no use.
+        Ok(false) => None,
+        Err(error) => Some(error),
+    };
+    shared.life(life, |present| {
+        // Up to 1.36 by name: this forgets whoever stands there, which need not be this client.
+        let forgotten = present.clients.failed(&client);
+        forgotten.into_iter().for_each(|forgotten| present.lose(forgotten));
+        let seen = error.as_ref().and_then(|_| interleaving::on_failure(&present.streams, &present.clients, &client));
+        shared.saw(&resource, seen);
+    });
+    error.map_or(Ok(()), Err)
+}
+
+/// Dials and asks for the options; then the client serves the resource. `false` for a duplicate that needs nothing.
+async fn open(shared: &Shared, life: u64, client: &Arc<Client>, waiting: &mut Waiting, cancelled: &mut bool) -> Result<bool, String> {
+    let mut hook = async |hook: Hook| {
+        let verdict = shared.hook(life, hook).await;
+        *cancelled |= verdict == Verdict::Cancel;
+        (verdict == Verdict::Fail, *cancelled)
+    };
+    let (fails, gives_up) = hook(Hook::AfterRegisterClient).await;
+    let within = if fails { Duration::ZERO } else { shared.behaviour.dial_within };
+    let connection = tokio::select! {
+        biased;
+        () = given_up(waiting, gives_up) => return Err("failed to dial device plugin: context canceled".to_owned()),
+        connection = dial(shared, client, within) => connection?,
+    };
+    client.connect(connection);
+    let (fails, gives_up) = hook(Hook::AfterDial).await;
+    let options = tokio::select! {
+        biased;
+        () = given_up(waiting, gives_up) => Err("failed to get device plugin options: rpc error: code = Canceled desc = context canceled".to_owned()),
+        options = client.options() => options,
+    };
+    if fails {
+        return Err("failed to get device plugin options: rpc error: code = Unavailable desc = error reading from server: EOF".to_owned());
+    }
+    let options = options?;
+    hook(Hook::AfterOptions).await;
+    let set = serve(shared, life, client, options)?;
+    hook(Hook::AfterEndpointSet).await;
+    Ok(set)
+}
+
+/// `PluginConnected`: the endpoint serves the resource from now on.
+fn serve(shared: &Shared, life: u64, client: &Arc<Client>, options: Options) -> Result<bool, String> {
+    let resource = &client.resource;
+    let served = shared.life(life, |present| {
+        let live = present.clients.duplicate(client).is_some_and(|other| other.served.load(Ordering::Acquire));
+        if live {
+            return match shared.profile() {
+                Profile::K137Dedupe => Ok(false),
+                // The real text is not known.
+                _ => Err(format!("device plugin {resource} is already registered with the socket {}", client.socket)),
+            };
+        }
+        present.manager.connected(resource, Arc::clone(client), options);
+        client.served.store(true, Ordering::Release);
+        for seen in interleaving::on_endpoint(&present.streams, &present.clients, client) {
+            shared.saw(resource, Some(seen));
+        }
+        Ok(true)
+    });
+    let served = served.unwrap_or(Err("the kubelet is stopped".to_owned()))?;
+    if served {
+        shared.log(EventKind::Options { resource: resource.clone(), client: client.number });
+    }
+    Ok(served)
+}
+
+async fn dial(shared: &Shared, client: &Client, within: Duration) -> Result<Arc<dyn super::ground::Connection>, String> {
+    tokio::select! {
+        biased;
+        connection = shared.ground.dial(client.number, &client.socket) => Ok(connection),
+        () = shared.ground.sleep(within) => Err("failed to dial device plugin: context deadline exceeded".to_owned()),
+    }
+}
+
+/// Done when the plugin has stopped waiting for its Register.
+async fn given_up(waiting: &mut Waiting, at_once: bool) {
+    if !at_once {
+        while waiting.changed().await.is_ok() {}
+    }
+}
+
+/// The life of a client after its Register: the stream, and what its end does to whom.
+async fn run_client(shared: &Arc<Shared>, life: u64, client: Arc<Client>) {
+    let resource = client.resource.clone();
+    let fails = shared.hook(life, Hook::BeforeListAndWatch).await == Verdict::Fail;
+    if client.is_cut() {
+        shared.saw(&resource, Some(Interleaving::D));
+    }
+    if !fails {
+        watch_lists(shared, life, &client).await;
+    }
+    shared.log(EventKind::StreamEnded { resource: resource.clone(), client: client.number });
+    shared.hook(life, Hook::OnStreamEnd).await;
+
+    // Up to 1.36 by name: the client that is cut is the present one, not the one whose stream ended.
+    let cut = shared.life(life, |present| {
+        let cut = present.clients.ended(&client);
+        if cut.as_ref().is_none_or(|cut| cut.number != client.number) {
+            present.lose(Arc::clone(&client));
+        }
+        cut
+    });
+    let Some(cut) = cut.flatten() else { return };
+    shared.saw(&resource, interleaving::on_end(&client, &cut));
+    shared.hook(life, Hook::AfterDeregister).await;
+    shared.hook(life, Hook::BeforeConnectionClose).await;
+    cut.close();
+    shared.hook(life, Hook::BeforePluginDisconnected).await;
+    let now = shared.ground.now();
+    let stopped = shared.life(life, |present| {
+        let endpoint = present.manager.endpoint(&resource)?;
+        let serving = endpoint.client.clone();
+        // From 1.37 on only the endpoint of that socket stops.
+        if shared.profile().knows_sockets() && serving.as_ref().is_some_and(|serving| serving.socket != cut.socket) {
+            return None;
+        }
+        let zombie = serving.filter(|_| endpoint.stopped_at.is_none());
+        shared.saw(&resource, zombie.and_then(|serving| interleaving::on_stop(&present.clients, &cut, &serving)));
+        present.manager.disconnected(&resource, now);
+        Some(())
+    });
+    if stopped.flatten().is_some() {
+        shared.note_capacity(&resource);
+        shared.log(EventKind::Disconnected { resource, client: cut.number });
+    }
+}
+
+/// Follows the client's lists until its stream ends, or cannot be opened.
+async fn watch_lists(shared: &Arc<Shared>, life: u64, client: &Arc<Client>) {
+    let Ok(mut lists) = client.list_and_watch().await else { return };
+    shared.life(life, |present| present.streams.insert(client.number, Arc::clone(client)));
+    while let Some(devices) = lists.next().await {
+        // A message that cannot be read ends the stream.
+        if shared.hook(life, Hook::OnList).await == Verdict::Fail {
+            break;
+        }
+        receive(shared, life, client, devices).await;
+    }
+    shared.life(life, |present| present.streams.remove(&client.number));
+}
+
+/// A list replaces what is known of the resource, whichever client it comes from; then the checkpoint is written.
+async fn receive(shared: &Shared, life: u64, client: &Client, devices: Vec<ListedDevice>) {
+    let resource = client.resource.clone();
+    let at = shared.ground.now();
+    shared.in_life(life, |state| {
+        if let Some(present) = &mut state.life {
+            *present.lists.entry(resource.clone()).or_default() += 1;
+            let listed = present.manager.listed(&resource, devices);
+            let kind = EventKind::Listed {
+                resource: resource.clone(),
+                client: client.number,
+                healthy: listed.healthy,
+                unhealthy: listed.unhealthy,
+            };
+            state.events.push(at, kind);
+            if !listed.vanished.is_empty() {
+                state.events.push(at, EventKind::Vanished { resource: resource.clone(), devices: listed.vanished });
+            }
+        }
+    });
+    shared.note_capacity(&resource);
+    // A failure is in the event log; the kubelet goes on as well.
+    let _ = shared.write_checkpoint(life).await;
+}
+
+/// Up to 1.24: the plugin has its answer already, and only the log tells of a failure.
+async fn add_endpoint(shared: &Arc<Shared>, life: u64, resource: ResourceName, request: Register) {
+    shared.hook(life, Hook::BeforeRegisterClient).await;
+    let Some(number) = shared.life(life, super::state::Life::number_client) else { return };
+    let client = Arc::new(Client::new(number, resource.clone(), request.endpoint.clone()));
+    let fails = shared.hook(life, Hook::AfterRegisterClient).await == Verdict::Fail;
+    let within = if fails { Duration::ZERO } else { shared.behaviour.dial_within };
+    let connection = match dial(shared, &client, within).await {
+        Ok(connection) => connection,
+        Err(error) => return shared.log(EventKind::RegisterFailed { resource: resource.as_str().to_owned(), error }),
+    };
+    client.connect(connection);
+    shared.hook(life, Hook::AfterDial).await;
+    let options = request.options.unwrap_or(Options { preferred_allocation: false, pre_start: false });
+    let former = shared.life(life, |present| present.manager.endpoint(&resource).and_then(|endpoint| endpoint.client.clone()));
+    if serve(shared, life, &client, options).is_err() {
+        return;
+    }
+    if let Some(former) = former.flatten().filter(|_| shared.profile().closes_the_former()) {
+        former.close();
+    }
+    shared.log(EventKind::Registered { resource: resource.clone(), client: number, endpoint: request.endpoint });
+    shared.hook(life, Hook::AfterEndpointSet).await;
+    if shared.hook(life, Hook::BeforeListAndWatch).await != Verdict::Fail {
+        watch_lists(shared, life, &client).await;
+    }
+    shared.log(EventKind::StreamEnded { resource: resource.clone(), client: number });
+    shared.hook(life, Hook::OnStreamEnd).await;
+    client.close();
+    shared.hook(life, Hook::BeforePluginDisconnected).await;
+    let now = shared.ground.now();
+    let stopped = shared.life(life, |present| {
+        // By identity: the end of an old stream means nothing to the new endpoint.
+        let serving = present.manager.endpoint(&resource)?.client.as_ref()?;
+        (serving.number == number).then(|| present.manager.disconnected(&resource, now))
+    });
+    if stopped.flatten().is_some() {
+        shared.note_capacity(&resource);
+        shared.log(EventKind::Disconnected { resource, client: number });
+    }
+}

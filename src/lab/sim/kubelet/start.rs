@@ -1,0 +1,75 @@
+//! A start of the kubelet, phase by phase, and what it finds.
+
+use super::admission;
+use super::core::DeviceManager;
+use super::event::EventKind;
+use super::pod::Pod;
+use super::state::Shared;
+use super::status;
+use crate::domain::Gather;
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a start may meet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Start {
+    /// The container runtime is down when the kubelet looks which containers run: it believes that none does, and asks
+    /// about every pod again.
+    pub runtime_down: bool,
+}
+
+/// Starts on what the last life left; done when `kubelet.sock` answers. An error if it runs. A start that is overtaken by
+/// a kill ends quietly.
+pub(in crate::lab::sim) async fn start(shared: &Arc<Shared>, how: Start) -> Result<(), io::Error> {
+    if shared.peek().life.is_some() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the kubelet runs"));
+    }
+    shared.ground.prepare()?;
+    let life = shared.open();
+    let started = phases(shared, life, how).await;
+    if started.is_err() && shared.life(life, |_| ()).is_some() {
+        shared.close();
+    }
+    started
+}
+
+async fn phases(shared: &Arc<Shared>, life: u64, how: Start) -> Result<(), io::Error> {
+    let gaps = shared.behaviour.gaps;
+    shared.ground.serve_pod_resources(shared, life)?;
+    shared.ground.sleep(gaps.to_container_manager).await;
+    let running = match how.runtime_down {
+        true => BTreeSet::new(),
+        false => running_containers(&shared.peek().pods, shared.ground.now()),
+    };
+    shared.ground.sleep(gaps.to_device_manager).await;
+    let snapshot = shared.ground.read_checkpoint().unwrap_or_else(|error| {
+        shared.log(EventKind::CheckpointUnreadable { error });
+        None
+    });
+    let snapshot = snapshot.unwrap_or_default();
+    let known = snapshot.healthy.into_keys().collect();
+    let manager = DeviceManager::start(snapshot.held, known, running, shared.ground.now());
+    let manager = manager.panics(shared.behaviour.panics).aligns(shared.behaviour.topology_manager);
+    if shared.life(life, |present| present.manager = manager).is_none() {
+        return Ok(());
+    }
+    for name in shared.ground.stale_sockets()? {
+        shared.ground.remove_socket(&name).await?;
+        if shared.life(life, |_| ()).is_none() {
+            return Ok(());
+        }
+    }
+    shared.ground.serve_registration(shared, life)?;
+    shared.log(EventKind::Started { start: life });
+    let (teller, looping) = (Arc::clone(shared), Arc::clone(shared));
+    shared.spawn(life, async move { status::tell(&teller, life).await });
+    shared.spawn(life, async move { admission::sync_loop(&looping, life).await });
+    Ok(())
+}
+
+fn running_containers(pods: &[Pod], now: Duration) -> BTreeSet<(String, String)> {
+    let containers = pods.iter().flat_map(|pod| pod.containers.iter().map(|(name, container)| (&pod.spec.uid, name, container)));
+    containers.filter(|(_, _, container)| container.runs(now)).map(|(uid, name, _)| (uid.clone(), name.clone())).gather()
+}

@@ -1,0 +1,389 @@
+//! What the tasks of the simulated kubelet share: the node, which outlives the kubelet, and the kubelet's present life.
+
+use super::behaviour::Behaviour;
+use super::client::Client;
+use super::core::DeviceManager;
+use super::error::NilDereference;
+use super::event::{EventKind, EventLog};
+use super::ground::{Ground, Snapshot, Stop};
+use super::hook::{Hook, Verdict};
+use super::interleaving::{Interleaving, Streams};
+use super::limiter::Limiter;
+use super::pod::{Pod, PodPhase, PodSpec};
+use super::profile::{Clients, Profile};
+use super::status::Readings;
+use super::view::View;
+use crate::domain::{Gather, ResourceName};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+
+/// A flow that was held longer is told of: without it nobody understands what follows.
+const NOTICED: Duration = Duration::from_millis(1);
+
+/// One life of the kubelet, from a start to the next stop.
+#[derive(Debug)]
+pub(in crate::lab::sim) struct Life {
+    pub(super) number: u64,
+    /// Empty until the checkpoint is read.
+    pub(super) manager: DeviceManager<Arc<Client>>,
+    pub(super) clients: Clients,
+    pub(super) streams: Streams,
+    /// Pods that this life has heard of; the API's first batch comes only after a while.
+    pub(super) known: BTreeSet<String>,
+    /// Pods that a worker is at.
+    pub(super) workers: BTreeSet<String>,
+    /// Pods that are to be admitted once more, with the size that they have.
+    pub(super) resizes: VecDeque<String>,
+    tasks: Vec<Box<dyn Stop>>,
+    clients_made: u64,
+    /// Clients that the kubelet has lost sight of without closing them. It leaks their connections.
+    lost: Vec<Arc<Client>>,
+    pub(super) limiter: Limiter,
+    /// Allocate calls under way, and since when there is one at every moment.
+    pub(super) allocating: usize,
+    pub(super) allocating_since: Duration,
+    /// Register calls and lists by resource.
+    pub(super) registers: BTreeMap<String, u64>,
+    pub(super) lists: BTreeMap<ResourceName, u64>,
+}
+
+impl Life {
+    /// Keeps a client's connection open until the plugin closes it.
+    pub(super) fn lose(&mut self, client: Arc<Client>) {
+        self.lost.retain(|client| client.is_open());
+        self.lost.push(client);
+    }
+
+    /// The number of the next client.
+    pub(super) fn number_client(&mut self) -> u64 {
+        self.clients_made += 1;
+        self.clients_made
+    }
+}
+
+/// The node: it stays when the kubelet goes.
+#[derive(Debug, Default)]
+pub(in crate::lab::sim) struct State {
+    pub(super) life: Option<Life>,
+    pub(super) starts: u64,
+    /// In the order of their creation.
+    pub(super) pods: Vec<Pod>,
+    /// Pods that were deleted by force: their containers run on, and the kubelet knows nothing of them.
+    pub(super) orphans: BTreeMap<String, Pod>,
+    pub(super) events: EventLog,
+    pub(super) readings: BTreeMap<ResourceName, Readings>,
+    /// By reason.
+    pub(super) rejections: BTreeMap<String, u64>,
+    pub(super) panicked: Option<String>,
+    /// Listings that were asked for while an Allocate was under way.
+    pub(super) listings_in_allocate: u64,
+    pub(super) interleavings: BTreeMap<Interleaving, u64>,
+    /// How often each hook was come to.
+    pub(super) hooks: BTreeMap<Hook, u64>,
+}
+
+impl State {
+    pub(super) fn pod(&mut self, uid: &str) -> Option<&mut Pod> {
+        self.pods.iter_mut().find(|pod| pod.spec.uid == uid)
+    }
+
+    /// What a pod asked for, also one that was deleted by force.
+    pub(super) fn spec(&self, uid: &str) -> Option<&PodSpec> {
+        let pod = self.pods.iter().find(|pod| pod.spec.uid == uid);
+        pod.or_else(|| self.orphans.get(uid)).map(|pod| &pod.spec)
+    }
+
+    /// The pods that the kubelet counts as active: known to this life and not over.
+    pub(super) fn active(&self) -> impl Iterator<Item = &Pod> {
+        let known = |pod: &&Pod| self.life.as_ref().is_some_and(|life| life.known.contains(&pod.spec.uid));
+        self.pods.iter().filter(|pod| !pod.is_over()).filter(known)
+    }
+
+    /// Frees what inactive pods hold.
+    pub(super) fn purge(&mut self) {
+        let active = self.active().map(|pod| pod.spec.uid.clone()).gather();
+        if let Some(life) = &mut self.life {
+            life.manager.purge(&active);
+        }
+    }
+}
+
+/// Shared by every task.
+#[derive(Debug)]
+pub(in crate::lab::sim) struct Shared {
+    pub(super) behaviour: Behaviour,
+    /// Of the present life, or of the next: the node's kubelet may be replaced by another version.
+    profile: Mutex<Profile>,
+    pub(super) ground: Arc<dyn Ground>,
+    state: Mutex<State>,
+    changed: watch::Sender<()>,
+    /// Wakes the sync loop, which is alone in waiting for it.
+    pub(super) pod_added: Notify,
+    /// Seen under the lock of the state, told after it.
+    seen: Mutex<Vec<(ResourceName, Interleaving)>>,
+}
+
+impl Shared {
+    pub(in crate::lab::sim) fn new(behaviour: Behaviour, ground: Arc<dyn Ground>) -> Self {
+        let (changed, _) = watch::channel(());
+        let profile = Mutex::new(behaviour.profile);
+        Shared { behaviour, profile, ground, state: Mutex::default(), changed, pod_added: Notify::new(), seen: Mutex::default() }
+    }
+
+    /// The version of the kubelet.
+    pub(in crate::lab::sim) fn profile(&self) -> Profile {
+        *self.profile.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next life is of this version.
+    pub(super) fn replace(&self, profile: Profile) {
+        *self.profile.lock().unwrap_or_else(PoisonError::into_inner) = profile;
+    }
+
+    /// Looks at everything at one moment.
+    pub(in crate::lab::sim) fn view<R>(&self, look: impl FnOnce(&View<'_>) -> R) -> R {
+        let now = self.ground.now();
+        look(&View { state: &self.peek(), now })
+    }
+
+    /// Binds a pod to the node.
+    pub(in crate::lab::sim) fn bind_pod(&self, spec: PodSpec) {
+        self.update(|state| state.pods.push(Pod::new(spec)));
+        self.pod_added.notify_one();
+    }
+
+    /// Asks for another decision on a pod that runs.
+    pub(in crate::lab::sim) fn resize_pod(&self, uid: &str) {
+        self.update(|state| state.life.as_mut().map(|present| present.resizes.push_back(uid.to_owned())));
+        self.pod_added.notify_one();
+    }
+
+    /// A pod is deleted and its containers have ended; also one that was deleted by force. Says whether there was one.
+    pub(in crate::lab::sim) fn end_pod(&self, uid: &str) -> io::Result<bool> {
+        let spec = self.peek().spec(uid).cloned();
+        let Some(spec) = spec else { return Ok(false) };
+        self.ground.remove_cgroup(uid)?;
+        self.ground.remove_logs(&spec)?;
+        self.update(|state| {
+            state.orphans.remove(uid);
+            state.pods.retain(|pod| pod.spec.uid != uid);
+        });
+        self.log(EventKind::Deleted { pod_uid: uid.to_owned() });
+        Ok(true)
+    }
+
+    /// The containers of a pod have ended and are not started again: it is being deleted.
+    pub(in crate::lab::sim) fn stop_pod(&self, uid: &str) {
+        self.update(|state| {
+            let pods = state.pods.iter_mut().chain(state.orphans.values_mut());
+            for pod in pods.filter(|pod| pod.spec.uid == uid) {
+                pod.containers.values_mut().for_each(|container| (container.running, container.ended) = (false, true));
+            }
+        });
+    }
+
+    /// The containers of a pod have done their work. Says whether it ran.
+    pub(in crate::lab::sim) fn complete_pod(&self, uid: &str) -> bool {
+        self.update(|state| {
+            let Some(pod) = state.pod(uid).filter(|pod| pod.phase == PodPhase::Running) else { return false };
+            pod.containers.values_mut().for_each(|container| (container.running, container.ended) = (false, true));
+            pod.phase = PodPhase::Succeeded;
+            true
+        })
+    }
+
+    /// Every container dies, and all are to be started again, init containers too.
+    pub(in crate::lab::sim) fn end_containers(&self) {
+        let now = self.ground.now();
+        // What was deleted by force has nobody who would start it again; the kubelet sweeps up what it left.
+        let orphans = self.update(|state| std::mem::take(&mut state.orphans));
+        for orphan in orphans.values() {
+            super::worker::note(self, self.ground.remove_logs(&orphan.spec));
+        }
+        self.update(|state| {
+            for pod in &mut state.pods {
+                pod.has_cgroup = false;
+                if pod.is_over() {
+                    continue;
+                }
+                for container in pod.containers.values_mut() {
+                    (container.running, container.ended, container.ends_at, container.retry_at) = (false, false, None, now);
+                }
+            }
+        });
+    }
+
+    /// A container ends by itself.
+    pub(in crate::lab::sim) fn crash_container(self: &Arc<Self>, uid: &str, container: &str) {
+        super::worker::crash(self, uid, container);
+    }
+
+    /// A pod is deleted by force: its containers run on. Says whether there was one.
+    pub(in crate::lab::sim) fn orphan_pod(&self, uid: &str) -> bool {
+        self.update(|state| {
+            let orphan = state.pods.iter().position(|pod| pod.spec.uid == uid).map(|index| state.pods.remove(index));
+            orphan.is_some_and(|orphan| state.orphans.insert(uid.to_owned(), orphan).is_none())
+        })
+    }
+
+    /// Looks at the state.
+    pub(in crate::lab::sim) fn peek(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, and wakes whoever waits for it.
+    pub(super) fn update<R>(&self, act: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.peek();
+        let result = act(&mut state);
+        self.tell_seen(&mut state);
+        drop(state);
+        self.changed.send_replace(());
+        result
+    }
+
+    /// Changes the state if the kubelet still lives the given life; a task of an earlier one gets `None` and ends.
+    pub(super) fn in_life<R>(&self, life: u64, act: impl FnOnce(&mut State) -> R) -> Option<R> {
+        self.update(|state| state.life.as_ref().is_some_and(|present| present.number == life).then(|| act(state)))
+    }
+
+    /// Like [`Shared::in_life`], for the life itself.
+    pub(super) fn life<R>(&self, life: u64, act: impl FnOnce(&mut Life) -> R) -> Option<R> {
+        self.in_life(life, |state| state.life.as_mut().map(act)).flatten()
+    }
+
+    pub(in crate::lab::sim) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    pub(super) fn log(&self, kind: EventKind) {
+        let at = self.ground.now();
+        self.update(|state| state.events.push(at, kind));
+    }
+
+    /// Notes an interleaving; also from under the lock of the state.
+    pub(super) fn saw(&self, resource: &ResourceName, which: Option<Interleaving>) {
+        if let Some(which) = which {
+            self.seen.lock().unwrap_or_else(PoisonError::into_inner).push((resource.clone(), which));
+        }
+    }
+
+    fn tell_seen(&self, state: &mut State) {
+        let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+        for (resource, which) in seen {
+            *state.interleavings.entry(which).or_default() += 1;
+            state.events.push(self.ground.now(), EventKind::Interleaving { resource, which });
+        }
+    }
+
+    /// A flow of this life comes to a hook. A flow that is not to go on waits here for its end.
+    pub(super) async fn hook(&self, life: u64, hook: Hook) -> Verdict {
+        *self.peek().hooks.entry(hook).or_default() += 1;
+        let Some(decided) = self.ground.hook(hook) else { return Verdict::Pass };
+        let came_at = self.ground.now();
+        let verdict = decided.await;
+        let held = self.ground.now().saturating_sub(came_at);
+        if verdict != Verdict::Pass || held > NOTICED {
+            self.log(EventKind::Held { hook, held, verdict });
+        }
+        match verdict {
+            Verdict::Crash => {
+                if self.life(life, |_| ()).is_some() {
+                    self.close();
+                }
+                std::future::pending().await
+            }
+            Verdict::Fail if !hook.can_fail() => Verdict::Pass,
+            Verdict::Cancel if !hook.can_cancel() => Verdict::Pass,
+            verdict => verdict,
+        }
+    }
+
+    /// Opens a life that knows nothing yet. There must be none.
+    pub(super) fn open(&self) -> u64 {
+        let now = self.ground.now();
+        self.update(|state| {
+            state.starts += 1;
+            let life = Life {
+                number: state.starts,
+                manager: DeviceManager::start(Default::default(), BTreeSet::new(), BTreeSet::new(), now),
+                clients: Clients::new(self.profile()),
+                streams: Streams::new(),
+                known: BTreeSet::new(),
+                workers: BTreeSet::new(),
+                resizes: VecDeque::new(),
+                tasks: Vec::new(),
+                clients_made: 0,
+                lost: Vec::new(),
+                limiter: Limiter::new(now),
+                allocating: 0,
+                allocating_since: now,
+                registers: BTreeMap::new(),
+                lists: BTreeMap::new(),
+            };
+            state.life = Some(life);
+            state.starts
+        })
+    }
+
+    /// Runs a task for as long as the life lasts.
+    pub(super) fn spawn(&self, life: u64, task: impl Future<Output = ()> + Send + 'static) {
+        let mut handle = Some(self.ground.spawn(Box::pin(task)));
+        self.life(life, |present| {
+            present.tasks.retain(|task| !task.is_over());
+            present.tasks.extend(handle.take());
+        });
+        if let Some(handle) = handle {
+            handle.stop();
+        }
+    }
+
+    /// Ends the present life as a kill does: nothing is unlinked, every connection is cut.
+    pub(in crate::lab::sim) fn close(&self) {
+        let life = self.update(|state| {
+            let life = state.life.take();
+            state.readings.values_mut().for_each(|readings| readings.down(self.ground.now()));
+            life
+        });
+        if let Some(life) = life {
+            life.tasks.iter().for_each(|task| task.stop());
+            self.ground.cut();
+            self.log(EventKind::Stopped);
+        }
+    }
+
+    /// The real kubelet would have crashed: this one stops too.
+    pub(super) fn panic(&self, error: &NilDereference) {
+        let site = error.to_string();
+        self.update(|state| state.panicked.get_or_insert_with(|| site.clone()).clone());
+        self.log(EventKind::Panicked { site });
+        self.close();
+    }
+
+    /// Writes the checkpoint of the given life. As in the kubelet, what it says is fixed under the lock and written
+    /// without it: of two writers the one with the older content may come last.
+    pub(super) async fn write_checkpoint(&self, life: u64) -> Result<(), String> {
+        let fails = self.hook(life, Hook::BeforeCheckpoint).await == Verdict::Fail;
+        let snapshot =
+            self.life(life, |present| Snapshot { held: present.manager.held().clone(), healthy: present.manager.healthy().clone() });
+        let Some(snapshot) = snapshot else { return Ok(()) };
+        self.hook(life, Hook::DuringCheckpoint).await;
+        let written =
+            self.life(life, |_| if fails { Err("no space left on device".to_owned()) } else { self.ground.write_checkpoint(snapshot) });
+        let result = written.unwrap_or(Ok(()));
+        if let Err(error) = &result {
+            self.log(EventKind::FileFailed { error: format!("failed to write the checkpoint: {error}") });
+        }
+        result
+    }
+
+    /// Notes what is allocatable now, where it has changed.
+    pub(super) fn note_capacity(&self, resource: &ResourceName) {
+        let now = self.ground.now();
+        let mut state = self.peek();
+        let Some(capacity) = state.life.as_ref().map(|life| life.manager.capacity(resource, now)) else { return };
+        state.readings.entry(resource.clone()).or_default().note(now, capacity);
+    }
+}

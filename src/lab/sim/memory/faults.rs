@@ -1,0 +1,112 @@
+//! What goes wrong, and how often.
+
+use crate::lab::sim::kubelet::{Hook, Verdict};
+use crate::lab::sim::random::Random;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The usual waits at a hook: from a busy processor to a slow disk.
+const DELAY: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(50));
+/// The rare ones: a node that swaps, or a goroutine that waits for a lock.
+const STALL: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// The probabilities of what happens to a flow at one hook, each time that it comes there.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Odds {
+    /// Others go on first, if the seed wants it so.
+    pub yields: f64,
+    /// It waits for 0.1 to 50 ms.
+    pub delays: f64,
+    /// It waits for 50 ms to 5 s.
+    pub stalls: f64,
+    /// The step that follows fails, where it can.
+    pub fails: f64,
+    /// The plugin's Register is given up, where one waits.
+    pub cancels: f64,
+    /// The kubelet dies. Who starts it again is the scenario's business.
+    pub crashes: f64,
+}
+
+/// A plan of faults. It ends: what is to hold in the end must have the time to come true.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Faults {
+    /// From this time on every hook lets everything pass.
+    pub until: Duration,
+    /// What happens at a hook.
+    pub odds: Odds,
+    /// What happens at hooks that are different.
+    pub at: BTreeMap<Hook, Odds>,
+    /// What happens to the flow that is the n-th one to come to any hook, counted from 1: to go through every place, or
+    /// every pair of places, one after the other. Without regard to [`Faults::until`].
+    pub steps: BTreeMap<u64, (Duration, Verdict)>,
+}
+
+impl Faults {
+    /// Nothing goes wrong, and nothing waits.
+    #[must_use]
+    pub fn none() -> Self {
+        Faults::default()
+    }
+
+    /// Nothing fails, but everything takes another time and comes in another order.
+    #[must_use]
+    pub fn schedules(until: Duration) -> Self {
+        Faults { until, odds: Odds { yields: 0.3, delays: 0.1, stalls: 0.005, ..Odds::default() }, ..Faults::default() }
+    }
+
+    /// Steps fail and the kubelet dies too.
+    #[must_use]
+    pub fn storm(until: Duration) -> Self {
+        Faults { odds: Odds { fails: 0.02, cancels: 0.02, crashes: 0.005, ..Self::schedules(until).odds }, ..Self::schedules(until) }
+    }
+
+    /// The plan with other odds at one hook.
+    #[must_use]
+    pub fn with(mut self, hook: Hook, odds: Odds) -> Self {
+        self.at.insert(hook, odds);
+        self
+    }
+
+    /// The plan with something exact at the n-th step.
+    #[must_use]
+    pub fn step(mut self, nth: u64, wait: Duration, verdict: Verdict) -> Self {
+        self.steps.insert(nth, (wait, verdict));
+        self
+    }
+
+    /// What happens to a flow that is the `nth` one to come to a hook: how long it waits, how it goes on.
+    pub(super) fn decide(&self, nth: u64, hook: Hook, now: Duration, random: &mut Random) -> Option<Decision> {
+        if let Some((wait, verdict)) = self.steps.get(&nth) {
+            return Some(Decision { wait: *wait, verdict: *verdict });
+        }
+        if now >= self.until {
+            return None;
+        }
+        let odds = self.at.get(&hook).unwrap_or(&self.odds);
+        let wait = if random.chance(odds.stalls) {
+            random.between(STALL.0, STALL.1)
+        } else if random.chance(odds.delays) {
+            random.between(DELAY.0, DELAY.1)
+        } else {
+            Duration::ZERO
+        };
+        let verdict = if random.chance(odds.crashes) {
+            Verdict::Crash
+        } else if random.chance(odds.fails) {
+            Verdict::Fail
+        } else if random.chance(odds.cancels) {
+            Verdict::Cancel
+        } else {
+            Verdict::Pass
+        };
+        let yields = random.chance(odds.yields);
+        (yields || !wait.is_zero() || verdict != Verdict::Pass).then_some(Decision { wait, verdict })
+    }
+}
+
+/// What happens to one flow at one hook.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Decision {
+    pub(super) wait: Duration,
+    pub(super) verdict: Verdict,
+}

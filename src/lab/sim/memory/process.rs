@@ -1,0 +1,134 @@
+//! Processes: a daemon's tasks and sockets, which end together when it dies.
+
+use super::node::Node;
+use super::plugin::Plugin;
+use super::sockets::Listener;
+use crate::lab::sim::executor::Task;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A process on the node. Dropping the last copy of it kills nothing: a daemon runs until it is killed, or ends.
+#[derive(Debug, Clone)]
+pub struct Process {
+    node: Node,
+    state: Arc<Mutex<Alive>>,
+}
+
+/// What a process has; emptied when it dies.
+#[derive(Debug, Default)]
+pub(super) struct Alive {
+    is_dead: bool,
+    tasks: Vec<Task>,
+    listeners: Vec<Arc<Listener>>,
+}
+
+impl Process {
+    /// A process, and what the node needs to kill it.
+    pub(super) fn new(node: Node) -> (Self, Weak<Mutex<Alive>>) {
+        let state = Arc::default();
+        let alive = Arc::downgrade(&state);
+        (Process { node, state }, alive)
+    }
+
+    fn alive(&self) -> MutexGuard<'_, Alive> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it was killed.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.alive().is_dead
+    }
+
+    /// Runs a task of this process. One that is spawned by a dead process never runs.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Task {
+        let task = self.node.handle().spawn(task);
+        let mut alive = self.alive();
+        alive.tasks.retain(|task| !task.is_finished());
+        if alive.is_dead {
+            drop(alive);
+            task.abort();
+        } else {
+            alive.tasks.push(task.clone());
+        }
+        task
+    }
+
+    /// Binds a socket, a path below the device-plugin directory, and serves a plugin on it.
+    ///
+    /// # Errors
+    /// When a file is at the path, also one that a dead process has left.
+    pub fn bind(&self, path: &str, plugin: Arc<dyn Plugin>) -> io::Result<Bound> {
+        let listener = Arc::new(Listener::new(plugin));
+        let mut alive = self.alive();
+        if alive.is_dead {
+            return Err(io::Error::other("the process is dead"));
+        }
+        let inode = self.node.bind(path, &listener)?;
+        alive.listeners.push(Arc::clone(&listener));
+        Ok(Bound { process: self.clone(), path: path.to_owned(), inode, listener })
+    }
+
+    /// Kills the process, as `kill -9` does: every task stops where it is, every connection is cut, the files of its
+    /// sockets stay. May be called by a task of the process itself, which stops at its next wait.
+    pub fn kill(&self) {
+        Self::kill_alive(&self.state);
+    }
+
+    pub(super) fn kill_alive(state: &Mutex<Alive>) {
+        let (tasks, listeners) = {
+            let mut alive = state.lock().unwrap_or_else(PoisonError::into_inner);
+            alive.is_dead = true;
+            (std::mem::take(&mut alive.tasks), std::mem::take(&mut alive.listeners))
+        };
+        tasks.iter().for_each(Task::abort);
+        listeners.iter().for_each(|listener| listener.close());
+    }
+
+    fn close(&self, listener: &Arc<Listener>) {
+        self.alive().listeners.retain(|known| !Arc::ptr_eq(known, listener));
+    }
+}
+
+/// A bound socket of a living process. It listens until it is closed or the process dies; dropping this closes nothing.
+#[derive(Debug)]
+pub struct Bound {
+    process: Process,
+    path: String,
+    inode: u64,
+    listener: Arc<Listener>,
+}
+
+impl Bound {
+    /// Its path, as Register wants it.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether its file is still at its path: the kubelet's clean-up removes those directly in its directory.
+    #[must_use]
+    pub fn is_linked(&self) -> bool {
+        self.process.node.inode(&self.path) == Some(self.inode)
+    }
+
+    /// How many connections the kubelet has to it.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.listener.open()
+    }
+
+    /// Removes its file and listens no longer; what is connected stays.
+    pub fn unbind(&self) {
+        if self.is_linked() {
+            self.process.node.unlink(&self.path);
+        }
+    }
+
+    /// Removes its file and cuts its connections.
+    pub fn close(self) {
+        self.unbind();
+        self.listener.close();
+        self.process.close(&self.listener);
+    }
+}

@@ -1,0 +1,269 @@
+//! The daemon: the cores, and what the actors do around them.
+
+use super::auditing::Auditing;
+use super::durable::Disk;
+use super::hardware::Hardware;
+use super::registration::Registration;
+use crate::domain::{AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, Inventory, Owed, ResourceName};
+use crate::health::core::{Judge, Rules, held};
+use crate::lab::sim::memory::{Node, Process};
+use crate::ledger::core::{Agenda, Ledger, Sight, Watchlist, has_dead_holder, next_look, reconcile};
+use crate::ledger::observe::KubeletAge;
+use crate::registration::core::State;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::{RwLock, watch};
+
+/// A life of the daemon.
+#[derive(Debug, Clone)]
+pub(super) struct Daemon {
+    /// When it was started.
+    pub(super) since: Duration,
+    pub(super) process: Process,
+    pub(super) inner: Arc<Inner>,
+}
+
+/// What its tasks share.
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) node: Node,
+    pub(super) disk: Disk,
+    pub(super) hardware: Hardware,
+    pub(super) process: Process,
+    pub(super) life: u64,
+    pub(super) inventory: watch::Sender<Arc<Inventory>>,
+    pub(super) registrations: BTreeMap<ResourceName, Registration>,
+    pub(super) audit: Auditing,
+    pub(super) gate: RwLock<()>,
+    /// Allocates under way, as far as the daemon can know.
+    pub(super) allocates: AtomicUsize,
+    cores: Mutex<Cores>,
+}
+
+#[derive(Debug)]
+pub(super) struct Cores {
+    pub(super) ledger: Ledger,
+    pub(super) watchlist: Watchlist,
+    pub(super) age: KubeletAge,
+    judge: Judge,
+}
+
+impl Daemon {
+    /// Starts the daemon on what the disk has.
+    pub(super) fn start(node: &Node, disk: &Disk, hardware: &Hardware) -> Self {
+        let process = node.process();
+        let (life, ledger) = {
+            let mut journal = disk.lock();
+            journal.lives += 1;
+            // What is known is what was written, not what an earlier life thought.
+            let mut ledger = Ledger::default();
+            journal.entries.iter().for_each(|entry| {
+                ledger.evolve(entry);
+            });
+            (journal.lives, ledger)
+        };
+        for path in node.sockets().into_iter().filter(|path| path.starts_with(".holdfast/")) {
+            node.unlink(&path);
+        }
+        let (registrations, received): (BTreeMap<_, _>, Vec<_>) = hardware
+            .resources()
+            .map(|resource| {
+                let (registration, received) = Registration::new(node.moment().boot);
+                ((resource.clone(), registration), (resource.clone(), received))
+            })
+            .unzip();
+        let rules = Rules { boot_id: node.boot_id(), ..Rules::default() };
+        let judge = Judge::new(Arc::clone(&hardware.specs), Arc::default(), ledger.listed(), rules, ledger.verdicts());
+        let cores = Cores { ledger, watchlist: Watchlist::default(), age: KubeletAge::default(), judge };
+        let inner = Arc::new(Inner {
+            node: node.clone(),
+            disk: disk.clone(),
+            hardware: hardware.clone(),
+            process: process.clone(),
+            life,
+            inventory: watch::Sender::default(),
+            registrations,
+            audit: Auditing::new(node.moment().boot),
+            gate: RwLock::new(()),
+            allocates: AtomicUsize::new(0),
+            cores: Mutex::new(cores),
+        });
+        inner.scan();
+        process.spawn(Arc::clone(&inner).watch_hardware());
+        for (resource, events) in received {
+            process.spawn(Arc::clone(&inner).register(resource, events));
+        }
+        process.spawn(Arc::clone(&inner).audit());
+        process.spawn(Arc::clone(&inner).look());
+        process.spawn(Arc::clone(&inner).remember_lists());
+        Daemon { since: node.handle().now(), process, inner }
+    }
+
+    /// How far the registration of a resource is.
+    pub(super) fn state(&self, resource: &ResourceName) -> State {
+        self.inner.registration(resource).lock().machine.state()
+    }
+}
+
+impl Inner {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Cores> {
+        self.cores.lock().unwrap()
+    }
+
+    fn scan(&self) {
+        let evidence = self.hardware.scan(&self.node);
+        self.lock().judge.discovered(evidence);
+        self.judge();
+    }
+
+    /// Judges, and publishes what changed. Says when the list may change by itself.
+    pub(super) fn judge(&self) -> Option<Duration> {
+        let mut cores = self.lock();
+        let held = held(cores.ledger.grants().map(AsRef::as_ref));
+        let inventory = cores.judge.judge(&held, &Owed::new(), self.node.moment().boot)?;
+        self.inventory.send_if_modified(|published| {
+            let changed = **published != *inventory;
+            *published = inventory;
+            changed
+        });
+        let now = self.node.moment().boot;
+        [cores.judge.next_deadline(now), cores.judge.next_look()].into_iter().flatten().min()
+    }
+
+    async fn watch_hardware(self: Arc<Self>) {
+        let mut changes = self.hardware.present.subscribe();
+        loop {
+            let deadline = self.judge();
+            let wait = deadline.map_or(Duration::from_secs(3600), |deadline| deadline.saturating_sub(self.node.moment().boot));
+            tokio::select! {
+                biased;
+                _ = changes.changed() => self.scan(),
+                () = self.node.handle().sleep(wait) => self.scan(),
+            }
+        }
+    }
+
+    /// The lists do not wait for the disk, nor do the verdicts that they follow from.
+    async fn remember_lists(self: Arc<Self>) {
+        let mut inventory = self.inventory.subscribe();
+        loop {
+            let listed = inventory.borrow_and_update().clone();
+            let entries = {
+                let mut cores = self.lock();
+                let judged = cores.judge.take_changed(|_| Vec::new());
+                let judged = judged.into_iter().map(|(device, verdict)| Entry::Judged { device, verdict: verdict.map(Box::new) });
+                cores.ledger.unlisted(&listed).into_iter().chain(judged).collect::<Vec<_>>()
+            };
+            self.commit(entries).await;
+            if inventory.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn look(self: Arc<Self>) {
+        let mut written = self.node.checkpoint_writes();
+        loop {
+            let dead = self.look_once().await;
+            let wait = {
+                let cores = self.lock();
+                next_look(&cores.ledger, &cores.watchlist, dead, self.node.moment().wall)
+            };
+            tokio::select! {
+                biased;
+                _ = written.changed() => {}
+                () = self.node.handle().sleep(wait) => {}
+            }
+        }
+    }
+
+    async fn look_once(&self) -> bool {
+        let now = self.node.moment();
+        let (agenda, settled) = {
+            let mut cores = self.lock();
+            let settled = cores.age.is_settled(*self.node.kubelet_socket().borrow(), now);
+            (Agenda::of(&cores.ledger, &cores.watchlist, now.boot), settled)
+        };
+        let mut observation = self.node.observe(&agenda.pods, settled);
+        if agenda.needs_listing(&observation) {
+            // Never beside an Allocate (O11).
+            let gate = self.gate.try_write();
+            if gate.is_ok() {
+                self.disk.lock().listed_in_allocate |= self.allocates.load(Ordering::Relaxed) > 0;
+                let listing = self.node.handle().timeout(Duration::from_millis(500), self.node.list_pods()).await;
+                observation.pods = listing.and_then(Result::ok);
+            }
+        }
+        let (entries, dead) = {
+            let mut cores = self.lock();
+            let Cores { ledger, watchlist, .. } = &mut *cores;
+            (reconcile(watchlist, ledger, &observation, self.node.moment()), has_dead_holder(ledger, &observation))
+        };
+        self.commit(entries).await;
+        dead
+    }
+
+    /// Durable, then known.
+    pub(super) async fn commit(&self, entries: Vec<Entry>) {
+        if entries.is_empty() {
+            return;
+        }
+        self.disk.append(&self.node, entries.clone()).await;
+        let mut cores = self.lock();
+        entries.iter().for_each(|entry| {
+            cores.ledger.evolve(entry);
+        });
+        drop(cores);
+        self.judge();
+    }
+}
+
+/// What an Allocate sees of the node.
+pub(super) struct Now<'a> {
+    pub(super) node: &'a Node,
+    pub(super) settled: bool,
+    pub(super) checkpoint: Option<Arc<Checkpoint>>,
+}
+
+impl Sight for Now<'_> {
+    fn kubelet_settled(&self) -> bool {
+        self.settled
+    }
+
+    fn has_running_container(&self, uid: &str) -> Result<bool, String> {
+        Ok(self.node.view(|view| view.holders().iter().any(|holder| holder.pod_uid == uid)))
+    }
+
+    /// Here every container's cgroup can be seen.
+    fn is_listed(&self, _: &AllocId) -> bool {
+        false
+    }
+
+    fn checkpoint(&self) -> Option<&Checkpoint> {
+        self.checkpoint.as_deref()
+    }
+}
+
+/// The grant of a request.
+pub(super) fn grant(inner: &Inner, resource: &ResourceName, alloc_id: AllocId, ids: &[DeviceId], edits: ContainerEdits) -> Grant {
+    let device = |id: &DeviceId| crate::domain::GrantedDevice {
+        id: id.clone(),
+        key: format!("pci:{id}"),
+        numa_nodes: vec![0],
+        nodes: Vec::new(),
+        objects: Vec::new(),
+    };
+    Grant {
+        alloc_id,
+        resource: resource.clone(),
+        devices: ids.iter().map(device).collect(),
+        edits,
+        boot_id: inner.node.boot_id(),
+        kubelet: *inner.node.kubelet_socket().borrow(),
+        granted_at: inner.node.moment().wall,
+        version: "1".into(),
+        state: crate::domain::GrantState::Granted,
+    }
+}

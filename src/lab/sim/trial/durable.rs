@@ -1,0 +1,71 @@
+//! What outlives a process of the daemon: the journal on its disk.
+
+use crate::domain::{AllocId, Entry, KubeletGeneration, ResourceName};
+use crate::lab::sim::memory::Node;
+use crate::ledger::core::Ledger;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// What outlives the process: the journal. What the oracles ask about the daemon stands here too.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Disk(Arc<Mutex<Journal>>);
+
+/// Who registered what with whom: the daemon's life, the kubelet's, the resource.
+pub(super) type Sender = (u64, Option<KubeletGeneration>, ResourceName);
+
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    pub(super) entries: Vec<Entry>,
+    /// Their fold.
+    ledger: Ledger,
+    pub(super) lives: u64,
+    next_id: u64,
+    /// Whether the kubelet was asked for its pods beside an Allocate.
+    pub(super) listed_in_allocate: bool,
+    /// When each Register was sent.
+    pub(super) registers: BTreeMap<Sender, Vec<Duration>>,
+    /// When each list was sent, by the daemon's life, the resource and the registration.
+    pub(super) lists: BTreeMap<(u64, ResourceName, u64), Vec<Duration>>,
+    /// How often a resource was given up to somebody else for a while.
+    pub(super) truces: u64,
+}
+
+impl Disk {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Journal> {
+        self.0.lock().unwrap()
+    }
+
+    /// Looks at what is durable.
+    pub(super) fn ledger<R>(&self, look: impl FnOnce(&Ledger) -> R) -> R {
+        look(&self.lock().ledger)
+    }
+
+    pub(super) fn entries(&self) -> Vec<Entry> {
+        self.lock().entries.clone()
+    }
+
+    pub(super) fn listed_in_allocate(&self) -> bool {
+        self.lock().listed_in_allocate
+    }
+
+    pub(super) fn next_alloc_id(&self) -> AllocId {
+        let mut journal = self.lock();
+        journal.next_id += 1;
+        AllocId::new(format!("alloc-{:08}", journal.next_id))
+    }
+
+    /// Appends and syncs: what comes back is durable (I1).
+    pub(super) async fn append(&self, node: &Node, entries: Vec<Entry>) {
+        let wait = node.handle().random(|random| {
+            let slow = random.chance(0.02);
+            random.between(Duration::from_micros(50), Duration::from_millis(if slow { 40 } else { 1 }))
+        });
+        node.handle().sleep(wait).await;
+        let mut journal = self.lock();
+        entries.iter().for_each(|entry| {
+            journal.ledger.evolve(entry);
+        });
+        journal.entries.extend(entries);
+    }
+}

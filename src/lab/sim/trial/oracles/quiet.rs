@@ -1,0 +1,136 @@
+//! The oracles that are asked at certain moments: when the storm is over, when it is quiet, at the end.
+
+use super::super::daemon::Daemon;
+use super::super::durable::Disk;
+use super::super::hardware::gpu;
+use super::Oracles;
+use crate::domain::{DeviceId, ResourceName};
+use crate::lab::sim::kubelet::{PodPhase, View};
+use crate::registration::core::State;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// How many Registers of a resource, and lists on a stream, may come within a second.
+const MOST_PER_SECOND: usize = 20;
+
+impl Oracles {
+    /// When no fault can happen any more: the end of a stream, which the daemon sees, has been answered. Three things heal
+    /// later: what a stuck goroutine of the kubelet does, where the kubelet does not tell of it (that it has lost sight of the
+    /// client, which matters when the stream ends; that it has stopped the endpoint, if it is old or has a later list); a list that was stuck in a stream which
+    /// has ended since, by the Register that is still due; and a truce, which is kept as long as it takes.
+    pub(in super::super) fn answered(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
+        for resource in self.resources() {
+            let standing = view.standing(&resource);
+            let silent = standing.streams > 0 && (standing.is_stopped && !self.tells(view, daemon, &resource) || !standing.is_tracked);
+            let waits = match daemon.state(&resource) {
+                State::Truce { .. } => true,
+                State::Settling { .. } => !standing.is_stopped && standing.is_tracked && standing.is_streaming,
+                _ => false,
+            };
+            let heals_later = silent || waits || self.has_late_list(view, &resource);
+            if let (true, Err(what), false) = (view.is_running(), is_served(view, daemon, &resource), heals_later) {
+                self.violated("O5", now, what);
+            }
+        }
+    }
+
+    /// Once it is quiet, and for as long as it is. The stranger may have left a ruin, where the kubelet does not tell of it.
+    pub(in super::super) fn served_or_taken(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
+        for resource in self.resources() {
+            if resource == gpu() && self.is_taken(view) && !self.tells(view, daemon, &resource) {
+                self.taken += 1;
+            } else if self.has_late_list(view, &resource) {
+                self.excused += 1;
+            } else if let Err(what) = is_served(view, daemon, &resource) {
+                self.violated("O5", now, what);
+            }
+        }
+    }
+
+    /// Once it is quiet, and the kubelet was restarted.
+    pub(in super::super) fn served(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
+        for resource in self.resources() {
+            if let Err(what) = is_served(view, daemon, &resource) {
+                self.violated("O5", now, what);
+            }
+        }
+    }
+
+    /// Whether the kubelet tells that a resource is not ours there: by its list, if it has the call, and if no later list of
+    /// ours has come through the stream of an endpoint that was stopped.
+    fn tells(&self, view: &View<'_>, daemon: &Daemon, resource: &ResourceName) -> bool {
+        !self.is_mute && view.standing(resource).healthy != healthy(daemon, resource)
+    }
+
+    /// Whether the list that counts was stuck in a connection that the kubelet has closed for a newer one, as 1.9 does. That
+    /// is its way of making place and no loss, so that nothing leads to another list; the next one overrules it.
+    pub(super) fn has_late_list(&self, view: &View<'_>, resource: &ResourceName) -> bool {
+        let standing = view.standing(resource);
+        let sound = !standing.is_stopped && standing.is_streaming;
+        self.closes_the_former && sound && self.last_list.get(resource).copied() != standing.serving
+    }
+
+    fn resources(&self) -> Vec<ResourceName> {
+        self.hardware.resources().cloned().collect()
+    }
+
+    /// After a restart of the kubelet in quiet times every pod runs that ran.
+    pub(in super::super) fn kept(&mut self, view: &View<'_>, running: &BTreeSet<String>, now: Duration) {
+        for pod in view.pods().iter().filter(|pod| running.contains(&pod.spec.uid)) {
+            // Its entry was lost: with the checkpoint, or since of two writes the older one came last.
+            let waits = |message: &str| message.contains("requested number of devices unavailable");
+            if let PodPhase::Failed { message, .. } = &pod.phase
+                && !waits(message)
+            {
+                self.violated("O6", now, format!("pod {} was lost to a restart: {message}", pod.spec.uid));
+            }
+        }
+    }
+
+    /// When every pod has been gone for long.
+    pub(in super::super) fn released(&mut self, disk: &Disk, now: Duration) {
+        let left: Vec<String> =
+            disk.ledger(|ledger| ledger.grants().map(|grant| format!("{} {:?}", grant.alloc_id, grant.state)).collect());
+        if !left.is_empty() {
+            self.violated("O3", now, format!("not released: {left:?}"));
+        }
+        let truces = disk.lock().truces;
+        if truces > 0 && self.visit.is_none() {
+            self.violated("O5", now, format!("{truces} truces with nobody"));
+        }
+        let registers = disk.lock().registers.values().map(|times| busiest_second(times)).max().unwrap_or_default();
+        let lists = disk.lock().lists.values().map(|times| busiest_second(times)).max().unwrap_or_default();
+        if registers > MOST_PER_SECOND || lists > MOST_PER_SECOND {
+            self.violated("O10", now, format!("{registers} Registers, or {lists} lists on a stream, in one second"));
+        }
+    }
+
+    /// Nothing has happened since `since`, so there was nothing to register for.
+    pub(in super::super) fn still(&mut self, disk: &Disk, since: Duration, now: Duration) {
+        let registers = disk.lock().registers.values().flatten().filter(|at| **at >= since).count();
+        if registers > 0 {
+            self.violated("O10", now, format!("{registers} Registers for nothing"));
+        }
+    }
+}
+
+/// Tracked, not stopped, streaming, and the kubelet's list is the inventory.
+fn is_served(view: &View<'_>, daemon: &Daemon, resource: &ResourceName) -> Result<(), String> {
+    let standing = view.standing(resource);
+    let wanted = healthy(daemon, resource);
+    let sound = view.is_running() && !standing.is_stopped && standing.is_tracked && standing.is_streaming && standing.healthy == wanted;
+    if sound {
+        return Ok(());
+    }
+    Err(format!("{resource}: {standing:?}, wanted {wanted:?}; {:?}", daemon.inner.registration(resource).lock().machine))
+}
+
+fn healthy(daemon: &Daemon, resource: &ResourceName) -> BTreeSet<DeviceId> {
+    daemon.inner.inventory.borrow().resources.get(resource).map(|offering| offering.healthy()).unwrap_or_default()
+}
+
+/// The most of these moments, which are in order, within any one second.
+fn busiest_second(moments: &[Duration]) -> usize {
+    let within = |(first, from): (usize, &Duration)| moments.partition_point(|at| *at < *from + Duration::from_secs(1)) - first;
+    moments.iter().enumerate().map(within).max().unwrap_or_default()
+}

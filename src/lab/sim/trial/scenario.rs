@@ -1,0 +1,358 @@
+//! One node's night, by its seed: what is done to it, in three acts.
+//!
+//! 1. A storm of 8 to 24 seconds in which everything happens: pods come and go, the kubelet and the daemon die, devices
+//!    vanish, another plugin takes the resource, and every step of the kubelet may wait, fail or be its last.
+//! 2. Quiet. Within a second and a half everything is served again (O5), and stays so. A guest who takes the resource in
+//!    silence has it for a second and a half; after a restart of the daemon, and of the kubelet, everything is served within
+//!    50 ms, and none of them costs a pod (O6).
+//! 3. The kubelet has settled: pods are deleted by force while their containers run, others come (O1). In the end all are
+//!    gone, and a while later nothing is held (O3).
+
+use super::daemon::Daemon;
+use super::durable::Disk;
+use super::hardware::{Hardware, gpu, nic};
+use super::oracles::{Oracles, Violation};
+use super::stranger;
+use super::world::{Act, Visit, World};
+use crate::lab::sim::kubelet::{Hook, Interleaving, PodPhase, PodSpec, Start};
+use crate::lab::sim::memory::{Node, Simulation};
+use crate::lab::sim::random::Random;
+use crate::registration::core::State;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+/// The longest stall.
+const STALL: Duration = Duration::from_secs(5);
+/// How soon everything is served after something that the daemon is told of: a new kubelet, a stream's end, its own start.
+const SIGNALLED: Duration = Duration::from_millis(50);
+/// The same after what happens in silence.
+const SILENT: Duration = Duration::from_millis(1500);
+/// How long after the storm every stall of it is over, and what it led to is answered.
+const STALLED: Duration = Duration::from_millis(6500);
+/// How long after the storm the last flow that it held has gone on, by a stall of five seconds, the daemon has looked at what
+/// the kubelet has, by a minute more, and has had its last doubt of what it found.
+const CALM: Duration = Duration::from_secs(80);
+
+/// What a seed came through.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) violation: Option<Violation>,
+    pub(super) events: Vec<String>,
+    pub(super) interleavings: BTreeMap<Interleaving, u64>,
+    pub(super) hooks: BTreeMap<Hook, u64>,
+    pub(super) refusals: u64,
+    pub(super) excused: u64,
+    pub(super) contested: u64,
+    pub(super) taken: u64,
+    pub(super) grants: u64,
+}
+
+struct Night {
+    simulation: Simulation,
+    node: Node,
+    disk: Disk,
+    hardware: Hardware,
+    daemon: Daemon,
+    oracles: Oracles,
+    random: Random,
+    world: World,
+    pods: u64,
+}
+
+pub(super) fn run(seed: u64) -> Outcome {
+    // Apart from the node's own chance, so that one more draw there does not make another story.
+    let mut random = Random::new(seed ^ 0x5eed_0f5c_e7a1_0000);
+    let world = World::draw(&mut random);
+    let simulation = Simulation::new(seed, world.behaviour.clone(), world.faults.clone());
+    let node = simulation.node();
+    let (disk, hardware) = (Disk::default(), Hardware::new(world.has_nics));
+    node.start_kubelet(Start::default());
+    node.supervise_kubelet(200 * MS);
+    let daemon = Daemon::start(&node, &disk, &hardware);
+    let oracles = Oracles::new(hardware.clone(), world.behaviour.profile);
+    let mut night = Night { simulation, node, disk, hardware, daemon, oracles, random, world, pods: 0 };
+    night.storm();
+    night.calm();
+    night.settled();
+    night.end();
+    night.outcome()
+}
+
+impl Night {
+    fn now(&self) -> Duration {
+        self.node.handle().now()
+    }
+
+    /// Goes on until a time, or to the first oracle that does not hold.
+    fn run_to(&mut self, time: Duration) {
+        let (node, disk, daemon, oracles) = (self.node.clone(), self.disk.clone(), self.daemon.clone(), &mut self.oracles);
+        let left = time.saturating_sub(node.handle().now());
+        self.simulation.run_until(left, |view| {
+            oracles.look(view, &disk, &daemon, node.handle().now());
+            oracles.violation.is_some()
+        });
+    }
+
+    fn is_over(&self) -> bool {
+        self.oracles.violation.is_some()
+    }
+
+    fn storm(&mut self) {
+        self.expect_stranger();
+        let (acts, storm) = (8 + self.random.below(16), self.world.storm);
+        let mut times: Vec<Duration> = (0..acts).map(|_| self.random.between(Duration::ZERO, storm)).collect();
+        times.sort();
+        for time in times {
+            self.run_to(time);
+            if self.is_over() {
+                return;
+            }
+            self.act();
+        }
+        self.run_to(storm);
+        (0..self.hardware.len()).for_each(|n| self.hardware.find(n));
+        if self.daemon.process.is_dead() {
+            self.start_daemon();
+        }
+    }
+
+    fn expect_stranger(&mut self) {
+        let Some(Visit { from, until, habits }) = self.world.stranger else { return };
+        let version = if self.world.behaviour.profile.is_alpha() { "v1alpha2" } else { "v1beta1" };
+        let (node, devices, answers) = (self.node.clone(), self.hardware.devices(&gpu()), self.oracles.strange.clone());
+        // A goroutine of the kubelet may be stuck over the end of it.
+        self.oracles.visit = Some(from..=until + STALL + SECOND);
+        self.node.handle().spawn(async move {
+            node.handle().sleep_until(from).await;
+            stranger::visit(&node, version, devices, habits, until - from, &answers);
+        });
+    }
+
+    fn act(&mut self) {
+        let down = self.random.between(Duration::ZERO, 500 * MS);
+        match self.world.act(&mut self.random) {
+            Act::AddPod => self.add_pod(),
+            Act::DeletePod => self.with_pod(|node, uid| node.delete_pod(uid)),
+            Act::ForceDelete => self.force_delete(),
+            Act::CrashContainer => self.with_pod(|node, uid| node.crash_container(uid, "main")),
+            Act::CompletePod => self.with_pod(|node, uid| node.complete_pod(uid)),
+            Act::RestartKubelet => self.node.restart_kubelet(down, Start::default()),
+            // An upgrade in place takes no time at all: the kubelet is still at the old streams' end.
+            Act::RestartDaemon if self.random.chance(0.5) => self.restart_daemon(down / 100),
+            Act::RestartDaemon => self.restart_daemon(down),
+            Act::Flap => {
+                let n = self.random.below(self.hardware.len());
+                self.hardware.lose(n);
+                if self.random.chance(0.5) {
+                    let now = self.now();
+                    let soon = self.random.between(Duration::ZERO, 200 * MS);
+                    self.run_to(now + soon);
+                    self.hardware.find(n);
+                }
+            }
+            Act::LoseCheckpoint => {
+                self.oracles.amnesia = true;
+                if self.random.chance(0.5) { self.node.delete_checkpoint() } else { self.node.corrupt_checkpoint() }
+            }
+            Act::Reboot => {
+                self.node.reboot(SECOND + down);
+                self.start_daemon();
+            }
+            Act::List => {
+                let node = self.node.clone();
+                // Somebody else's metrics.
+                self.node.handle().spawn(async move { drop(node.list_pods().await) });
+            }
+        }
+    }
+
+    fn restart_daemon(&mut self, down: Duration) {
+        self.daemon.process.kill();
+        let now = self.now();
+        self.run_to(now + down);
+        self.start_daemon();
+    }
+
+    fn start_daemon(&mut self) {
+        self.daemon = Daemon::start(&self.node, &self.disk, &self.hardware);
+    }
+
+    fn add_pod(&mut self) {
+        self.pods += 1;
+        let uid = format!("u{}", self.pods);
+        let mut spec = PodSpec::with_uid(&uid, "default", format!("pod-{}", self.pods));
+        if self.random.chance(0.4) {
+            spec = spec.init("warm", &gpu(), 1);
+        }
+        if self.random.chance(0.1) {
+            spec = spec.sidecar("side", &gpu(), 1);
+        }
+        let count = if self.random.chance(0.2) { 2 } else { 1 };
+        spec = spec.app("main", &gpu(), count);
+        if self.world.has_nics {
+            let resources = &mut spec.containers.last_mut().unwrap().resources;
+            match self.random.below(4) {
+                0 => _ = resources.insert(nic(), 1),
+                // Nothing but the shared ones.
+                1 => *resources = [(nic(), 2)].into(),
+                _ => {}
+            }
+        }
+        if self.random.chance(0.05) {
+            spec = spec.without_room();
+        }
+        self.node.add_pod(spec);
+    }
+
+    fn with_pod(&mut self, act: impl FnOnce(&Node, &str)) {
+        let uids: Vec<String> = self.node.view(|view| view.pods().iter().map(|pod| pod.spec.uid.clone()).collect());
+        if let Some(uid) = uids.get(self.random.below(uids.len().max(1))) {
+            act(&self.node, uid);
+        }
+    }
+
+    /// Of pods that run: one that was rejected is being killed, and has nothing that could be given to two.
+    fn force_delete(&mut self) {
+        let running: Vec<String> = self.running().into_iter().collect();
+        if let Some(uid) = running.get(self.random.below(running.len().max(1))) {
+            self.node.force_delete_pod(uid);
+        }
+    }
+
+    fn running(&self) -> BTreeSet<String> {
+        let running = |view: &crate::lab::sim::kubelet::View<'_>| {
+            let pods = view.pods().iter().filter(|pod| pod.phase == PodPhase::Running);
+            pods.map(|pod| pod.spec.uid.clone()).collect()
+        };
+        self.node.view(running)
+    }
+
+    fn served(&mut self) {
+        if self.is_over() {
+            return;
+        }
+        let (now, daemon, oracles) = (self.now(), &self.daemon, &mut self.oracles);
+        self.node.view(|view| oracles.served(view, daemon, now));
+    }
+
+    fn served_after(&mut self, time: Duration) {
+        let at = self.now() + time;
+        self.run_to(at);
+        self.served();
+    }
+
+    fn served_or_taken(&mut self) {
+        if !self.is_over() {
+            let (now, daemon, oracles) = (self.now(), &self.daemon, &mut self.oracles);
+            self.node.view(|view| oracles.served_or_taken(view, daemon, now));
+        }
+    }
+
+    fn calm(&mut self) {
+        let storm = self.world.storm;
+        self.run_to(storm + STALLED);
+        // A list that a dead daemon sent may arrive after those of the next one, and nothing tells; that heals later.
+        if !self.is_over() && self.daemon.since + STALL < storm {
+            let (now, daemon, oracles) = (self.now(), &self.daemon, &mut self.oracles);
+            self.node.view(|view| oracles.answered(view, daemon, now));
+        }
+        // Two who wanted the same resource leave it to one another for half a minute each.
+        let until = |resource| if let State::Truce { until } = self.daemon.state(resource) { Some(until) } else { None };
+        let truce = self.hardware.resources().filter_map(until).max();
+        let quiet = truce.map_or(storm + CALM, |until| until.max(storm + CALM) + SECOND);
+        self.run_to(quiet);
+        self.oracles.quiet = true;
+        self.run_to(quiet + 1500 * MS);
+        self.served_or_taken();
+        if self.is_over() {
+            return;
+        }
+        self.oracles.still(&self.disk, quiet, self.node.handle().now());
+        self.add_pod();
+        let at = self.now() + 5 * SECOND;
+        self.run_to(at);
+        if self.world.has_guest && self.world.behaviour.profile.has_allocatable() {
+            stranger::settle(&self.node, "v1beta1", &self.oracles.strange);
+            self.served_after(SILENT);
+        }
+        self.restart_daemon(Duration::ZERO);
+        self.served_after(SIGNALLED);
+        let at = self.now() + SECOND;
+        self.run_to(at);
+        let running = self.running();
+        let down = self.random.between(Duration::ZERO, 2 * SECOND);
+        let before = *self.node.kubelet_socket().borrow();
+        self.node.restart_kubelet(down, Start::default());
+        let node = self.node.clone();
+        self.simulation
+            .run_until(6 * SECOND, |_| !matches!(*node.kubelet_socket().borrow(), kubelet if kubelet == before || kubelet.is_none()));
+        self.served_after(SIGNALLED);
+        let at = self.now() + 6 * SECOND;
+        self.run_to(at);
+        self.served();
+        let now = self.now();
+        let oracles = &mut self.oracles;
+        self.node.view(|view| oracles.kept(view, &running, now));
+    }
+
+    fn settled(&mut self) {
+        // A minute after the last restart nothing has been forgotten any more that this kubelet gave.
+        let at = self.now() + 80 * SECOND;
+        self.run_to(at);
+        self.oracles.quiet = false;
+        for _ in 0..4 {
+            if self.is_over() {
+                return;
+            }
+            self.add_pod();
+            let at = self.now() + 4 * SECOND;
+            self.run_to(at);
+            self.force_delete();
+            self.add_pod();
+            let at = self.now() + 2 * SECOND;
+            self.run_to(at);
+        }
+        self.served();
+    }
+
+    fn end(&mut self) {
+        if self.is_over() {
+            return;
+        }
+        for n in 1..=self.pods {
+            self.node.delete_pod(&format!("u{n}"));
+        }
+        let at = self.now() + 5 * SECOND;
+        self.run_to(at);
+        // A list makes the kubelet write its checkpoint, which tells of grants that reached no container.
+        self.hardware.lose(0);
+        let at = self.now() + SECOND;
+        self.run_to(at);
+        self.hardware.find(0);
+        let at = self.now() + 180 * SECOND;
+        self.run_to(at);
+        if !self.is_over() {
+            let now = self.now();
+            self.oracles.released(&self.disk, now);
+        }
+    }
+
+    fn outcome(self) -> Outcome {
+        let Oracles { violation, refusals, excused, taken, .. } = self.oracles;
+        let contested = self.disk.lock().truces;
+        let grants = self.disk.entries().iter().filter(|entry| matches!(entry, crate::domain::Entry::Grant(_))).count() as u64;
+        self.node.view(|view| Outcome {
+            violation,
+            events: view.events().iter().map(ToString::to_string).collect(),
+            interleavings: view.interleavings().clone(),
+            hooks: view.hooks().clone(),
+            refusals,
+            excused,
+            contested,
+            taken,
+            grants,
+        })
+    }
+}

@@ -1,0 +1,166 @@
+//! Somebody else's plugin for the same resource: what an old DaemonSet has left on the node. It has one socket with a
+//! fixed name, registers it whenever it likes, is killed after a while and leaves its file behind.
+//!
+//! What it answers while the kubelet asks it is not Holdfast's: the oracles take exactly its own answers for that.
+
+use super::hardware::gpu;
+use crate::domain::{ContainerEdits, DeviceId};
+use crate::lab::sim::kubelet::core::{ListedDevice, Options};
+use crate::lab::sim::memory::{Bound, ConnectionId, ListStream, Node, Plugin, Process, RegisterError, RegisterRequest};
+use crate::lab::sim::random::Random;
+use futures_util::StreamExt as _;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tonic::Status;
+
+/// Its socket, directly in the kubelet's directory, as every old plugin has it.
+const SOCKET: &str = "vendor.sock";
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// How long it takes until it knows that it has lost the resource.
+const NOTICED: Duration = Duration::from_millis(50);
+
+/// How a plugin behaves that somebody else wrote.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Habits {
+    /// The longest time between two of its Registers.
+    whim: Duration,
+    /// Whether it registers as soon as a stream of it ends.
+    pub(super) insists: bool,
+    /// How often it makes its socket anew before it registers, which ends its streams.
+    rebinds: f64,
+}
+
+impl Habits {
+    pub(super) fn draw(random: &mut Random) -> Self {
+        let whim = random.between(50 * MS, 3 * SECOND);
+        Habits { whim, insists: random.chance(0.5), rebinds: if random.chance(0.5) { 0.0 } else { 0.3 } }
+    }
+}
+
+/// Comes now, with devices of its own, registers once and stays: what somebody started by mistake.
+pub(super) fn settle(node: &Node, version: &'static str, answers: &Answers) {
+    let process = node.process();
+    let devices = (0..4).map(|n| ListedDevice { id: DeviceId::new(format!("vendor-{n}")), healthy: true, numa_nodes: Vec::new() });
+    let vendor = Arc::new(Vendor { node: node.clone(), devices: devices.collect(), answers: answers.clone(), lost: Arc::default() });
+    let socket = process.clone();
+    process.spawn(async move {
+        let Ok(_bound) = socket.bind(SOCKET, Arc::clone(&vendor) as Arc<_>) else { return };
+        let _ = vendor.register(version).await;
+        std::future::pending::<()>().await;
+    });
+}
+
+/// The ids of each container that it answered for, as long as nobody has asked whose they are.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Answers(Arc<Mutex<Vec<BTreeSet<DeviceId>>>>);
+
+impl Answers {
+    /// Whether it gave such an id to a container that has not been found yet.
+    pub(super) fn has(&self, fits: impl Fn(&DeviceId) -> bool) -> bool {
+        self.0.lock().unwrap().iter().flatten().any(fits)
+    }
+
+    /// Whether it gave exactly these ids to a container that has not been found yet. Each answer counts once.
+    pub(super) fn take(&self, ids: &BTreeSet<DeviceId>) -> bool {
+        let mut answers = self.0.lock().unwrap();
+        let found = answers.iter().position(|answer| answer == ids);
+        found.map(|index| answers.remove(index)).is_some()
+    }
+}
+
+/// Comes now and stays for a time, then it is killed wherever it stands.
+pub(super) fn visit(node: &Node, version: &'static str, devices: Vec<DeviceId>, habits: Habits, stay: Duration, answers: &Answers) {
+    let process = node.process();
+    // It looks at no device twice: its list is always the same.
+    let devices = devices.into_iter().map(|id| ListedDevice { id, healthy: true, numa_nodes: Vec::new() }).collect();
+    let vendor = Arc::new(Vendor { node: node.clone(), devices, answers: answers.clone(), lost: Arc::default() });
+    process.spawn(vendor.serve(process.clone(), version, habits));
+    let handle = node.handle().clone();
+    node.handle().spawn(async move {
+        handle.sleep(stay).await;
+        process.kill();
+    });
+}
+
+struct Vendor {
+    node: Node,
+    devices: Vec<ListedDevice>,
+    answers: Answers,
+    /// Told when one of its streams ends.
+    lost: Arc<Notify>,
+}
+
+impl Vendor {
+    async fn serve(self: Arc<Self>, process: Process, version: &'static str, habits: Habits) {
+        let handle = self.node.handle();
+        let mut kubelet = self.node.kubelet_socket();
+        let mut bound: Option<Bound> = None;
+        loop {
+            kubelet.borrow_and_update();
+            let rebinds = handle.random(|random| random.chance(habits.rebinds));
+            // The kubelet removes it at every start.
+            if rebinds || !bound.as_ref().is_some_and(Bound::is_linked) {
+                bound.into_iter().for_each(Bound::close);
+                self.node.unlink(SOCKET);
+                bound = process.bind(SOCKET, Arc::clone(&self) as Arc<_>).ok();
+            }
+            // It tries again in any case.
+            let _ = handle.timeout(SECOND, self.register(version)).await;
+            let pause = handle.random(|random| random.between(MS, habits.whim));
+            tokio::select! {
+                biased;
+                _ = kubelet.changed() => {}
+                () = self.lost.notified(), if habits.insists => handle.sleep(NOTICED).await,
+                () = handle.sleep(pause) => {}
+            }
+        }
+    }
+}
+
+impl Vendor {
+    async fn register(&self, version: &str) -> Result<(), RegisterError> {
+        let request = RegisterRequest { version: version.into(), resource: gpu().to_string(), endpoint: SOCKET.into(), options: None };
+        self.node.register(request).await
+    }
+}
+
+/// Tells of its stream's end.
+struct Streaming(Arc<Notify>);
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+#[tonic::async_trait]
+impl Plugin for Vendor {
+    async fn options(&self) -> Result<Options, Status> {
+        Ok(Options { preferred_allocation: false, pre_start: false })
+    }
+
+    async fn list_and_watch(&self, _: ConnectionId) -> Result<ListStream, Status> {
+        let streaming = Streaming(Arc::clone(&self.lost));
+        let lists = futures_util::stream::iter([self.devices.clone()]).chain(futures_util::stream::pending());
+        // The guard lives as long as the stream does.
+        Ok(lists.inspect(move |_| _ = &streaming).boxed())
+    }
+
+    async fn preferred(&self, _: Vec<DeviceId>, _: Vec<DeviceId>, _: usize) -> Result<BTreeSet<DeviceId>, Status> {
+        Err(Status::unimplemented("not offered"))
+    }
+
+    async fn allocate(&self, ids: Vec<DeviceId>) -> Result<Option<ContainerEdits>, Status> {
+        self.answers.0.lock().unwrap().push(ids.into_iter().collect());
+        Ok(Some(ContainerEdits::default()))
+    }
+
+    async fn pre_start(&self, _: Vec<DeviceId>) -> Result<(), Status> {
+        Ok(())
+    }
+}
