@@ -4,7 +4,7 @@
 //! before is not known any more. A device that is new is checked at the next moment. Those of one period end before the next of
 //! them begin. A check that could not be run says nothing of its device, and comes again with the next round.
 
-use crate::domain::{Check, CheckResult, Device, Gather, Inventory, Phase, ResourceName};
+use crate::domain::{Check, CheckResult, Device, Inventory, Phase, ResourceName};
 use crate::hook::{Occasion, Performer};
 use crate::host;
 use crate::messages::{Checked, Mailbox};
@@ -27,7 +27,7 @@ impl Checker {
     pub(super) async fn run(mut self) {
         let every = |inventory: &Inventory| -> BTreeSet<Duration> {
             let checks = inventory.resources.values().filter_map(|offering| offering.spec.hooks.check.as_ref());
-            checks.map(|check| check.every).gather()
+            checks.map(|check| check.every).collect()
         };
         let mut rounds: JoinSet<()> = JoinSet::new();
         let mut running: BTreeMap<Duration, AbortHandle> = BTreeMap::new();

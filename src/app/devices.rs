@@ -1,7 +1,7 @@
 //! What is told of each device's health: for `device show`, `status` and whoever else asks the running daemon.
 
 use super::Views;
-use crate::domain::{Device, DeviceClass, DeviceId, Gather, Health, Incident, Offered, PciAddress, Reason, State, Timestamp, Verdict};
+use crate::domain::{Device, DeviceClass, DeviceId, Health, Incident, Offered, PciAddress, Reason, State, Timestamp, Verdict};
 use crate::hook::{Outputs, Said};
 use crate::host;
 use serde::{Deserialize, Serialize};
@@ -60,7 +60,7 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
     let now = host::now().boot;
     let verdicts = views.judgement.borrow().verdicts.clone();
     let mut devices: BTreeMap<DeviceId, DeviceReport> =
-        verdicts.iter().map(|(id, verdict)| (id.clone(), report(id, Some(verdict), now))).gather();
+        verdicts.iter().map(|(id, verdict)| (id.clone(), report(id, Some(verdict), now))).collect();
     let inventory = Arc::clone(&views.inventory.borrow());
     for (resource, offering) in &inventory.resources {
         let is_leaving = |offered: &&Offered| offered.health == Health::Unhealthy(Reason::Deselected);

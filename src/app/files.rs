@@ -3,7 +3,7 @@
 //! device-info file is there while somebody holds the device. Both folders are empty after a boot.
 
 use crate::contract::{cdi, device_info};
-use crate::domain::{Gather, Grant, Inventory, Offering};
+use crate::domain::{Grant, Inventory, Offering};
 use crate::host::{HostRoot, SpecFolder};
 use crate::serving::SpecFiles;
 use std::collections::BTreeSet;
@@ -111,7 +111,7 @@ fn held_files(grants: &[Arc<Grant>]) -> BTreeSet<String> {
         let infos = grant.devices.iter().map(|device| device_info::file_name(&grant.resource, &device.id));
         cdi::names(&grant.edits).map(cdi::file_name).chain(infos).collect::<Vec<_>>()
     };
-    grants.iter().filter(|grant| grant.is_live()).flat_map(files).gather()
+    grants.iter().filter(|grant| grant.is_live()).flat_map(files).collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! [`UNHEALTHY_DEVICES_MAX`].
 
 use super::Views;
-use crate::domain::{Due, Gather, Grant, HookState, Inventory, Kept};
+use crate::domain::{Due, Grant, HookState, Inventory, Kept};
 use crate::host;
 use crate::telemetry::exposition::Page;
 use crate::telemetry::http::Scrape;
@@ -107,11 +107,11 @@ fn of_inventory(page: &mut Page, inventory: &Inventory) {
 fn of_grants(page: &mut Page, inventory: &Inventory, grants: &[Arc<Grant>]) {
     let states = ["bound", "granted", "suspect"];
     let mut counts: BTreeMap<(&str, &str), u64> =
-        inventory.resources.keys().flat_map(|resource| states.map(|state| ((resource.as_str(), state), 0))).gather();
+        inventory.resources.keys().flat_map(|resource| states.map(|state| ((resource.as_str(), state), 0))).collect();
     // An id counts once for its container, however often that was granted it, and once in all.
     let mut held = BTreeSet::new();
     let mut in_use: BTreeMap<&str, BTreeSet<&str>> =
-        inventory.resources.keys().map(|resource| (resource.as_str(), BTreeSet::new())).gather();
+        inventory.resources.keys().map(|resource| (resource.as_str(), BTreeSet::new())).collect();
     for grant in grants.iter().filter(|grant| grant.is_live()) {
         let resource = grant.resource.as_str();
         *counts.entry((resource, grant.state_name())).or_default() += 1;

@@ -1,6 +1,6 @@
 //! Making a damaged ledger whole again from what the kubelet has kept.
 
-use crate::domain::{AllocId, Gather, HookState, Timestamp, without_output};
+use crate::domain::{AllocId, HookState, Timestamp, without_output};
 use crate::hardware;
 use crate::host::HostRoot;
 use crate::kubelet::checkpoint;
@@ -53,7 +53,7 @@ fn adopt(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) ->
             return Ok(0);
         }
     };
-    let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).gather();
+    let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).collect();
     let grants = rebuild(kept, &store.known_among(&ids)?, &recovered.names, Timestamp::from_system(SystemTime::now()));
     store.adopt(&grants)?;
     let adopted = grants.len();

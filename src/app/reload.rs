@@ -13,7 +13,7 @@
 
 use super::App;
 use crate::config::{Change, Config, ConfigError};
-use crate::domain::{Gather, Plan, ResourceName, ResourceSpec, Timestamp};
+use crate::domain::{Plan, ResourceName, ResourceSpec, Timestamp};
 use crate::host::{self, HostRoot};
 use crate::messages::{Mailbox, Rescan, TakeOver};
 use crate::telemetry::metrics;
@@ -103,7 +103,7 @@ impl Reloader {
             })?;
             if config.resources.is_empty() {
                 specs.extend(usual.iter().flat_map(|usual| usual.iter()).filter(|spec| !spec.is_orphan()).cloned());
-                let known: BTreeSet<_> = specs.iter().map(|spec| spec.name.clone()).gather();
+                let known: BTreeSet<_> = specs.iter().map(|spec| spec.name.clone()).collect();
                 let found = super::specs::usual(&host_root).into_iter();
                 specs.extend(found.filter(|spec| !known.contains(&spec.name)).map(Arc::new));
             }
@@ -142,7 +142,7 @@ impl Reloader {
         let change = Change::between(&self.running, &config);
         self.running = self.running.taking(&config);
         self.latest = config;
-        let known: BTreeSet<ResourceName> = self.plan.borrow().specs.iter().map(|spec| spec.name.clone()).gather();
+        let known: BTreeSet<ResourceName> = self.plan.borrow().specs.iter().map(|spec| spec.name.clone()).collect();
         let new: Vec<ResourceName> = specs.iter().map(|spec| spec.name.clone()).filter(|name| !known.contains(name)).collect();
         if !new.is_empty() {
             super::take_over::from_other_plugins(&self.take_over, new).await;

@@ -1,7 +1,7 @@
 //! Which resources a daemon offers.
 
 use crate::config::Config;
-use crate::domain::{Gather, Grant, ResourceName, ResourceSpec};
+use crate::domain::{Grant, ResourceName, ResourceSpec};
 use crate::hardware;
 use crate::host::{HostRoot, ReadFailure};
 use std::collections::BTreeSet;
@@ -22,8 +22,8 @@ pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> 
     if config.resources.is_empty() {
         specs = usual(host_root).into_iter().map(Arc::new).collect();
     }
-    let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).gather();
-    let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).gather();
+    let known: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
+    let held: BTreeSet<&ResourceName> = grants.iter().map(|grant| &grant.resource).collect();
     for name in held.into_iter().filter(|name| !known.contains(*name)) {
         if let Some(spec) = config.resources.is_empty().then(|| hardware::defaults::named(name)).flatten() {
             specs.push(Arc::new(spec));

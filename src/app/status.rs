@@ -3,7 +3,7 @@
 use super::Views;
 use super::devices::{self, DeviceReport};
 use super::reload::ConfigReport;
-use crate::domain::{Arrange, DeviceId, Gather, Grant, Kept, KubeletGeneration, OwedHook, Source, WhenNotDurable};
+use crate::domain::{DeviceId, Grant, Kept, KubeletGeneration, OwedHook, Source, WhenNotDurable};
 use crate::hook::NotRun;
 use crate::kubelet::checkpoint::CheckpointUnread;
 use crate::picture::Holder;
@@ -114,7 +114,7 @@ impl Status {
         let inventory = views.inventory.borrow().clone();
         let held = |name: &str| {
             let live = grants.iter().filter(|grant| grant.is_live() && grant.resource.as_str() == name);
-            live.flat_map(|grant| &grant.devices).map(|device| &device.id).gather::<BTreeSet<_>>().len()
+            live.flat_map(|grant| &grant.devices).map(|device| &device.id).collect::<BTreeSet<_>>().len()
         };
         let report = |(name, offering): (&crate::domain::ResourceName, &Arc<crate::domain::Offering>)| {
             let registration = registrations.get(name).cloned().unwrap_or_default();
@@ -166,7 +166,7 @@ fn hooks(views: &Views, grants: &[Arc<Grant>]) -> Vec<HookReport> {
         let mut awaited_by: Vec<Holder> = Vec::new();
         if due.gated.get(&owed.resource).is_some_and(|devices| devices.contains_key(&owed.device)) {
             awaited_by.extend(grants.iter().filter(has_it).map(|grant| Holder::of(grant)));
-            awaited_by.arrange();
+            awaited_by.sort();
         }
         HookReport { owed: owed.clone(), awaited_by }
     };

@@ -9,7 +9,7 @@ use crate::console::screen::Tint;
 use crate::console::table::Table;
 use crate::console::text::Text;
 use crate::console::{Global, Output, block_on, show};
-use crate::domain::{AllocId, DeviceId, Gather, Instruction};
+use crate::domain::{AllocId, DeviceId, Instruction};
 use crate::hook::Said;
 use crate::store::Told;
 use clap::Subcommand;
@@ -80,7 +80,7 @@ fn show_devices(global: &Global, wanted: Option<&str>) -> Result<(), Failed> {
 
 /// Who held the device when it failed, by grant; of some the ledger may not tell any more.
 fn holders(global: &Global, device: &DeviceReport) -> BTreeMap<AllocId, String> {
-    let mut wanted: BTreeSet<&AllocId> = device.incidents.iter().flat_map(|incident| &incident.held_by).gather();
+    let mut wanted: BTreeSet<&AllocId> = device.incidents.iter().flat_map(|incident| &incident.held_by).collect();
     let mut holders = BTreeMap::new();
     if wanted.is_empty() {
         return holders;

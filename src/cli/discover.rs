@@ -8,7 +8,7 @@ use crate::console::text::Text;
 use crate::console::{Global, show};
 use crate::discovery;
 use crate::domain::{
-    Attributes, Device, DeviceClass, DeviceId, Gather, Grant, Health, NvmlLibrary, NvmlSnapshot, Objects, PciAddress, Reason, Verdicts,
+    Attributes, Device, DeviceClass, DeviceId, Grant, Health, NvmlLibrary, NvmlSnapshot, Objects, PciAddress, Reason, Verdicts,
     asks_for_names,
 };
 use crate::hardware::{self, Discovery, Known};
@@ -150,7 +150,7 @@ impl Document {
             .iter()
             .filter(|row| !row.attributes.contains_key("part"))
             .filter_map(|row| Some((row.pci_address?, row.id.clone())))
-            .gather();
+            .collect();
         for row in self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str())) {
             let above = [row.attributes.get("parent"), row.pf.and_then(|pf| by_address.get(&pf)).map(String::as_str)];
             let found = told(&row.id).or_else(|| above.into_iter().flatten().find_map(&told));
@@ -171,7 +171,7 @@ impl Document {
         for (index, grant) in grants.iter().enumerate() {
             held.hold(&index, grant.objects());
         }
-        let found: BTreeMap<&str, &Arc<Device>> = discovery.devices.iter().map(|device| (device.id.as_str(), device)).gather();
+        let found: BTreeMap<&str, &Arc<Device>> = discovery.devices.iter().map(|device| (device.id.as_str(), device)).collect();
         for row in self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str())) {
             let Some(device) = found.get(row.id.as_str()) else { continue };
             // The row stands for all of its shares.

@@ -4,7 +4,7 @@ use crate::app::Processors;
 use crate::console::screen::Tint;
 use crate::console::table::{Table, UNKNOWN};
 use crate::console::text::Text;
-use crate::domain::{DeviceId, Gather, Grant, GrantState, PodRef, Timestamp};
+use crate::domain::{DeviceId, Grant, GrantState, PodRef, Timestamp};
 use crate::ledger::core::{NEVER_STARTED, POD_GONE, SUPERSEDED};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +45,7 @@ impl<'a> Row<'a> {
     /// The same, with what is known of the devices' health.
     #[must_use]
     pub fn with_health(self, of: &'a Grant, ailing: &'a Ailing) -> Row<'a> {
-        Row { unhealthy: sick(of, ailing).map(|(id, reason)| (id.as_str(), reason)).gather(), ..self }
+        Row { unhealthy: sick(of, ailing).map(|(id, reason)| (id.as_str(), reason)).collect(), ..self }
     }
 }
 
@@ -87,7 +87,7 @@ fn of_holder<'a>(grant: &Grant, processors: &'a [Processors]) -> Option<&'a Proc
 }
 
 fn numa_nodes(grant: &Grant) -> BTreeSet<u32> {
-    grant.devices.iter().flat_map(|device| device.numa_nodes.iter().copied()).gather()
+    grant.devices.iter().flat_map(|device| device.numa_nodes.iter().copied()).collect()
 }
 
 /// A grant as a row of a document.

@@ -9,7 +9,7 @@ use crate::console::exit::{FAILURE, Failed, USAGE};
 use crate::console::table::Table;
 use crate::console::text::Text;
 use crate::console::{Global, Output, show};
-use crate::domain::{AllocId, Arrange, ContainerEdits, DeviceId, Gather, Grant, GrantState, Incident, Timestamp, Verdicts};
+use crate::domain::{AllocId, ContainerEdits, DeviceId, Grant, GrantState, Incident, Timestamp, Verdicts};
 use crate::store::Told;
 use clap::Args;
 use jiff::tz::TimeZone;
@@ -155,7 +155,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         let known = resources.check(options.whose.resource.as_ref(), || source::offered(global));
         known.map_err(|sentence| Failed::new(FAILURE, sentence))?;
     }
-    grants.arrange_by(|a, b| (a.granted_at, &a.alloc_id).cmp(&(b.granted_at, &b.alloc_id)));
+    grants.sort_by(|a, b| (a.granted_at, &a.alloc_id).cmp(&(b.granted_at, &b.alloc_id)));
     let document = Document {
         schema: 1,
         at: time.at(),
@@ -183,14 +183,14 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
 /// The failures of these devices; a share fails with its device.
 fn failures_of(ids: &BTreeSet<DeviceId>, verdicts: &Verdicts, time: Time) -> Vec<Failure> {
     let devices: BTreeSet<DeviceId> =
-        ids.iter().map(|id| if verdicts.contains_key(id) { None } else { id.shared() }.unwrap_or_else(|| id.clone())).gather();
+        ids.iter().map(|id| if verdicts.contains_key(id) { None } else { id.shared() }.unwrap_or_else(|| id.clone())).collect();
     let of = |device: &DeviceId| {
         let incidents = verdicts.get(device).into_iter().flat_map(|verdict| &verdict.incidents);
         let told = incidents.filter(|incident| time.fits_failure(incident));
         told.map(|incident| Failure { device: device.clone(), incident: incident.clone() }).collect::<Vec<_>>()
     };
     let mut failures: Vec<Failure> = devices.iter().flat_map(of).collect();
-    failures.arrange_by_key(|failure| failure.incident.at);
+    failures.sort_by_key(|failure| failure.incident.at);
     failures
 }
 

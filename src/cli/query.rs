@@ -11,7 +11,7 @@
 //!
 //! What fits in a row further up is what was meant: a whole id is never taken for the beginning of another.
 
-use crate::domain::{Arrange, DeviceId, Grant, GrantedDevice, PciAddress, PodRef, ResourceName};
+use crate::domain::{DeviceId, Grant, GrantedDevice, PciAddress, PodRef, ResourceName};
 use crate::store::Told;
 use clap::Args;
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,7 +68,7 @@ impl Resources {
         }
         let likeness = |name: &ResourceName| strsim::normalized_damerau_levenshtein(name.as_str(), wanted.as_str());
         let mut near: Vec<&ResourceName> = self.0.iter().chain(&more).filter(|name| likeness(name) >= NEAR_MIN).collect();
-        near.arrange_by(|a, b| likeness(b).total_cmp(&likeness(a)));
+        near.sort_by(|a, b| likeness(b).total_cmp(&likeness(a)));
         let near = near.first().map(|name| format!(", but `{name}`")).unwrap_or_default();
         Err(format!("neither the daemon nor the ledger knows a resource `{wanted}`{near}; `holdfast status` lists those that are offered"))
     }
@@ -156,7 +156,7 @@ impl Wanted {
         let likeness = names.into_iter().map(|name| strsim::normalized_damerau_levenshtein(name, &self.text)).fold(0.0, f64::max);
         if likeness >= NEAR_MIN && self.near.iter().all(|(_, known)| known != id.as_str()) {
             self.near.push((likeness, id.to_string()));
-            self.near.arrange_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+            self.near.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
             self.near.truncate(NEAR_MAX);
         }
     }

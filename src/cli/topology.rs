@@ -7,7 +7,7 @@ use crate::console::screen::{Screen, Tint};
 use crate::console::table::Table;
 use crate::console::text::Text;
 use crate::console::{Global, Output, block_on, json, print};
-use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, Gather, Grant, Health, PciAddress, PciFunction, Reason, Verdicts};
+use crate::domain::{Device, DeviceClass, DeviceId, DeviceNode, Grant, Health, PciAddress, PciFunction, Reason, Verdicts};
 use crate::hardware::{self, Discovery, node_health};
 use crate::host::HostRoot;
 use crate::picture::{self, Alike, Count, Cpus, Figure, Leaf, Picture, Shown, fold, svg};
@@ -86,7 +86,7 @@ impl Known {
         };
         let store::Recovered { grants, mut names, verdicts, .. } = remembered.unwrap_or_default();
         names.extend(judged.iter().filter(|device| !device.key.is_empty()).map(|device| (device.key.clone(), DeviceId::new(&device.id))));
-        let judged = judged.into_iter().map(|device| (device.id.clone(), device)).gather();
+        let judged = judged.into_iter().map(|device| (device.id.clone(), device)).collect();
         Ok(Known { names, grants: asked.unwrap_or(grants), judged, verdicts })
     }
 
@@ -173,7 +173,7 @@ fn absent(id: &DeviceId, key: &str, class: Option<DeviceClass>, numa_nodes: &[u3
 pub fn picture(root: &HostRoot, discovery: &Discovery, known: &Known) -> Picture {
     let resources = discovery.selection.resource_of();
     let holders = picture::holders(&known.grants);
-    let found: BTreeSet<&DeviceId> = discovery.devices.iter().map(|device| &device.id).gather();
+    let found: BTreeSet<&DeviceId> = discovery.devices.iter().map(|device| &device.id).collect();
     let mut leaves: Vec<Leaf> = Vec::new();
     for device in &discovery.devices {
         let resource = resources.get(device.key.as_str()).map(ToString::to_string);
@@ -193,7 +193,7 @@ fn cpus(root: &HostRoot) -> Cpus {
     let dir = "sys/devices/system/node";
     let number = |name: &str| name.strip_prefix("node")?.parse().ok();
     let nodes = root.entries(dir).into_iter().filter_map(|name| Some((number(&name)?, name)));
-    nodes.filter_map(|(node, name)| Some((node, root.read(&format!("{dir}/{name}/cpulist"))?.trim().to_owned()))).gather()
+    nodes.filter_map(|(node, name)| Some((node, root.read(&format!("{dir}/{name}/cpulist"))?.trim().to_owned()))).collect()
 }
 
 /// Draws a figure in lines.

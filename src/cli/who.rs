@@ -8,7 +8,7 @@ use crate::app::{ControlError, DeviceReport, Processors, control_get};
 use crate::console::exit::{FAILURE, Failed, NOBODY};
 use crate::console::text::Text;
 use crate::console::{Global, block_on};
-use crate::domain::{DeviceId, Gather, Grant, GrantState};
+use crate::domain::{DeviceId, Grant, GrantState};
 use crate::store::Told;
 use clap::Args;
 use serde::Serialize;
@@ -60,7 +60,7 @@ fn ailing(global: &Global) -> Ailing {
     let devices = asked.ok().and_then(Result::ok).unwrap_or_default();
     // A device that no list has any more, of which only a verdict is left, is judged all the same.
     let reason = |device: DeviceReport| Some((DeviceId::new(&device.id), device.reason?));
-    devices.into_iter().filter_map(reason).gather()
+    devices.into_iter().filter_map(reason).collect()
 }
 
 /// The processors that containers have for themselves; none where nobody tells.

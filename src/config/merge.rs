@@ -6,7 +6,7 @@ use super::keys;
 use super::node::{Node, Section};
 use super::tree::{Entry, Is, Table, Value};
 use super::{Config, ConfigError, DEFAULT_PATH, typed, validate};
-use crate::domain::{Arrange, Gather, NODE};
+use crate::domain::NODE;
 use crate::host::{read_bounded, read_whole};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -192,7 +192,7 @@ impl Examined {
             let file = self.files.iter().position(|file| Some(file.as_path()) == problem.file());
             (file, problem.line(), problem.column())
         };
-        self.problems.arrange_by_key(place);
+        self.problems.sort_by_key(place);
         for section in self.sections.iter().filter(|section| section.matches) {
             let mut table = section.table.clone();
             let resources = table.take("resource");
@@ -242,7 +242,7 @@ fn lay_resources(there: &mut Vec<Value>, resources: Vec<Value>) {
     let name = |resource: &Value| name_of(resource).and_then(Value::as_text).map(str::to_owned);
     let is_for_each_node = |resource: &Value| name(resource).is_some_and(|name| name.contains(NODE));
     let at = there.iter().enumerate().rev().filter_map(|(at, resource)| Some((name(resource)?, at)));
-    let mut at: BTreeMap<String, usize> = at.gather();
+    let mut at: BTreeMap<String, usize> = at.collect();
     let (patterns, others): (Vec<Value>, Vec<Value>) = resources.into_iter().partition(is_for_each_node);
     for resource in others {
         match name(&resource).map(|name| *at.entry(name).or_insert(there.len())).and_then(|at| there.get_mut(at)) {

@@ -2,7 +2,7 @@
 
 use super::ConfigError;
 use super::error::printable;
-use crate::domain::{Arrange, is_unprintable};
+use crate::domain::is_unprintable;
 use std::path::Path;
 use std::sync::Arc;
 use toml::Spanned;
@@ -214,7 +214,7 @@ impl Source<'_> {
             entries.push((start, entry));
         }
         // The parser has them by their names.
-        entries.arrange_by_key(|(start, _)| *start);
+        entries.sort_by_key(|(start, _)| *start);
         Table(entries.into_iter().map(|(_, entry)| entry).collect())
     }
 

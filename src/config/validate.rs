@@ -9,8 +9,8 @@ use super::sharing::sharing;
 use super::text;
 use super::{Config, ConfigError, Node};
 use crate::domain::{
-    CharPath, DeviceClass, DeviceId, Gather, MountSpec, NODE, NodePattern, NvmlLibrary, PciAddress, PerContainer, PfSelect, Policy,
-    ResourceName, ResourceSpec, Retention, Select,
+    CharPath, DeviceClass, DeviceId, MountSpec, NODE, NodePattern, NvmlLibrary, PciAddress, PerContainer, PfSelect, Policy, ResourceName,
+    ResourceSpec, Retention, Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -292,7 +292,7 @@ fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
         ));
     }
     let permissions = path.permissions.clone().unwrap_or_else(|| "rw".into());
-    let distinct: BTreeSet<char> = permissions.chars().gather();
+    let distinct: BTreeSet<char> = permissions.chars().collect();
     if permissions.is_empty() || distinct.len() != permissions.len() || !distinct.iter().all(|c| "rwm".contains(*c)) {
         let permissions = hidden(permissions);
         return Err(format!("the permissions `{permissions}` of `{}` must be some of `r`, `w` and `m` (mknod)", hidden(host)));

@@ -2,7 +2,6 @@
 //! standard error.
 
 pub mod exit;
-mod layout;
 pub mod progress;
 pub mod screen;
 pub mod table;
@@ -119,8 +118,8 @@ pub(crate) fn told<T: Serialize>(output: Output, document: &T, table: impl FnOnc
 }
 
 pub(crate) fn json<T: Serialize>(document: &T) -> Result<Text, Failed> {
-    let line = serde_json::to_string(document).map_err(|error| Failed::new(exit::FAILURE, error))?;
-    Ok(Text::json(&(layout::laid_out(&line) + "\n")))
+    let text = serde_json::to_string_pretty(document).map_err(|error| Failed::new(exit::FAILURE, error))?;
+    Ok(Text::json(&(text + "\n")))
 }
 
 /// A single-threaded runtime for verbs that ask the daemon.

@@ -2,13 +2,13 @@
 //! of each.
 
 use super::{Request, nodes};
-use crate::domain::{Arrange, ContainerEdits};
+use crate::domain::ContainerEdits;
 
 const SHARED_NODE: &str = "/dev/kfd";
 
 pub(super) fn edits(request: &Request<'_>) -> ContainerEdits {
     let mut devices = nodes::with(request.devices, "rw");
-    devices.arrange_by_key(|node| node.container != SHARED_NODE);
+    devices.sort_by_key(|node| node.container != SHARED_NODE);
     ContainerEdits { devices, ..ContainerEdits::default() }
 }
 

@@ -2,7 +2,7 @@
 //! Intel's hook, which programs the card with the function that the pod's annotations ask for.
 
 use super::{Request, attribute, nodes};
-use crate::domain::{ContainerEdits, Device, FpgaMode, Gather, IntelFpgaOptions};
+use crate::domain::{ContainerEdits, Device, FpgaMode, IntelFpgaOptions};
 use std::collections::BTreeSet;
 
 /// The kind of the CDI names.
@@ -14,11 +14,11 @@ pub(super) fn edits(request: &Request<'_>, options: &IntelFpgaOptions) -> Contai
         FpgaMode::Af => {}
         FpgaMode::Region => {
             edits.annotations.insert("com.intel.fpga.mode".into(), "fpga.intel.com/region".into());
-            let regions: BTreeSet<&str> = request.devices.iter().map(|device| region(device)).gather();
+            let regions: BTreeSet<&str> = request.devices.iter().map(|device| region(device)).collect();
             edits.cdi_devices = regions.iter().map(|region| format!("{CDI_KIND}={region}")).collect();
         }
         FpgaMode::RegionDevel => {
-            let management: BTreeSet<&str> = request.devices.iter().filter_map(|device| attribute(device, "fme_node")).gather();
+            let management: BTreeSet<&str> = request.devices.iter().filter_map(|device| attribute(device, "fme_node")).collect();
             edits.devices.extend(management.into_iter().map(|node| nodes::at(node, "rw")));
         }
     }

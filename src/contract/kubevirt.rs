@@ -2,7 +2,7 @@
 //! functions in a variable that is named after the resource, and opens VFIO's nodes.
 
 use super::{Request, address, attribute, nodes};
-use crate::domain::{ContainerEdits, Gather};
+use crate::domain::ContainerEdits;
 use std::collections::BTreeMap;
 
 pub(super) fn edits(request: &Request<'_>) -> ContainerEdits {
@@ -16,7 +16,7 @@ pub(super) fn edits(request: &Request<'_>) -> ContainerEdits {
         by_variable.entry(format!("{prefix}_{name}")).or_default().push(value);
     }
     ContainerEdits {
-        envs: by_variable.into_iter().map(|(variable, values)| (variable, values.join(","))).gather(),
+        envs: by_variable.into_iter().map(|(variable, values)| (variable, values.join(","))).collect(),
         devices: nodes::with(request.devices, "mrw"),
         ..ContainerEdits::default()
     }

@@ -3,7 +3,7 @@
 //! generate` writes.
 
 use super::{Request, attribute, nodes};
-use crate::domain::{Arrange, ContainerEdits, Device, DeviceIdStrategy, DeviceListStrategy, EditMount, NvidiaOptions};
+use crate::domain::{ContainerEdits, Device, DeviceIdStrategy, DeviceListStrategy, EditMount, NvidiaOptions};
 
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// The toolkit takes the names of the files in this folder of the container for ids.
@@ -55,7 +55,7 @@ pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> Container
     if options.pass_device_specs {
         let (mut shared, own): (Vec<_>, Vec<_>) =
             nodes::with(request.devices, "rw").into_iter().partition(|node| SHARED_NODES.contains(&node.container.as_str()));
-        shared.arrange_by_key(|node| SHARED_NODES.iter().position(|path| *path == node.container));
+        shared.sort_by_key(|node| SHARED_NODES.iter().position(|path| *path == node.container));
         edits.devices = shared.into_iter().chain(own).collect();
         edits.devices.extend(channels.iter().map(|channel| nodes::at(format!("/dev/nvidia-caps-imex-channels/channel{channel}"), "rw")));
     }

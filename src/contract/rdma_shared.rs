@@ -2,11 +2,11 @@
 //! asked for.
 
 use super::{Request, nodes};
-use crate::domain::{Arrange, ContainerEdits};
+use crate::domain::ContainerEdits;
 
 pub(super) fn edits(request: &Request<'_>) -> ContainerEdits {
     let mut devices = nodes::with(request.devices, "rwm");
-    devices.arrange_by_key(|node| nodes::rdma_kind(&node.container));
+    devices.sort_by_key(|node| nodes::rdma_kind(&node.container));
     ContainerEdits { devices, ..ContainerEdits::default() }
 }
 

@@ -2,7 +2,7 @@
 //! what belongs to each of them in `PCIDEVICE_<resource>_INFO`; the network interface itself is moved by a CNI plugin.
 
 use super::{Request, address, attribute, nodes};
-use crate::domain::{Arrange, ContainerEdits, Device, DeviceClass, DeviceNode, EditDevice, Gather, ResourceSpec, SriovOptions, VdpaType};
+use crate::domain::{ContainerEdits, Device, DeviceClass, DeviceNode, EditDevice, ResourceSpec, SriovOptions, VdpaType};
 use std::collections::BTreeMap;
 
 /// What `_INFO` tells of one function: by provider, then by key.
@@ -70,7 +70,7 @@ fn function(request: &Request<'_>, device: &Device, options: &SriovOptions) -> F
     }
     if !options.additional_info.is_empty() {
         let of = |key: &str| options.additional_info.get(key).into_iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
-        function.info.insert("extra", of("*").chain(of(&address)).gather());
+        function.info.insert("extra", of("*").chain(of(&address)).collect());
     }
     match options.vdpa {
         Some(VdpaType::Vhost) => {
@@ -111,7 +111,7 @@ fn add_rdma(function: &mut Function, device: &Device) {
     if rdma.is_empty() && names.is_empty() {
         return;
     }
-    rdma.arrange_by_key(|(kind, _)| *kind);
+    rdma.sort_by_key(|(kind, _)| *kind);
     // The file of a connection manager of old kernels has no key.
     let (keyed, plain): (Vec<_>, Vec<_>) = rdma.into_iter().partition(|(kind, _)| nodes::RDMA_KINDS[*kind] != "ucm");
     function.devices.extend(plain.into_iter().map(|(_, node)| given(node)));

@@ -1,7 +1,7 @@
 //! The shell: scans on a hint or on the poll, has new names remembered, and hands the evidence on.
 
 use crate::domain::{
-    Device, DeviceId, Evidence, Gather, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Object, Plan, ResourceName,
+    Device, DeviceId, Evidence, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Object, Plan, ResourceName,
     ResourceSpec, Unread,
 };
 use crate::hardware::{self, HeldNode};
@@ -108,7 +108,7 @@ impl DiscoveryActor {
             .flat_map(|(name, offering)| offering.devices.values().map(move |listed| (name, listed.device.as_ref())));
         let evidence = evidence(host_root, began, &mut found, held_devices(&grants), listed);
         metrics::scanned(clock.elapsed());
-        let warnings: BTreeSet<String> = of_plan.into_iter().chain(std::mem::take(&mut found.selection.warnings)).gather();
+        let warnings: BTreeSet<String> = of_plan.into_iter().chain(std::mem::take(&mut found.selection.warnings)).collect();
         for warning in warnings.difference(&self.said) {
             tracing::warn!("{warning}");
         }
@@ -154,7 +154,7 @@ pub(crate) fn held_devices(grants: &[Arc<Grant>]) -> impl Iterator<Item = (&Reso
 /// twice from the second scan on.
 fn keep_known(found: &mut [Arc<Device>], inventory: &Inventory) {
     let listed = inventory.resources.values().flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
-    let known: BTreeMap<&DeviceId, &Arc<Device>> = listed.map(|device| (&device.id, device)).gather();
+    let known: BTreeMap<&DeviceId, &Arc<Device>> = listed.map(|device| (&device.id, device)).collect();
     for device in found {
         if let Some(known) = known.get(&device.id).filter(|known| ***known == *device) {
             *device = Arc::clone(known);
@@ -171,9 +171,9 @@ pub(crate) fn evidence<'a>(
     listed: impl Iterator<Item = (&'a ResourceName, &'a Device)>,
 ) -> Evidence {
     let root = host_root.recording();
-    let mut devices: BTreeMap<DeviceId, Arc<Device>> = found.devices.iter().map(|device| (device.id.clone(), Arc::clone(device))).gather();
+    let mut devices: BTreeMap<DeviceId, Arc<Device>> = found.devices.iter().map(|device| (device.id.clone(), Arc::clone(device))).collect();
     // That a node has got another name is no reason to look at it by the former one.
-    let keys: BTreeSet<&str> = found.devices.iter().map(|device| device.key.as_str()).gather();
+    let keys: BTreeSet<&str> = found.devices.iter().map(|device| device.key.as_str()).collect();
     let held = held.map(|(resource, held)| {
         let node = held.objects.iter().find_map(Object::as_node);
         (resource, held.id.shared().unwrap_or_else(|| held.id.clone()), &held.key, node, &held.numa_nodes)
@@ -192,8 +192,8 @@ pub(crate) fn evidence<'a>(
             devices.insert(device.id.clone(), Arc::new(device));
         }
     }
-    let ids = |devices: &Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).gather();
-    let selected = found.selection.resources.iter().map(|(name, devices)| (name.clone(), ids(devices))).gather();
+    let ids = |devices: &Vec<Arc<Device>>| devices.iter().map(|device| device.id.clone()).collect();
+    let selected = found.selection.resources.iter().map(|(name, devices)| (name.clone(), ids(devices))).collect();
     Evidence {
         began,
         devices,

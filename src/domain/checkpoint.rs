@@ -1,7 +1,7 @@
 //! The kubelet's own record of devices, with the indexes that looking things up needs: it may have entries of 100,000 containers.
 
 use super::device::DeviceId;
-use super::gather::{Arrange, Gather};
+
 use super::grant::{AllocId, Grant};
 use super::resource::ResourceName;
 use super::time::Timestamp;
@@ -46,14 +46,14 @@ impl Checkpoint {
     /// Takes entries in any order, and the time when the file was written.
     #[must_use]
     pub fn new(mut entries: Vec<CheckpointEntry>, written_at: Timestamp) -> Self {
-        entries.arrange_by(|one, other| one.pod_uid.cmp(&other.pod_uid));
-        let mut grants: Vec<(AllocId, usize)> = entries.iter().enumerate().map(|(at, entry)| (entry.grant_id(), at)).gather();
-        grants.arrange();
+        entries.sort_by(|one, other| one.pod_uid.cmp(&other.pod_uid));
+        let mut grants: Vec<(AllocId, usize)> = entries.iter().enumerate().map(|(at, entry)| (entry.grant_id(), at)).collect();
+        grants.sort();
         let mut devices: Vec<(DeviceId, usize)> = Vec::new();
         for (at, entry) in entries.iter().enumerate() {
             devices.extend(entry.device_ids.iter().map(|id| (id.clone(), at)));
         }
-        devices.arrange();
+        devices.sort();
         Checkpoint { entries, grants, devices, written_at }
     }
 

@@ -1,6 +1,5 @@
 //! What one look at the host has shown: the input of every judgement.
 
-use super::Gather;
 use super::device::{Device, DeviceId};
 use super::pci::PciAddress;
 use super::resource::ResourceName;
@@ -58,7 +57,7 @@ impl Unread {
     /// Each reason once, for a person.
     #[must_use]
     pub fn reasons(&self) -> BTreeSet<&str> {
-        self.functions.iter().chain(self.of_function.values()).chain(self.resources.values()).map(String::as_str).gather()
+        self.functions.iter().chain(self.of_function.values()).chain(self.resources.values()).map(String::as_str).collect()
     }
 }
 

@@ -1,6 +1,5 @@
 //! The inventory: what the kubelet is told, resource by resource.
 
-use super::Gather;
 use super::device::{Device, DeviceId};
 use super::health::Health;
 use super::resource::{ResourceName, ResourceSpec};
@@ -42,7 +41,7 @@ impl Inventory {
             Some(before) if **before == offering => (name, Arc::clone(before)),
             _ => (name, Arc::new(offering)),
         };
-        let next = Inventory { resources: resources.into_iter().map(share).gather() };
+        let next = Inventory { resources: resources.into_iter().map(share).collect() };
         if next == **self { Arc::clone(self) } else { Arc::new(next) }
     }
 }
@@ -52,6 +51,6 @@ impl Offering {
     #[must_use]
     pub fn healthy(&self) -> BTreeSet<DeviceId> {
         let healthy = self.devices.iter().filter(|(_, offered)| offered.health.is_healthy());
-        healthy.map(|(id, _)| id.clone()).gather()
+        healthy.map(|(id, _)| id.clone()).collect()
     }
 }

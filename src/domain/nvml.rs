@@ -1,6 +1,5 @@
 //! What only NVIDIA's management library (NVML) tells of a node's GPUs, and what it is asked for.
 
-use super::Gather;
 use super::nvlink::{self, NvLinks};
 use super::pci::PciAddress;
 use std::collections::{BTreeMap, BTreeSet};
@@ -106,7 +105,7 @@ impl NvmlSnapshot {
     /// The hive of each GPU that is in one, as [`topology::hives`](super::topology::hives) reads it.
     #[must_use]
     pub fn hives(&self) -> BTreeMap<PciAddress, String> {
-        nvlink::hives(&self.gpus.iter().filter_map(|(gpu, told)| Some((*gpu, told.links.as_ref()?))).gather())
+        nvlink::hives(&self.gpus.iter().filter_map(|(gpu, told)| Some((*gpu, told.links.as_ref()?))).collect())
     }
 
     /// Whether links that are asked for are not known, or not active, or a MIG mode is not known.
@@ -129,13 +128,13 @@ impl NvmlSnapshot {
         let of = |(gpu, asked): (&PciAddress, &NvmlAsked)| {
             let name = |place: &MigPlace| answer.instance(*gpu, *place).or_else(|| self.instance(*gpu, *place)).map(str::to_owned);
             let uuid = answer.uuid(*gpu).or_else(|| self.uuid(*gpu)).map(str::to_owned);
-            let instances = asked.instances.iter().filter_map(|place| Some((*place, name(place)?))).gather();
+            let instances = asked.instances.iter().filter_map(|place| Some((*place, name(place)?))).collect();
             let links = asked.links.then(|| links(&answer, gpu).or_else(|| links(self, gpu))).flatten();
             let mig_mode = asked.mig_mode.then(|| mig_mode(&answer, gpu).or_else(|| mig_mode(self, gpu))).flatten();
             let known = NvmlGpu { uuid, instances, links, mig_mode };
             (known != NvmlGpu::default()).then_some((*gpu, known))
         };
-        NvmlSnapshot { gpus: question.iter().filter_map(of).gather() }
+        NvmlSnapshot { gpus: question.iter().filter_map(of).collect() }
     }
 }
 

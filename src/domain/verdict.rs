@@ -189,7 +189,6 @@ impl fmt::Display for Incident {
 
 /// A map whose keys are no texts, as a list of pairs: JSON has no other.
 mod pairs {
-    use super::super::Gather;
     use super::{BTreeMap, Counter, Deserialize};
     use serde::{Deserializer, Serializer};
 
@@ -198,6 +197,6 @@ mod pairs {
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Counter, u64>, D::Error> {
-        Ok(Vec::<(Counter, u64)>::deserialize(deserializer)?.into_iter().gather())
+        Ok(Vec::<(Counter, u64)>::deserialize(deserializer)?.into_iter().collect())
     }
 }

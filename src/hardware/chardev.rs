@@ -12,7 +12,7 @@ use super::disks::Disks;
 use super::matches::{Match, matches};
 use super::node_names::{HeldNode, NamedNode, NodeName, base_name, name_nodes};
 use super::numa::NumaNodes;
-use crate::domain::{Attributes, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Gather, Object, ResourceName, ResourceSpec};
+use crate::domain::{Attributes, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Object, ResourceName, ResourceSpec};
 use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -114,7 +114,7 @@ pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nod
     };
     let mut attributes = attributes_of(record.as_ref());
     let disks = Disks::of(root);
-    let behind: BTreeSet<String> = nodes.iter().flat_map(|node| disks.behind(&node.path, node.number)).gather();
+    let behind: BTreeSet<String> = nodes.iter().flat_map(|node| disks.behind(&node.path, node.number)).collect();
     note_disks(&mut attributes, &disks, &behind.into_iter().collect::<Vec<_>>());
     let nodes: Vec<DeviceNode> = nodes.into_iter().map(|node| DeviceNode { number: node.number, ..DeviceNode::at(node.path) }).collect();
     let is_there = !nodes.is_empty();
@@ -190,7 +190,7 @@ fn attributes_of(record: Option<&KernelRecord>) -> Attributes {
 
 /// Notes what the host does with a node that is a disk, or leads to one.
 fn note_use(device: &mut Device, disks: &Disks<'_>) {
-    let names: BTreeSet<String> = device.nodes.iter().flat_map(|node| disks.behind(&node.host, node.number)).gather();
+    let names: BTreeSet<String> = device.nodes.iter().flat_map(|node| disks.behind(&node.host, node.number)).collect();
     if names.is_empty() {
         return;
     }

@@ -14,7 +14,7 @@
 
 use super::nvme;
 use super::pci::is_numbered;
-use crate::domain::{Attributes, Device, DeviceClass, DeviceNumber, Gather, Object};
+use crate::domain::{Attributes, Device, DeviceClass, DeviceNumber, Object};
 use crate::host::{HostRoot, ReadFailure};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -134,7 +134,7 @@ impl<'a> Disks<'a> {
         }
         if is_numbered(name, "nvme") {
             let entries = self.root.entries(&format!("sys/class/nvme/{name}"));
-            return entries.iter().filter_map(|entry| nvme::disk_of(entry)).gather::<BTreeSet<_>>().into_iter().collect();
+            return entries.iter().filter_map(|entry| nvme::disk_of(entry)).collect::<BTreeSet<_>>().into_iter().collect();
         }
         let of_scsi = |class: &str, name: &str| self.root.entries(&format!("sys/class/{class}/{name}/device/block"));
         if is_numbered(name, "sg") {

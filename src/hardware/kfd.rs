@@ -7,7 +7,7 @@
 use super::Scan;
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::{Arrange, Gather, PciAddress, PciFunction};
+use crate::domain::{PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 
@@ -49,10 +49,10 @@ impl Node {
 impl Kfd {
     pub(super) fn read(root: &HostRoot, scan: &Scan) -> Self {
         let mut nodes: Vec<Node> = root.entries(NODES).iter().filter_map(|name| node(root, name)).collect();
-        nodes.arrange_by_key(|node| node.number);
+        nodes.sort_by_key(|node| node.number);
         let minor = |name: &String| name.strip_prefix("renderD")?.parse().ok();
         let of = |function: &PciFunction| function.drm.iter().filter_map(minor).map(|minor| (minor, function.address)).collect::<Vec<_>>();
-        Kfd { nodes, renders: scan.functions.values().flat_map(of).gather() }
+        Kfd { nodes, renders: scan.functions.values().flat_map(of).collect() }
     }
 
     /// The partitions of a GPU by their numbers; none for a GPU that is one whole.
@@ -69,10 +69,10 @@ impl Kfd {
         let numbers = [|node: &Node| node.location_id >> 28, |node: &Node| node.location_id & 7];
         let distinct = numbers
             .into_iter()
-            .find(|number| nodes.iter().map(|node| number(node)).gather::<std::collections::BTreeSet<_>>().len() == nodes.len());
+            .find(|number| nodes.iter().map(|node| number(node)).collect::<std::collections::BTreeSet<_>>().len() == nodes.len());
         let in_order = nodes.iter().zip(0..);
         let mut numbered: Vec<_> = in_order.map(|(node, at)| (distinct.map_or(at, |number| number(node)), *node)).collect();
-        numbered.arrange_by_key(|(number, _)| *number);
+        numbered.sort_by_key(|(number, _)| *number);
         numbered
     }
 }
@@ -80,7 +80,7 @@ impl Kfd {
 fn node(root: &HostRoot, name: &str) -> Option<Node> {
     let number = name.parse().ok()?;
     let text = root.read(&format!("{NODES}/{name}/properties"))?;
-    let properties: BTreeMap<&str, &str> = text.lines().filter_map(|line| line.trim().split_once(' ')).gather();
+    let properties: BTreeMap<&str, &str> = text.lines().filter_map(|line| line.trim().split_once(' ')).collect();
     let of = |key: &str| properties.get(key).and_then(|value| value.trim().parse::<u64>().ok());
     // A node without vector units is a processor.
     of("simd_count").filter(|count| *count > 0)?;

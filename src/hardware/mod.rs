@@ -52,9 +52,7 @@ pub use signals::signals;
 pub use xid::xid;
 
 use crate::contract;
-use crate::domain::{
-    Device, DeviceClass, DeviceId, Gather, Health, NvmlQuestion, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec, Unread,
-};
+use crate::domain::{Device, DeviceClass, DeviceId, Health, NvmlQuestion, NvmlSnapshot, PciAddress, ResourceName, ResourceSpec, Unread};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -186,7 +184,7 @@ pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>]
 /// The devices, each in the former pass's memory where it is as it was.
 fn shared(devices: Vec<Device>, former: Option<&Discovery>) -> Vec<Arc<Device>> {
     let former: BTreeMap<&str, &Arc<Device>> =
-        former.into_iter().flat_map(|former| &former.devices).map(|device| (device.key.as_str(), device)).gather();
+        former.into_iter().flat_map(|former| &former.devices).map(|device| (device.key.as_str(), device)).collect();
     let shared = devices.into_iter().map(|device| match former.get(device.key.as_str()) {
         Some(known) if ***known == device => Arc::clone(known),
         _ => Arc::new(device),
@@ -225,7 +223,7 @@ fn unfulfilled(selection: &Selection, specs: &[Arc<ResourceSpec>]) -> BTreeMap<D
     let of = |(spec, devices): (&Arc<ResourceSpec>, &Vec<Arc<Device>>)| {
         devices.iter().filter_map(|device| Some((device.id.clone(), contract::missing(spec, device)?))).collect::<Vec<_>>()
     };
-    with_spec.flat_map(of).gather()
+    with_spec.flat_map(of).collect()
 }
 
 /// The nodes of `/dev` that a pass has offered, with their resources.

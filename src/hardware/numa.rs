@@ -4,7 +4,7 @@
 //! machine of several, none that has no processors (memory of a GPU), none beyond the 64 that the kubelet can count.
 
 use super::pci::{folder, is_numbered};
-use crate::domain::{Gather, PciAddress, PciFunction};
+use crate::domain::{PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,12 +66,12 @@ impl NumaNodes {
             let number = name.strip_prefix("node")?.parse().ok()?;
             Some((number, Cpus::parse(&root.read(&format!("{dir}/{name}/cpulist")).unwrap_or_default())))
         });
-        NumaNodes(nodes.gather())
+        NumaNodes(nodes.collect())
     }
 
     /// The nodes that these processors belong to.
     pub(super) fn of(&self, processors: &BTreeSet<u32>) -> BTreeSet<u32> {
-        self.0.iter().filter(|(_, cpus)| processors.iter().any(|cpu| cpus.contains(*cpu))).map(|(node, _)| *node).gather()
+        self.0.iter().filter(|(_, cpus)| processors.iter().any(|cpu| cpus.contains(*cpu))).map(|(node, _)| *node).collect()
     }
 
     /// The nodes that a function is near. Empty: nothing is known.

@@ -13,7 +13,7 @@
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
 use super::select::Selection;
-use crate::domain::{Device, DeviceClass, DeviceNode, Gather, MigPlace, NvmlAsked, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
+use crate::domain::{Device, DeviceClass, DeviceNode, MigPlace, NvmlAsked, NvmlQuestion, NvmlSnapshot, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -74,7 +74,7 @@ fn find_below_driver_root(root: &HostRoot, node: &mut DeviceNode) {
 pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
     let of_gpu = |device: &&Arc<Device>, name: &str| device.class == DeviceClass::Gpu && device.attribute(name) == Some("mig");
     let address = |device: &Arc<Device>| device.pci.as_ref().map(|pci| pci.address);
-    let cut: BTreeSet<PciAddress> = devices.iter().filter(|device| of_gpu(device, "part")).filter_map(address).gather();
+    let cut: BTreeSet<PciAddress> = devices.iter().filter(|device| of_gpu(device, "part")).filter_map(address).collect();
     let empty = devices.iter().filter(|device| of_gpu(device, "parts") && address(device).is_some_and(|gpu| !cut.contains(&gpu)));
     let why =
         "it is in MIG mode without an instance: `nvidia-smi mig -cgi` with profiles and `-C` makes some, `nvidia-smi -mig 0` ends the mode";
@@ -90,7 +90,7 @@ pub(super) fn question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
     }
     let by_place = names_by_place(root);
     // NVML does not know those that are excluded.
-    let known: BTreeMap<PciAddress, Information> = gpus.0.into_iter().filter(|(_, gpu)| !gpu.is_excluded).gather();
+    let known: BTreeMap<PciAddress, Information> = gpus.0.into_iter().filter(|(_, gpu)| !gpu.is_excluded).collect();
     let ask = |(gpu, information): (&PciAddress, &Information)| {
         let minor = information.minor.as_ref();
         let instances = minor.filter(|_| !by_place).map(|minor| places(root, minor)).unwrap_or_default();
@@ -103,8 +103,8 @@ pub(super) fn question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
         let wholes: Vec<PciAddress> = devices.iter().filter_map(|device| whole(device)).collect();
         if wholes.len() > 1 { wholes } else { Vec::new() }
     });
-    let linked: BTreeSet<PciAddress> = linked.filter(|gpu| known.contains_key(gpu)).gather();
-    let mut question: NvmlQuestion = known.iter().filter_map(ask).gather();
+    let linked: BTreeSet<PciAddress> = linked.filter(|gpu| known.contains_key(gpu)).collect();
+    let mut question: NvmlQuestion = known.iter().filter_map(ask).collect();
     for gpu in linked {
         question.entry(gpu).or_default().links = true;
     }
@@ -128,7 +128,7 @@ fn places(root: &HostRoot, minor: &str) -> BTreeSet<MigPlace> {
         let instances = numbered(root, &format!("{dir}/gi{gi}"), "ci");
         instances.into_iter().filter_map(move |ci| Some((gi.parse().ok()?, ci.parse().ok()?)))
     };
-    numbered(root, &dir, "gi").into_iter().flat_map(of).gather()
+    numbered(root, &dir, "gi").into_iter().flat_map(of).collect()
 }
 
 /// The driver's GPUs, as they were for one look at the host.
@@ -138,7 +138,7 @@ pub(super) struct Gpus(BTreeMap<PciAddress, Information>);
 impl Gpus {
     pub(super) fn read(root: &HostRoot) -> Self {
         let addresses = root.entries("proc/driver/nvidia/gpus").into_iter().filter_map(|name| name.parse().ok());
-        Gpus(addresses.map(|gpu| (gpu, Information::read(root, gpu))).gather())
+        Gpus(addresses.map(|gpu| (gpu, Information::read(root, gpu))).collect())
     }
 
     /// The number of a GPU, in the order of their addresses, as NVIDIA's tools count: without those that are excluded.

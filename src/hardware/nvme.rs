@@ -5,7 +5,7 @@
 use super::disks::Disks;
 use super::facts::{Facts, Part, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::{Gather, PciFunction};
+use crate::domain::PciFunction;
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
     let dir = if root.is_dir(&below) { below } else { format!("sys/class/nvme/{controller}") };
     let text = |file: &str| root.read(&format!("{dir}/{file}"));
     // The administration node `/dev/nvmeN` is not among them: it can format the disk and replace its firmware.
-    let namespaces: BTreeMap<String, String> = root.entries(&dir).into_iter().filter_map(|entry| Some((disk_of(&entry)?, entry))).gather();
+    let namespaces: BTreeMap<String, String> = root.entries(&dir).into_iter().filter_map(|entry| Some((disk_of(&entry)?, entry))).collect();
     let (serial, model) = (text("serial"), text("model"));
     // Both or none: a name that grows when the model can be read would be another name.
     facts.identity = model.as_ref().zip(serial.as_ref()).filter(|_| !function.is_vf()).map(|(model, serial)| name_of(model, serial));

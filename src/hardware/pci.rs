@@ -3,7 +3,7 @@
 //! The names of links are read, never their targets: most of what a link leads to may be missing in a capture, and on
 //! a live machine a device can go between two calls. One bad function never fails the pass.
 
-use crate::domain::{Arrange, Device, Gather, PciAddress, PciFunction, Unread};
+use crate::domain::{Device, PciAddress, PciFunction, Unread};
 use crate::host::{Folder, HostRoot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -90,7 +90,7 @@ fn failed(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     match root.take_failures().first() {
         None => Scan::default(),
         Some(failure) => {
-            let functions = functions_of(former).into_iter().map(|(address, function)| (address, function.clone())).gather();
+            let functions = functions_of(former).into_iter().map(|(address, function)| (address, function.clone())).collect();
             Scan { functions, unread: Unread { functions: Some(failure.to_string()), ..Unread::default() } }
         }
     }
@@ -98,7 +98,7 @@ fn failed(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
 
 /// The functions of devices.
 fn functions_of(devices: &[Arc<Device>]) -> BTreeMap<PciAddress, &PciFunction> {
-    devices.iter().filter_map(|device| device.pci.as_deref()).map(|function| (function.address, function)).gather()
+    devices.iter().filter_map(|device| device.pci.as_deref()).map(|function| (function.address, function)).collect()
 }
 
 /// A physical function says which number a virtual one has. While they are made, it names them a moment before they
@@ -212,7 +212,7 @@ fn is_bare(folder: &Folder, uevent: &str) -> bool {
 fn virtfns<'a>(entries: impl Iterator<Item = &'a str>, link: &dyn Fn(&str) -> Option<String>) -> Numbered {
     let mut numbered: Numbered =
         entries.filter_map(|entry| Some((entry.strip_prefix("virtfn")?.parse().ok()?, link(entry)?.parse().ok()?))).collect();
-    numbered.arrange();
+    numbered.sort();
     numbered
 }
 

@@ -6,7 +6,7 @@
 
 use super::facts::{Facts, optional, required};
 use super::pci::folder;
-use crate::domain::{Gather, PciFunction};
+use crate::domain::PciFunction;
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,7 +37,7 @@ impl RdmaNodes {
 pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) -> Facts {
     let mut facts = Facts::default();
     let dir = folder(function.address);
-    let mut names: BTreeSet<String> = function.rdma.iter().filter_map(|device| all.0.get(device)).flatten().cloned().gather();
+    let mut names: BTreeSet<String> = function.rdma.iter().filter_map(|device| all.0.get(device)).flatten().cloned().collect();
     for class in CLASSES {
         names.extend(root.entries(&format!("{dir}/{class}")).into_iter().filter(|name| is_node(name)));
     }

@@ -6,8 +6,7 @@ pub use near::{NearMiss, Nearest, near_misses};
 
 use crate::contract;
 use crate::domain::{
-    Arrange, ContractKind, Device, DeviceClass, Gather, Object, Objects, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select,
-    Sharing,
+    ContractKind, Device, DeviceClass, Object, Objects, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec, Select, Sharing,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +24,7 @@ impl Selection {
     /// The resource of each selected device, by the device's key.
     #[must_use]
     pub fn resource_of(&self) -> BTreeMap<&str, &ResourceName> {
-        self.resources.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (device.key.as_str(), name))).gather()
+        self.resources.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (device.key.as_str(), name))).collect()
     }
 }
 
@@ -69,7 +68,7 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
             continue;
         }
         let mut mine = by_resource.remove(&spec.name).unwrap_or_default();
-        mine.arrange_by(|a, b| a.id.cmp(&b.id));
+        mine.sort_by(|a, b| a.id.cmp(&b.id));
         selection.resources.insert(spec.name.clone(), mine);
     }
     warn_of_nothing(devices, specs, &mut selection);
@@ -99,7 +98,7 @@ fn warn_of_wholes(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], host: &H
     let address = |device: &Device| device.pci.as_ref().map(|function| function.address);
     let is_offered = |device: &&Arc<Device>| chosen.contains_key(device.key.as_str());
     let cut = devices.iter().filter(is_offered).filter(|device| device.attribute("part").is_some());
-    let cut: BTreeSet<_> = cut.filter_map(|device| address(device)).gather();
+    let cut: BTreeSet<_> = cut.filter_map(|device| address(device)).collect();
     for device in devices {
         let Some(parts) = device.attribute("parts").filter(|_| !address(device).is_some_and(|whole| cut.contains(&whole))) else {
             continue;
@@ -239,7 +238,7 @@ fn common(objects: &[Object], other: &Device) -> String {
 /// its interface into a pod, it is left out as soon as it has virtual ones, whoever they are offered to.
 fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     let vfs = devices.iter().filter(|device| chosen.contains_key(device.key.as_str()));
-    let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).gather();
+    let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).collect();
     for device in devices {
         let (Some(function), Some(spec)) = (&device.pci, chosen.get(device.key.as_str())) else { continue };
         if names(spec, device) || matches!(spec.sharing, Sharing::Pool(_)) {
@@ -283,7 +282,7 @@ struct Host<'a>(BTreeMap<PciAddress, &'a Device>);
 impl<'a> Host<'a> {
     fn of(devices: &'a [Arc<Device>]) -> Self {
         let whole = devices.iter().filter(|device| device.attribute("part").is_none());
-        Host(whole.filter_map(|device| Some((device.pci.as_ref()?.address, &**device))).gather())
+        Host(whole.filter_map(|device| Some((device.pci.as_ref()?.address, &**device))).collect())
     }
 
     /// Whether a resource offers a device, were it the only resource. `named`: whose node it is, where it is one of `/dev`.

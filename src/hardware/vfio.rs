@@ -6,7 +6,7 @@
 use super::Scan;
 use super::facts::{Facts, optional, required};
 use super::pci::folder;
-use crate::domain::{Arrange, DeviceNode, PciAddress, PciFunction};
+use crate::domain::{DeviceNode, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ impl Groups {
             blocking.map(|member| format!("{} ({})", member.address, member.driver.as_deref().unwrap_or_default())),
         );
         let mut members: Vec<PciAddress> = others().map(|member| member.address).chain([function.address]).collect();
-        members.arrange();
+        members.sort();
         let members: Vec<String> = members.iter().map(ToString::to_string).collect();
         facts.note("iommu_group", function.iommu_group);
         facts.note("group_members", function.iommu_group.map(|_| members.join(",")));

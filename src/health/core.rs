@@ -19,7 +19,7 @@ use self::cases::{Cases, Verdicts, parents};
 use self::looks::{absent_health, ghost};
 use self::parting::{APART_FOR, Claim, LAST_LIST_FOR, keep_apart, overlaps};
 use crate::domain::{
-    AllocId, CheckResult, Complaint, Device, DeviceEvent, DeviceId, EventKind, Evidence, Gather, Grant, GrantedDevice, Health, Instruction,
+    AllocId, CheckResult, Complaint, Device, DeviceEvent, DeviceId, EventKind, Evidence, Grant, GrantedDevice, Health, Instruction,
     Inventory, Listed, Moment, Offered, Offering, Owed, PciAddress, Reason, ResourceName, ResourceSpec, Safeguard, Sharing, Signals,
     Verdict,
 };
@@ -106,7 +106,7 @@ impl Judge {
         self.broken.retain(|id, (_, at)| *at >= evidence.began.boot || is_unread(id));
         self.overlaps = overlaps(&evidence);
         let wholes = evidence.devices.values().filter(|device| device.attribute("part").is_none());
-        self.by_address = wholes.filter_map(|device| Some((device.pci.as_ref()?.address, device.id.clone()))).gather();
+        self.by_address = wholes.filter_map(|device| Some((device.pci.as_ref()?.address, device.id.clone()))).collect();
         self.evidence.replace(evidence).is_none()
     }
 
@@ -118,14 +118,14 @@ impl Judge {
         let held = held.ids.values().flat_map(BTreeMap::keys);
         let leaving = self.leaving.keys().map(|(_, id)| id);
         let absent = held.chain(leaving).map(|id| id.shared().unwrap_or_else(|| id.clone()));
-        let mut ids: BTreeSet<DeviceId> = selected.chain(absent).gather();
+        let mut ids: BTreeSet<DeviceId> = selected.chain(absent).collect();
         let above: Vec<DeviceId> = ids.iter().flat_map(|id| self.parents(id)).collect();
         ids.extend(above);
         // An adapter that has lost its RDMA device is another class of device to a scan; it is looked at as what it was.
         let is_other =
             |was: &&Arc<Device>| was.pci.is_some() && evidence.devices.get(&was.id).is_some_and(|found| found.class != was.class);
         let listed = self.inventory.resources.values().flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
-        let former: BTreeMap<&DeviceId, &Arc<Device>> = listed.filter(is_other).map(|was| (&was.id, was)).gather();
+        let former: BTreeMap<&DeviceId, &Arc<Device>> = listed.filter(is_other).map(|was| (&was.id, was)).collect();
         let devices = ids.iter().filter_map(|id| former.get(id).copied().or_else(|| evidence.devices.get(id)));
         devices.filter(|device| device.pci.is_some()).cloned().collect()
     }
@@ -158,7 +158,7 @@ impl Judge {
         // A bridge's driver comes and goes without a reset of what is below.
         let spreads = !matches!(event.kind, EventKind::Bound | EventKind::Unbound);
         let mut matters = false;
-        let probed: BTreeSet<DeviceId> = self.probed_devices(held).iter().map(|device| device.id.clone()).gather();
+        let probed: BTreeSet<DeviceId> = self.probed_devices(held).iter().map(|device| device.id.clone()).collect();
         for device in evidence.devices.values() {
             let Some(pci) = &device.pci else { continue };
             let is_it =
@@ -332,9 +332,9 @@ impl Judge {
         let selected = evidence.selected.get(&spec.name).into_iter().flatten();
         let devices = selected.filter_map(|id| evidence.devices.get(id));
         let mut offered: Vec<Offered> =
-            devices.map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) }).gather();
+            devices.map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) }).collect();
         if let Sharing::Pool(_) = spec.sharing {
-            offered = pool::pool(spec, &offered).into_iter().gather();
+            offered = pool::pool(spec, &offered).into_iter().collect();
             // An Allocate may have found it broken as a whole, and its check is that of the whole.
             for pool in offered.iter_mut().filter(|pool| pool.health.is_healthy()) {
                 let broken = self.broken.get(&pool.device.id).map(|(reason, _)| Health::Unhealthy(*reason));
@@ -345,7 +345,7 @@ impl Judge {
             let one = one.clone();
             spec.sharing.ids(&one.device.id).map(|id| (id, one.clone())).collect::<Vec<_>>()
         };
-        offered.iter().flat_map(shares).gather()
+        offered.iter().flat_map(shares).collect()
     }
 
     /// The health of an id of whose device a scan could not see anything: it is as it was.
@@ -375,11 +375,11 @@ impl Judge {
     ) -> BTreeMap<DeviceId, Arc<Device>> {
         let before = self.inventory.resources.get(&spec.name);
         let remembered = before.into_iter().flat_map(|offering| &offering.devices);
-        let mut absent: BTreeMap<_, _> = remembered.map(|(id, offered)| (id.clone(), Arc::clone(&offered.device))).gather();
+        let mut absent: BTreeMap<_, _> = remembered.map(|(id, offered)| (id.clone(), Arc::clone(&offered.device))).collect();
         for known in held.values().chain(self.earlier.get(&spec.name).into_iter().flat_map(|list| list.iter())) {
             absent.entry(known.id.clone()).or_insert_with(|| Arc::new(ghost(spec.class, known)));
         }
-        let other: BTreeSet<DeviceId> = offered.keys().cloned().gather();
+        let other: BTreeSet<DeviceId> = offered.keys().cloned().collect();
         absent.retain(|id, _| !other.contains(id));
         absent
     }

@@ -4,7 +4,7 @@
 //! stuck, and another thread goes on with the queue. A stuck device is not looked at again before its look has ended; so many
 //! threads may hang, and no more.
 
-use crate::domain::{Device, DeviceId, Gather, Moment, Signals};
+use crate::domain::{Device, DeviceId, Moment, Signals};
 use crate::host;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -107,7 +107,7 @@ impl Prober {
             }
         }
         self.go_on(&mut state);
-        state.looking.values().filter(|looking| looking.is_stuck).map(|looking| looking.device.id.clone()).gather()
+        state.looking.values().filter(|looking| looking.is_stuck).map(|looking| looking.device.id.clone()).collect()
     }
 
     /// Whether so many looks hang that nobody is looked at any more.

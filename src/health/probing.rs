@@ -2,7 +2,7 @@
 
 use super::actor::HealthActor;
 use super::prober::LOOK_DEADLINE;
-use crate::domain::{DeviceId, Gather, Source};
+use crate::domain::{DeviceId, Source};
 use crate::host;
 use actix::{AsyncContext, Context};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ impl HealthActor {
     /// Takes what has been seen, and gives up waiting for what takes too long.
     fn check_probes(&mut self, context: &mut Context<Self>) {
         let Some(prober) = &self.prober else { return };
-        let stuck: BTreeSet<DeviceId> = prober.check().into_iter().gather();
+        let stuck: BTreeSet<DeviceId> = prober.check().into_iter().collect();
         let is_busy = prober.is_busy();
         for device in stuck.difference(&self.stuck) {
             tracing::warn!(%device, deadline = ?LOOK_DEADLINE, "looking at the device does not end; others are looked at");
@@ -65,7 +65,7 @@ impl HealthActor {
         let no_privilege = |source| (source, "reading it needs a privilege that the daemon does not have".to_owned());
         let no_counters =
             (Source::Aer, "neither the devices nor the bridges above them count errors: the firmware keeps AER to itself".to_owned());
-        let off: BTreeMap<Source, String> = off.into_iter().map(no_privilege).chain((!self.has_counters).then_some(no_counters)).gather();
+        let off: BTreeMap<Source, String> = off.into_iter().map(no_privilege).chain((!self.has_counters).then_some(no_counters)).collect();
         self.config.judgement.send_if_modified(|judgement| {
             let before = judgement.off.clone();
             judgement.off.retain(|source, _| !matches!(source, Source::Aer | Source::ConfigSpace));

@@ -1,6 +1,6 @@
 //! What the log and the metrics are told of health.
 
-use crate::domain::{DeviceId, Gather, Health, Inventory, Offered, Offering, Reason, ResourceName, Verdicts};
+use crate::domain::{DeviceId, Health, Inventory, Offered, Offering, Reason, ResourceName, Verdicts};
 use crate::telemetry::metrics;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ pub(super) fn changes(before: &Inventory, after: &Inventory, verdicts: &Verdicts
             }
             continue;
         };
-        let was: BTreeMap<_, Health> = before.devices.iter().map(|(id, offered)| (id, offered.health)).gather();
+        let was: BTreeMap<_, Health> = before.devices.iter().map(|(id, offered)| (id, offered.health)).collect();
         for (id, offered) in &offering.devices {
             tell(name, id, was.get(id).copied(), offered, verdicts);
         }
@@ -34,7 +34,7 @@ fn failures<'a>(was: &BTreeMap<&DeviceId, Health>, offering: &'a Offering) -> BT
     let had = |id| was.get(id).is_some_and(|health| health.is_healthy());
     let failed = offering.devices.iter().filter(|(id, _)| had(*id));
     let reasons = failed.filter_map(|(_, offered)| Some((&offered.device.id, offered.health.reason()?)));
-    reasons.filter(|(_, reason)| !reason.is_of_hook()).gather()
+    reasons.filter(|(_, reason)| !reason.is_of_hook()).collect()
 }
 
 fn tell(resource: &ResourceName, id: &DeviceId, was: Option<Health>, offered: &Offered, verdicts: &Verdicts) {

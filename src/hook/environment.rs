@@ -1,6 +1,6 @@
 //! What a command is told, as environment variables.
 
-use crate::domain::{AllocId, Device, Gather, Phase, PodRef, ResourceName};
+use crate::domain::{AllocId, Device, Phase, PodRef, ResourceName};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub fn environment(occasion: &Occasion, host_root: &HostRoot) -> BTreeMap<String
         ("HOST_ROOT", host_root.path("").to_str().map(str::to_owned)),
     ];
     let known = variables.into_iter().filter_map(|(name, value)| Some((format!("HOLDFAST_{name}"), value?)));
-    known.chain([("PATH".to_owned(), PATH.to_owned())]).gather()
+    known.chain([("PATH".to_owned(), PATH.to_owned())]).collect()
 }
 
 #[cfg(test)]

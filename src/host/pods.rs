@@ -5,7 +5,7 @@
 //! hash of the manifest.
 
 use super::failure::{call, is_absence, is_dir};
-use crate::domain::{CgroupState, Gather, PodName};
+use crate::domain::{CgroupState, PodName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
@@ -79,7 +79,7 @@ impl PodCgroups {
             below = below.iter().flat_map(|mount| [mount.join(root), mount.join(&slices)]).collect();
         }
         let mut roots = BTreeSet::new();
-        let mut level: BTreeSet<PathBuf> = below.into_iter().gather();
+        let mut level: BTreeSet<PathBuf> = below.into_iter().collect();
         let mut budget = FOLDERS_MAX;
         'levels: for _ in 0..DEPTH_MAX {
             let mut next = BTreeSet::new();

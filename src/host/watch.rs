@@ -3,8 +3,6 @@
 //! inotify follows inodes, not paths: a directory that is removed and made again is another one, and one that is
 //! missing cannot be watched at all. So each wanted directory is watched where it exists, else its nearest existing
 //! ancestor; whatever moves there leads to another try, and the caller is told to look again.
-
-use crate::domain::Gather;
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -45,14 +43,14 @@ impl DirWatch {
         let inotify = Inotify::init()?;
         let watches = inotify.watches();
         let events = inotify.into_event_stream([0; 4096])?;
-        let mut this = DirWatch { events, watches, wanted: dirs.into_iter().gather(), watched: BTreeMap::new(), refused: BTreeSet::new() };
+        let mut this = DirWatch { events, watches, wanted: dirs.into_iter().collect(), watched: BTreeMap::new(), refused: BTreeSet::new() };
         this.rearm();
         Ok(this)
     }
 
     /// Watches other directories from now on.
     pub fn want(&mut self, dirs: impl IntoIterator<Item = PathBuf>) {
-        self.wanted = dirs.into_iter().gather();
+        self.wanted = dirs.into_iter().collect();
         self.rearm();
     }
 
@@ -81,7 +79,7 @@ impl DirWatch {
     /// path: the folder that this process is in.
     fn targets(&self) -> BTreeSet<PathBuf> {
         let nearest = |dir: &PathBuf| dir.ancestors().find(|path| path.is_dir() || path.as_os_str().is_empty()).map(Path::to_path_buf);
-        self.wanted.iter().filter_map(nearest).gather()
+        self.wanted.iter().filter_map(nearest).collect()
     }
 
     fn watch(&mut self, targets: &BTreeSet<PathBuf>) {

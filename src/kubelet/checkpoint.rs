@@ -10,7 +10,7 @@ pub use reader::{CheckpointReader, CheckpointUnread};
 
 use super::api;
 use super::proto::v1beta1::ContainerAllocateResponse;
-use crate::domain::{AllocId, Checkpoint, CheckpointEntry, ContainerEdits, DeviceId, Gather, KeptGrant, ResourceName, Timestamp};
+use crate::domain::{AllocId, Checkpoint, CheckpointEntry, ContainerEdits, DeviceId, KeptGrant, ResourceName, Timestamp};
 use crate::host::{open_to_read, read_whole};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -192,7 +192,7 @@ impl From<PodDeviceEntry> for Any {
             resource,
             pod_uid: entry.pod_uid,
             container: entry.container_name,
-            device_ids: entry.device_ids.into_iter().flatten().filter_map(|(_, ids)| ids).flatten().gather(),
+            device_ids: entry.device_ids.into_iter().flatten().filter_map(|(_, ids)| ids).flatten().collect(),
             alloc_id: entry.alloc_resp.as_deref().and_then(alloc_id),
         }))
     }

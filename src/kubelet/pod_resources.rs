@@ -12,7 +12,7 @@ use super::proto::podresources_v1::pod_resources_lister_client::PodResourcesList
 use super::proto::podresources_v1alpha1 as api_v1alpha1;
 use super::proto::podresources_v1alpha1::pod_resources_lister_client::PodResourcesListerClient as ClientV1Alpha1;
 use super::uds;
-use crate::domain::{DeviceId, Gather, ListedContainer, ListedPod, ResourceName};
+use crate::domain::{DeviceId, ListedContainer, ListedPod, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -136,7 +136,7 @@ fn listed(pod: api::PodResources) -> ListedPod {
     let devices = |found: Vec<api::ContainerDevices>| found.into_iter().map(|found| (found.resource_name, found.device_ids));
     let container = |found: api::ContainerResources| {
         // Of processors the kubelet has 0 and above.
-        let cpus = found.cpu_ids.into_iter().filter_map(|cpu| u32::try_from(cpu).ok()).gather();
+        let cpus = found.cpu_ids.into_iter().filter_map(|cpu| u32::try_from(cpu).ok()).collect();
         ListedContainer { name: found.name, devices: by_resource(devices(found.devices)), cpus }
     };
     ListedPod { namespace: pod.namespace, name: pod.name, containers: pod.containers.into_iter().map(container).collect() }

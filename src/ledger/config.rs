@@ -1,7 +1,7 @@
 //! What the ledger actor is built with.
 
 use super::core::{Ledger, ReleaseHooks};
-use crate::domain::{DeviceId, Due, Gather, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, ResourceSpec};
+use crate::domain::{DeviceId, Due, Grant, Inventory, Kept, KubeletGeneration, Plan, ResourceName, ResourceSpec};
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use crate::messages::{Forget, Mailbox};
@@ -62,7 +62,7 @@ impl LedgerConfig {
 /// Those of these resources that have a hook after release.
 pub fn release_hooks<'a>(specs: impl Iterator<Item = &'a Arc<ResourceSpec>>) -> ReleaseHooks {
     let with_hook = specs.filter(|spec| spec.hooks.after_release.is_some());
-    with_hook.map(|spec| (spec.name.clone(), spec.sharing)).gather()
+    with_hook.map(|spec| (spec.name.clone(), spec.sharing)).collect()
 }
 
 impl From<Recovered> for Ledger {

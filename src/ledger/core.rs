@@ -43,8 +43,8 @@ pub use self::reconcile::{ABSENCE_MIN, HANDED_ON, NEVER_STARTED, NEVER_STARTED_M
 pub use self::refusal::{Doubt, HOLDERS_MAX, Proof, Sight, doubt, held_as_other};
 
 use crate::domain::{
-    AllocId, Checkpoint, DeviceId, Entry, Gather, Gone, Grant, GrantedDevice, HookState, Inventory, Listed, Objects, Owed, ResourceName,
-    Verdicts, note_gone, note_hook, note_list, note_verdict,
+    AllocId, Checkpoint, DeviceId, Entry, Gone, Grant, GrantedDevice, HookState, Inventory, Listed, Objects, Owed, ResourceName, Verdicts,
+    note_gone, note_hook, note_list, note_verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -188,7 +188,7 @@ impl Ledger {
     /// The UIDs of the pods that hold something.
     #[must_use]
     pub fn pods(&self) -> BTreeSet<&str> {
-        self.grants().filter_map(|grant| grant.pod()).map(|pod| pod.uid.as_str()).gather()
+        self.grants().filter_map(|grant| grant.pod()).map(|pod| pod.uid.as_str()).collect()
     }
 
     /// One live grant.
@@ -246,7 +246,7 @@ impl Ledger {
         if inventory.resources.is_empty() {
             return Vec::new();
         }
-        let mut lists: Listed = self.listed.keys().map(|resource| (resource.clone(), Arc::default())).gather();
+        let mut lists: Listed = self.listed.keys().map(|resource| (resource.clone(), Arc::default())).collect();
         for (resource, offering) in &inventory.resources {
             let listed = offering.devices.iter().map(|(id, offered)| GrantedDevice {
                 id: id.clone(),

@@ -4,7 +4,7 @@
 use super::actor::LedgerActor;
 use super::core::{HeldBack, Passage, View, ended, owing, passage, undue};
 use super::observe::Looker;
-use crate::domain::{AllocId, Barred, CgroupState, Checkpoint, DeviceId, Entry, Gather, HookState, KubeletGeneration, OwedHook, PodName};
+use crate::domain::{AllocId, Barred, CgroupState, Checkpoint, DeviceId, Entry, HookState, KubeletGeneration, OwedHook, PodName};
 use crate::host;
 use crate::messages::{HookEnded, Pass};
 use crate::store::StoreError;
@@ -83,7 +83,7 @@ impl LedgerActor {
             self.held_back.extend(devices);
             self.publish_due();
         } else {
-            let devices: HeldBack = devices.gather();
+            let devices: HeldBack = devices.collect();
             self.held_back.retain(|device| !devices.contains(device));
         }
         match passage {

@@ -7,7 +7,7 @@
 use super::actor::{LedgerActor, lock};
 use super::config::LedgerConfig;
 use super::core::{rebuild, unheard_of};
-use crate::domain::{AllocId, Entry, Gather, KeptGrant};
+use crate::domain::{AllocId, Entry, KeptGrant};
 use crate::hardware;
 use crate::host;
 use crate::kubelet::checkpoint::CheckpointError;
@@ -74,7 +74,7 @@ fn lacking(config: &LedgerConfig) -> Result<Vec<KeptGrant>, Box<dyn Error + Send
         }
         store.past()?
     };
-    let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).gather();
+    let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).collect();
     // Entries of pods that have gone stay in the checkpoint until it is written again.
     let (released, forgotten_until) = past.look_up(&ids)?;
     Ok(unheard_of(kept, &released, forgotten_until))

@@ -2,7 +2,7 @@
 
 use super::config::LedgerConfig;
 use super::core::Agenda;
-use crate::domain::{AllocId, CgroupState, Checkpoint, Gather, Grant, KubeletGeneration, Moment, Observation, PodName};
+use crate::domain::{AllocId, CgroupState, Checkpoint, Grant, KubeletGeneration, Moment, Observation, PodName};
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
@@ -193,7 +193,7 @@ impl Looker {
         let checkpoint = self.checkpoint.read();
         let names = pods::names(&self.host_root).unwrap_or_default();
         let uids = wants.agenda.pods.iter().chain(names.keys());
-        let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).gather();
+        let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).collect();
         let Wants { kubelet, kubelet_settled, .. } = *wants;
         Observation { boot_id: self.boot_id.clone(), kubelet, kubelet_settled, checkpoint, pods: None, names, cgroups }
     }

@@ -3,7 +3,7 @@
 use super::core::{Doubt, HOLDERS_MAX, Ledger, Proof, Sight, Watchlist, doubt};
 use super::observe::Looker;
 use super::report;
-use crate::domain::{AllocId, Checkpoint, Gather, Grant, GrantState, Refusal, Refuse};
+use crate::domain::{AllocId, Checkpoint, Grant, GrantState, Refusal, Refuse};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub(super) fn unseen(ledger: &Ledger, grant: &Grant, looker: &Looker) -> Vec<Arc
     };
     let latest = |id| ledger.holders(&grant.resource, id).rev().take(HOLDERS_MAX).filter(is_unseen).take(ASKED_MAX);
     let unseen: BTreeMap<&AllocId, &Arc<Grant>> =
-        grant.devices.iter().flat_map(|device| latest(&device.id)).map(|holder| (&holder.alloc_id, holder)).gather();
+        grant.devices.iter().flat_map(|device| latest(&device.id)).map(|holder| (&holder.alloc_id, holder)).collect();
     unseen.into_values().cloned().collect()
 }
 

@@ -6,7 +6,7 @@
 
 use super::actor::{LedgerActor, lock};
 use super::core::rebuild;
-use crate::domain::{AllocId, Entry, Gather, KeptGrant, ResourceName};
+use crate::domain::{AllocId, Entry, KeptGrant, ResourceName};
 use crate::hardware;
 use crate::host;
 use crate::kubelet::checkpoint::{CheckpointError, CheckpointReader};
@@ -33,9 +33,9 @@ impl Handler<TakeOver> for LedgerActor {
         let (checkpoint, store) = (self.config.checkpoint.clone(), Arc::clone(&self.config.store));
         let read = move || {
             let kept = others(&checkpoint, &resources).map_err(|error| error.to_string())?;
-            let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).gather();
+            let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).collect();
             // One that was released may be in the checkpoint until it is written again. If it comes back, it is released again.
-            let live = || ids.iter().filter(|id| lock(&store).is_live(id)).cloned().gather();
+            let live = || ids.iter().filter(|id| lock(&store).is_live(id)).cloned().collect();
             let known = if ids.is_empty() { BTreeSet::new() } else { lock(&store).known_among(&ids).unwrap_or_else(|_| live()) };
             Ok((kept, known))
         };

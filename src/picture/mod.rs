@@ -15,7 +15,7 @@ mod tree;
 pub use fold::{Alike, Figure, Shown, fold};
 pub use tree::tree;
 
-use crate::domain::{Arrange, Device, DeviceClass, DeviceId, Grant, PciAddress, Timestamp};
+use crate::domain::{Device, DeviceClass, DeviceId, Grant, PciAddress, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -108,7 +108,7 @@ pub fn holders<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> BTreeMap<Devi
         }
     }
     holders.values_mut().for_each(|holders| {
-        holders.arrange();
+        holders.sort();
         holders.dedup();
     });
     holders

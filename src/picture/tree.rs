@@ -1,7 +1,7 @@
 //! Devices as a tree: NUMA nodes, host bridges, bridges, devices, and what is of a device.
 
 use super::{Cpus, Kind, Leaf, Part, Picture};
-use crate::domain::{Arrange, Gather, PciAddress};
+use crate::domain::PciAddress;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version of the document.
@@ -34,7 +34,7 @@ pub fn tree(leaves: impl IntoIterator<Item = Leaf>, cpus: &Cpus) -> Picture {
         }
     }
     let number = |part: &Part| part.name.as_ref().and_then(|name| name.parse::<u32>().ok()).unwrap_or(u32::MAX);
-    parts.arrange_by_key(|part| (part.kind == Kind::OffBus, number(part)));
+    parts.sort_by_key(|part| (part.kind == Kind::OffBus, number(part)));
     Picture { schema: SCHEMA, parts }
 }
 
@@ -42,7 +42,7 @@ pub fn tree(leaves: impl IntoIterator<Item = Leaf>, cpus: &Cpus) -> Picture {
 fn nest(leaves: Vec<Leaf>) -> Vec<Part> {
     let is_whole = |leaf: &&Leaf| leaf.part.is_none();
     let by_address = leaves.iter().filter(is_whole).filter_map(|leaf| Some((leaf.pci_address?.to_string(), leaf.id.clone())));
-    let wholes: BTreeMap<String, String> = by_address.chain(leaves.iter().map(|leaf| (leaf.id.clone(), leaf.id.clone()))).gather();
+    let wholes: BTreeMap<String, String> = by_address.chain(leaves.iter().map(|leaf| (leaf.id.clone(), leaf.id.clone()))).collect();
     let mut below: BTreeMap<String, Vec<Leaf>> = BTreeMap::new();
     let mut tops = Vec::new();
     for leaf in leaves {
@@ -53,7 +53,7 @@ fn nest(leaves: Vec<Leaf>) -> Vec<Part> {
     }
     fn part(leaf: Leaf, below: &mut BTreeMap<String, Vec<Leaf>>) -> Part {
         let mut parts: Vec<Part> = below.remove(&leaf.id).into_iter().flatten().map(|leaf| part(leaf, below)).collect();
-        parts.arrange_by_key(first);
+        parts.sort_by_key(first);
         Part { kind: Kind::Device, name: Some(leaf.name()), cpus: None, device: Some(leaf), parts }
     }
     tops.into_iter().map(|leaf| part(leaf, &mut below)).collect()
@@ -112,14 +112,14 @@ fn group(placed: Vec<(Vec<Place>, Part)>, depth: usize) -> Vec<Part> {
         };
         parts.push(Part { kind, name, cpus: None, device: None, parts: below });
     }
-    parts.arrange_by_key(first);
+    parts.sort_by_key(first);
     parts
 }
 
 /// Whether it is no more than one card, or one bridge: then what is above it says nothing.
 fn is_one_thing(parts: &[Part]) -> bool {
     let slot = |part: &Part| part.device.as_ref()?.pci_address.map(|address| PciAddress { function: 0, ..address });
-    let slots: BTreeSet<_> = parts.iter().map(slot).gather();
+    let slots: BTreeSet<_> = parts.iter().map(slot).collect();
     parts.len() < 2 || slots.len() == 1 && !slots.contains(&None)
 }
 

@@ -4,7 +4,7 @@ use super::attempt::{Attempted, Outcome, attempt, detach};
 use super::audit::{Audit, Healthy};
 use super::core::{Event, Machine, State};
 use super::sighting::{Looked, Looker};
-use crate::domain::{Gather, Inventory, KubeletGeneration, ResourceName, Stage};
+use crate::domain::{Inventory, KubeletGeneration, ResourceName, Stage};
 use crate::host;
 use crate::kubelet::api::negotiation::Spoken;
 use crate::kubelet::checkpoint::CheckpointReader;
@@ -183,7 +183,7 @@ impl Registration {
             last_registration_us: resource.took.and_then(|took| u64::try_from(took.as_micros()).ok()),
             api_version: resource.spoken.map(|spoken| spoken.version.name()),
         };
-        let all = self.resources.iter().map(|(name, resource)| (name.clone(), status(name, resource))).gather();
+        let all = self.resources.iter().map(|(name, resource)| (name.clone(), status(name, resource))).collect();
         self.config.status.send_if_modified(|published| {
             let changed = *published != all;
             *published = all;
@@ -217,7 +217,7 @@ impl Registration {
     fn ours(&self) -> Healthy {
         let inventory = self.config.inventory.borrow();
         let offered = self.registered().filter_map(|name| Some((name.clone(), inventory.resources.get(name)?.healthy())));
-        offered.gather()
+        offered.collect()
     }
 
     /// Looks at what the kubelet has, when that is due.

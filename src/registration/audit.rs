@@ -18,7 +18,7 @@
 //! (as it does for every list and every allocation), and once a minute in any case: another plugin with the same ids that
 //! leaves makes it stop the resource, and write nothing.
 
-use crate::domain::{Checkpoint, CheckpointEntry, DeviceId, Gather, ResourceName};
+use crate::domain::{Checkpoint, CheckpointEntry, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
@@ -55,7 +55,7 @@ impl Foreign {
             pod_uid: entry.pod_uid.clone(),
             container: entry.container.clone(),
         };
-        foreign.map(of_entry).gather()
+        foreign.map(of_entry).collect()
     }
 }
 

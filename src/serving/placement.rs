@@ -26,7 +26,7 @@
 mod tree;
 
 use crate::domain::topology::{Nearness, Placement};
-use crate::domain::{Device, DeviceId, Gather, Offering};
+use crate::domain::{Device, DeviceId, Offering};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ pub fn choose_beside(
     if ids.len() < size {
         return Err(Unanswerable::TooFew { size, available: ids.len() });
     }
-    let company: BTreeMap<&DeviceId, &Device> = company.iter().map(|device| (&device.id, &**device)).gather();
+    let company: BTreeMap<&DeviceId, &Device> = company.iter().map(|device| (&device.id, &**device)).collect();
     let tree = Tree::new(offering, &company, &ids, &must);
     let policy = Policy { placement: offering.spec.placement, company_first: company.len() >= size };
     let chosen = tree.choose(policy, size);

@@ -4,7 +4,7 @@
 //! has ended: the kubelet still feeds on it, and its early end would cut the newer one off.
 
 use super::connections::{Connection, Connections};
-use crate::domain::{Gather, ResourceName};
+use crate::domain::ResourceName;
 use crate::host::{self, peer::TrustedListener, private};
 use crate::messages::RegistrationNumber;
 use crate::telemetry::metrics;
@@ -169,7 +169,7 @@ impl Sockets {
         // In the order of their numbers, so a later one takes the place of an earlier one.
         let table = self.table();
         let name = |socket: &Socket| Some(socket.path.file_name()?.to_str()?.to_owned());
-        table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), name(socket)?))).gather()
+        table.iter().filter_map(|((resource, _), socket)| Some((resource.clone(), name(socket)?))).collect()
     }
 
     /// What the kubelet has open here, to be handed on.

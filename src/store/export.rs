@@ -5,7 +5,7 @@ use super::recovery::{LivePayloads, Notes, decode_grant};
 use super::replay::Fold;
 use super::shelver::PendingReader;
 use super::{Store, StoreError, journal};
-use crate::domain::{AllocId, Arrange, DeviceId, Grant, Listed, Owed, Timestamp, Verdicts};
+use crate::domain::{AllocId, DeviceId, Grant, Listed, Owed, Timestamp, Verdicts};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -79,7 +79,7 @@ fn released_in_journal(state_dir: &Path, take: &mut impl FnMut(Grant) -> bool) -
             read => read?,
         }
         let mut released = fold.take_released();
-        released.arrange_by(|(one, _), (other, _)| other.cmp(one));
+        released.sort_by(|(one, _), (other, _)| other.cmp(one));
         if !released.into_iter().all(|(_, grant)| take(grant)) {
             return Ok(());
         }

@@ -7,7 +7,7 @@ use super::layout::journal_dir;
 use super::recovery::{self, LivePayloads, Truth, encode, encode_live};
 use super::replay::Fold;
 use super::{RecoveryReport, StoreError};
-use crate::domain::{AllocId, DeviceId, Entry, Gather, Grant, GrantState, HookState, OwedHook, ResourceName};
+use crate::domain::{AllocId, DeviceId, Entry, Grant, GrantState, HookState, OwedHook, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,8 +67,8 @@ impl Before {
             complete_from: fold.complete_from,
             last: fold.last,
             is_broken: fold.is_broken(),
-            known: fold.grants.keys().chain(released).cloned().gather(),
-            hooks: fold.owed.keys().cloned().gather(),
+            known: fold.grants.keys().chain(released).cloned().collect(),
+            hooks: fold.owed.keys().cloned().collect(),
         }
     }
 
@@ -151,7 +151,7 @@ pub(super) fn catch_up(
     beat: impl Fn(),
 ) -> Result<(), StoreError> {
     let found_grants: BTreeSet<&AllocId> =
-        found.iter().filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&grant.alloc_id) } else { None }).gather();
+        found.iter().filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&grant.alloc_id) } else { None }).collect();
     for (seq, grant) in truth.released.values() {
         retire(shelf, image, *seq, grant)?;
         beat();
@@ -172,7 +172,7 @@ pub(super) fn catch_up(
         }
     }
     let found_names: BTreeSet<&String> =
-        found.iter().filter_map(|entry| if let Entry::Named { key, .. } = entry { Some(key) } else { None }).gather();
+        found.iter().filter_map(|entry| if let Entry::Named { key, .. } = entry { Some(key) } else { None }).collect();
     for key in image.names.keys().filter(|key| !truth.names.contains_key(*key) && !found_names.contains(key)) {
         shelf.forget_name(key)?;
     }

@@ -12,7 +12,7 @@ use super::StoreError;
 use super::codec;
 use super::direct::Direct;
 use super::layout::{note, sync_data, sync_directory};
-use crate::domain::{Arrange, Durability};
+use crate::domain::Durability;
 use crate::host::{self, private};
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
@@ -315,7 +315,7 @@ pub(super) fn segments(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
             found.push((first, path));
         }
     }
-    found.arrange();
+    found.sort();
     Ok(found)
 }
 

@@ -2,7 +2,7 @@
 
 use super::StoreError;
 use super::error::wants_room;
-use crate::domain::{Arrange, Timestamp};
+use crate::domain::Timestamp;
 use crate::host::{self, private};
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, Read as _};
@@ -169,7 +169,7 @@ pub(super) fn moved_aside(state_dir: &Path) -> Vec<PathBuf> {
     let inside = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     let all = inside(state_dir.to_owned()).chain(inside(journal_dir(state_dir)));
     let mut found: Vec<PathBuf> = all.filter(|path| path.to_string_lossy().contains(".quarantine")).collect();
-    found.arrange();
+    found.sort();
     found
 }
 

@@ -60,7 +60,7 @@ use self::layout::Lock;
 use self::recovery::{LivePayloads, Notes, decode_grant, encode};
 use self::shelver::Shelver;
 use crate::domain::{
-    AllocId, DeviceId, Durability, Entry, Gather, Gone, Grant, Kept, Listed, Owed, Verdicts, note_gone, note_hook, note_list, note_verdict,
+    AllocId, DeviceId, Durability, Entry, Gone, Grant, Kept, Listed, Owed, Verdicts, note_gone, note_hook, note_list, note_verdict,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -247,7 +247,7 @@ impl Store {
     /// # Errors
     /// When the query database fails: then nobody knows what was released.
     pub fn known_among(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
-        let mut known: BTreeSet<AllocId> = ids.iter().filter(|id| self.is_live(id)).cloned().gather();
+        let mut known: BTreeSet<AllocId> = ids.iter().filter(|id| self.is_live(id)).cloned().collect();
         if known.len() < ids.len() {
             match self.past().and_then(|past| past.look_up(ids)) {
                 Ok((released, _)) => known.extend(released),

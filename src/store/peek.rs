@@ -6,7 +6,7 @@ use super::database::{Image, Shelf};
 use super::layout::{copy_directory, database_to_read, is_there, journal_dir, peek_confirmed, scratch};
 use super::replay::Fold;
 use super::{Recovered, RecoveryReport, StoreError, journal, opening, recovery};
-use crate::domain::{AllocId, Arrange, Gather, Grant, GrantState, Timestamp};
+use crate::domain::{AllocId, Grant, GrantState, Timestamp};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -27,7 +27,7 @@ pub fn peek(state_dir: &Path) -> Result<Recovered, StoreError> {
     Ok(Recovered {
         owed: truth.owed(),
         grants: truth.live.into_values().map(|(_, grant)| grant).collect(),
-        names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).gather(),
+        names: truth.names.into_iter().map(|(key, (_, id))| (key, id)).collect(),
         listed: truth.listed,
         verdicts: truth.verdicts,
         gone: truth.gone,
@@ -66,12 +66,12 @@ pub fn peek_history(state_dir: &Path) -> Result<History, StoreError> {
         Err(error) => (Default::default(), Some(error)),
     };
     let told = fold.grants.into_values().map(|(_, grant)| grant).filter(|grant| !grant.is_live());
-    let all: BTreeMap<AllocId, Grant> = shelved.into_iter().chain(told).map(|grant| (grant.alloc_id.clone(), grant)).gather();
+    let all: BTreeMap<AllocId, Grant> = shelved.into_iter().chain(told).map(|grant| (grant.alloc_id.clone(), grant)).collect();
     let mut newest_first: Vec<Grant> = all.into_values().collect();
     let released_at =
         |grant: &Grant| if let GrantState::Released { released_at, .. } = grant.state { released_at } else { grant.granted_at };
     // As the database has them.
-    newest_first.arrange_by(|one, other| (released_at(other), &other.alloc_id).cmp(&(released_at(one), &one.alloc_id)));
+    newest_first.sort_by(|one, other| (released_at(other), &other.alloc_id).cmp(&(released_at(one), &one.alloc_id)));
     Ok(History { released: newest_first, forgotten_until, problem })
 }
 

@@ -14,7 +14,7 @@ use super::database::Image;
 use super::desk::damaged;
 use super::journal::Journal;
 use super::replay::{Fold, OwedAt};
-use crate::domain::{AllocId, DeviceId, Entry, Gather, Gone, Grant, GrantState, Listed, Owed, Timestamp, Verdict, Verdicts, note_hook};
+use crate::domain::{AllocId, DeviceId, Entry, Gone, Grant, GrantState, Listed, Owed, Timestamp, Verdict, Verdicts, note_hook};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -186,7 +186,7 @@ pub(super) fn merge(
         .iter()
         .filter(|(id, (seq, _))| !image.live.contains_key(*id) && (broken || *seq <= image.applied))
         .map(|(id, _)| id.clone())
-        .gather();
+        .collect();
     let mut applied = image.applied;
     if !doubtful.is_empty() {
         let released = released_in_history(&doubtful);
@@ -228,7 +228,7 @@ fn merge_notes(truth: &mut Truth, image: &Image, may_be_lost: impl Fn(u64) -> bo
 fn missing(gaps: &[(u64, u64)], image: &Image, applied: u64) -> u64 {
     let (live, names, hooks) = (image.live.values(), image.names.values(), image.hooks.values());
     let notes = names.map(|(seq, _)| *seq).chain(hooks.map(|(seq, _)| *seq));
-    let in_database: BTreeSet<u64> = live.map(|(seq, _)| *seq).chain(notes).gather();
+    let in_database: BTreeSet<u64> = live.map(|(seq, _)| *seq).chain(notes).collect();
     let gone = |(from, to): &(u64, u64)| {
         let from = (*from).max(applied + 1);
         (*to + 1).saturating_sub(from) - in_database.range(from..=(*to).max(from)).filter(|seq| **seq <= *to).count() as u64
@@ -283,7 +283,7 @@ pub(super) struct Notes {
 impl Notes {
     /// Forgets devices. Returns the keys of their names.
     pub(super) fn forget(&mut self, devices: &[DeviceId]) -> Vec<String> {
-        let devices: BTreeSet<&DeviceId> = devices.iter().gather();
+        let devices: BTreeSet<&DeviceId> = devices.iter().collect();
         let keys: Vec<String> = self.names.iter().filter(|(_, id)| devices.contains(id)).map(|(key, _)| key.clone()).collect();
         keys.iter().for_each(|key| drop(self.names.remove(key)));
         for device in devices {
@@ -294,7 +294,7 @@ impl Notes {
     }
 
     pub(super) fn of(truth: &Truth) -> Self {
-        let names = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).gather();
+        let names = truth.names.iter().map(|(key, (_, id))| (key.clone(), id.clone())).collect();
         Notes { names, listed: truth.listed.clone(), owed: truth.owed(), verdicts: truth.verdicts.clone(), gone: truth.gone.clone() }
     }
 

@@ -9,7 +9,7 @@ use super::journal::{self, HEADER_BYTES_MAX, MAGIC};
 use super::layout::{journal_dir, peek_confirmed};
 use super::{OLD_SEGMENTS_MAX, StoreError};
 use crate::domain::{
-    AllocId, DeviceId, Entry, Gather, Gone, Grant, GrantState, HookState, Listed, OwedHook, ResourceName, Verdicts, note_gone, note_list,
+    AllocId, DeviceId, Entry, Gone, Grant, GrantState, HookState, Listed, OwedHook, ResourceName, Verdicts, note_gone, note_list,
     note_verdict,
 };
 use crate::host;
@@ -324,7 +324,7 @@ impl Fold {
 
 impl Fold {
     fn forget(&mut self, devices: &[DeviceId]) {
-        let devices: BTreeSet<&DeviceId> = devices.iter().gather();
+        let devices: BTreeSet<&DeviceId> = devices.iter().collect();
         self.names.retain(|_, (_, id)| !devices.contains(id));
         self.verdicts.retain(|id, _| !devices.contains(id));
         self.gone.retain(|id, _| !devices.contains(id));

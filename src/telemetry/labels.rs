@@ -7,7 +7,7 @@
 //! A label says what the node has and not how that is at the moment: it changes when a device comes or goes, not with its health, so
 //! that pods are not placed by the weather.
 
-use crate::domain::{Device, DeviceId, Gather, Inventory, Offering};
+use crate::domain::{Device, DeviceId, Inventory, Offering};
 use std::collections::BTreeMap;
 
 /// The file's name.
@@ -38,7 +38,7 @@ pub fn features(inventory: &Inventory) -> String {
 /// How many devices there are, and what all of them have in common.
 fn of_resource(offering: &Offering) -> Vec<(&'static str, String)> {
     let devices: BTreeMap<&DeviceId, &Device> =
-        offering.devices.values().map(|offered| (&offered.device.id, offered.device.as_ref())).gather();
+        offering.devices.values().map(|offered| (&offered.device.id, offered.device.as_ref())).collect();
     if devices.is_empty() {
         return Vec::new();
     }

@@ -4,8 +4,8 @@ use super::super::ending::Frozen;
 use super::super::{App, Settings, StartError};
 use super::start_when_free;
 use super::wire::{Heard, PROTOCOL, Peer, Word, socket_path};
+use crate::domain::ResourceName;
 use crate::domain::limits::ConnectionLimits;
-use crate::domain::{Gather, ResourceName};
 use crate::host;
 use crate::host::peer::TrustedListener;
 use crate::serving::Sockets;
@@ -233,7 +233,7 @@ async fn converse(
 /// Where the names of files lead, in our own directory only.
 fn below(directory: &Path, names: BTreeMap<ResourceName, String>) -> BTreeMap<ResourceName, PathBuf> {
     let is_plain = |name: &str| Path::new(name).file_name().is_some_and(|file| file == name);
-    names.into_iter().filter(|(_, name)| is_plain(name)).map(|(resource, name)| (resource, directory.join(name))).gather()
+    names.into_iter().filter(|(_, name)| is_plain(name)).map(|(resource, name)| (resource, directory.join(name))).collect()
 }
 
 /// Starts anew in this process; what still waits, and the kubelet, go to the new start.

@@ -2,7 +2,7 @@
 
 use super::kubelet_since;
 use crate::app::{DeviceReport, Problem, ResourceReport, Status, verdict};
-use crate::domain::{Arrange, Grant, Timestamp};
+use crate::domain::{Grant, Timestamp};
 use crate::picture::Holder;
 use crate::picture::markup::escape;
 use std::fmt::Write;
@@ -242,7 +242,7 @@ fn events(facts: &Facts<'_>) -> String {
         let (count, to) = (grant.devices.len(), Holder::of(grant).in_words().replace('`', "'"));
         (grant.granted_at, format!("{count} × {} granted to {to}", grant.resource))
     }));
-    events.arrange_by(|a, b| b.cmp(a));
+    events.sort_by(|a, b| b.cmp(a));
     let rows: Vec<_> = events.into_iter().take(EVENTS_MAX).map(|(at, what)| vec![at.to_seconds(), prose(&what)]).collect();
     table(&["when", "=what"], &rows, "holdfast history")
 }

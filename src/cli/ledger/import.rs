@@ -6,9 +6,7 @@ use crate::config::Config;
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::progress::Progress;
 use crate::console::text::Text;
-use crate::domain::{
-    AllocId, DeviceId, Durability, Entry, Gather, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp, Verdicts,
-};
+use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp, Verdicts};
 use crate::host;
 use crate::store::{Recovered, Store, keep_private};
 use serde::{Deserialize, Serialize};
@@ -91,7 +89,7 @@ pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
     if !recovered.report.is_clean() {
         eprintln(format_args!("holdfast: the ledger was damaged: {}", recovered.report));
     }
-    let ids: BTreeSet<_> = import.grants.keys().cloned().gather();
+    let ids: BTreeSet<_> = import.grants.keys().cloned().collect();
     let released = store.history(usize::MAX, |grant| ids.contains(&grant.alloc_id))?;
     let (entries, done) = plan(import, &recovered, &released, retention, when::now()).map_err(refused)?;
     let progress = Progress::uncounted("writing what was imported");
@@ -143,7 +141,7 @@ fn plan(
     now: Timestamp,
 ) -> Result<(Vec<Entry>, Done), String> {
     let Import { names, listed, owed, verdicts, grants } = import;
-    let known: BTreeMap<&AllocId, &Grant> = recovered.grants.iter().chain(released).map(|grant| (&grant.alloc_id, grant)).gather();
+    let known: BTreeMap<&AllocId, &Grant> = recovered.grants.iter().chain(released).map(|grant| (&grant.alloc_id, grant)).collect();
     let (mut entries, mut conflicts, mut done) = (Vec::new(), Vec::new(), Done { schema: 1, ..Done::default() });
     for (key, id) in names {
         match recovered.names.get(&key) {

@@ -9,7 +9,6 @@ mod ledger;
 mod runtime;
 
 use super::{Facts, Finding, Level, Report};
-use crate::domain::Arrange;
 
 /// One check.
 #[derive(Debug)]
@@ -65,7 +64,7 @@ pub fn examine(facts: &Facts) -> Report {
         }
     }
     // The order of the checks stays within a level.
-    findings.arrange_by_key(|finding| finding.level);
+    findings.sort_by_key(|finding| finding.level);
     Report { schema: 1, version: env!("CARGO_PKG_VERSION"), findings, unknown }
 }
 

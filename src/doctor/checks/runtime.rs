@@ -5,7 +5,6 @@
 
 use super::super::codes::{CDI_DIRECTORY_MISSING, CDI_DIRECTORY_UNREAD, CDI_OFF};
 use super::super::{Cdi, ContainerdFile, Facts, Finding};
-use crate::domain::Gather;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -50,7 +49,7 @@ fn is_off(file: &ContainerdFile, cdi: &Cdi) -> Option<Finding> {
 fn unread(cdi: &Cdi) -> Option<Finding> {
     let told = cdi.containerd.iter().filter_map(|file| file.cdi_spec_dirs.as_ref()).chain(&cdi.crio_dirs);
     let is_read = |dirs: &BTreeSet<PathBuf>| dirs.iter().any(|dir| is_same(dir, &cdi.directory));
-    let usual: BTreeSet<PathBuf> = USUAL.iter().map(PathBuf::from).gather();
+    let usual: BTreeSet<PathBuf> = USUAL.iter().map(PathBuf::from).collect();
     let has_runtime = !cdi.containerd.is_empty() || cdi.crio_dirs.is_some();
     let dirs = told.clone().find(|dirs| !is_read(dirs)).cloned().or_else(|| {
         let is_unusual = has_runtime && told.count() == 0 && !is_read(&usual);

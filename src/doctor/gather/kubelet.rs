@@ -3,7 +3,6 @@
 use super::super::{Facts, Is, Kubelet, Listing};
 use super::mounts::{mount_of, mounts};
 use super::{Found, Ground, QUESTION, ask};
-use crate::domain::Gather;
 use crate::host::{self, HostRoot};
 use crate::kubelet::checkpoint;
 use crate::kubelet::pod_resources::{PodResources, PodResourcesError};
@@ -124,7 +123,7 @@ pub(super) fn listing(ground: &Ground) -> Found {
     });
     let mut is_old = false;
     let allocatable = allocatable.flatten().map(|answer| match answer {
-        Ok(Ok(found)) => Ok(found.into_iter().map(|(name, ids)| (name.to_string(), ids.len())).gather()),
+        Ok(Ok(found)) => Ok(found.into_iter().map(|(name, ids)| (name.to_string(), ids.len())).collect()),
         Ok(Err(PodResourcesError::Refused { status, .. })) => {
             is_old = status.code() == tonic::Code::Unimplemented;
             Err(format!("the kubelet refuses GetAllocatableResources: {}", status.message()))

@@ -2,7 +2,6 @@
 
 use super::super::{Cdi, ContainerdFile, Facts};
 use super::{Found, Ground};
-use crate::domain::Gather;
 use crate::host::HostRoot;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -52,5 +51,5 @@ fn at<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Value> {
 }
 
 fn directories(value: &Value) -> Option<BTreeSet<PathBuf>> {
-    Some(value.as_array()?.iter().filter_map(Value::as_str).map(PathBuf::from).gather())
+    Some(value.as_array()?.iter().filter_map(Value::as_str).map(PathBuf::from).collect())
 }

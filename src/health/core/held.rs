@@ -1,7 +1,7 @@
 //! Who holds what, as the judge needs it.
 
 use super::parting::Claim;
-use crate::domain::{AllocId, DeviceId, Gather, Grant, GrantedDevice, ResourceName};
+use crate::domain::{AllocId, DeviceId, Grant, GrantedDevice, ResourceName};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -42,5 +42,5 @@ pub(crate) fn held<'a>(grants: impl Iterator<Item = &'a Grant>) -> Held {
 pub(crate) fn holders(grants: &[Arc<Grant>], device: &DeviceId) -> Vec<AllocId> {
     let is_it = |id: &DeviceId| id == device || id.shared().as_ref() == Some(device);
     let holding = grants.iter().filter(|grant| grant.devices.iter().any(|held| is_it(&held.id)));
-    holding.map(|grant| grant.alloc_id.clone()).gather()
+    holding.map(|grant| grant.alloc_id.clone()).collect()
 }

@@ -2,15 +2,15 @@
 
 use super::{Judge, pool};
 use crate::domain::{
-    Attributes, Complaint, Device, DeviceClass, DeviceId, Evidence, Gather, GrantedDevice, Health, Moment, Reason, ResourceSpec, Sharing,
+    Attributes, Complaint, Device, DeviceClass, DeviceId, Evidence, GrantedDevice, Health, Moment, Reason, ResourceSpec, Sharing,
 };
 use std::collections::BTreeSet;
 
 impl Judge {
     /// What the evidence says of the devices that are offered, and of those above them.
     pub(super) fn look_at_selected(&mut self, evidence: &Evidence) {
-        let selected: BTreeSet<&DeviceId> = evidence.selected.values().flatten().gather();
-        let above: BTreeSet<DeviceId> = selected.iter().flat_map(|id| self.parents(id)).gather();
+        let selected: BTreeSet<&DeviceId> = evidence.selected.values().flatten().collect();
+        let above: BTreeSet<DeviceId> = selected.iter().flat_map(|id| self.parents(id)).collect();
         for id in above.iter().filter(|id| !selected.contains(*id)) {
             self.cases.scanned(id, true, evidence.began, BTreeSet::new());
         }
@@ -25,7 +25,7 @@ impl Judge {
             let broken =
                 self.broken.get(&device.id).map(|(reason, _)| Complaint { reason: *reason, detail: "found by an Allocate".into() });
             let at = self.broken.get(&device.id).map_or(evidence.began, |(_, at)| Moment { boot: *at, ..evidence.began });
-            self.cases.scanned(&device.id, device.pci.is_some(), at, found.into_iter().chain(broken).gather());
+            self.cases.scanned(&device.id, device.pci.is_some(), at, found.into_iter().chain(broken).collect());
         }
     }
 
@@ -39,7 +39,7 @@ impl Judge {
         if !is_of_pool && !is_offered {
             let reason = health.reason().filter(|reason| *reason != Reason::Deselected);
             let complaints = reason.map(|reason| complaint(reason, found, evidence));
-            self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().gather());
+            self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().collect());
         }
         // What it suffers from says more than that it is not selected: an adapter without its RDMA device is no adapter any more.
         match health {

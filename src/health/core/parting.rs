@@ -8,9 +8,7 @@
 //! id: `domain/object.rs` has the rule.
 
 use super::{Held, Judge, Rules};
-use crate::domain::{
-    Device, DeviceId, Evidence, Gather, Health, Object, Objects, Offering, Owed, Reason, ResourceName, ResourceSpec, share,
-};
+use crate::domain::{Device, DeviceId, Evidence, Health, Object, Objects, Offering, Owed, Reason, ResourceName, ResourceSpec, share};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +56,7 @@ impl Judge {
     pub(super) fn judged(&self) -> (Vec<Arc<ResourceSpec>>, usize) {
         let mut specs: Vec<Arc<ResourceSpec>> = self.specs.iter().filter(|spec| !spec.is_orphan()).cloned().collect();
         let planned = specs.len();
-        let mut names: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).gather();
+        let mut names: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
         let listed = self.inventory.resources.values().map(|offering| &offering.spec);
         // As it was in the list, before what is known of it when it never was.
         for spec in listed.chain(self.specs.iter()) {
@@ -85,7 +83,7 @@ impl Judge {
         let is_checked = |name: &ResourceName| self.specs.iter().any(|spec| spec.name == *name && spec.hooks.check.is_some());
         let former = self.inventory.resources.iter().filter(|(name, _)| !is_checked(name));
         let devices: BTreeSet<DeviceId> =
-            former.flat_map(|(_, offering)| offering.devices.values().map(|offered| offered.device.id.clone())).gather();
+            former.flat_map(|(_, offering)| offering.devices.values().map(|offered| offered.device.id.clone())).collect();
         self.cases.forget_checks(&devices);
     }
 }

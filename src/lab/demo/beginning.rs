@@ -3,7 +3,7 @@
 use super::stage::{all_run, answered, held_by_grants, held_by_kubelet, offered, pods, recorded};
 use super::{Chapter, Stop, Story, ms};
 use crate::app::control_get;
-use crate::domain::{DeviceId, Gather, Grant, Inventory, Offering, ResourceName};
+use crate::domain::{DeviceId, Grant, Inventory, Offering, ResourceName};
 use crate::lab::sim::hardware::{ADAPTERS, GPUS, VFS_PER_ADAPTER};
 use crate::lab::sim::kubelet::{EventKind, PodSpec, View};
 use crate::registration::ResourceStatus;
@@ -32,7 +32,7 @@ impl Story {
         }
 
         let counts = self.stage.resources().into_iter().zip(DEVICES);
-        let expected: BTreeMap<_, _> = counts.map(|(name, count)| (name.clone(), format!("{name}: {count} healthy"))).gather();
+        let expected: BTreeMap<_, _> = counts.map(|(name, count)| (name.clone(), format!("{name}: {count} healthy"))).collect();
         let expected = expected.into_values().collect::<Vec<_>>().join("\n");
         let seen = self.stage.daemon_shows(&inventory, &expected, |inventory: &Arc<Inventory>| offered(inventory)).await;
         self.screen.claim("every device is found once and is healthy; physical functions and bridges are not offered", expected, seen)?;
@@ -52,7 +52,7 @@ impl Story {
             let registered = registrations.iter().filter(|(_, status)| status.registered);
             registered.map(|(name, _)| name.to_string()).collect::<Vec<_>>().join("\n")
         };
-        let names: BTreeMap<_, _> = self.stage.resources().into_iter().map(|name| (name, name.to_string())).gather();
+        let names: BTreeMap<_, _> = self.stage.resources().into_iter().map(|name| (name, name.to_string())).collect();
         let names = names.into_values().collect::<Vec<_>>().join("\n");
         let (seen, registered) = tokio::join!(
             self.stage.kubelet_shows(&expected, |view| self.stage.capacities(view)),
@@ -152,7 +152,7 @@ impl Story {
         let inventory = self.stage.daemon()?.views.inventory.borrow().clone();
         let offering = inventory.resources.get(&self.stage.gpu);
         let nodes = ids.iter().filter_map(|id| offering?.devices.get(id)).map(|offered| offered.device.numa_nodes.clone());
-        Ok(nodes.gather::<std::collections::BTreeSet<_>>().len())
+        Ok(nodes.collect::<std::collections::BTreeSet<_>>().len())
     }
 }
 

@@ -4,7 +4,7 @@ use super::beginning::{DEVICES, lines};
 use super::stage::{all_run, held_by_grants, held_by_kubelet, holder, pods};
 use super::{Chapter, Stop, Story, ms};
 use crate::console::table::Table;
-use crate::domain::{Arrange, DeviceId, Durability, Entry, Grant, GrantState, ResourceName, Timestamp};
+use crate::domain::{DeviceId, Durability, Entry, Grant, GrantState, ResourceName, Timestamp};
 use crate::lab::sim::kubelet::{EventKind, PodSpec, View};
 use crate::store::Store;
 use std::collections::BTreeMap;
@@ -150,7 +150,7 @@ fn facts(grants: Result<Vec<Grant>, impl fmt::Display>) -> String {
 }
 
 fn facts_of(mut grants: Vec<Grant>) -> String {
-    grants.arrange_by(|a, b| a.alloc_id.cmp(&b.alloc_id));
+    grants.sort_by(|a, b| a.alloc_id.cmp(&b.alloc_id));
     let of = |grant: &Grant| {
         let ids: Vec<&str> = grant.devices.iter().map(|device| device.id.as_str()).collect();
         format!("{} {} {} {}", grant.alloc_id, grant.state_name(), holder(grant), ids.join(" "))

@@ -3,7 +3,7 @@
 use super::beginning::{DEVICES, lines};
 use super::stage::{all_run, answered, held_by_kubelet, pods, recorded};
 use super::{Chapter, Stop, Story, ms};
-use crate::domain::{DeviceId, Gather, Health, Inventory, ResourceName};
+use crate::domain::{DeviceId, Health, Inventory, ResourceName};
 use crate::lab::sim::hardware::GPUS;
 use crate::lab::sim::kubelet::{EventKind, PodSpec, View};
 use crate::messages::{Crash, Reconcile, Retire};
@@ -207,7 +207,7 @@ fn allocates(view: &View<'_>, from: usize) -> usize {
 fn stream_ends(view: &View<'_>, from: usize) -> String {
     let is_end = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { .. } | EventKind::Disconnected { .. });
     let ends = view.events().iter().skip(from).filter(|event| is_end(&event.kind));
-    let resources: BTreeSet<&ResourceName> = ends.filter_map(|event| event.kind.resource()).gather();
+    let resources: BTreeSet<&ResourceName> = ends.filter_map(|event| event.kind.resource()).collect();
     resources.iter().map(|resource| format!("{resource}: its stream ended")).collect::<Vec<_>>().join("\n")
 }
 

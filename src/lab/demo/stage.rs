@@ -7,7 +7,7 @@ use super::daemon::Daemon;
 use super::{Chapter, Options, Stop};
 use crate::app::Settings;
 use crate::config::{self, Roots};
-use crate::domain::{Gather, Grant, Inventory, ResourceName};
+use crate::domain::{Grant, Inventory, ResourceName};
 use crate::kubelet::checkpoint;
 use crate::lab::sim::hardware::SimNode;
 use crate::lab::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec, View};
@@ -259,6 +259,6 @@ pub(super) fn recorded<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> Strin
 }
 
 fn granted_line(resource: &ResourceName, ids: impl Iterator<Item = String>) -> String {
-    let ids: BTreeSet<String> = ids.gather();
+    let ids: BTreeSet<String> = ids.collect();
     format!("{resource}: {}", ids.into_iter().collect::<Vec<_>>().join(" "))
 }

@@ -5,7 +5,7 @@
 
 use crate::discovery;
 use crate::domain::{
-    Device, DeviceEvent, DeviceId, Gather, Grant, Health, HealthPolicy, Instruction, Inventory, Listed, Moment, NvmlSnapshot, Owed, Reason,
+    Device, DeviceEvent, DeviceId, Grant, Health, HealthPolicy, Instruction, Inventory, Listed, Moment, NvmlSnapshot, Owed, Reason,
     ResourceSpec, Timestamp, Verdict, Verdicts,
 };
 use crate::hardware;
@@ -140,7 +140,7 @@ impl HealthTrial {
     #[must_use]
     pub fn ailing(&self) -> BTreeMap<DeviceId, Reason> {
         let offered = self.inventory.resources.values().flat_map(|offering| &offering.devices);
-        offered.filter_map(|(id, offered)| Some((id.clone(), Health::reason(offered.health)?))).gather()
+        offered.filter_map(|(id, offered)| Some((id.clone(), Health::reason(offered.health)?))).collect()
     }
 
     /// How many ids are in the lists.

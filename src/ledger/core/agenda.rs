@@ -1,7 +1,7 @@
 //! What is looked at next, and when.
 
 use super::{Ledger, Watchlist};
-use crate::domain::{AllocId, CgroupState, Gather, Grant, GrantState, Observation, Timestamp};
+use crate::domain::{AllocId, CgroupState, Grant, GrantState, Observation, Timestamp};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ impl Agenda {
     /// The agenda for the grants as they are, at a time since the boot.
     #[must_use]
     pub fn of(ledger: &Ledger, watchlist: &Watchlist, now: Duration) -> Self {
-        let pods = ledger.pods().into_iter().map(str::to_owned).gather();
+        let pods = ledger.pods().into_iter().map(str::to_owned).collect();
         let unnamed = |grant: &Grant| grant.pod().is_some_and(|pod| pod.name.is_none());
         let list = ledger.grants().any(|grant| match grant.state {
             // Only a listing tells that nobody has it, and it is asked for when that can be decided.
@@ -39,7 +39,7 @@ impl Agenda {
             GrantState::Suspect { .. } => true,
             GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
         });
-        let placed = ledger.grants().filter(|grant| grant.pod().is_some()).map(|grant| grant.alloc_id.clone()).gather();
+        let placed = ledger.grants().filter(|grant| grant.pod().is_some()).map(|grant| grant.alloc_id.clone()).collect();
         Agenda { pods, list, placed }
     }
 

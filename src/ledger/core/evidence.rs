@@ -2,8 +2,7 @@
 
 use super::Ledger;
 use crate::domain::{
-    CgroupState, Checkpoint, CheckpointEntry, DeviceId, Gather, Grant, ListedContainer, ListedPod, Observation, PodName, PodRef,
-    ResourceName,
+    CgroupState, Checkpoint, CheckpointEntry, DeviceId, Grant, ListedContainer, ListedPod, Observation, PodName, PodRef, ResourceName,
 };
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -169,7 +168,7 @@ impl<'a> Evidence<'a> {
 }
 
 fn ids(grant: &Grant) -> BTreeSet<DeviceId> {
-    grant.devices.iter().map(|device| device.id.clone()).gather()
+    grant.devices.iter().map(|device| device.id.clone()).collect()
 }
 
 fn name_of(listed: &ListedPod) -> Name<'_> {

@@ -14,7 +14,7 @@
 //! Beyond its bound the one leaves that has been gone for longest; of the last two kinds that is said, with its name.
 
 use super::{Change, Ledger};
-use crate::domain::{Arrange, DeviceId, Entry, Gather, HookState, Inventory, OwedHook, Timestamp, Verdict};
+use crate::domain::{DeviceId, Entry, HookState, Inventory, OwedHook, Timestamp, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,7 +52,7 @@ impl Kind {
 impl Ledger {
     /// Forgets devices.
     pub(super) fn forget(&mut self, devices: &[DeviceId]) -> Change {
-        let devices: BTreeSet<&DeviceId> = devices.iter().gather();
+        let devices: BTreeSet<&DeviceId> = devices.iter().collect();
         let is_named = self.names.values().any(|id| devices.contains(id));
         let is_known = |id: &DeviceId| devices.contains(id);
         if !is_named && !self.verdicts.keys().any(is_known) && !self.gone.keys().any(is_known) {
@@ -85,7 +85,7 @@ impl Ledger {
         let listed = inventory.resources.values().flat_map(|offering| &offering.devices);
         let listed = listed.flat_map(|(id, offered)| [Some(id.clone()), Some(offered.device.id.clone())]);
         let told = self.listed.values().flat_map(|devices| devices.iter()).flat_map(|device| [Some(device.id.clone()), device.id.shared()]);
-        held.chain(listed).chain(told).flatten().gather()
+        held.chain(listed).chain(told).flatten().collect()
     }
 
     fn kind(&self, device: &DeviceId) -> Kind {
@@ -129,7 +129,7 @@ pub fn forget(
     let oldest = now.0.saturating_sub(u64::try_from(FORGOTTEN_AFTER.as_millis()).unwrap_or(u64::MAX));
     let (mut gone, mut forgotten, mut told) = (Vec::new(), Vec::new(), Vec::new());
     for (kind, mut devices) in kinds {
-        devices.arrange();
+        devices.sort();
         let too_many = devices.len().saturating_sub(kind.most());
         for (place, (since, device)) in devices.into_iter().enumerate() {
             if place < too_many || kind != Kind::Noted && since.0 < oldest {

@@ -11,8 +11,8 @@
 
 use super::Ledger;
 use crate::domain::{
-    AllocId, DeviceId, Due, Entry, Gather, Grant, GrantState, GrantedDevice, HookState, Owed, OwedHook, Refusal, ResourceName, Sharing,
-    Timestamp, note_hook, overlap,
+    AllocId, DeviceId, Due, Entry, Grant, GrantState, GrantedDevice, HookState, Owed, OwedHook, Refusal, ResourceName, Sharing, Timestamp,
+    note_hook, overlap,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -121,7 +121,7 @@ pub fn owing<'a>(ledger: &Ledger, hooks: &ReleaseHooks, moves: &[Entry], written
     if hooks.is_empty() || released.is_empty() {
         return Vec::new();
     }
-    let gone: BTreeSet<&AllocId> = released.iter().map(|(alloc_id, _)| *alloc_id).gather();
+    let gone: BTreeSet<&AllocId> = released.iter().map(|(alloc_id, _)| *alloc_id).collect();
     let staying = ledger.grants().map(AsRef::as_ref).filter(|grant| !gone.contains(&grant.alloc_id));
     let coming = written.filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None });
     let holders: Vec<&Grant> = staying.chain(coming).collect();

@@ -18,7 +18,7 @@
 use super::hooks::{ReleaseHooks, comes_after};
 use super::{HANDED_ON, Ledger};
 use crate::domain::{
-    Barred, CgroupState, Checkpoint, DeviceId, Entry, Former, Gather, Grant, GrantState, PodName, PodRef, ResourceName, Sharing, Timestamp,
+    Barred, CgroupState, Checkpoint, DeviceId, Entry, Former, Grant, GrantState, PodName, PodRef, ResourceName, Sharing, Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -89,7 +89,7 @@ pub fn passage(
 
 /// The grants of pods that had the device before and are gone. An error where there is another pod of which that is not so.
 fn former<'a>(ledger: &Ledger, id: &DeviceId, holders: &[&'a Arc<Grant>], view: &impl View) -> Result<Vec<(&'a Grant, Former)>, Barred> {
-    let known: BTreeSet<Option<&str>> = holders.iter().map(|grant| grant.pod().map(|pod| pod.uid.as_str())).gather();
+    let known: BTreeSet<Option<&str>> = holders.iter().map(|grant| grant.pod().map(|pod| pod.uid.as_str())).collect();
     if known.len() <= 1 && (holders.len() <= 1 || !known.contains(&None)) {
         return Ok(Vec::new());
     }
@@ -107,7 +107,7 @@ fn former<'a>(ledger: &Ledger, id: &DeviceId, holders: &[&'a Arc<Grant>], view: 
         return Ok(Vec::new());
     }
     let having = holders.first().zip(checkpoint).map(|(grant, checkpoint)| checkpoint.having(&grant.resource, id));
-    let present: BTreeSet<&str> = having.into_iter().flatten().map(|entry| entry.pod_uid.as_str()).gather();
+    let present: BTreeSet<&str> = having.into_iter().flatten().map(|entry| entry.pod_uid.as_str()).collect();
     let mut gone = Vec::new();
     for (uid, grants) in &pods {
         if present.len() == 1 && present.contains(uid) {

@@ -6,7 +6,7 @@
 //! In the same way the ledger takes over what another plugin has given away, when a node moves from that to Holdfast: its containers go on, and
 //! their devices are held like any others.
 
-use crate::domain::{AllocId, DeviceId, Gather, Grant, GrantState, GrantedDevice, KeptGrant, PodRef, Timestamp};
+use crate::domain::{AllocId, DeviceId, Grant, GrantState, GrantedDevice, KeptGrant, PodRef, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version that stands in a rebuilt grant: nobody knows which one made it.
@@ -20,7 +20,7 @@ const OTHER_PLUGIN: &str = "other plugin";
 /// the usual proof. For that no boot is noted, which asks for more evidence than one of this boot would.
 #[must_use]
 pub fn rebuild(kept: Vec<KeptGrant>, known: &BTreeSet<AllocId>, names: &BTreeMap<String, DeviceId>, now: Timestamp) -> Vec<Grant> {
-    let keys: BTreeMap<&DeviceId, &String> = names.iter().map(|(key, id)| (id, key)).gather();
+    let keys: BTreeMap<&DeviceId, &String> = names.iter().map(|(key, id)| (id, key)).collect();
     let device = |(id, numa_nodes): (DeviceId, Vec<u32>)| {
         let whole = id.shared();
         let key = keys.get(&id).or_else(|| keys.get(whole.as_ref()?)).map_or_else(String::new, |key| (*key).clone());

@@ -26,7 +26,7 @@
 
 use super::Ledger;
 use super::evidence::{Evidence, Listing};
-use crate::domain::{AllocId, CgroupState, Entry, Gather, Grant, GrantState, KubeletGeneration, Moment, Observation, PodRef, Timestamp};
+use crate::domain::{AllocId, CgroupState, Entry, Grant, GrantState, KubeletGeneration, Moment, Observation, PodRef, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -128,7 +128,7 @@ pub fn reconcile(watchlist: &mut Watchlist, ledger: &Ledger, observation: &Obser
     if observation.checkpoint.is_some() {
         let placed = ledger.grants().filter(|grant| grant.pod().is_some());
         let forgotten = placed.filter(|grant| evidence.checkpointed(grant).is_none());
-        watchlist.forgotten = forgotten.map(|grant| grant.alloc_id.clone()).gather();
+        watchlist.forgotten = forgotten.map(|grant| grant.alloc_id.clone()).collect();
     }
     watchlist.retain_live(ledger);
     if !observation.kubelet_settled {

@@ -1,7 +1,7 @@
 //! The tree of a resource's devices, and how near its groups are to the company.
 
 use crate::domain::topology::{Nearness, Place, hives, places};
-use crate::domain::{Arrange, Device, DeviceId, Offering};
+use crate::domain::{Device, DeviceId, Offering};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
@@ -132,7 +132,7 @@ fn leaves<'a>(offering: &'a Offering, ids: &[&'a DeviceId], must: &[&DeviceId]) 
     leaves.extend(asked.map(unknown));
     // The ids of one device need not stand side by side.
     if !leaves.is_sorted_by(|one, other| one.device < other.device) {
-        leaves.arrange_by(|one, other| one.device.cmp(other.device));
+        leaves.sort_by(|one, other| one.device.cmp(other.device));
         leaves.dedup_by(|later, first| {
             let is_same = later.device == first.device;
             if is_same {

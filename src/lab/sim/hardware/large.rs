@@ -168,7 +168,7 @@ fn at(domain: u32, number: usize) -> PciAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{DeviceClass, Gather, Select};
+    use crate::domain::{DeviceClass, Select};
     use crate::hardware::testing::spec;
     use crate::hardware::{defaults, discover, scan};
     use crate::host::HostRoot;
@@ -194,7 +194,7 @@ mod tests {
             .to_vec();
         assert_eq!(offered, [3, vfs, GPUS + 3]);
         // No two have one id, one node or one index.
-        let of = |name: &str| -> BTreeSet<&str> { found.devices.iter().filter_map(|device| device.attribute(name)).gather() };
+        let of = |name: &str| -> BTreeSet<&str> { found.devices.iter().filter_map(|device| device.attribute(name)).collect() };
         assert_eq!((of("uuid").len(), of("index").len(), of("serial").len()), (GPUS + 3, GPUS + 3, 3));
         assert!(found.devices.iter().all(|device| device.nodes.iter().all(|node| root.node_exists(&node.host))));
     }

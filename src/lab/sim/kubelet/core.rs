@@ -11,7 +11,7 @@ pub use self::values::{Capacity, Choice, Endpoint, Listed, ListedDevice, Options
 
 use super::error::{AllocateError, NilDereference};
 use super::held::{Held, NO_NUMA_NODE, PodDevices};
-use crate::domain::{ContainerEdits, DeviceId, Gather, ResourceName};
+use crate::domain::{ContainerEdits, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -44,10 +44,10 @@ pub struct DeviceManager<C> {
 impl<C: Clone> DeviceManager<C> {
     /// Starts from a checkpoint: what is held is known at once, known resources have no device until the first list.
     pub fn start(held: PodDevices, known: BTreeSet<ResourceName>, initially_running: BTreeSet<(String, String)>, now: Duration) -> Self {
-        let empty: Sets = known.iter().map(|resource| (resource.clone(), BTreeSet::new())).gather();
+        let empty: Sets = known.iter().map(|resource| (resource.clone(), BTreeSet::new())).collect();
         let stopped = |resource| (resource, Endpoint { client: None, options: None, stopped_at: Some(now) });
         DeviceManager {
-            endpoints: known.into_iter().map(stopped).gather(),
+            endpoints: known.into_iter().map(stopped).collect(),
             all: BTreeMap::new(),
             healthy: empty.clone(),
             unhealthy: empty,
@@ -97,7 +97,7 @@ impl<C: Clone> DeviceManager<C> {
             all.insert(device.id, device.numa_nodes);
         }
         let in_use = self.allocated.get(resource).into_iter().flatten();
-        let vanished = in_use.filter(|id| !all.contains_key(*id)).cloned().gather();
+        let vanished = in_use.filter(|id| !all.contains_key(*id)).cloned().collect();
         let listed = Listed { healthy: healthy.len(), unhealthy: unhealthy.len(), vanished };
         self.healthy.insert(resource.clone(), healthy);
         self.unhealthy.insert(resource.clone(), unhealthy);
@@ -169,12 +169,12 @@ impl<C: Clone> DeviceManager<C> {
         let reusable = self.reuse.get(pod_uid).and_then(|reuse| reuse.get(resource)).cloned().unwrap_or_default();
         let mut taken = BTreeSet::new();
         // Reused ids are taken whatever their health is, as in the kubelet.
-        if self.take(resource, reusable.iter().cloned().gather(), &mut taken, required, &mut |_| 0) {
+        if self.take(resource, reusable.iter().cloned().collect(), &mut taken, required, &mut |_| 0) {
             return Ok(Step::Allocate(taken));
         }
         let in_use = self.allocated.entry(resource.clone()).or_default();
         let available: BTreeSet<DeviceId> =
-            self.healthy.get(resource).map(|healthy| healthy.difference(in_use).cloned().gather()).unwrap_or_default();
+            self.healthy.get(resource).map(|healthy| healthy.difference(in_use).cloned().collect()).unwrap_or_default();
         let requested = required - taken.len();
         if available.len() < requested {
             return Err(AllocateError::Unavailable { resource: resource.clone(), requested, available: available.len() });
@@ -188,7 +188,7 @@ impl<C: Clone> DeviceManager<C> {
             let rest = [places.aligned.clone(), BTreeSet::new()];
             return Ok(Step::Choose(Choice { resource, taken, available: places.aligned, rest, required }));
         }
-        if self.take(&resource, places.aligned.into_iter().gather(), &mut taken, required, &mut |_| 0) {
+        if self.take(&resource, places.aligned.into_iter().collect(), &mut taken, required, &mut |_| 0) {
             return Ok(Step::Allocate(taken));
         }
         Ok(Step::Choose(Choice { resource, taken, available, rest: [places.unaligned, places.anywhere], required }))
@@ -202,8 +202,8 @@ impl<C: Clone> DeviceManager<C> {
         below: &mut dyn FnMut(usize) -> usize,
     ) -> Result<BTreeSet<DeviceId>, AllocateError> {
         let Choice { resource, mut taken, available, rest, required } = choice;
-        let preferred = preferred.intersection(&available).cloned().gather();
-        let rest = rest.into_iter().map(|ids| ids.into_iter().gather());
+        let preferred = preferred.intersection(&available).cloned().collect();
+        let rest = rest.into_iter().map(|ids| ids.into_iter().collect());
         for from in std::iter::once(preferred).chain(rest) {
             if self.take(&resource, from, &mut taken, required, below) {
                 return Ok(taken);
@@ -333,7 +333,7 @@ impl<C: Clone> DeviceManager<C> {
     /// Deletes every resource whose endpoint stopped longer ago than the grace; says whether there was one.
     pub fn expire(&mut self, now: Duration) -> bool {
         let known = self.healthy.keys().chain(self.unhealthy.keys());
-        let expired: BTreeSet<ResourceName> = known.filter(|resource| self.is_expired(resource, now)).cloned().gather();
+        let expired: BTreeSet<ResourceName> = known.filter(|resource| self.is_expired(resource, now)).cloned().collect();
         for resource in &expired {
             self.endpoints.remove(resource);
             self.healthy.remove(resource);

@@ -1,6 +1,6 @@
 //! Which container holds which devices: the device manager's own table, and the content of its checkpoint.
 
-use crate::domain::{AllocId, ContainerEdits, DeviceId, Gather, ResourceName};
+use crate::domain::{AllocId, ContainerEdits, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The kubelet's key for a device without a NUMA node.
@@ -19,7 +19,7 @@ impl Held {
     /// Every id once.
     #[must_use]
     pub fn ids(&self) -> BTreeSet<DeviceId> {
-        self.by_numa.values().flatten().cloned().gather()
+        self.by_numa.values().flatten().cloned().collect()
     }
 
     /// Holdfast's annotation in what the plugin answered.

@@ -6,7 +6,6 @@ use super::event::EventKind;
 use super::pod::Pod;
 use super::state::Shared;
 use super::status;
-use crate::domain::Gather;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
@@ -71,5 +70,5 @@ async fn phases(shared: &Arc<Shared>, life: u64, how: Start) -> Result<(), io::E
 
 fn running_containers(pods: &[Pod], now: Duration) -> BTreeSet<(String, String)> {
     let containers = pods.iter().flat_map(|pod| pod.containers.iter().map(|(name, container)| (&pod.spec.uid, name, container)));
-    containers.filter(|(_, _, container)| container.runs(now)).map(|(uid, name, _)| (uid.clone(), name.clone())).gather()
+    containers.filter(|(_, _, container)| container.runs(now)).map(|(uid, name, _)| (uid.clone(), name.clone())).collect()
 }

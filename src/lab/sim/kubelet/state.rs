@@ -13,7 +13,7 @@ use super::pod::{Pod, PodPhase, PodSpec};
 use super::profile::{Clients, Profile};
 use super::status::Readings;
 use super::view::View;
-use crate::domain::{Gather, ResourceName};
+use crate::domain::ResourceName;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -104,7 +104,7 @@ impl State {
 
     /// Frees what inactive pods hold.
     pub(super) fn purge(&mut self) {
-        let active = self.active().map(|pod| pod.spec.uid.clone()).gather();
+        let active = self.active().map(|pod| pod.spec.uid.clone()).collect();
         if let Some(life) = &mut self.life {
             life.manager.purge(&active);
         }

@@ -3,7 +3,7 @@
 use super::core::Capacity;
 use super::event::EventKind;
 use super::state::Shared;
-use crate::domain::{Gather, ResourceName};
+use crate::domain::ResourceName;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ pub(super) async fn tell(shared: &Shared, life: u64) {
             let now = shared.ground.now();
             let Some(present) = &state.life else { return };
             // What was deleted is told as 0, for ever.
-            let known: BTreeSet<ResourceName> = present.manager.healthy().keys().chain(state.readings.keys()).cloned().gather();
+            let known: BTreeSet<ResourceName> = present.manager.healthy().keys().chain(state.readings.keys()).cloned().collect();
             for resource in known {
                 let capacity = present.manager.capacity(&resource, now);
                 let readings = state.readings.entry(resource).or_default();

@@ -7,7 +7,7 @@ use super::interleaving::Interleaving;
 use super::pod::Pod;
 use super::state::{Life, State};
 use super::status::Readings;
-use crate::domain::{AllocId, DeviceId, Gather, ResourceName};
+use crate::domain::{AllocId, DeviceId, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ impl View<'_> {
     #[must_use]
     pub fn devices(&self, pod_uid: &str, container: &str) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
         let held = self.state.life.iter().flat_map(|life| life.manager.held().container(pod_uid, container));
-        held.map(|(resource, held)| (resource.clone(), held.ids())).gather()
+        held.map(|(resource, held)| (resource.clone(), held.ids())).collect()
     }
 
     /// How many pods were rejected so far.

@@ -5,7 +5,7 @@ use super::core::PreStart;
 use super::event::EventKind;
 use super::pod::{Container, ContainerKind, ContainerSpec, PodPhase, PodSpec};
 use super::state::{Shared, State};
-use crate::domain::{Gather, ResourceName};
+use crate::domain::ResourceName;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -141,8 +141,8 @@ async fn run_options(shared: &Shared, life: u64, spec: &PodSpec, container: &Con
             let of_container = || held.container(&spec.uid, &container.name);
             Container {
                 edits: held.edits(&spec.uid, &container.name, &order),
-                devices: of_container().map(|(resource, held)| (resource.clone(), held.ids())).gather(),
-                alloc_ids: of_container().filter_map(|(resource, held)| Some((resource.clone(), held.alloc_id()?))).gather(),
+                devices: of_container().map(|(resource, held)| (resource.clone(), held.ids())).collect(),
+                alloc_ids: of_container().filter_map(|(resource, held)| Some((resource.clone(), held.alloc_id()?))).collect(),
                 ..Container::default()
             }
         })

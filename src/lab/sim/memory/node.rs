@@ -5,7 +5,7 @@ use super::ground::Memory;
 use super::plugin::RegisterRequest;
 use super::process::{Alive, Process};
 use super::sockets::{Listener, latency};
-use crate::domain::{CgroupState, Checkpoint, Gather, KubeletGeneration, Moment, Observation, PodName};
+use crate::domain::{CgroupState, Checkpoint, KubeletGeneration, Moment, Observation, PodName};
 use crate::kubelet::register::RegisterError;
 use crate::lab::sim::executor::{Executor, Handle};
 use crate::lab::sim::kubelet::registration::{self, Register};
@@ -201,7 +201,7 @@ impl Node {
     pub fn observe(&self, pods: &BTreeSet<String>, kubelet_settled: bool) -> Observation {
         let names = self.names();
         let uids = pods.iter().chain(names.keys());
-        let cgroups = uids.map(|uid| (uid.clone(), self.cgroup(uid))).gather();
+        let cgroups = uids.map(|uid| (uid.clone(), self.cgroup(uid))).collect();
         let (boot_id, kubelet) = (self.boot_id(), *self.kubelet_socket().borrow());
         Observation { boot_id, kubelet, kubelet_settled, checkpoint: self.checkpoint(), pods: None, names, cgroups }
     }

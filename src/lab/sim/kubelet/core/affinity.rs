@@ -1,6 +1,6 @@
 //! Which devices lie together: what the topology manager's hint makes of the free ones.
 
-use crate::domain::{Arrange, DeviceId, Gather};
+use crate::domain::DeviceId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The kubelet tries every set of NUMA nodes; a machine with more of them than this gets no hint.
@@ -25,8 +25,8 @@ pub(super) fn places(
     required: usize,
 ) -> Places {
     let near = |id: &DeviceId, mask: &BTreeSet<i64>| all.get(id).is_some_and(|nodes| nodes.iter().any(|node| mask.contains(node)));
-    let nodes: BTreeSet<i64> = all.values().flatten().copied().gather();
-    let usable: BTreeSet<&DeviceId> = available.iter().chain(reusable).gather();
+    let nodes: BTreeSet<i64> = all.values().flatten().copied().collect();
+    let usable: BTreeSet<&DeviceId> = available.iter().chain(reusable).collect();
     let enough = |mask: &BTreeSet<i64>| usable.iter().filter(|id| near(id, mask)).count() >= required;
     let Some(mask) = masks(&nodes).into_iter().find(enough) else {
         return Places { anywhere: available.clone(), ..Places::default() };
@@ -50,9 +50,9 @@ fn masks(nodes: &BTreeSet<i64>) -> Vec<BTreeSet<i64>> {
     if nodes.len() > NODES_MAX {
         return Vec::new();
     }
-    let of_bits = |bits: usize| nodes.iter().enumerate().filter(|(index, _)| bits & (1 << index) != 0).map(|(_, node)| *node).gather();
+    let of_bits = |bits: usize| nodes.iter().enumerate().filter(|(index, _)| bits & (1 << index) != 0).map(|(_, node)| *node).collect();
     let mut masks: Vec<BTreeSet<i64>> = (1..1_usize << nodes.len()).map(of_bits).collect();
-    masks.arrange_by_key(BTreeSet::len);
+    masks.sort_by_key(BTreeSet::len);
     masks
 }
 

@@ -1,6 +1,6 @@
 //! What goes into the device manager and what comes out of it.
 
-use crate::domain::{DeviceId, Gather, ResourceName};
+use crate::domain::{DeviceId, ResourceName};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ impl Choice {
     /// The ids that the plugin may choose from.
     #[must_use]
     pub fn candidates(&self) -> BTreeSet<DeviceId> {
-        self.available.union(&self.taken).cloned().gather()
+        self.available.union(&self.taken).cloned().collect()
     }
 
     /// The ids that the container gets in any case.
