@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Node, allocate, count, dial, files_below, is_root, name, offered, resource, run, until};
-use holdfast::cli::exit;
+use holdfast::console::exit;
 use holdfast::lab::sim::kubelet::EventKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;

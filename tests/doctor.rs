@@ -5,8 +5,8 @@
 mod common;
 
 use common::{Node, allocate, dial, is_root, name, offered, resource, run, until};
-use holdfast::cli::exit;
 use holdfast::config::Roots;
+use holdfast::console::exit;
 use holdfast::doctor::{CHECKS, CODES, Facts, Level, Place, Report, examine, gather};
 use holdfast::domain::{AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, Timestamp};
 use holdfast::host::{Medium, medium};

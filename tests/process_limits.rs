@@ -6,7 +6,7 @@
 mod common;
 
 use common::{Daemon, Node, allocate, dial, http_get, is_root, name, offered, resource, run, soon, telemetry, until};
-use holdfast::cli::exit;
+use holdfast::console::exit;
 use holdfast::kubelet::proto::v1beta1 as api;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;

@@ -29,7 +29,7 @@ pub enum Verb {
         /// Its id or the beginning of it, a PCI address, a node such as /dev/nvidia0, or what the host calls it, such as mlx5_2
         device: String,
         /// Why, for whoever wonders
-        #[arg(long, value_name = "TEXT", value_parser = crate::console::said)]
+        #[arg(long, value_name = "TEXT", value_parser = crate::console::non_empty)]
         reason: String,
     },
     /// Give a device back; where it waits for a person after a fault or too many failures, it need not wait any more

@@ -14,7 +14,7 @@ const PROGRAM: &str = "holdfast-lab";
 /// All that follows the verb. `holdfast-lab` parses it.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
-pub struct Arguments {
+pub(super) struct Arguments {
     /// Arguments of `holdfast-lab`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
     arguments: Vec<OsString>,
@@ -25,7 +25,7 @@ pub struct Arguments {
 /// # Errors
 /// When `holdfast-lab` is not installed, or cannot be run. The error names the package.
 #[cfg(not(feature = "lab"))]
-pub fn run(verb: &str) -> Result<(), Failed> {
+pub(super) fn run(verb: &str) -> Result<(), Failed> {
     let executable = env::current_exe().unwrap_or_default();
     let path = env::var_os("PATH").unwrap_or_default();
     Err(replace(verb, &executable, &path, env::args_os().skip(1)))

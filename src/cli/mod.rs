@@ -153,8 +153,3 @@ fn usage(report: &str) -> String {
     let tip = paragraphs.find_map(|paragraph| paragraph.strip_prefix("tip: ").map(|tip| format!("; {tip}")));
     format!("{}{}; `holdfast --help` tells more", problem.trim_start_matches("error: "), tip.unwrap_or_default())
 }
-
-/// What somebody has to say, for clap.
-fn said(text: &str) -> Result<String, &'static str> {
-    Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned).ok_or("it says nothing")
-}

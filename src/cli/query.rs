@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone, Default, Args)]
 pub struct Whose {
     /// Only this pod's, in any namespace or in one; `uid:…` for a pod without a known name
-    #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = crate::console::said)]
+    #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = crate::console::non_empty)]
     pub pod: Option<String>,
     /// Only of this resource, such as nvidia.com/gpu
     #[arg(long, value_name = "NAME")]

@@ -122,6 +122,11 @@ pub(crate) fn json<T: Serialize>(document: &T) -> Result<Text, Failed> {
     Ok(Text::json(&(text + "\n")))
 }
 
+/// Parses a value that must not be empty, for clap.
+pub(crate) fn non_empty(text: &str) -> Result<String, &'static str> {
+    Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned).ok_or("it says nothing")
+}
+
 /// A single-threaded runtime for verbs that ask the daemon.
 pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, Failed> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -38,7 +38,7 @@ pub struct Screen {
 static WANTED: OnceLock<(Colour, Output)> = OnceLock::new();
 
 /// Takes note of what was asked for on the command line. Once; without it every screen is a file.
-pub(super) fn init(colour: Colour, output: Output) {
+pub(crate) fn init(colour: Colour, output: Output) {
     // A second time says the same.
     let _known = WANTED.get_or_init(|| (colour, output));
 }

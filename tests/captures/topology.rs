@@ -1,8 +1,8 @@
 //! `topology` of every captured machine: each device is in the tree once, and lines fit a terminal.
 
 use crate::archive::{Capture, captures};
-use holdfast::cli::screen::Screen;
 use holdfast::cli::topology::{Known, picture, text};
+use holdfast::console::screen::Screen;
 use holdfast::domain::DeviceClass;
 use holdfast::hardware::{defaults, discover_in, scan};
 use holdfast::host::HostRoot;

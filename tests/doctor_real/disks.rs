@@ -3,7 +3,7 @@
 use super::common::inside::{command, has_program, inside, say};
 use super::common::{Node, allocate, dial, name, run, until};
 use super::scene::{MOUNT, Mounted, doctor, is_in_order, start};
-use holdfast::cli::exit;
+use holdfast::console::exit;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 use super::common::inside::{command, inside, say};
 use super::common::{Daemon, Node, name, offered, run, until};
 use super::scene::{MOUNT, Mounted, Said, asked, behind, doctor, start};
-use holdfast::cli::exit;
+use holdfast::console::exit;
 use holdfast::lab::sim::hardware::SimNode;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

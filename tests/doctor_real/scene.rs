@@ -2,7 +2,7 @@
 
 use super::common::inside::command;
 use super::common::{Daemon, Node, name, offered};
-use holdfast::cli::exit;
+use holdfast::console::exit;
 use holdfast::lab::sim::kubelet::Kubelet;
 use serde_json::Value;
 use std::collections::BTreeSet;

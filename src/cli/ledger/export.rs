@@ -3,10 +3,11 @@
 //! A document of schema 2 has every key of `who -o json` with the same meaning, and beside them what a grant needs to be
 //! held: what reads the first schema reads this one too. One grant is one line.
 
-use crate::cli::{Global, eprintln, not_printed, source};
+use crate::cli::source;
 use crate::console::exit::Failed;
 use crate::console::progress::Progress;
 use crate::console::text::Text;
+use crate::console::{Global, eprintln, not_printed};
 use crate::domain::{
     AllocId, ContainerEdits, DeviceId, Grant, GrantState, GrantedDevice, KubeletGeneration, PodRef, ResourceName, Timestamp,
 };

@@ -1,11 +1,12 @@
 //! `holdfast ledger import`: what an export tells, taken into the ledger; all of it or nothing.
 
 use super::export::{Exported, SCHEMA};
-use crate::cli::{Global, eprintln, show, when};
+use crate::cli::when;
 use crate::config::Config;
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::progress::Progress;
 use crate::console::text::Text;
+use crate::console::{Global, eprintln, show};
 use crate::domain::{AllocId, DeviceId, Durability, Entry, Grant, GrantState, Listed, Owed, OwedHook, Retention, Timestamp, Verdicts};
 use crate::host;
 use crate::store::{Recovered, Store, keep_private};

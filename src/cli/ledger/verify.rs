@@ -1,11 +1,11 @@
 //! `holdfast ledger verify`: whether both copies of the ledger are whole and agree.
 
 use crate::app::{ControlError, verify_ledger};
-use crate::cli::{Global, block_on, eprintln, show};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::progress::Progress;
 use crate::console::table::Table;
 use crate::console::text::Text;
+use crate::console::{Global, block_on, eprintln, show};
 use crate::store::{self, DatabaseCheck, JournalCheck, LiveCheck, Verification};
 
 /// Has the running daemon check its ledger, else checks the files.

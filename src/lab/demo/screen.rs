@@ -1,10 +1,10 @@
 //! What the reader sees: headings, facts and claims on standard output; colours on a terminal only.
 
 use super::{Chapter, Refuted, Stop, ms};
-use crate::cli::{print, screen};
 use crate::console::screen::Tint;
 use crate::console::table::Table;
 use crate::console::text::Text;
+use crate::console::{print, screen};
 use std::fmt;
 use std::time::Duration;
 
