@@ -6,5 +6,7 @@
 
 mod actor;
 
+pub(crate) use actor::held_nodes;
 pub use actor::{DiscoveryActor, DiscoveryConfig};
-pub(crate) use actor::{evidence, held_devices, held_nodes};
+#[cfg(feature = "lab")]
+pub(crate) use actor::{evidence, held_devices};
