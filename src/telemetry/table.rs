@@ -2,7 +2,7 @@
 //!
 //! Names follow Prometheus' conventions: `holdfast_` first, base units, the unit last, `_total` for what only rises. Labels of
 //! Kubernetes' objects are named as its instrumentation guidelines name them (`namespace`, `pod`, `container`). A row that
-//! changes breaks somebody's alert: `docs/metrics.md` has the same list, and `tests/metrics.rs` compares them.
+//! changes breaks somebody's alert: `docs/metrics.md` has the same list, and `tests/daemon/metrics.rs` compares them.
 
 /// How a metric moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 
 /// Set inside: the directory of this run.
 const INSIDE: &str = "HOLDFAST_INSIDE";
+/// The file that an inner run leaves in its directory, below its own mounts. A run of no test succeeds too.
+const RAN: &str = "ran";
 
 /// Says something at once: the harness would swallow it.
 pub(crate) fn say(text: impl std::fmt::Display) {
@@ -42,6 +44,7 @@ pub(crate) fn inside_a_network(test: &str, needs: &[&str]) -> Option<PathBuf> {
 
 fn inside_of(test: &str, needs: &[&str], also: &[&str]) -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os(INSIDE).map(PathBuf::from) {
+        std::fs::write(dir.join(RAN), test).unwrap();
         command(Command::new("mount").args(["-t", "tmpfs", "tmpfs"]).arg(&dir));
         return Some(dir);
     }
@@ -62,6 +65,7 @@ fn inside_of(test: &str, needs: &[&str], also: &[&str]) -> Option<PathBuf> {
     inner.args(&unshare).arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]).env(INSIDE, dir.path());
     // sled panics on some of what it finds, and each picture of its stack takes half a second.
     let status = inner.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).status().unwrap();
-    assert!(status.success(), "the inner run failed; what it said is above");
+    assert!(status.success(), "the inner run failed; its output is above");
+    assert!(dir.path().join(RAN).exists(), "this binary has no test `{test}`: a name begins with its module");
     None
 }

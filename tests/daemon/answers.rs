@@ -1,0 +1,478 @@
+//! What the daemon answers: Allocate's errors, the lists that follow, and the questions of people and of monitoring.
+
+use crate::common::{HANG, Node, allocate, count, dial, files_below, ids, name, offered, resource, run, soon, until};
+use holdfast::domain::{Durability, Entry, Grant, GrantState, ResourceName};
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
+use holdfast::store::{self, Store};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::os::unix::fs::symlink;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tonic::Code;
+
+fn gpu() -> ResourceName {
+    name("example.com/gpu")
+}
+
+/// Waits for a list of so many healthy and so many other devices.
+async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize)) {
+    let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
+    let seen = |view: &holdfast::lab::sim::kubelet::View<'_>| {
+        let event = view.last(newest).map(|event| &event.kind);
+        matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
+    };
+    kubelet.wait_for(seen, HANG).await.unwrap();
+}
+
+async fn admit(kubelet: &Kubelet, pod: PodSpec) -> String {
+    let outcome = soon("an admission", kubelet.add_pod(pod)).await;
+    assert_eq!(outcome.phase, PodPhase::Running);
+    outcome.uid
+}
+
+#[test]
+fn an_allocate_that_cannot_be_granted_names_the_id_and_writes_nothing() {
+    run(async {
+        let node = Node::with(&[("gpu", 3)]);
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 3).await;
+        node.remove_device("gpu", 2);
+        listed(&kubelet, &gpu(), (2, 1)).await;
+
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        let held = allocate(&mut api, &["dev:gpu0"]).await.unwrap();
+        for (request, code, parts) in [
+            (vec!["dev:gpu1", "dev:ghost"], Code::NotFound, vec!["`dev:ghost`", "example.com/gpu"]),
+            (vec!["dev:gpu1", "dev:gpu1"], Code::InvalidArgument, vec!["`dev:gpu1`", "example.com/gpu"]),
+            (vec!["dev:gpu1", "dev:gpu2"], Code::FailedPrecondition, vec!["`dev:gpu2`", "example.com/gpu"]),
+            (vec![], Code::InvalidArgument, vec!["example.com/gpu"]),
+        ] {
+            let error = allocate(&mut api, &request).await.unwrap_err();
+            assert_eq!(error.code(), code, "{error}");
+            for part in parts {
+                assert!(error.message().contains(part), "`{part}` is not in: {}", error.message());
+            }
+        }
+        let grants: Vec<_> = node.grants().into_iter().map(|grant| grant.alloc_id).collect();
+        assert_eq!(grants, [held]);
+    });
+}
+
+#[test]
+fn every_container_of_a_pool_gets_all_its_devices() {
+    run(async {
+        let node = Node::with(&[("gpu", 3)]);
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}pool = 2\n", resource("gpu")));
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 2).await;
+        let pods = ["first", "second"].map(|pod| PodSpec::new("default", pod).app("main", &gpu(), 1));
+        let mut uids = Vec::new();
+        for pod in pods {
+            uids.push(admit(&kubelet, pod).await);
+        }
+        let nodes = |uid: &String| {
+            let main = kubelet.view(|view| view.pod(uid).unwrap().containers["main"].clone());
+            main.edits.devices.iter().map(|node| node.host.clone()).collect::<Vec<_>>()
+        };
+        for uid in &uids {
+            assert_eq!(nodes(uid), ["/dev/gpu0", "/dev/gpu1", "/dev/gpu2"]);
+        }
+        let held: BTreeSet<_> = node.grants().iter().flat_map(ids).map(|id| id.to_string()).collect();
+        assert_eq!(held.into_iter().collect::<Vec<_>>(), ["0", "1"]);
+
+        // What is held stays in the list of the next process, also when the pool is gone.
+        for index in 0..3 {
+            node.remove_device("gpu", index);
+        }
+        listed(&kubelet, &gpu(), (0, 2)).await;
+        let is_list = |kind: &EventKind| matches!(kind, EventKind::Listed { healthy: 0, unhealthy: 2, .. });
+        let lists = count(&kubelet, is_list);
+        daemon.kill();
+        let _next = node.start_daemon();
+        kubelet.wait_for(|view| view.events().iter().filter(|event| is_list(&event.kind)).count() > lists, HANG).await.unwrap();
+        // And one of the devices is enough for everybody.
+        node.create_device("gpu", 1);
+        listed(&kubelet, &gpu(), (2, 0)).await;
+    });
+}
+
+#[test]
+fn cdi_names_stand_for_nodes_and_their_files_are_there_before_the_answer_and_after_a_boot() {
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        let directory = node.path("run/cdi");
+        let config = |directory: &std::path::Path| {
+            let cdi = format!("cdi = [\"cri\", \"annotations\"]\n[cdi]\ndirectory = \"{}\"\n", directory.display());
+            node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{cdi}", resource("gpu")));
+        };
+        config(&directory);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 2).await;
+        let uid = admit(&kubelet, PodSpec::new("default", "holder").app("main", &gpu(), 2)).await;
+        let edits = kubelet.view(|view| view.pod(&uid).unwrap().containers["main"].edits.clone());
+        assert_eq!(
+            (edits.devices.len(), &*edits.cdi_devices),
+            (0, ["holdfast.dev/char=dev:gpu0", "holdfast.dev/char=dev:gpu1"].map(String::from).as_slice())
+        );
+        assert!(edits.annotations.values().any(|names| *names == edits.cdi_devices.join(",")), "{edits:?}");
+        let nodes = || {
+            let read = |(path, bytes): (std::path::PathBuf, Vec<u8>)| {
+                assert!(path.file_name().unwrap().to_str().unwrap().starts_with("holdfast-"), "{}", path.display());
+                let spec: Value = serde_json::from_slice(&bytes).unwrap();
+                spec["devices"][0]["containerEdits"]["deviceNodes"][0]["path"].as_str().unwrap().to_owned()
+            };
+            files_below(&directory).into_iter().map(read).collect::<BTreeSet<_>>()
+        };
+        let both = BTreeSet::from(["/dev/gpu0", "/dev/gpu1"].map(str::to_owned));
+        assert_eq!(nodes(), both);
+
+        daemon.kill();
+        std::fs::remove_dir_all(&directory).unwrap();
+        let mut daemon = node.start_daemon();
+        daemon.logged("registered with the kubelet").await;
+        assert_eq!(nodes(), both);
+
+        // Where the files cannot be written no container gets names that mean nothing to its runtime.
+        daemon.kill();
+        std::fs::write(node.path("run/file"), "").unwrap();
+        config(&node.path("run/file/cdi"));
+        let daemon = node.start_daemon();
+        daemon.logged("registered with the kubelet").await;
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        let error = allocate(&mut api, &["dev:gpu0"]).await.unwrap_err();
+        assert!(error.code() == Code::Unavailable && error.message().contains("which cannot be written"), "{error}");
+    });
+}
+
+#[test]
+fn a_container_that_asks_for_more_shares_than_it_may_have_is_refused_in_words() {
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}replicas = 2\nper_container = \"distinct\"\n", resource("gpu")));
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 4).await;
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        let error = allocate(&mut api, &["dev:gpu0::0", "dev:gpu0::1"]).await.unwrap_err();
+        assert_eq!(error.code(), Code::FailedPrecondition);
+        assert!(error.message().contains("`dev:gpu0::0` and `dev:gpu0::1` are of one"), "{error}");
+        // The kubelet is led to different devices, as long as there are any.
+        let uid = admit(&kubelet, PodSpec::new("default", "both").app("main", &gpu(), 2)).await;
+        let devices = kubelet.view(|view| view.pod(&uid).unwrap().containers["main"].edits.devices.len());
+        assert_eq!(devices, 2);
+    });
+}
+
+#[test]
+fn a_device_that_vanishes_right_before_its_allocate_is_refused_and_unhealthy_at_once() {
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        // Behind a link into a folder that nobody watches: the Allocate is the first to see it.
+        std::fs::create_dir(node.path("host/dev/hidden")).unwrap();
+        std::fs::write(node.path("host/dev/hidden/node"), "").unwrap();
+        symlink("hidden/node", node.path("host/dev/gpu9")).unwrap();
+        let kubelet = node.start_kubelet().await;
+        // A directory that appears is a reason to scan again, which would see the loss too.
+        std::fs::create_dir(node.sockets()).unwrap();
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 3).await;
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        std::fs::remove_file(node.path("host/dev/hidden/node")).unwrap();
+
+        let began = Instant::now();
+        let error = allocate(&mut api, &["dev:hidden-node"]).await.unwrap_err();
+        assert!(error.code() == Code::FailedPrecondition && error.message().contains("`dev:hidden-node`"), "{error}");
+        // Before the next slow scan, which comes after half a minute.
+        tokio::time::timeout(Duration::from_secs(20), listed(&kubelet, &gpu(), (2, 1))).await.expect("the list follows at once");
+        println!("from the Allocate to the list that has the device unhealthy: {:?}", began.elapsed());
+        assert!(node.grants().is_empty());
+
+        // The same for a pod: it is rejected, and the next one gets what is left.
+        admit(&kubelet, PodSpec::new("default", "next").app("main", &gpu(), 2)).await;
+    });
+}
+
+#[test]
+fn a_held_device_that_disappears_stays_in_the_list_unhealthy_until_it_is_back() {
+    run(async {
+        let node = Node::with(&[("gpu", 3)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 3).await;
+        let uid = admit(&kubelet, PodSpec::new("default", "holder").app("main", &gpu(), 3)).await;
+        for index in 0..3 {
+            node.remove_device("gpu", index);
+        }
+        listed(&kubelet, &gpu(), (0, 3)).await;
+
+        // A new process finds nothing of them but the ledger.
+        let is_list = |kind: &EventKind| matches!(kind, EventKind::Listed { .. });
+        let lists = count(&kubelet, is_list);
+        daemon.kill();
+        let daemon = node.start_daemon();
+        kubelet.wait_for(|view| view.events().iter().filter(|event| is_list(&event.kind)).count() > lists, HANG).await.unwrap();
+        listed(&kubelet, &gpu(), (0, 3)).await;
+        assert_eq!(kubelet.capacity(&gpu()).capacity, 3);
+        assert_eq!(kubelet.devices(&uid, "main")[&gpu()].len(), 3);
+
+        (0..3).for_each(|index| node.create_device("gpu", index));
+        listed(&kubelet, &gpu(), (3, 0)).await;
+        let shorter = |kind: &EventKind| matches!(kind, EventKind::Listed { healthy, unhealthy, .. } if healthy + unhealthy != 3);
+        assert_eq!(count(&kubelet, shorter), 0, "a held device was not in a list");
+        assert_eq!(kubelet.panicked(), None);
+        drop(daemon);
+    });
+}
+
+/// Nobody holds it, but the kubelet may be about to give it out: no list of this process lacks what the last one had.
+#[test]
+fn a_free_device_that_is_lost_while_no_daemon_runs_is_in_the_next_ones_list() {
+    run(async {
+        let node = Node::with(&[("gpu", 3)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 3).await;
+        let remembered = || store::peek(&node.state()).ok().and_then(|seen| seen.listed.get(&gpu()).map(|list| list.len()));
+        until("the list on disk", remembered, |listed| *listed == Some(3));
+        daemon.kill();
+        node.remove_device("gpu", 1);
+        let _daemon = node.start_daemon();
+        listed(&kubelet, &gpu(), (2, 1)).await;
+        let shorter = |kind: &EventKind| matches!(kind, EventKind::Listed { healthy, unhealthy, .. } if healthy + unhealthy != 3);
+        assert_eq!(count(&kubelet, shorter), 0, "a list lacked it");
+        assert_eq!(kubelet.panicked(), None);
+    });
+}
+
+/// Rows of a document of grants, in the order of their making: what schema 1 has of them, which later ones have too.
+fn rows(document: &Value) -> Vec<Value> {
+    assert!([1, 2].map(Value::from).contains(&document["schema"]));
+    let mut rows = document["grants"].as_array().unwrap().clone();
+    rows.sort_by_key(|row| row["alloc_id"].to_string());
+    for row in rows.iter_mut().filter_map(Value::as_object_mut) {
+        row.retain(|key, _| SCHEMA_1.contains(&key.as_str()));
+        assert_eq!(row.len(), SCHEMA_1.len(), "{row:?}");
+    }
+    rows
+}
+
+const SCHEMA_1: [&str; 10] =
+    ["alloc_id", "resource", "devices", "state", "pod", "container", "granted_at", "bound_at", "released_at", "released_by"];
+
+/// Both copies are lost, and nobody knows what was released: what the kubelet has kept is back, with alloc-id and pod, and
+/// what it still has of a pod that is gone is released again.
+#[test]
+fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
+    run(async {
+        let node = Node::with(&[("gpu", 4)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 4).await;
+        admit(&kubelet, PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2)).await;
+        admit(&kubelet, PodSpec::new("ops", "probe").app("main", &gpu(), 1)).await;
+        daemon.logged_often(" pod=\"", 3).await;
+        let key = |row: &Value| ["alloc_id", "resource", "devices", "pod", "container"].map(|field| row[field].clone());
+        let before: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
+        daemon.kill();
+
+        std::fs::remove_dir_all(node.state()).unwrap();
+        let mut daemon = node.start_daemon();
+        daemon.logged("they are back").await;
+        // The names come with the first look at the pods' logs.
+        daemon.logged_often(" pod=\"", 3).await;
+        let after: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
+        assert_eq!(after, before);
+
+        // Once more, beside a journal of which nothing can be read: what is missing is said, nothing is counted twice.
+        daemon.kill();
+        for (path, mut bytes) in files_below(&node.state()) {
+            bytes.iter_mut().skip(3).for_each(|byte| *byte ^= 0x5a);
+            std::fs::write(path, bytes).unwrap();
+        }
+        let daemon = node.start_daemon();
+        daemon.logged("they are back").await;
+        daemon.logged_often(" pod=\"", 3).await;
+        let after: Vec<_> = rows(&node.json(&["who"])).iter().map(key).collect();
+        assert_eq!(after, before);
+        let recovery = node.json(&["status"])["recovery"].as_str().unwrap().to_owned();
+        assert!(recovery.contains("3 grants from the kubelet's checkpoint") && recovery.contains("moved to"), "{recovery}");
+    });
+}
+
+/// A sound ledger that is older than what the kubelet has kept, as when its directory was put back from a copy, or the power
+/// was cut under `process-crash`: what it never had comes back, and what it knows to be released does not.
+#[test]
+fn a_sound_ledger_that_is_older_than_the_kubelets_checkpoint_takes_the_rest_from_there() {
+    run(async {
+        let node = Node::with(&[("gpu", 4), ("nic", 1)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 4).await;
+        offered(&kubelet, &name("example.com/nic"), 1).await;
+        admit(&kubelet, PodSpec::new("shop", "web-0").app("main", &gpu(), 1)).await;
+        daemon.logged(" pod=\"").await;
+        daemon.kill();
+        let copy = files_below(&node.state());
+
+        let mut daemon = node.start_daemon();
+        daemon.logged("INFO ready").await;
+        offered(&kubelet, &gpu(), 4).await;
+        offered(&kubelet, &name("example.com/nic"), 1).await;
+        admit(&kubelet, PodSpec::new("shop", "web-1").app("main", &gpu(), 2)).await;
+        admit(&kubelet, PodSpec::new("ops", "gone").app("main", &gpu(), 1)).await;
+        admit(&kubelet, PodSpec::new("ops", "other").app("main", &name("example.com/nic"), 1)).await;
+        daemon.logged_often(" pod=\"", 3).await;
+        let before = node.grants();
+        daemon.kill();
+
+        std::fs::remove_dir_all(node.state()).unwrap();
+        for (path, bytes) in copy {
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, bytes).unwrap();
+        }
+        let of = |pod: &str| before.iter().find(|grant| grant.pod().unwrap().name.as_deref() == Some(pod)).unwrap().clone();
+        let state = GrantState::Released {
+            pod: None,
+            container: None,
+            bound_at: None,
+            released_at: of("gone").granted_at,
+            released_by: "pod_gone".into(),
+        };
+        let gone = Grant { state, ..of("gone") };
+        let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
+        store.append(&[Entry::Grant(Arc::new(gone))]).unwrap();
+        store.close().unwrap();
+        // Somebody else's by now.
+        node.write_config(&resource("gpu"));
+
+        let daemon = node.start_daemon();
+        let back = daemon.logged("they are back").await;
+        assert!(back.contains("grants=1"), "{back}");
+        let bound = || node.grants().into_iter().filter(|grant| grant.pod().is_some_and(|pod| pod.name.is_some())).count();
+        until("the pods' names", bound, |bound| *bound == 2);
+        let held: Vec<_> = node.grants().iter().map(|grant| (grant.alloc_id.clone(), ids(grant), grant.pod().cloned())).collect();
+        let [web_0, web_1] = ["web-0", "web-1"].map(of).map(|grant| (grant.alloc_id.clone(), ids(&grant), grant.pod().cloned()));
+        assert_eq!(held, [web_0, web_1]);
+        drop(daemon);
+    });
+}
+
+/// A node that moves from another plugin to Holdfast while pods run: what the kubelet's checkpoint says that they have is in the first list, also
+/// what the host does not show, and `who` names them.
+#[test]
+fn what_another_plugin_has_given_away_is_in_the_first_list_and_has_its_holders() {
+    run(async {
+        let node = Node::with(&[("gpu", 4)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 4).await;
+        admit(&kubelet, PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2)).await;
+        let probe = admit(&kubelet, PodSpec::new("ops", "probe").app("main", &gpu(), 1)).await;
+        daemon.logged_often(" pod=\"", 3).await;
+        let held = kubelet.devices(&probe, "main").remove(&gpu()).unwrap();
+        let id = held.first().unwrap().as_str().to_owned();
+        kubelet.stop();
+        daemon.kill();
+
+        // Another plugin's answers carry nothing of ours, and Holdfast was never here.
+        let checkpoint = node.path("kubelet/device-plugins/kubelet_internal_checkpoint");
+        let mut kept: Value = serde_json::from_slice(&std::fs::read(&checkpoint).unwrap()).unwrap();
+        for entry in kept["Data"]["PodDeviceEntries"].as_array_mut().unwrap() {
+            entry["AllocResp"] = json!("");
+        }
+        std::fs::write(&checkpoint, kept.to_string()).unwrap();
+        std::fs::remove_dir_all(node.state()).unwrap();
+        node.remove_device("gpu", id.strip_prefix("dev:gpu").unwrap().parse().unwrap());
+
+        let lists = count(&kubelet, |kind| matches!(kind, EventKind::Listed { .. }));
+        kubelet.start_again().await.unwrap();
+        let daemon = node.start_daemon();
+        let first = |view: &holdfast::lab::sim::kubelet::View<'_>| {
+            let mut of_gpus = view.events().iter().filter(|event| event.kind.resource() == Some(&gpu()));
+            let mut listed = of_gpus.by_ref().filter_map(|event| match &event.kind {
+                EventKind::Listed { healthy, unhealthy, .. } => Some((*healthy, *unhealthy)),
+                _ => None,
+            });
+            listed.nth(lists)
+        };
+        assert_eq!(kubelet.wait_for_some(first, HANG).await.unwrap(), (3, 1), "the held one is gone from the host, and listed");
+
+        let names = || -> BTreeSet<String> {
+            let who = rows(&node.json(&["who"]));
+            who.iter()
+                .map(|row| format!("{}/{} {} {}", row["pod"]["namespace"], row["pod"]["name"], row["container"], row["devices"]))
+                .collect()
+        };
+        let named = |names: &BTreeSet<String>| names.iter().all(|name| !name.contains("null/"));
+        until("the pods' names", names, |names| names.len() == 3 && named(names));
+        let of_probe = names().into_iter().find(|name| name.contains("probe")).unwrap();
+        assert_eq!(of_probe, format!("\"ops\"/\"probe\" \"main\" [\"{id}\"]"));
+
+        // Once more: nothing is taken over twice.
+        drop(daemon);
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 3).await;
+        assert_eq!(names().len(), 3);
+    });
+}
+
+#[test]
+fn who_status_and_export_tell_the_same_with_and_without_the_daemon() {
+    run(async {
+        let node = Node::with(&[("gpu", 4), ("nic", 2)]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        let nic = name("example.com/nic");
+        offered(&kubelet, &gpu(), 4).await;
+        offered(&kubelet, &nic, 2).await;
+        let web = admit(&kubelet, PodSpec::new("shop", "web-0").init("prepare", &gpu(), 1).app("main", &gpu(), 2)).await;
+        let probe = admit(&kubelet, PodSpec::new("ops", "probe").app("main", &nic, 1)).await;
+        daemon.logged_often(" pod=\"", 3).await;
+
+        let who = rows(&node.json(&["who"]));
+        assert_eq!(who.len(), 3);
+        for (row, (namespace, pod, uid, container, resource)) in who.iter().zip([
+            ("shop", "web-0", &web, "prepare", "example.com/gpu"),
+            ("shop", "web-0", &web, "main", "example.com/gpu"),
+            ("ops", "probe", &probe, "main", "example.com/nic"),
+        ]) {
+            assert_eq!(row["pod"], json!({ "namespace": namespace, "name": pod, "uid": uid }));
+            assert_eq!((&row["container"], &row["resource"], &row["state"]), (&json!(container), &json!(resource), &json!("bound")));
+            let held = kubelet.devices(uid, container).into_values().flatten().map(|id| id.to_string()).collect::<BTreeSet<_>>();
+            let told = row["devices"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned()).collect::<BTreeSet<_>>();
+            assert_eq!(told, held);
+            assert!(row["bound_at"].is_string() && row["released_at"].is_null() && row["released_by"].is_null());
+        }
+        assert_eq!(rows(&node.json(&["ledger", "export"])), who);
+        let table = String::from_utf8(node.output(&["who"]).stdout).unwrap();
+        assert!(table.lines().count() == 4 && table.contains("web-0"), "{table}");
+
+        let status = node.json(&["status"]);
+        assert_eq!((&status["schema"], &status["ready"]), (&json!(1), &json!(true)));
+        assert!(status["recovery"].is_null());
+        assert!(status["kubelet"]["inode"].is_u64() && status["version"].is_string() && status["uptime_seconds"].is_u64());
+        for (row, (resource, devices, held)) in
+            status["resources"].as_array().unwrap().iter().zip([("example.com/gpu", 4, 2), ("example.com/nic", 2, 1)])
+        {
+            let mut row = row.clone();
+            assert!(row["last_registration_ms"].take().is_f64(), "{row}");
+            let wanted = json!({
+                "name": resource, "registered": true, "devices": devices, "healthy": devices, "held": held, "problem": null,
+                "disagreement": null, "last_registration_ms": null, "api_version": "v1beta1"
+            });
+            assert_eq!(row, wanted);
+        }
+
+        daemon.kill();
+        assert_eq!(rows(&node.json(&["ledger", "export"])), who);
+        let output = node.output(&["who", "-o", "json"]);
+        assert_eq!(rows(&serde_json::from_slice(&output.stdout).unwrap()), who);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("no holdfast answers") && said.contains("journal"), "where it is from is said: {said}");
+        assert_eq!(node.output(&["status"]).status.code(), Some(1));
+    });
+}

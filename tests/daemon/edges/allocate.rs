@@ -1,0 +1,287 @@
+//! Allocate: what the kubelet asks twice, at once, without waiting for the answer, or for a device that is not free.
+
+use crate::common::{Node, allocate, dial, ids, run, soon};
+use crate::edges::alone::Alone;
+use crate::edges::lister::{Answer, Lister};
+use crate::edges::stage::{GPUS, Stage, alloc_id, gpu, granted, is_bound_to, on_every_profile};
+use actix::{Actor, Arbiter, Context, Handler, ResponseFuture};
+use futures_util::future::{join, join_all};
+use holdfast::app::supervisor::Slot;
+use holdfast::domain::{DeviceId, Durability, Grant};
+use holdfast::kubelet::checkpoint::CheckpointReader;
+use holdfast::kubelet::pod_resources::PodResources;
+use holdfast::kubelet::proto::v1beta1 as api;
+use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
+use holdfast::lab::sim::kubelet::{Hook, PodPhase, PodSpec, Profile, Verdict};
+use holdfast::ledger::{LedgerActor, LedgerConfig};
+use holdfast::messages::{Reconcile, Record, RecordError};
+use holdfast::store::Store;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use tokio::sync::{RwLock, watch};
+
+/// Whoever lists the pods during an Allocate makes the kubelet forget what it has reserved, and the next pod gets the same
+/// id. The daemon cannot hinder others; the ledger has both holders.
+#[test]
+fn edge_13_both_holders_of_a_device_that_is_given_twice_are_known() {
+    on_every_profile(async |profile| {
+        let stage = Stage::on(Node::with(&[("gpu", 2)]), profile, |_| {}).await;
+        let app = stage.node.start_app().await;
+        stage.sound(2).await;
+        let dead = stage.admit_one("dead", 1).await;
+        let mut gate = stage.hooks.gate(Hook::DuringAllocate);
+        let list = async {
+            gate.reached().await;
+            assert!(stage.kubelet.delete_pod(&dead.spec.uid).unwrap());
+            PodResources::new(stage.node.path("kubelet/pod-resources/kubelet.sock")).list().await.unwrap();
+            gate.open(Verdict::Pass);
+        };
+        let (first, ()) = join(stage.admit_one("first", 1), list).await;
+        let second = stage.admit_one("second", 2).await;
+        let shared: BTreeSet<DeviceId> = first.containers["main"].devices[&gpu()].clone();
+        assert!(shared.is_subset(&second.containers["main"].devices[&gpu()]), "the kubelet was to give it twice");
+
+        let holds = |grants: &[Arc<Grant>], uid: &str| grants.iter().any(|grant| is_bound_to(grant, uid) && shared.is_subset(&ids(grant)));
+        granted(&app, "both hold it", |grants| holds(grants, &first.spec.uid) && holds(grants, &second.spec.uid)).await;
+        app.shut_down().await;
+    });
+}
+
+/// While the daemon answers an Allocate it does not begin to list, whatever the ledger would like to know; afterwards it
+/// does.
+#[test]
+fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
+    run(async {
+        let stage = Stage::new(Profile::K125).await;
+        let (lister, logs) = (Lister::start(&stage.node, Answer::Never), stage.node.path("host/var/log/pods"));
+        std::fs::remove_dir(&logs).unwrap();
+        std::fs::write(&logs, "").unwrap();
+        let app = stage.start_app().await;
+        let pod = stage.admit_one("unnamed", 1).await;
+        granted(&app, "the grant is bound", |grants| grants.iter().any(|grant| is_bound_to(grant, &pod.spec.uid))).await;
+        app.shut_down().await;
+
+        // The ledger alone, and an Allocate that takes as long as this test wants. Only a listing could tell whether the pod
+        // has ended, and its log folder tells its name: with that it is known that the ledger has looked.
+        std::fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
+        std::fs::remove_file(&logs).unwrap();
+        std::fs::create_dir_all(logs.join(format!("default_unnamed_{}", pod.spec.uid))).unwrap();
+        let (gate, asked) = (Arc::new(RwLock::new(())), lister.asked());
+        let under_way = gate.read().await;
+        let (grants, mut looked) = watch::channel(Arc::default());
+        let (store, _) = Store::open(&stage.node.state(), Durability::PowerLoss, None).unwrap();
+        let config = LedgerConfig {
+            kept: Arc::new(watch::Sender::new(store.kept())),
+            store: Arc::new(Mutex::new(store)),
+            recovered: Arc::default(),
+            process_crash: false,
+            plan: watch::channel(Arc::default()).1,
+            grants: Arc::new(grants),
+            due: Arc::new(watch::Sender::default()),
+            forget: None,
+            names: Arc::new(watch::Sender::default()),
+            inventory: watch::channel(Arc::default()).1,
+            checkpoint: CheckpointReader::new(stage.node.path("kubelet/device-plugins")),
+            pod_resources: PodResources::new(stage.node.path("lister.sock")),
+            host_root: stage.node.path("host"),
+            boot_id: "boot".to_owned(),
+            kubelet: watch::channel(None).1,
+            gate: Arc::clone(&gate),
+        };
+        let arbiter = Arbiter::new();
+        let ledger = LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
+        let is_named = |grants: &Arc<Vec<Arc<Grant>>>| grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()));
+        drop(soon("the look", looked.wait_for(is_named)).await.unwrap());
+        assert_eq!(lister.asked(), asked, "it was listed during the Allocate");
+        drop(under_way);
+        ledger.send(Reconcile).await.unwrap();
+        lister.was_asked(asked + 1).await;
+        arbiter.stop();
+    });
+}
+
+/// An init container hands its devices on: the kubelet allocates the same ids again within milliseconds, without saying for
+/// whom. Every answer is the same but for its alloc-id, and each container has a grant of its own.
+async fn hand_on(profile: Profile, inits: &[&str]) {
+    let stage = Stage::new(profile).await;
+    let app = stage.start_app().await;
+    let spec = inits.iter().fold(PodSpec::new("default", "train"), |spec, init| spec.init(init, &gpu(), 2)).app("main", &gpu(), 2);
+    let pod = stage.admit(spec).await;
+    let main = &pod.containers["main"];
+    let grants = granted(&app, "every container is bound", |grants| {
+        grants.iter().filter(|grant| is_bound_to(grant, &pod.spec.uid)).count() == inits.len() + 1
+    });
+    let grants = grants.await;
+    for (name, container) in &pod.containers {
+        assert_eq!(container.devices, main.devices, "{name}");
+        assert_eq!((&container.edits.devices, &container.edits.envs), (&main.edits.devices, &main.edits.envs), "{name}");
+        let grant = grants.iter().find(|grant| grant.alloc_id == alloc_id(&pod, name)).unwrap();
+        assert_eq!(ids(grant), main.devices[&gpu()], "{name}");
+    }
+    assert_eq!(stage.kubelet.panicked(), None);
+    app.shut_down().await;
+}
+
+/// A held id is asked for again, rightly.
+#[test]
+fn edge_14_an_init_container_hands_its_devices_on() {
+    on_every_profile(async |profile| hand_on(profile, &["prepare"]).await);
+}
+
+/// And again: each init container gets what the one before it had.
+#[test]
+fn edge_15_init_containers_hand_their_devices_on_in_a_row() {
+    on_every_profile(async |profile| hand_on(profile, &["fetch", "prepare", "warm-up"]).await);
+}
+
+/// The kubelet dies with the answer on its way: the grant is durable, and nobody has it. It stands in nobody's way: the
+/// next kubelet allocates anew, and every device can be given.
+#[test]
+fn edge_17_a_kubelet_that_dies_during_an_allocate_leaves_no_device_blocked() {
+    const HOOKS: [Hook; 5] =
+        [Hook::BeforeAllocate, Hook::DuringAllocate, Hook::AfterAllocate, Hook::BeforeCheckpoint, Hook::DuringCheckpoint];
+    on_every_profile(async |profile| {
+        let devices = 2 * HOOKS.len();
+        let stage = Stage::on(Node::with(&[("gpu", devices)]), profile, |_| {}).await;
+        let app = stage.node.start_app().await;
+        stage.sound(devices).await;
+        for hook in HOOKS {
+            let before = stage.node.grants().len();
+            stage.hooks.gate(hook).open(Verdict::Crash);
+            let outcome = stage.kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 2)).await;
+            assert_eq!(outcome.phase, PodPhase::Pending, "{hook:?}");
+            let mut gate = stage.hooks.gate(Hook::BeforeFirstBatch);
+            stage.kubelet.start_again().await.unwrap();
+            gate.reached().await;
+            stage.sound(devices).await;
+            gate.open(Verdict::Pass);
+            // In the end they hold every device: what nobody got was free each time.
+            stage.wait(|view| view.pod(&outcome.uid).is_some_and(|pod| pod.phase == PodPhase::Running)).await;
+            let grants = stage.node.grants();
+            assert!(grants.iter().any(|grant| grant.alloc_id == alloc_id(&stage.pod(&outcome.uid), "main")), "{hook:?}: {grants:#?}");
+            if hook == Hook::AfterAllocate {
+                assert_eq!(grants.len(), before + 2, "what was answered is remembered, whoever got it");
+            }
+        }
+        app.shut_down().await;
+    });
+}
+
+/// A ledger that takes a grant and never says more: its disk hangs.
+#[derive(Debug)]
+struct Stuck;
+
+impl Actor for Stuck {
+    type Context = Context<Self>;
+}
+
+impl Handler<Record> for Stuck {
+    type Result = ResponseFuture<Result<(), RecordError>>;
+
+    fn handle(&mut self, _: Record, _: &mut Self::Context) -> Self::Result {
+        Box::pin(std::future::pending())
+    }
+}
+
+/// The kubelet has no deadline of its own, and its whole sync loop waits. An Allocate ends by itself.
+#[test]
+fn edge_18_an_allocate_of_which_the_disk_hangs_ends_with_an_error() {
+    run(async {
+        let node = Node::with(&[("gpu", GPUS)]);
+        let app = node.start_app().await;
+        let ledger = Slot::<Stuck>::new("ledger");
+        let alone = Alone::serve(&node, &app, |shared| shared.record = ledger.handle().mailbox());
+        ledger.start(Arbiter::current(), alone.supervision.clone(), |_| Stuck);
+        let channel = alone.connect(&node, 1).await;
+        let answer = soon("an Allocate", allocate(&mut DevicePluginClient::new(channel), &["dev:gpu0"])).await;
+        let error = answer.unwrap_err();
+        assert!(error.code() == tonic::Code::Unavailable && error.message().contains("ledger"), "{error}");
+        app.shut_down().await;
+    });
+}
+
+/// An Allocate waits for a listing that is under way. One that the kubelet never answers is given up soon.
+#[test]
+fn edge_18_an_allocate_outlasts_a_listing_that_hangs() {
+    on_every_profile(async |profile| {
+        let node = Node::with(&[("gpu", GPUS)]);
+        let lister = Lister::start(&node, Answer::Never);
+        let stage = Stage::on(node, profile, |_| {}).await;
+        let app = stage.start_app().await;
+        let pod = stage.admit_one("gone", 1).await;
+        // Its cgroup is gone, so the next look asks for a listing; the checkpoint of the next pod is a reason to look.
+        std::fs::remove_dir_all(stage.node.path(&format!("host/sys/fs/cgroup/kubepods/pod{}", pod.spec.uid))).unwrap();
+        stage.admit_one("next", 1).await;
+        lister.was_asked(1).await;
+        stage.admit_one("waiting", 1).await;
+        app.shut_down().await;
+    });
+}
+
+/// After a restart the kubelet starts containers without PreStartContainer until the plugin is back. Nothing depends on it:
+/// it is not asked for, and does nothing.
+#[test]
+fn edge_31_nothing_is_left_to_pre_start_container() {
+    run(async {
+        let stage = Stage::new(Profile::K125).await;
+        let app = stage.start_app().await;
+        let mut plugin = dial(&stage.kubelet, &stage.node, &gpu()).await;
+        let options = plugin.get_device_plugin_options(api::Empty {}).await.unwrap().into_inner();
+        assert!(!options.pre_start_required && options.get_preferred_allocation_available);
+        plugin.pre_start_container(api::PreStartContainerRequest { devices_ids: vec!["dev:gpu0".to_owned()] }).await.unwrap();
+        assert!(stage.node.grants().is_empty());
+        app.shut_down().await;
+    });
+}
+
+/// The kubelet takes of a preference what it can use: of too many a random part, of too few it fills up at random. The
+/// answer has the size that was asked for, and what it must include.
+#[test]
+fn edge_41_the_preferred_allocation_has_the_size_and_what_it_must_include() {
+    run(async {
+        let stage = Stage::new(Profile::K125).await;
+        let app = stage.start_app().await;
+        let mut plugin = dial(&stage.kubelet, &stage.node, &gpu()).await;
+        let all: Vec<String> = (0..GPUS).map(|index| format!("dev:gpu{index}")).collect();
+        for size in 1..=GPUS {
+            for must in 0..=size {
+                let must: Vec<String> = all.iter().rev().take(must).cloned().collect();
+                let request = api::ContainerPreferredAllocationRequest {
+                    available_device_i_ds: all.clone(),
+                    must_include_device_i_ds: must.clone(),
+                    allocation_size: i32::try_from(size).unwrap(),
+                };
+                let request = api::PreferredAllocationRequest { container_requests: vec![request] };
+                let mut answer = plugin.get_preferred_allocation(request).await.unwrap().into_inner().container_responses;
+                let chosen: BTreeSet<String> = answer.remove(0).device_i_ds.into_iter().collect();
+                assert!(chosen.len() == size && must.iter().all(|id| chosen.contains(id)), "{size} with {must:?}: {chosen:?}");
+            }
+        }
+        app.shut_down().await;
+    });
+}
+
+/// Containers are started side by side, so that calls for one resource meet. Each is answered, and each is remembered.
+#[test]
+fn edge_42_many_calls_at_once_are_all_answered_and_remembered() {
+    run(async {
+        const CALLS: usize = 64;
+        let node = Node::with(&[("gpu", CALLS)]);
+        let kubelet = node.start_kubelet().await;
+        let app = node.start_app().await;
+        crate::common::offered(&kubelet, &gpu(), CALLS).await;
+        let plugin = dial(&kubelet, &node, &gpu()).await;
+        let call = async |index: usize| {
+            let (mut one, mut other) = (plugin.clone(), plugin.clone());
+            let id = format!("dev:gpu{index}");
+            let (request, ids) = (api::PreStartContainerRequest { devices_ids: vec![id.clone()] }, [id.as_str()]);
+            let (started, allocated) = join(one.pre_start_container(request), allocate(&mut other, &ids)).await;
+            started.unwrap();
+            allocated.unwrap()
+        };
+        let answered: BTreeSet<_> = soon("the answers", join_all((0..CALLS).map(call))).await.into_iter().collect();
+        assert_eq!(answered, node.grants().into_iter().map(|grant| grant.alloc_id).collect());
+        assert_eq!(answered.len(), CALLS);
+        app.shut_down().await;
+    });
+}

@@ -1,0 +1,96 @@
+//! A serving actor of the test's own beside a daemon: the kubelet's calls are answered, and the test hears what it tells.
+
+use crate::common::Node;
+use crate::edges::stage::gpu;
+use actix::{Arbiter, Message};
+use futures_util::future::BoxFuture;
+use holdfast::app::App;
+use holdfast::app::supervisor::{Policy, Slot, Supervision};
+use holdfast::domain::Stage;
+use holdfast::hook::Performer;
+use holdfast::host::{Awake, HostRoot};
+use holdfast::kubelet::uds;
+use holdfast::messages::{Bind, CallError, Door, Mailbox};
+use holdfast::serving::{Affinity, Preparer, Refusals, Serving, Shared, Sockets, SpecFiles};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tonic::transport::Channel;
+
+/// The actor.
+pub(crate) struct Alone {
+    bind: Mailbox<Bind>,
+    pub(crate) supervision: Supervision,
+}
+
+impl Alone {
+    /// Serves what `app` offers. Nobody hears what it tells but those whom `change` puts there.
+    pub(crate) fn serve(node: &Node, app: &App, change: impl FnOnce(&mut Shared)) -> Alone {
+        let (escalate, _escalated) = mpsc::channel(1);
+        let supervision = Supervision { policy: Policy::default(), escalate, ending: watch::channel(false).1 };
+        let serving = Slot::<Serving>::new("serving");
+        let (bind, host_root) = (serving.handle().mailbox(), HostRoot::new(node.path("host")));
+        let files = SpecFiles::new(&node.path("cdi"), &node.path("devinfo"));
+        let inventory = app.views.inventory.clone();
+        let preparer = Preparer::new(inventory, host_root.clone(), files, "boot".to_owned(), watch::channel(None).1);
+        let mut shared = Shared {
+            inventory: app.views.inventory.clone(),
+            grants: app.views.grants.clone(),
+            performer: Performer::new(host_root),
+            preparer: Arc::new(preparer),
+            record: Mailbox::new(Nobody),
+            broken: Mailbox::new(Nobody),
+            pass: Mailbox::new(Nobody),
+            opened: Mailbox::new(Nobody),
+            ended: Mailbox::new(Nobody),
+            hung_up: Mailbox::new(Nobody),
+            sockets: Arc::new(Sockets::new(&node.path("plugins"), 16)),
+            affinity: Affinity::default(),
+            refusals: Refusals::default(),
+            awake: Awake::default(),
+            gate: Arc::default(),
+            stage: watch::channel(Stage::default()).1,
+        };
+        change(&mut shared);
+        serving.start(Arbiter::current(), supervision.clone(), move |life| Serving::new(shared.clone(), life));
+        Alone { bind, supervision }
+    }
+
+    /// A connection to the socket of this registration, which is made for it.
+    pub(crate) async fn connect(&self, node: &Node, registration: u64) -> Channel {
+        let made = self.bind.call(Bind { resource: gpu(), registration }, Duration::from_secs(2)).await;
+        uds::connect(node.path("plugins").join(made.unwrap().unwrap())).await.unwrap()
+    }
+}
+
+/// Nobody behind a door.
+#[derive(Debug)]
+pub(crate) struct Nobody;
+
+impl<M: Message + Send + 'static> Door<M> for Nobody
+where
+    M::Result: Send,
+{
+    fn call(&self, _: M, _: Duration) -> BoxFuture<'static, Result<M::Result, CallError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn tell(&self, _: M) {}
+}
+
+/// The test behind a door.
+#[derive(Debug)]
+pub(crate) struct Heard<M>(pub(crate) mpsc::UnboundedSender<M>);
+
+impl<M: Message + Send + 'static> Door<M> for Heard<M>
+where
+    M::Result: Send,
+{
+    fn call(&self, _: M, _: Duration) -> BoxFuture<'static, Result<M::Result, CallError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn tell(&self, message: M) {
+        self.0.send(message).unwrap();
+    }
+}

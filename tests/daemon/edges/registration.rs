@@ -1,0 +1,293 @@
+//! Registration: what becomes of it when clients, streams and Registers of one resource meet.
+
+use crate::common::{Node, count, soon};
+use crate::edges::alone::{Alone, Heard};
+use crate::edges::stage::{GPUS, PROFILES, Stage, alloc_id, ended, gpu, has_listed, on_every_profile, registrations};
+use crate::edges::stranger::{self, Stranger};
+use holdfast::kubelet::proto::v1beta1 as api;
+use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
+use holdfast::lab::sim::kubelet::{EventKind, Hook, Interleaving, Kubelet, KubeletConfig, Profile, Verdict, View};
+use holdfast::messages::{HungUp, Mailbox, StreamEnded};
+use std::collections::BTreeSet;
+use tokio::sync::mpsc;
+
+/// Up to 1.36 clients are known by name alone, so the end of the old instance's stream cuts the new instance. The new
+/// one is back by itself; from 1.37 on it is not touched at all.
+#[test]
+fn edge_01_a_late_end_of_the_old_stream_cuts_the_new_client_and_it_comes_back() {
+    on_every_profile(async |profile| {
+        let stage = Stage::new(profile).await;
+        let mut old = stage.node.beside("old-").start_daemon();
+        stage.settled_after(0).await;
+        let theirs = stage.kubelet.view(registrations);
+        let app = stage.start_app().await;
+
+        old.kill();
+        for (client, _) in &theirs {
+            stage.saw_event(ended(*client)).await;
+        }
+        stage.sound(GPUS).await;
+        let ours = stage.kubelet.view(registrations).split_off(theirs.len());
+        let cut = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { client, .. } if ours.iter().any(|(own, _)| own == client));
+        let (cuts, seen) = (count(&stage.kubelet, cut), stage.kubelet.view(|view| view.interleavings().contains_key(&Interleaving::B)));
+        if profile == Profile::K125 {
+            assert!(cuts > 0 && seen, "the old instance's end was to cut the new one");
+        } else {
+            assert!(cuts == 0 && !seen, "{cuts} streams were cut");
+        }
+        stage.admit_one("after", 2).await;
+        assert_eq!(stage.node.grants().len(), 1, "the new instance gave them");
+        app.shut_down().await;
+    });
+}
+
+/// The goroutine of a client that was cut finds the client that came for it under its name, and cuts that one too.
+/// Registration goes on until nobody is left to cut.
+#[test]
+fn edge_02_the_late_end_of_a_cut_stream_cuts_the_client_that_came_for_it() {
+    crate::common::run(async {
+        let stage = Stage::new(Profile::K125).await;
+        let old = Stranger::start(&stage).await;
+        let app = stage.start_app().await;
+        let before = stage.kubelet.view(registrations).len();
+        // The end of the old stream passes; that of the client which it cuts is held until its successor is there.
+        let mut gate = stage.hooks.gate_after(Hook::OnStreamEnd, 1);
+        old.end_streams();
+        gate.reached().await;
+        stage.wait(|view| registrations(view).get(before).is_some_and(|(client, _)| has_listed(view, *client))).await;
+        let successor = stage.kubelet.view(|view| registrations(view)[before].0);
+        gate.open(Verdict::Pass);
+        stage.saw(Interleaving::E).await;
+        stage.saw_event(ended(successor)).await;
+        stage.sound(GPUS).await;
+        stage.admit_one("after", 1).await;
+        app.shut_down().await;
+    });
+}
+
+/// The endpoint that is stopped is newer than the client that was disconnected: its stream stays open and nothing tells.
+/// The settling Register gives the resource a fresh endpoint.
+#[test]
+fn edge_03_a_zombie_that_nothing_tells_of_is_healed_by_the_settling_register() {
+    crate::common::run(async {
+        let stage = Stage::new(Profile::K125).await;
+        let old = Stranger::start(&stage).await;
+        let app = stage.start_app().await;
+        let before = stage.kubelet.view(registrations).len();
+        let mut end = stage.hooks.gate_after(Hook::OnStreamEnd, 1);
+        let mut stop = stage.hooks.gate(Hook::BeforePluginDisconnected);
+        old.end_streams();
+        stop.reached().await;
+        stage.wait(|view| registrations(view).get(before).is_some_and(|(client, _)| has_listed(view, *client))).await;
+        stop.open(Verdict::Pass);
+        stage.saw(Interleaving::F).await;
+        // Nobody but the daemon itself does anything from here on.
+        stage.wait(|view| !view.standing(&gpu()).is_stopped && view.standing(&gpu()).healthy.len() == GPUS).await;
+        stage.admit_one("after", 1).await;
+        // What was held goes on at last, and finds a client to cut.
+        end.reached().await;
+        end.open(Verdict::Pass);
+        stage.saw(Interleaving::E).await;
+        stage.sound(GPUS).await;
+        app.shut_down().await;
+    });
+}
+
+/// A client that is cut before its ListAndWatch is registered, and nobody ever listens to it. A stream that does not come
+/// within a quarter of a second is a reason to register.
+#[test]
+fn edge_04_a_register_without_a_stream_is_repeated() {
+    crate::common::run(async {
+        let stage = Stage::new(Profile::K125).await;
+        let old = Stranger::start(&stage).await;
+        let mut gate = stage.hooks.gate(Hook::BeforeListAndWatch);
+        let app = stage.node.start_app().await;
+        gate.reached().await;
+        old.end_streams();
+        stage.saw_event(|kind| matches!(kind, EventKind::Disconnected { .. })).await;
+        gate.open(Verdict::Pass);
+        stage.saw(Interleaving::D).await;
+        stage.sound(GPUS).await;
+        assert!(!stage.kubelet.view(|view| has_listed(view, registrations(view)[0].0)), "the first client was to have no stream");
+        stage.admit_one("after", 1).await;
+        app.shut_down().await;
+    });
+}
+
+/// A Register that fails makes a kubelet up to 1.36 lose sight of the client that it has: its end would not be noticed.
+/// A failure is followed by a Register that succeeds.
+#[test]
+fn edge_05_a_failed_register_of_our_own_is_followed_by_a_good_one() {
+    on_every_profile(async |profile| {
+        let stage = Stage::new(profile).await;
+        // The first Register succeeds; the settling one fails where the options are asked for.
+        stage.hooks.gate_after(Hook::AfterDial, 1).open(Verdict::Fail);
+        let app = stage.node.start_app().await;
+        stage.saw_event(|kind| matches!(kind, EventKind::RegisterFailed { .. })).await;
+        stage.wait(|view| registrations(view).len() >= 2).await;
+        stage.sound(GPUS).await;
+        let seen = stage.kubelet.view(|view| view.interleavings().contains_key(&Interleaving::C));
+        assert_eq!(seen, profile == Profile::K125);
+        app.shut_down().await;
+    });
+}
+
+/// Somebody else's failing Register does the same, and tells nobody: while the daemon is dead the kubelet goes on to
+/// believe in it. The next start ends that.
+#[test]
+fn edge_05_a_kubelet_that_believes_in_a_dead_daemon_is_told_by_its_next_start() {
+    on_every_profile(async |profile| {
+        let node = Node::with(&[("gpu", GPUS)]);
+        let stage = Stage::on(node, profile, |config| config.dial_within = std::time::Duration::from_millis(20)).await;
+        let mut daemon = stage.node.start_daemon();
+        stage.settled_after(0).await;
+        let clients = stage.kubelet.view(registrations);
+        stranger::register(&stage, "missing.sock").await.unwrap_err();
+        daemon.kill();
+        for (client, _) in &clients {
+            stage.saw_event(ended(*client)).await;
+        }
+        let believed = stage.kubelet.capacity(&gpu()).allocatable;
+        assert_eq!(believed, if profile == Profile::K125 { GPUS } else { 0 });
+        let _daemon = stage.node.start_daemon();
+        stage.settled_after(clients.len()).await;
+        stage.admit_one("after", 1).await;
+    });
+}
+
+/// The kubelet dials for ten seconds and waits for the options for ever, all inside Register. The daemon gives up after
+/// two seconds, and what becomes of the Register that it gave up does not matter.
+#[test]
+fn edge_06_a_register_that_hangs_is_given_up_and_the_next_one_succeeds() {
+    on_every_profile(async |profile| {
+        let stage = Stage::new(profile).await;
+        let mut gate = stage.hooks.gate(Hook::AfterDial);
+        let app = stage.node.start_app().await;
+        gate.reached().await;
+        stage.wait(|view| registrations(view).first().is_some_and(|(client, _)| has_listed(view, *client))).await;
+        assert!(stage.kubelet.view(|view| view.registers(&gpu())) >= 2);
+        gate.open(Verdict::Pass);
+        if profile == Profile::K125 {
+            // It ends only now, and takes the client from the map that came meanwhile.
+            stage.saw(Interleaving::C).await;
+        }
+        stage.settled_after(0).await;
+        app.shut_down().await;
+    });
+}
+
+/// Up to 1.36 every stream of a resource feeds the same list, and the last message wins. All of them are fed.
+#[test]
+fn edge_28_every_open_stream_is_told_of_every_change() {
+    on_every_profile(async |profile| {
+        let stage = Stage::new(profile).await;
+        let app = stage.start_app().await;
+        let mut streams = Vec::new();
+        for _ in 0..3 {
+            let mut plugin = crate::common::dial(&stage.kubelet, &stage.node, &gpu()).await;
+            streams.push(plugin.list_and_watch(holdfast::kubelet::proto::v1beta1::Empty {}).await.unwrap().into_inner());
+        }
+        let clients: Vec<u64> = stage.kubelet.view(|view| registrations(view).iter().map(|(client, _)| *client).collect());
+        for sick in [0, 1, 0] {
+            for stream in &mut streams {
+                let healthy = async {
+                    loop {
+                        let list = stream.message().await.unwrap().unwrap();
+                        if list.devices.iter().filter(|device| device.health != "Healthy").count() == sick {
+                            break assert_eq!(list.devices.len(), GPUS);
+                        }
+                    }
+                };
+                soon("the list", healthy).await;
+            }
+            let newest_of = |view: &View<'_>, number: u64| {
+                let event =
+                    view.last(|kind| matches!(kind, EventKind::Listed { client, .. } if *client == number)).map(|event| &event.kind);
+                matches!(event, Some(EventKind::Listed { unhealthy, .. }) if *unhealthy == sick)
+            };
+            stage.wait(|view| clients.iter().all(|client| newest_of(view, *client))).await;
+            match sick {
+                0 => stage.node.remove_device("gpu", 1),
+                _ => stage.node.create_device("gpu", 1),
+            }
+        }
+        app.shut_down().await;
+    });
+}
+
+/// From 1.37 on a socket that is in use is refused for ever. No registration shares its socket with another one, whatever
+/// it follows: a settling Register, a restart of the kubelet, a restart of the daemon.
+#[test]
+fn edge_43_no_socket_is_registered_twice() {
+    on_every_profile(async |profile| {
+        let stage = Stage::new(profile).await;
+        let (mut used, mut registered) = (BTreeSet::new(), 0);
+        for _ in 0..2 {
+            let app = stage.start_app().await;
+            for _ in 0..2 {
+                let now = stage.kubelet.view(registrations);
+                registered += now.len();
+                used.extend(now.into_iter().map(|(_, endpoint)| endpoint));
+                stage.kubelet.restart().await.unwrap();
+                stage.settled_after(0).await;
+            }
+            let now = stage.kubelet.view(registrations);
+            registered += now.len();
+            used.extend(now.into_iter().map(|(_, endpoint)| endpoint));
+            app.shut_down().await;
+            stage.kubelet.restart().await.unwrap();
+        }
+        assert_eq!(used.len(), registered);
+        assert_eq!(count(&stage.kubelet, |kind| matches!(kind, EventKind::RegisterFailed { .. })), 0);
+    });
+}
+
+/// A kubelet that hangs up between the options and the lists says nothing of it, and would never come again: registration is told,
+/// of that connection and of no other.
+#[test]
+fn a_connection_that_ends_before_the_lists_were_asked_for_is_told_of() {
+    crate::common::run(async {
+        let node = Node::with(&[("gpu", GPUS)]);
+        let app = node.start_app().await;
+        let ((hung_up, mut hang_ups), (ended, mut ends)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let alone = Alone::serve(&node, &app, |shared| {
+            shared.hung_up = Mailbox::new(Heard(hung_up));
+            shared.ended = Mailbox::new(Heard(ended));
+        });
+        let mut lasting = DevicePluginClient::new(alone.connect(&node, 7).await);
+        lasting.get_device_plugin_options(api::Empty {}).await.unwrap();
+        let mut lists = lasting.list_and_watch(api::Empty {}).await.unwrap().into_inner();
+        assert_eq!(lists.message().await.unwrap().unwrap().devices.len(), GPUS);
+        drop((lists, lasting));
+        let StreamEnded { resource, registration } = soon("the end of the stream", ends.recv()).await.unwrap();
+        assert_eq!((resource, registration), (gpu(), 7));
+
+        let mut brief = DevicePluginClient::new(alone.connect(&node, 8).await);
+        brief.get_device_plugin_options(api::Empty {}).await.unwrap();
+        drop(brief);
+        let HungUp { resource, registration } = soon("the end of the connection", hang_ups.recv()).await.unwrap();
+        assert_eq!((resource, registration), (gpu(), 8));
+        assert!(hang_ups.try_recv().is_err() && ends.try_recv().is_err(), "each is told of once");
+        app.shut_down().await;
+    });
+}
+
+/// The node's kubelet is exchanged for one of another version. The daemon does the same with each of them.
+#[test]
+fn edge_44_a_kubelet_of_another_version_takes_over_in_mid_life() {
+    crate::common::run(async {
+        let mut stage = Stage::new(Profile::K125).await;
+        let app = stage.start_app().await;
+        let pod = stage.admit_one("lasting", 1).await;
+        for profile in PROFILES.into_iter().skip(1).chain(PROFILES) {
+            stage.kubelet.stop();
+            let config = KubeletConfig { profile, hooks: stage.hooks.clone(), ..stage.node.kubelet_config() };
+            stage.kubelet = Kubelet::start(config).await.unwrap();
+            stage.settled_after(0).await;
+            stage.wait(|view| view.is_settled()).await;
+            stage.admit_one("next", 1).await;
+            assert!(stage.node.grants().iter().any(|grant| grant.alloc_id == alloc_id(&pod, "main")));
+        }
+        app.shut_down().await;
+    });
+}

@@ -1,0 +1,61 @@
+//! A resource that another plugin registers after us: our streams stay open, so that nothing tells. What the kubelet has is
+//! held against what is ours.
+
+use crate::common::soon;
+use crate::edges::stage::{GPUS, Stage, gpu, on_every_profile, registrations};
+use crate::edges::stranger::{Habit, Stranger};
+use holdfast::app::App;
+use holdfast::lab::sim::kubelet::PodSpec;
+use holdfast::telemetry::metrics;
+use holdfast::telemetry::table::Metric;
+
+/// Waits until `status` tells of a disagreement that says this.
+async fn disagreement(app: &App, says: &str) {
+    let mut registrations = app.views.registrations.clone();
+    let tells = |text: &String| text.contains(says);
+    let told = registrations.wait_for(|all| all.get(&gpu()).is_some_and(|status| status.disagreement.as_ref().is_some_and(tells)));
+    soon(says, told).await.unwrap();
+}
+
+#[test]
+fn a_resource_that_another_plugin_took_in_silence_is_taken_back() {
+    on_every_profile(async |profile| {
+        let stage = Stage::new(profile).await;
+        let app = stage.start_app().await;
+        let before = stage.kubelet.view(registrations).len();
+        let told = disagreement(&app, "4 of our healthy devices missing, 4 unknown to us");
+        let (_stranger, ()) = tokio::join!(Stranger::with(&stage, Habit::OffersOthers), told);
+        assert!(metrics::counted(Metric::Disagreements, &[gpu().as_str(), "list"]) > 0);
+        // The kubelet has ended no stream of ours.
+        stage.settled_after(before).await;
+        let mut registrations = app.views.registrations.clone();
+        let agrees = registrations.wait_for(|all| all[&gpu()].disagreement.is_none());
+        soon("agreement", agrees).await.unwrap();
+        stage.admit_one("after", 1).await;
+        assert_eq!(stage.node.grants().len(), 1);
+        app.shut_down().await;
+    });
+}
+
+#[test]
+fn another_plugin_that_offers_the_same_devices_is_known_by_its_answers() {
+    on_every_profile(async |profile| {
+        let stage = Stage::new(profile).await;
+        // It was here first, and has given a device: that is nothing to be said, however often it is seen.
+        let first = Stranger::with(&stage, Habit::Gives).await;
+        stage.admit_one("before", 1).await;
+        drop(first);
+        let app = stage.start_app().await;
+        stage.admit_one("ours", 1).await;
+        let before = stage.kubelet.view(registrations).len();
+        let _stranger = Stranger::with(&stage, Habit::Gives).await;
+        let given = stage.admit_one("given", 1).await;
+        disagreement(&app, &format!("another plugin has answered for container `main` of the pod with UID {}", given.spec.uid)).await;
+        stage.settled_after(before).await;
+        stage.admit(PodSpec::new("default", "after").app("main", &gpu(), 1)).await;
+        let (others, ours): (Vec<_>, Vec<_>) = stage.node.grants().into_iter().partition(|grant| grant.alloc_id.is_of_other_plugin());
+        assert_eq!(ours.len(), 2, "of {GPUS} devices two were given by us");
+        assert_eq!(others.len(), 1, "what was given before our start is held like any other");
+        app.shut_down().await;
+    });
+}

@@ -1,0 +1,468 @@
+//! Hooks, with the whole daemon and a kubelet that calls PreStartContainer: what is run when, who waits for it, and what
+//! is left of it after a kill.
+
+use crate::common::{Daemon, HANG, Node, allocate, dial, name, offered, resource, run, soon, until};
+use holdfast::domain::{AllocId, DeviceId, Durability, Entry, Grant, HookState, OwedHook, PodRef, ResourceName, Timestamp};
+use holdfast::lab::sim::hardware::SimNode;
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, KubeletConfig, PodPhase, PodSpec};
+use holdfast::store::{self, Store};
+use std::path::PathBuf;
+use std::time::Duration;
+use tonic::Code;
+
+fn gpu() -> ResourceName {
+    name("example.com/gpu")
+}
+
+/// A node with one device, and what its resource says beside.
+fn node(more: &str) -> Node {
+    let node = Node::with(&[("gpu", 1)]);
+    node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{more}\n", resource("gpu")));
+    node
+}
+
+/// A script of the node, as the command of a hook. `$1` is a folder to leave something in.
+fn script(node: &Node, text: &str) -> String {
+    let (script, folder) = (node.path("script"), node.path("left"));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(&script, text).unwrap();
+    format!("command = [\"/bin/sh\", \"{}\", \"{}\"]", script.display(), folder.display())
+}
+
+fn left(node: &Node, file: &str) -> PathBuf {
+    node.path("left").join(file)
+}
+
+/// The lines that were left in a file.
+fn lines(node: &Node, file: &str) -> Vec<String> {
+    std::fs::read_to_string(left(node, file)).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize), within: Duration) {
+    let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
+    let seen = |view: &holdfast::lab::sim::kubelet::View<'_>| {
+        let event = view.last(newest).map(|event| &event.kind);
+        matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
+    };
+    kubelet.wait_for(seen, within).await.unwrap();
+}
+
+/// The hook that `status` shows, and where it has failed why.
+fn shown(node: &Node) -> Option<(String, String)> {
+    let status = node.json(&["status"]);
+    let hook = status["hooks"].as_array().unwrap().first()?.clone();
+    Some((hook["hook"].as_str().unwrap().to_owned(), hook["why"].as_str().unwrap_or_default().to_owned()))
+}
+
+/// A ledger in which a release was written and its hook has not been run: as a kill leaves it.
+fn owe(node: &Node, resource: &ResourceName, device: &str) {
+    let (mut store, _) = Store::open(&node.state(), Durability::PowerLoss, None).unwrap();
+    let hook = OwedHook {
+        resource: resource.clone(),
+        device: DeviceId::new(device),
+        key: String::new(),
+        objects: Vec::new(),
+        alloc_id: AllocId::new("a-1"),
+        pod: Some(PodRef { uid: "u1".into(), namespace: None, name: None }),
+        container: Some("main".into()),
+        released_at: Timestamp(1_700_000_000_000),
+        state: HookState::Due,
+    };
+    store.append(&[Entry::Hook(Box::new(hook))]).unwrap();
+    store.close().unwrap();
+}
+
+fn owed(node: &Node) -> usize {
+    store::peek(&node.state()).unwrap().owed.values().map(|devices| devices.len()).sum()
+}
+
+/// A node whose hook after release waits for `go`, and fails without `key`.
+fn node_with_a_hook_that_waits() -> Node {
+    let node = node("");
+    let text = "env >\"$1/env\"; echo run >>\"$1/runs\"\n\
+                while [ ! -e \"$1/go\" ]; do sleep 0.05; done\n\
+                [ -e \"$1/key\" ] || { echo no key >&2; exit 3; }\n";
+    let after_release = format!("after_release = {{ {}, timeout = \"1h\" }}", script(&node, text));
+    node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
+    node
+}
+
+/// Waits until the ledger knows the names of so many pods: the kubelet's checkpoint, which may be read first, has UIDs alone.
+fn named(node: &Node, pods: usize) {
+    let are_named = |grants: &Vec<Grant>| grants.iter().filter(|grant| grant.pod().is_some_and(|pod| pod.name.is_some())).count() == pods;
+    until("the names", || node.grants(), are_named);
+}
+
+/// The whole way: given back, hook under way, killed, run again, failed, mended. Nobody gets the device before its end.
+#[test]
+fn a_device_that_is_given_back_is_nobodys_until_its_hook_is_done_across_a_kill() {
+    run(async {
+        let node = node_with_a_hook_that_waits();
+        let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 1).await;
+        let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1))).await;
+        assert_eq!(pod.phase, PodPhase::Running);
+        // Also whose it is: who is gone is not listed, and is nameless for ever.
+        named(&node, 1);
+        assert_eq!((shown(&node), lines(&node, "runs").len()), (None, 0), "nothing is done to what is held");
+        let alloc_id = node.grants()[0].alloc_id.clone();
+
+        assert!(kubelet.delete_pod(&pod.uid).unwrap());
+        listed(&kubelet, &gpu(), (0, 1), HANG).await;
+        until("the run", || lines(&node, "runs").len(), |runs| *runs == 1);
+        assert_eq!(shown(&node), Some(("due".to_owned(), String::new())));
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        let refused = allocate(&mut api, &["dev:gpu0"]).await.unwrap_err();
+        assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("hook_pending"), "{refused}");
+        let env = lines(&node, "env");
+        for told in [
+            "HOLDFAST_PHASE=after_release",
+            "HOLDFAST_RESOURCE=example.com/gpu",
+            "HOLDFAST_DEVICE_ID=dev:gpu0",
+            "HOLDFAST_DEVICE_NODES=/dev/gpu0",
+            "HOLDFAST_POD_NAMESPACE=default",
+            "HOLDFAST_POD_NAME=train",
+            "HOLDFAST_CONTAINER=main",
+            &format!("HOLDFAST_POD_UID={}", pod.uid),
+            &format!("HOLDFAST_ALLOC_ID={alloc_id}"),
+        ] {
+            assert!(env.iter().any(|line| line == told), "`{told}` is not in {env:#?}");
+        }
+
+        daemon.kill();
+        assert!(node.grants().is_empty() && owed(&node) == 1, "given back, with its hook");
+        let daemon = node.start_daemon();
+        until("the second run", || lines(&node, "runs").len(), |runs| *runs == 2);
+        daemon.logged("registered with the kubelet").await;
+        assert_eq!(kubelet.capacity(&gpu()).allocatable, 0, "the first list of the next process says so already");
+        std::fs::write(left(&node, "go"), "").unwrap();
+        daemon.logged("the hook after release has failed").await;
+        let (state, why) = until("the failure", || shown(&node).unwrap(), |(state, _)| state == "failed");
+        assert!(state == "failed" && why == "exit status: 3", "{why}");
+        let text = String::from_utf8(node.output(&["status"]).stdout).unwrap();
+        assert!(text.contains("example.com/gpu: device dev:gpu0 is unhealthy") && text.contains("exit status: 3"), "{text}");
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        let refused = allocate(&mut api, &["dev:gpu0"]).await.unwrap_err();
+        assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("hook_failed"), "{refused}");
+
+        std::fs::write(left(&node, "key"), "").unwrap();
+        listed(&kubelet, &gpu(), (1, 0), HANG).await;
+        assert_eq!((shown(&node), owed(&node)), (None, 0));
+        allocate(&mut api, &["dev:gpu0"]).await.unwrap();
+    });
+}
+
+/// Waits beside the kubelet, which runs on this thread.
+async fn beside<T>(what: &str, look: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
+    let seen = async {
+        loop {
+            let value = look();
+            if fits(&value) {
+                return value;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    soon(what, seen).await
+}
+
+/// The kubelet gives a device on while something of the former pod still runs. The next pod's container is kept from starting
+/// until that has gone and the hook has ended well, across two kills, and is never disturbed afterwards.
+#[test]
+fn a_device_that_is_given_on_before_its_release_is_proven_starts_after_the_former_ones_hook_across_kills() {
+    run(async {
+        let node = node_with_a_hook_that_waits();
+        // A kubelet that has started lately: nothing is refused to it, and nothing released by its listings.
+        let restart_after = Duration::from_millis(100);
+        let kubelet = Kubelet::start(KubeletConfig { restart_after, ..node.kubelet_config() }).await.unwrap();
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 1).await;
+        let one = PodSpec::new("default", "one").init("prepare", &gpu(), 1).app("main", &gpu(), 1);
+        let one = soon("an admission", kubelet.add_pod(one)).await;
+        let runs = |uid: &str| kubelet.view(|view| view.pod(uid).is_some_and(|pod| pod.phase == PodPhase::Running));
+        beside("the first pod", || runs(&one.uid), |runs| *runs).await;
+        daemon.logged_often("bound", 2).await;
+
+        assert!(kubelet.force_delete_pod(&one.uid));
+        let spec = PodSpec::new("default", "two").app("main", &gpu(), 1);
+        let two = spec.uid.clone();
+        let mut adding = Box::pin(kubelet.add_pod(spec));
+        tokio::select! {
+            decided = &mut adding => panic!("it does not wait: {decided:?}"),
+            said = daemon.logged("is about to start, and waits") => {
+                assert!(said.contains("dev:gpu0") && said.contains("default/one"), "{said}");
+            }
+        }
+        daemon.kill();
+        assert!(lines(&node, "runs").is_empty() && node.grants().len() == 3 && owed(&node) == 0);
+        let mut daemon = node.start_daemon();
+        tokio::select! {
+            said = daemon.logged("is about to start, and waits") => assert!(said.contains("default/one"), "{said}"),
+            () = async { drop(adding.await); std::future::pending().await } => {}
+        }
+        named(&node, 2);
+
+        assert!(kubelet.delete_pod(&one.uid).unwrap());
+        beside("the run", || lines(&node, "runs").len(), |runs| *runs == 1).await;
+        assert!(!runs(&two) && owed(&node) == 1 && node.grants().len() == 1, "the former ones are released, with a hook");
+        for told in ["HOLDFAST_PHASE=after_release", "HOLDFAST_POD_NAME=one", &format!("HOLDFAST_POD_UID={}", one.uid)] {
+            assert!(lines(&node, "env").iter().any(|line| line == told), "`{told}` is not in {:#?}", lines(&node, "env"));
+        }
+        assert_eq!(kubelet.capacity(&gpu()).allocatable, 1, "a held device stays healthy, or a restart rejects the pod that waits");
+        daemon.kill();
+        let daemon = node.start_daemon();
+        beside("the second run", || lines(&node, "runs").len(), |runs| *runs == 2).await;
+        assert!(!runs(&two) && owed(&node) == 1);
+        std::fs::write(left(&node, "go"), "").unwrap();
+        let waiting = || kubelet.view(|view| view.pod(&two)?.containers.get("main")?.waiting.clone()).unwrap_or_default();
+        let said = beside("the error", waiting, |text| text.contains("exit status: 3")).await;
+        for part in
+            ["CreateContainerConfigError", "FailedPrecondition", "example.com/gpu", "`dev:gpu0`", "default/one", "exit status: 3", "mend"]
+        {
+            assert!(said.contains(part), "`{part}` is not in: {said}");
+        }
+        assert!(!runs(&two));
+        let status = String::from_utf8(node.output(&["status"]).stdout).unwrap();
+        let waits = "pod default/two cannot start yet with device dev:gpu0, since the hook after its release has failed ";
+        assert!(status.contains(waits) && !status.contains("unhealthy"), "{status}");
+        std::fs::write(left(&node, "key"), "").unwrap();
+        beside("the second pod", || runs(&two), |runs| *runs).await;
+        daemon.logged("the hook after release is done").await;
+        let often = lines(&node, "runs").len();
+        assert_eq!((owed(&node), node.grants().len()), (0, 1));
+
+        // Its own next start is nobody's business.
+        let starts =
+            || crate::common::count(&kubelet, |kind| matches!(kind, EventKind::ContainerStarted { pod_uid, .. } if *pod_uid == two));
+        let before = starts();
+        kubelet.crash_container(&two, "main");
+        beside("another start", starts, |starts| *starts > before).await;
+        assert_eq!(lines(&node, "runs").len(), often);
+    });
+}
+
+#[test]
+fn a_reset_is_written_into_sysfs_and_one_that_cannot_be_keeps_the_device_unhealthy() {
+    run(async {
+        let node = Node::new();
+        let host = SimNode::create(node.path("host")).unwrap();
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nafter_release = \"reset\"\n",
+        );
+        let gpus = name("nvidia.com/gpu");
+        owe(&node, &gpus, &host.gpu_uuid(3));
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        listed(&kubelet, &gpus, (7, 1), HANG).await;
+        let said = daemon.logged("the hook after release has failed").await;
+        assert!(said.contains("no file `reset`") && said.contains(&host.gpu_uuid(3)), "{said}");
+        let reset = |index: usize| node.path(&format!("host/sys/bus/pci/devices/{}/reset", host.gpu_address(index)));
+        (0..8).for_each(|index| std::fs::write(reset(index), "").unwrap());
+        listed(&kubelet, &gpus, (8, 0), HANG).await;
+        let written: Vec<_> = (0..8).filter(|index| std::fs::read_to_string(reset(*index)).unwrap() == "1").collect();
+        assert_eq!((written, owed(&node)), (vec![3], 0));
+    });
+}
+
+#[test]
+fn a_command_that_hangs_is_killed_with_its_children() {
+    run(async {
+        let node = node("");
+        let text = "sleep 1000 & echo $! >>\"$1/children\"; echo at it; wait\n";
+        let after_release = format!("after_release = {{ {}, timeout = \"1s\" }}", script(&node, text));
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
+        owe(&node, &gpu(), "dev:gpu0");
+        let daemon = node.start_daemon();
+        let said = daemon.logged("the hook after release has failed").await;
+        assert!(said.contains("has not ended within 1s"), "{said}");
+        let child = lines(&node, "children").remove(0);
+        let lives = || std::fs::read_to_string(format!("/proc/{child}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+        until("the end of the child", lives, |lives| !lives);
+    });
+}
+
+/// A daemon that ends takes its runs with it, and the next one begins anew.
+#[test]
+fn a_run_ends_with_the_daemon_and_stays_owed() {
+    run(async {
+        let node = node("");
+        let text = "echo $$ >>\"$1/runs\"; while :; do sleep 0.05; done\n";
+        let after_release = format!("after_release = {{ {}, timeout = \"1h\" }}", script(&node, text));
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{after_release}\n", resource("gpu")));
+        owe(&node, &gpu(), "dev:gpu0");
+        for life in 1..=2 {
+            let mut daemon = node.start_daemon();
+            until("the run", || lines(&node, "runs").len(), |runs| *runs == life);
+            daemon.logged("starting").await;
+            daemon.signal(nix::sys::signal::Signal::SIGTERM);
+            assert_eq!(daemon.ended().await.code(), Some(0));
+            let pid = lines(&node, "runs").pop().unwrap();
+            let lives = || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+            until("the end of the run", lives, |lives| !lives);
+            assert_eq!(owed(&node), 1);
+        }
+    });
+}
+
+#[test]
+fn what_the_configuration_has_no_more_is_dropped_and_said() {
+    run(async {
+        let node = node("");
+        owe(&node, &gpu(), "dev:gpu0");
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        daemon.logged("they are free without it").await;
+        offered(&kubelet, &gpu(), 1).await;
+        until("nothing is owed", || owed(&node), |owed| *owed == 0);
+    });
+}
+
+/// A mount makes no event: whoever is about to wipe a disk, or to give it away, looks.
+#[test]
+fn a_disk_that_the_host_has_mounted_since_the_last_scan_is_neither_wiped_nor_given_away() {
+    run(async {
+        let node = node("");
+        let write = |file: &str, text: &str| {
+            std::fs::create_dir_all(node.path(file).parent().unwrap()).unwrap();
+            std::fs::write(node.path(file), text).unwrap();
+        };
+        write("host/sys/class/block/gpu0/dev", "259:7\n");
+        let mount = || write("host/proc/1/mountinfo", "36 35 259:7 / /data rw - xfs /dev/disk/by-id/nvme-x rw\n");
+        let unmount = || std::fs::remove_file(node.path("host/proc/1/mountinfo")).unwrap();
+        // The first start on a node makes this directory, sees that it came, and scans once more; that scan is not to find the mount.
+        std::fs::create_dir_all(node.path("kubelet/device-plugins/.holdfast")).unwrap();
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 1).await;
+        mount();
+        let mut plugin = dial(&kubelet, &node, &gpu()).await;
+        let refused = allocate(&mut plugin, &["block:gpu0"]).await.unwrap_err();
+        assert!(refused.message().contains("because the host uses it: mounted at /data"), "{refused}");
+        unmount();
+        allocate(&mut plugin, &["block:gpu0"]).await.unwrap();
+        drop((daemon, plugin));
+
+        // A hook that fails is tried again, and by then somebody has mounted the disk to see what is on it.
+        let text =
+            format!("[ -e {} ] && echo >\"$1/wiped\"; echo run >>\"$1/runs\"; exit 3\n", node.path("host/proc/1/mountinfo").display());
+        let wipe = script(&node, &text);
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}after_release = {{ {wipe} }}\n", resource("gpu")));
+        std::fs::remove_dir_all(node.state()).unwrap();
+        owe(&node, &gpu(), "block:gpu0");
+        let _daemon = node.start_daemon();
+        until("the run", || lines(&node, "runs").len(), |runs| *runs == 1);
+        mount();
+        until(
+            "the refusal",
+            || shown(&node),
+            |shown| shown.as_ref().is_some_and(|(_, why)| why.contains("the host uses it: mounted at /data")),
+        );
+        assert!(!left(&node, "wiped").exists(), "what the host has mounted was wiped");
+    });
+}
+
+/// As the real kubelet, this one calls before every start, gives the container's error to its status, and tries again.
+#[test]
+fn a_container_starts_when_its_hook_has_ended_well_and_every_start_has_its_own() {
+    run(async {
+        let node = node("");
+        let text = "env >\"$1/env\"; echo run >>\"$1/runs\"; [ -e \"$1/key\" ] || { echo no key >&2; exit 3; }\n";
+        let before_start = format!("before_start = {{ {} }}", script(&node, text));
+        node.create_device("plain", 0);
+        let config = format!("[telemetry]\nlisten = \"off\"\n{}{before_start}\n{}", resource("gpu"), resource("plain"));
+        node.write_config(&config);
+        let restart_after = Duration::from_millis(100);
+        let kubelet = Kubelet::start(KubeletConfig { restart_after, ..node.kubelet_config() }).await.unwrap();
+        let _daemon: Daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 1).await;
+        offered(&kubelet, &name("example.com/plain"), 1).await;
+        let plain = PodSpec::new("default", "plain").app("main", &name("example.com/plain"), 1);
+        assert_eq!(soon("an admission", kubelet.add_pod(plain)).await.phase, PodPhase::Running);
+        assert!(lines(&node, "runs").is_empty(), "it has no hook");
+
+        let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1))).await;
+        assert_eq!(pod.phase, PodPhase::Pending);
+        let waiting = kubelet.view(|view| view.pod(&pod.uid).unwrap().containers["main"].waiting.clone()).unwrap();
+        for part in
+            ["CreateContainerConfigError", "before_start", "example.com/gpu", "`dev:gpu0`", "exit status: 3", "holdfast device show"]
+        {
+            assert!(waiting.contains(part), "`{part}` is not in: {waiting}");
+        }
+        std::fs::write(left(&node, "key"), "").unwrap();
+        let runs = |view: &holdfast::lab::sim::kubelet::View<'_>| view.pod(&pod.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
+        kubelet.wait_for(runs, HANG).await.unwrap();
+        let env = lines(&node, "env");
+        for told in ["HOLDFAST_PHASE=before_start", "HOLDFAST_DEVICE_ID=dev:gpu0", &format!("HOLDFAST_ALLOC_ID={}", alloc_of(&node))] {
+            assert!(env.iter().any(|line| line == told), "`{told}` is not in {env:#?}");
+        }
+        let before = lines(&node, "runs").len();
+        kubelet.crash_container(&pod.uid, "main");
+        // The kubelet runs on this thread.
+        let again = async {
+            while lines(&node, "runs").len() == before {
+                tokio::task::yield_now().await;
+            }
+        };
+        soon("another run", again).await;
+    });
+}
+
+fn alloc_of(node: &Node) -> AllocId {
+    node.grants().into_iter().find(|grant| grant.resource == gpu()).unwrap().alloc_id
+}
+
+/// An init container's grant and the next one's are of one pod: the reset waits until the ledger knows that, and is done.
+#[test]
+fn a_reset_before_the_start_is_done_for_every_container_of_a_pod() {
+    run(async {
+        let node = Node::new();
+        let host = SimNode::create(node.path("host")).unwrap();
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nbefore_start = \"reset\"\n",
+        );
+        let gpus = name("nvidia.com/gpu");
+        let reset = |index: usize| node.path(&format!("host/sys/bus/pci/devices/{}/reset", host.gpu_address(index)));
+        (0..8).for_each(|index| std::fs::write(reset(index), "").unwrap());
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpus, 8).await;
+        let spec = PodSpec::new("default", "train").init("prepare", &gpus, 1).app("main", &gpus, 1);
+        let pod = soon("an admission", kubelet.add_pod(spec)).await;
+        let runs = |view: &holdfast::lab::sim::kubelet::View<'_>| view.pod(&pod.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
+        kubelet.wait_for(runs, HANG).await.unwrap();
+        let held = kubelet.devices(&pod.uid, "main").remove(&gpus).unwrap();
+        let written = (0..8).filter(|index| std::fs::read_to_string(reset(*index)).unwrap() == "1");
+        let written: Vec<_> = written.map(|index| DeviceId::new(host.gpu_uuid(index))).collect();
+        assert_eq!(written, held.into_iter().collect::<Vec<_>>());
+    });
+}
+
+/// A pod that a later handler rejects never gets as far as a sandbox, so nobody learns its name; the kubelet gives its devices to the
+/// next pod all the same.
+#[test]
+fn a_pod_that_was_rejected_behind_its_allocate_does_not_keep_the_next_one_from_its_reset() {
+    run(async {
+        let node = Node::new();
+        let host = SimNode::create(node.path("host")).unwrap();
+        let resource = "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nbefore_start = \"reset\"\n";
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{resource}"));
+        let gpus = name("nvidia.com/gpu");
+        let reset = |index: usize| node.path(&format!("host/sys/bus/pci/devices/{}/reset", host.gpu_address(index)));
+        (0..8).for_each(|index| std::fs::write(reset(index), "").unwrap());
+        let restart_after = Duration::from_millis(100);
+        let kubelet = node.start_old_kubelet(KubeletConfig { restart_after, ..node.kubelet_config() }).await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &gpus, 8).await;
+        let rejected = PodSpec::new("default", "large").app("main", &gpus, 8).without_room();
+        let rejected = soon("a rejection", kubelet.add_pod(rejected)).await;
+        assert!(matches!(rejected.phase, PodPhase::Failed { .. }), "{:?}", rejected.phase);
+        daemon.logged("bound").await;
+
+        let next = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpus, 8))).await;
+        let runs = |view: &holdfast::lab::sim::kubelet::View<'_>| view.pod(&next.uid).is_some_and(|pod| pod.phase == PodPhase::Running);
+        kubelet.wait_for(runs, HANG).await.unwrap();
+        let has_it_alone = |grants: &Vec<Grant>| matches!(&grants[..], [one] if one.pod().is_some_and(|pod| pod.uid == next.uid));
+        beside("the release", || node.grants(), has_it_alone).await;
+    });
+}

@@ -1,0 +1,36 @@
+//! The daemon beside a simulated kubelet, subject by subject; and what its verbs print.
+
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a helper of a test fails the test, and prints its figures")]
+
+mod actors;
+mod affinity;
+mod answers;
+mod bad_input;
+mod bench;
+#[path = "../common/mod.rs"]
+mod common;
+mod demo;
+mod doctor;
+mod edges;
+mod growth;
+mod handover;
+mod health;
+mod hooks;
+mod kubelets;
+mod lifecycle;
+mod limits;
+mod metrics;
+mod modes;
+mod nodes;
+mod nvml;
+mod output;
+mod page;
+mod process_limits;
+mod questions;
+mod reach;
+mod reload;
+mod secrets;
+mod start;
+#[path = "../common/systemd.rs"]
+mod systemd;
+mod versions;

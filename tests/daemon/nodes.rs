@@ -1,0 +1,132 @@
+//! Nodes of `/dev` that come and go below a running daemon: folders that are one device, and devices in thousands of shares.
+
+use crate::common::{HANG, Node, allocate, dial, name, offered, run, soon};
+use holdfast::domain::ResourceName;
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec};
+use nix::sys::signal::Signal;
+use std::fs;
+
+/// Waits for a list of so many healthy and so many other devices.
+async fn listed(kubelet: &Kubelet, resource: &ResourceName, wanted: (usize, usize)) {
+    let newest = |kind: &EventKind| matches!(kind, EventKind::Listed { .. }) && kind.resource() == Some(resource);
+    let seen = |view: &holdfast::lab::sim::kubelet::View<'_>| {
+        let event = view.last(newest).map(|event| &event.kind);
+        matches!(event, Some(EventKind::Listed { healthy, unhealthy, .. }) if (*healthy, *unhealthy) == wanted)
+    };
+    kubelet.wait_for(seen, HANG).await.unwrap();
+}
+
+/// What a pod with one device of a resource gets.
+async fn nodes_of_a_pod(kubelet: &Kubelet, pod: &str, resource: &ResourceName) -> Vec<String> {
+    let outcome = soon("an admission", kubelet.add_pod(PodSpec::new("default", pod).app("main", resource, 1))).await;
+    assert_eq!(outcome.phase, PodPhase::Running);
+    let edits = kubelet.view(|view| view.pod(&outcome.uid).unwrap().containers["main"].edits.clone());
+    edits.devices.iter().map(|node| node.container.clone()).collect()
+}
+
+fn make(node: &Node, path: &str) {
+    let path = node.path("host/dev").join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, "").unwrap();
+}
+
+#[test]
+fn a_folder_of_nodes_is_one_device_for_as_many_containers_as_it_is_shared_by() {
+    run(async {
+        let node = Node::with(&[]);
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"example.com/audio\"\nclass = \"char\"\npaths = [\"/dev/snd\"]\nreplicas = 2\n",
+        );
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        let audio = name("example.com/audio");
+        listed(&kubelet, &audio, (0, 0)).await;
+        make(&node, "snd/controlC0");
+        listed(&kubelet, &audio, (2, 0)).await;
+        assert_eq!(nodes_of_a_pod(&kubelet, "first", &audio).await, ["/dev/snd/controlC0"]);
+        // What comes later is in the next answer, and the device is the same.
+        make(&node, "snd/by-path/pcm");
+        let had = |status: &serde_json::Value| status["devices"].to_string().contains("/dev/snd/by-path/pcm");
+        crate::common::until("the new node", || node.json(&["device", "show", "dev:snd"]), had);
+        assert_eq!(nodes_of_a_pod(&kubelet, "second", &audio).await, ["/dev/snd/by-path/pcm", "/dev/snd/controlC0"]);
+        assert_eq!(node.grants().len(), 2);
+        // Without a node nothing is left of it, and what is held stays in the list.
+        fs::remove_dir_all(node.path("host/dev/snd")).unwrap();
+        listed(&kubelet, &audio, (0, 2)).await;
+        make(&node, "snd/controlC1");
+        listed(&kubelet, &audio, (2, 0)).await;
+    });
+}
+
+#[test]
+fn sixteen_thousand_shares_are_one_list_that_is_remembered() {
+    const SHARES: usize = 16_384;
+    run(async {
+        // As long as a GPU's id.
+        let id = "GPU-1b2c3d4e-0001-4002-8003-0a0b0c0d0e";
+        let node = Node::with(&[(id, 1)]);
+        node.write_config(&format!(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"example.com/gpu\"\nclass = \"char\"\npaths = [\"/dev/{id}0\"]\nreplicas = {SHARES}\n"
+        ));
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        let gpu = name("example.com/gpu");
+        offered(&kubelet, &gpu, SHARES).await;
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        let shares: Vec<String> = (0..4).map(|n| format!("dev:{id}0::{n}")).collect();
+        allocate(&mut api, &shares.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
+        daemon.kill();
+        // What the kubelet was told is remembered, free shares too: none leaves the list at once (I3).
+        node.remove_device(id, 0);
+        let _daemon = node.start_daemon();
+        listed(&kubelet, &gpu, (0, SHARES)).await;
+    });
+}
+
+#[test]
+fn each_node_that_comes_is_a_resource_and_what_is_held_outlives_its_node() {
+    run(async {
+        let node = Node::with(&[]);
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"board/{node}\"\nclass = \"char\"\npaths = [{ regex = \"^i2c-[0-9]*$\" }, { regex = \"^snd$\" }]\n",
+        );
+        make(&node, "i2c-1");
+        make(&node, "i2c-x");
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        let (first, second, sound) = (name("board/i2c-1"), name("board/i2c-13"), name("board/snd"));
+        listed(&kubelet, &first, (1, 0)).await;
+        make(&node, "i2c-13");
+        listed(&kubelet, &second, (1, 0)).await;
+        make(&node, "snd/timer");
+        listed(&kubelet, &sound, (1, 0)).await;
+        assert_eq!(nodes_of_a_pod(&kubelet, "sound", &sound).await, ["/dev/snd/timer"]);
+        assert_eq!(nodes_of_a_pod(&kubelet, "bus", &second).await, ["/dev/i2c-13"]);
+        let resources = |document: &serde_json::Value| -> Vec<String> {
+            let devices = document["devices"].as_array().unwrap();
+            devices.iter().filter_map(|device| device["resource"].as_str().map(str::to_owned)).collect()
+        };
+        assert_eq!(resources(&node.json(&["discover"])), ["board/i2c-1", "board/i2c-13", "board/snd"]);
+
+        // Its resource has no node any more, and goes when it is free.
+        fs::remove_file(node.path("host/dev/i2c-13")).unwrap();
+        listed(&kubelet, &second, (0, 1)).await;
+        daemon.kill();
+        let daemon = node.start_daemon();
+        daemon.logged("registered with the kubelet").await;
+        listed(&kubelet, &second, (0, 1)).await;
+        make(&node, "i2c-13");
+        listed(&kubelet, &second, (1, 0)).await;
+        assert_eq!(node.grants().len(), 2);
+
+        // Another configuration counts with what is there.
+        node.write_config(
+            "[telemetry]\nlisten = \"off\"\n[[resource]]\nname = \"board/{node}\"\nclass = \"char\"\npaths = [{ regex = \"^i2c-[0-9]*$\" }]\nreplicas = 3\n",
+        );
+        assert!(node.command(&["config", "check"]).output().unwrap().status.success());
+        daemon.signal(Signal::SIGHUP);
+        // The former id stays for a while.
+        listed(&kubelet, &first, (3, 1)).await;
+        listed(&kubelet, &sound, (1, 0)).await;
+    });
+}

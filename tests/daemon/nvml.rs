@@ -1,0 +1,480 @@
+//! What only NVML tells, from a small library in its place that a test compiles: names of MIG instances, UUIDs of GPUs that
+//! nobody has used yet, a call that hangs, libraries that are missing or lack something.
+
+#![cfg(feature = "nvml")]
+
+use crate::common::inside::{has_program, say};
+use crate::common::{Node, allocate, count, dial, name, offered, run, soon};
+use holdfast::domain::{ContainerEdits, NvLinks, NvmlAsked, NvmlLibrary, NvmlQuestion, PciAddress};
+use holdfast::host::{HostRoot, NvmlAnswer, ask_nvml};
+use holdfast::kubelet::proto::v1beta1 as api;
+use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
+use holdfast::lab::sim::hardware::{GPUS, SimNode};
+use holdfast::lab::sim::kubelet::EventKind;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc;
+use tonic::transport::Channel;
+
+/// The library. `SCRIPT` has a line for each thing that it knows: `<what it is asked by> <its UUID>`, for each link
+/// `link <UUID>/<number> <1: it is active>/<where it leads>`, for two GPUs that reach each other by NVLink `p2p <UUID>/<UUID>`,
+/// `mig <UUID> <1: it is in MIG mode>`, and `lost <UUID>`. While `<SCRIPT>.hang`
+/// is there no call ends; each start of it adds a byte to `<SCRIPT>.starts`.
+const LIBRARY: &str = r#"
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+static char names[64][128];
+static int known = 0;
+static int says(const char *word, const char *what, char *rest) {
+    char line[256], key[128], name[128];
+    FILE *script = fopen(SCRIPT, "r");
+    int found = 0;
+    while (script && !found && fgets(line, sizeof line, script)) {
+        rest[0] = 0;
+        found = sscanf(line, "%127s %127s %127s", key, name, rest) >= 2 && !strcmp(key, word) && !strcmp(name, what);
+    }
+    if (script) fclose(script);
+    return found;
+}
+static int find(const char *by, void **device) {
+    char line[256], key[128], name[128];
+    FILE *script = fopen(SCRIPT, "r");
+    int found = 6;
+    while (script && found && fgets(line, sizeof line, script))
+        if (sscanf(line, "%127s %127s", key, name) == 2 && !strcmp(key, by)) {
+            strcpy(names[known % 64], name);
+            *device = names[known++ % 64];
+            found = 0;
+        }
+    if (script) fclose(script);
+    return found;
+}
+int nvmlInit_v2(void) {
+    FILE *starts = fopen(SCRIPT ".starts", "a");
+    if (starts) { fputc('.', starts); fclose(starts); }
+    while (!access(SCRIPT ".hang", F_OK)) usleep(1000);
+    return 0;
+}
+int nvmlShutdown(void) { return 0; }
+#ifndef OLD
+int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device) { return find(address, device); }
+#endif
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) { return find(uuid, device); }
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    strncpy(uuid, device, length);
+    return 0;
+}
+static int link_of(void *device, unsigned number, char *rest) {
+    char what[192];
+    if (says("lost", device, rest)) return 15;
+    snprintf(what, sizeof what, "%s/%u", (char *)device, number);
+    return says("link", what, rest) ? 0 : number < 18 ? 3 : 2;
+}
+int nvmlDeviceGetNvLinkState(void *device, unsigned number, unsigned *active) {
+    char rest[128];
+    int failed = link_of(device, number, rest);
+    *active = !failed && rest[0] == '1';
+    return failed;
+}
+int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
+    char rest[128];
+    if (says("lost", device, rest)) return 15;
+    if (!says("mig", device, rest)) return 3;
+    *current = rest[0] == '1';
+    *pending = rest[0] != '1';
+    return 0;
+}
+struct pci { char legacy[16]; unsigned domain, bus, device, ids, subsystem; char bus_id[32]; };
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned number, struct pci *pci) {
+    char rest[128];
+    int failed = link_of(device, number, rest);
+    if (!failed) strncpy(pci->bus_id, rest + 2, sizeof pci->bus_id);
+    return failed;
+}
+int nvmlDeviceGetP2PStatus(void *one, void *other, unsigned of, unsigned *status) {
+    char what[256], rest[128];
+    if (says("lost", one, rest) || says("lost", other, rest)) return 15;
+    snprintf(what, sizeof what, "%s/%s", (char *)one, (char *)other);
+    *status = of == 2 && says("p2p", what, rest) ? 0 : 5;
+    return 0;
+}
+"#;
+
+/// Compiles `text` to `library`, which obeys `script`. False, and it is said, where nothing compiles.
+fn compile(test: &str, text: &str, library: &Path, script: &Path, also: &[&str]) -> bool {
+    if !has_program("cc") {
+        say(format_args!("SKIPPED: {test}: there is no `cc` to compile a library in the place of NVML with"));
+        return false;
+    }
+    fs::create_dir_all(library.parent().unwrap()).unwrap();
+    let source = script.with_extension("c");
+    fs::write(&source, text).unwrap();
+    let script = format!("-DSCRIPT=\"{}\"", script.display());
+    let mut cc = Command::new("cc");
+    crate::common::inside::command(cc.args(["-shared", "-fPIC", &script, "-o"]).arg(library).args(also).arg(&source));
+    true
+}
+
+const LIBRARY_OF_THE_HOST: &str = "host/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
+const FIRST: &str = "MIG-5c89852c-d268-c3f3-1b07-005d5ae1dc3f";
+const SECOND: &str = "MIG-90443af0-2fe6-57fb-86fe-54186d5a6581";
+/// The GPU that is cut into MIG instances, and the one that shows no UUID.
+const CUT: usize = 2;
+const UNUSED: usize = 5;
+
+fn write(node: &Node, rel: &str, text: &str) {
+    let path = node.path("host").join(rel);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// A MIG instance as the driver shows it, with its nodes.
+fn cut(node: &Node, gi: u32) {
+    let mig = format!("proc/driver/nvidia/capabilities/gpu{CUT}/mig/gi{gi}");
+    for (path, minor) in [("access", 10 * gi), ("ci0/access", 10 * gi + 1)] {
+        write(node, &format!("{mig}/{path}"), &format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\n"));
+        write(node, &format!("dev/nvidia-caps/nvidia-cap{minor}"), "");
+    }
+}
+
+/// A node of which the driver does not tell everything, and the script of its library.
+fn node(config: &str) -> (Node, SimNode, PathBuf) {
+    let node = Node::new();
+    let hardware = SimNode::create(node.path("host")).unwrap();
+    cut(&node, 1);
+    let address = hardware.gpu_address(UNUSED);
+    let information = format!("GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t {UNUSED}\n");
+    write(&node, &format!("proc/driver/nvidia/gpus/{address}/information"), &information);
+    node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{config}"));
+    let script = node.path("script");
+    let (cut, uuid) = (hardware.gpu_address(CUT), hardware.gpu_uuid(CUT));
+    let unused = hardware.gpu_uuid(UNUSED);
+    fs::write(&script, format!("{cut} {uuid}\nMIG-{uuid}/1/0 {FIRST}\nMIG-{uuid}/2/0 {SECOND}\n{address} {unused}\n")).unwrap();
+    (node, hardware, script)
+}
+
+fn nvml_is_off(node: &Node) -> Option<String> {
+    node.json(&["status"])["signals_off"]["nvml"].as_str().map(str::to_owned)
+}
+
+fn visible(edits: &ContainerEdits) -> &str {
+    &edits.envs["NVIDIA_VISIBLE_DEVICES"]
+}
+
+#[test]
+fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_told_it() {
+    run(async {
+        let (node, hardware, script) = node("");
+        if !compile("names", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
+            return;
+        }
+        // The driver hangs at first: nobody waits for it.
+        fs::write(node.path("script.hang"), "").unwrap();
+        let kubelet = node.start_kubelet().await;
+        let gpu = name("nvidia.com/gpu");
+        let daemon = node.start_daemon();
+        offered(&kubelet, &gpu, GPUS - 1).await;
+        let refused = daemon.logged("told by NVML only").await;
+        assert!(refused.contains("gi1-ci0 is not offered"), "{refused}");
+
+        fs::remove_file(node.path("script.hang")).unwrap();
+        offered(&kubelet, &gpu, GPUS).await;
+        // Made without an event: a look at the driver's files finds it, as every poll is one.
+        cut(&node, 2);
+        write(&node, "dev/nvidia-caps-made", "");
+        offered(&kubelet, &gpu, GPUS + 1).await;
+        assert_eq!(nvml_is_off(&node), None);
+
+        let whole = hardware.gpu_uuid(CUT);
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        // An id that was published keeps, whatever better name is told later (I6).
+        let unused = hardware.gpu_address(UNUSED).to_string();
+        for id in [&format!("{whole}-gi1-ci0"), &format!("{whole}-gi2-ci0"), &unused] {
+            allocate(&mut api, &[id]).await.unwrap();
+        }
+        let grants = node.grants();
+        let told: Vec<&str> = grants.iter().map(|grant| visible(&grant.edits)).collect();
+        assert_eq!(told, [FIRST, SECOND, &hardware.gpu_uuid(UNUSED)]);
+
+        let found = node.json(&["discover"]);
+        let names = |found: &serde_json::Value| {
+            let devices = found["devices"].as_array().unwrap().iter();
+            devices
+                .filter_map(|device| device["attributes"]["uuid"].as_str().map(str::to_owned))
+                .filter(|uuid| uuid.starts_with("MIG-"))
+                .count()
+        };
+        assert_eq!(names(&found), 2, "a person is told the same");
+        drop(daemon);
+
+        // Held devices stay in the list of the next daemon, but cannot be given without their names.
+        fs::write(node.path("script.hang"), "").unwrap();
+        let registered = |kind: &EventKind| matches!(kind, EventKind::Registered { .. });
+        let before = count(&kubelet, registered);
+        let daemon = node.start_daemon();
+        kubelet
+            .wait_for(|view| view.events().iter().filter(|event| registered(&event.kind)).count() > before, crate::common::HANG)
+            .await
+            .unwrap();
+        offered(&kubelet, &gpu, GPUS + 1).await;
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        let id = format!("{whole}-gi1-ci0");
+        let refused = allocate(&mut api, &[&id]).await.unwrap_err();
+        assert!(refused.message().contains("told by NVML only"), "{refused}");
+        fs::remove_file(node.path("script.hang")).unwrap();
+        soon("the name", async { while allocate(&mut api, &[&id]).await.is_err() {} }).await;
+        assert_eq!(visible(&node.grants().last().unwrap().edits), FIRST);
+        drop(daemon);
+    });
+}
+
+#[test]
+fn a_mig_instance_has_a_cdi_name_with_its_own_uuid() {
+    run(async {
+        let resource = "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\ncontract = \"nvidia\"\nselect = { part = true }\nnvidia = { device_list_strategy = [\"cdi-cri\"] }\n";
+        let (node, hardware, script) = node(resource);
+        let library = node.path("elsewhere/libnvidia-ml.so.1");
+        if !compile("cdi", LIBRARY, &library, &script, &[]) {
+            return;
+        }
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n[nvidia]\nnvml = \"{}\"\n{resource}", library.display()));
+        let kubelet = node.start_kubelet().await;
+        let gpu = name("nvidia.com/gpu");
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu, 1).await;
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        allocate(&mut api, &[&format!("{}-gi1-ci0", hardware.gpu_uuid(CUT))]).await.unwrap();
+        assert_eq!(node.grants()[0].edits.cdi_devices, [format!("nvidia.com/gpu={FIRST}")]);
+    });
+}
+
+#[test]
+fn what_is_missing_is_told_once_and_only_where_it_is_needed() {
+    run(async {
+        let gpu = name("nvidia.com/gpu");
+        for (config, why) in [("", "is in none of the folders"), ("[nvidia]\nnvml = \"off\"\n", "the configuration says so")] {
+            let (node, ..) = node(config);
+            let kubelet = node.start_kubelet().await;
+            let daemon = node.start_daemon();
+            offered(&kubelet, &gpu, GPUS - 1).await;
+            let line = daemon.logged("what only NVML tells is not known").await;
+            assert!(line.contains(why), "{line}");
+            assert!(nvml_is_off(&node).unwrap().contains(why));
+        }
+        // Where the driver tells everything, and no GPU has another one beside it, nobody asks.
+        let node = Node::new();
+        let hardware = SimNode::create(node.path("host")).unwrap();
+        let script = node.path("script");
+        let one = format!(
+            "[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nselect = {{ address = [\"{}\"] }}\n",
+            hardware.gpu_address(0)
+        );
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{one}"));
+        if compile("nobody asks", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
+            let kubelet = node.start_kubelet().await;
+            let daemon = node.start_daemon();
+            offered(&kubelet, &gpu, 1).await;
+            soon("READY", daemon.logged("ready")).await;
+            assert_eq!(nvml_is_off(&node), None);
+            assert!(!node.path("script.starts").exists(), "the library was started");
+        }
+    });
+}
+
+/// One call, waited for.
+fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuestion) -> NvmlAnswer {
+    let (tell, told) = mpsc::channel();
+    ask_nvml(&HostRoot::new(root), library, question, move |answer| tell.send(answer).unwrap()).unwrap();
+    told.recv_timeout(crate::common::HANG).unwrap()
+}
+
+#[test]
+fn a_library_that_lacks_something_or_is_none_is_told_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let gpu: PciAddress = "0000:18:00.0".parse().unwrap();
+    let question = NvmlQuestion::from([(gpu, NvmlAsked::names([(1, 0)]))]);
+    let (library, script) = (dir.path().join("libnvidia-ml.so.1"), dir.path().join("script"));
+    let ask = || answer(dir.path(), &NvmlLibrary::At(library.clone()), question.clone());
+    let why = |answer: NvmlAnswer| answer.failed.unwrap_or_default();
+    fs::write(&library, "no library").unwrap();
+    assert!(why(ask()).contains("libnvidia-ml.so.1: a libloading error"), "{:?}", ask());
+
+    fs::remove_file(&library).unwrap();
+    if !compile("old", LIBRARY, &library, &script, &["-DOLD"]) {
+        return;
+    }
+    assert!(why(ask()).contains("nvmlDeviceGetHandleByPciBusId_v2"), "{:?}", ask());
+    fs::remove_file(&library).unwrap();
+    compile("foreign", "int something_else(void) { return 0; }", &library, &script, &[]);
+    assert!(why(ask()).contains("nvmlInit_v2"), "{:?}", ask());
+    fs::remove_file(&library).unwrap();
+    compile("endless", "int nvmlInit_v2(void) { return 0; }", &library, &script, &[]);
+    assert!(why(ask()).contains("is not complete"), "{:?}", ask());
+
+    // What it does know is told, whatever else it does not. (The one before was never let go, and keeps its path.)
+    let library = dir.path().join("another/libnvidia-ml.so.1");
+    compile("partial", LIBRARY, &library, &script, &[]);
+    fs::write(&script, format!("{gpu} GPU-1\nMIG-GPU-1/1/0 {FIRST}\n")).unwrap();
+    let other: PciAddress = "0000:19:00.0".parse().unwrap();
+    let question = NvmlQuestion::from([(gpu, NvmlAsked::names([(1, 0), (7, 0)])), (other, NvmlAsked::names([]))]);
+    let partial = answer(dir.path(), &NvmlLibrary::At(library.clone()), question);
+    assert_eq!((partial.told.uuid(gpu), partial.told.instance(gpu, (1, 0))), (Some("GPU-1"), Some(FIRST)));
+    assert_eq!((partial.told.instance(gpu, (7, 0)), partial.told.uuid(other)), (None, None));
+    assert!(why(partial).starts_with("the MIG instance 7/0 of 0000:18:00.0"));
+}
+
+/// What the library tells of GPUs at 0000:01:00.0, 0000:02:00.0 and so on, `GPU-1`, `GPU-2` and so on, of which the last one is not
+/// asked for its links; and why it does not tell everything.
+fn links_of(script: &str, gpus: u8) -> Option<(Vec<Option<NvLinks>>, Option<String>)> {
+    let dir = tempfile::tempdir().unwrap();
+    let (library, path) = (dir.path().join("libnvidia-ml.so.1"), dir.path().join("script"));
+    if !compile("links", LIBRARY, &library, &path, &[]) {
+        return None;
+    }
+    let named: Vec<(PciAddress, String)> =
+        (1..=gpus).map(|gpu| (format!("0000:{gpu:02x}:00.0").parse().unwrap(), format!("GPU-{gpu}"))).collect();
+    let known: String = named.iter().map(|(address, uuid)| format!("{address} {uuid}\n")).collect();
+    fs::write(&path, format!("{known}{script}")).unwrap();
+    let asked = |address: &PciAddress| NvmlAsked { links: *address != named.last().unwrap().0, ..NvmlAsked::default() };
+    let question = named.iter().map(|(address, _)| (*address, asked(address))).collect();
+    let NvmlAnswer { mut told, failed, untold } = answer(dir.path(), &NvmlLibrary::At(library), question);
+    assert_eq!(failed, None, "no name was asked for");
+    Some((named.iter().map(|(address, _)| told.gpus.remove(address)?.links).collect(), untold))
+}
+
+fn to(peers: &[(u8, u32)], down: u32) -> Option<NvLinks> {
+    let peers = peers.iter().map(|(gpu, links)| (format!("0000:{gpu:02x}:00.0").parse().unwrap(), *links)).collect();
+    Some(NvLinks { peers, down })
+}
+
+#[test]
+fn bridges_are_counted_by_their_links_and_what_is_no_gpu_or_not_active_is_none() {
+    let script = "link GPU-1/0 1/00000000:02:00.0\nlink GPU-1/1 1/00000000:02:00.0\nlink GPU-1/2 0/\n\
+                  link GPU-2/0 1/00000000:01:00.0\nlink GPU-2/1 1/00000000:01:00.0\nlink GPU-2/3 1/00000006:00:00.1\n\
+                  link GPU-3/5 1/00000006:00:00.0\nlink GPU-5/0 1/00000000:03:00.0\n\
+                  p2p GPU-1/GPU-2\np2p GPU-2/GPU-1\np2p GPU-3/GPU-6\np2p GPU-4/GPU-1\n";
+    let Some((links, failed)) = links_of(script, 6) else { return };
+    assert_eq!(links, [to(&[(2, 2)], 1), to(&[(1, 2)], 0), to(&[], 0), to(&[], 0), to(&[], 0), None]);
+    assert_eq!(failed, None, "a GPU without links is no failure");
+}
+
+#[test]
+fn through_a_switch_all_are_reached_alike_and_a_lost_gpu_takes_nobody_along() {
+    // The switch has an address, or none that can be seen; each GPU is at it by another number of links.
+    let links: String =
+        (1..=4).flat_map(|gpu| (0..gpu).map(move |link| format!("link GPU-{gpu}/{link} 1/00000000:c{link}:00.0\n"))).collect();
+    let pairs: String = (1..=4).flat_map(|one| (1..=4).map(move |other| format!("p2p GPU-{one}/GPU-{other}\n"))).collect();
+    let Some((told, failed)) = links_of(&format!("{links}{pairs}"), 4) else { return };
+    assert_eq!((told, failed), (vec![to(&[(2, 1), (3, 1)], 0), to(&[(1, 1), (3, 1)], 0), to(&[(1, 1), (2, 1)], 0), None], None));
+
+    let Some((told, failed)) = links_of(&format!("lost GPU-2\n{links}{pairs}"), 4) else { return };
+    assert_eq!(told, [to(&[(3, 1)], 1), None, to(&[(1, 1)], 1), None], "and is looked for again");
+    assert!(failed.as_ref().is_some_and(|why| why.starts_with("the links of the GPU 0000:02:00.0")), "{failed:?}");
+}
+
+#[test]
+fn a_mig_mode_is_told_as_it_is_and_not_as_it_is_set_for_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let (library, script) = (dir.path().join("libnvidia-ml.so.1"), dir.path().join("script"));
+    if !compile("modes", LIBRARY, &library, &script, &[]) {
+        return;
+    }
+    let gpus: Vec<PciAddress> = (1..=4).map(|gpu| format!("0000:0{gpu}:00.0").parse().unwrap()).collect();
+    let known: String = gpus.iter().map(|gpu| format!("{gpu} GPU-{gpu}\n")).collect();
+    fs::write(&script, format!("{known}mig GPU-{} 1\nmig GPU-{} 0\nlost GPU-{} -\n", gpus[0], gpus[1], gpus[3])).unwrap();
+    let question = gpus.iter().map(|gpu| (*gpu, NvmlAsked { mig_mode: true, ..NvmlAsked::default() })).collect();
+    let NvmlAnswer { told, failed, untold } = answer(dir.path(), &NvmlLibrary::At(library), question);
+    let modes: Vec<Option<bool>> = gpus.iter().map(|gpu| told.gpus.get(gpu)?.mig_mode).collect();
+    assert_eq!(modes, [Some(true), Some(false), Some(false), None], "the third knows of no such mode, the fourth is lost");
+    assert!(failed.is_none() && untold.is_some_and(|why| why.starts_with("the MIG mode of the GPU 0000:04:00.0")));
+}
+
+#[test]
+fn a_gpu_in_mig_mode_is_offered_by_its_instances_only_also_while_it_has_none() {
+    run(async {
+        let node = Node::new();
+        let hardware = SimNode::create(node.path("host")).unwrap();
+        node.write_config("[telemetry]\nlisten = \"off\"\n");
+        let (script, gpu) = (node.path("script"), name("nvidia.com/gpu"));
+        if !compile("mode", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
+            return;
+        }
+        let (address, uuid) = (hardware.gpu_address(CUT), hardware.gpu_uuid(CUT));
+        fs::write(&script, format!("{address} {uuid}\nmig {uuid} 1\nMIG-{uuid}/1/0 {FIRST}\n")).unwrap();
+        fs::create_dir_all(node.path(&format!("host/proc/driver/nvidia/capabilities/gpu{CUT}/mig"))).unwrap();
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        offered(&kubelet, &gpu, GPUS - 1).await;
+        let line = daemon.logged("because it is in MIG mode without an instance").await;
+        assert!(line.contains(&uuid) && line.contains("nvidia-smi mig -cgi"), "{line}");
+
+        cut(&node, 1);
+        write(&node, "dev/nvidia-caps-made", "");
+        offered(&kubelet, &gpu, GPUS).await;
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        assert!(allocate(&mut api, &[&uuid]).await.is_err());
+        allocate(&mut api, &[&format!("{uuid}-gi1-ci0")]).await.unwrap();
+        assert_eq!(visible(&node.grants()[0].edits), FIRST);
+    });
+}
+
+#[test]
+fn gpus_with_a_bridge_between_them_are_preferred_as_soon_as_nvml_has_told_it_by_the_ids_that_they_had() {
+    run(async {
+        let node = Node::new();
+        let hardware = SimNode::create(node.path("host")).unwrap();
+        node.write_config("[telemetry]\nlisten = \"off\"\n");
+        let (script, gpu) = (node.path("script"), name("nvidia.com/gpu"));
+        if !compile("preferred", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
+            return;
+        }
+        // A bridge from socket to socket; while the library hangs nobody knows of it.
+        let [one, other] = [1, 6];
+        let known: String = (0..GPUS).map(|index| format!("{} {}\n", hardware.gpu_address(index), hardware.gpu_uuid(index))).collect();
+        let half = |one: usize, other: usize| {
+            let [from, to] = [one, other].map(|index| hardware.gpu_uuid(index));
+            format!("link {from}/0 1/0000{}\np2p {from}/{to}\n", hardware.gpu_address(other))
+        };
+        fs::write(&script, format!("{known}{}{}", half(one, other), half(other, one))).unwrap();
+        fs::write(node.path("script.hang"), "").unwrap();
+        let kubelet = node.start_kubelet().await;
+        let _daemon = node.start_daemon();
+        offered(&kubelet, &gpu, GPUS).await;
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        let all: Vec<String> = (0..GPUS).map(|index| hardware.gpu_uuid(index)).collect();
+        assert_eq!(preferred(&mut api, &all, 2).await, all[..2], "behind one switch");
+
+        fs::remove_file(node.path("script.hang")).unwrap();
+        let bridged = [all[one].clone(), all[other].clone()];
+        soon("the bridge", async { while preferred(&mut api, &all, 2).await != bridged {} }).await;
+        let dropped = |kind: &EventKind| {
+            matches!(kind, EventKind::Listed { healthy, unhealthy, .. } if (*healthy, *unhealthy) != (GPUS, 0))
+                && kind.resource() == Some(&gpu)
+        };
+        assert_eq!(count(&kubelet, dropped), 0, "no device was lost for it");
+        assert_eq!(preferred(&mut api, &all, i32::try_from(GPUS).unwrap()).await.len(), GPUS, "all by the ids that they had");
+        assert_eq!(nvml_is_off(&node), None);
+
+        let found = node.json(&["discover"]);
+        let hives = found["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|device| Some((device["id"].as_str()?, device["attributes"]["hive"].as_str()?)));
+        let hive = format!("nvlink:{}", hardware.gpu_address(one));
+        assert_eq!(hives.collect::<Vec<_>>(), [(bridged[0].as_str(), hive.as_str()), (bridged[1].as_str(), hive.as_str())]);
+    });
+}
+
+/// What is preferred of these.
+async fn preferred(api: &mut DevicePluginClient<Channel>, available: &[String], size: i32) -> Vec<String> {
+    let request = api::ContainerPreferredAllocationRequest {
+        available_device_i_ds: available.to_vec(),
+        must_include_device_i_ds: Vec::new(),
+        allocation_size: size,
+    };
+    let request = api::PreferredAllocationRequest { container_requests: vec![request] };
+    api.get_preferred_allocation(request).await.unwrap().into_inner().container_responses.remove(0).device_i_ds
+}

@@ -1,0 +1,554 @@
+//! Another configuration for a daemon that runs: what changed changes, what did not is not touched, and a file that is not valid
+//! changes nothing.
+
+use crate::common::{
+    Daemon, HANG, Node, Random, allocate, count, dial, http_get, name, notified, offered, quiet_crashes, resource, run, soon, telemetry,
+};
+use holdfast::app::{App, ConfigReport};
+use holdfast::config::ResourceChange;
+use holdfast::domain::{Health, Reason, ResourceName};
+use holdfast::kubelet::proto::v1beta1 as api;
+use holdfast::lab::sim::kubelet::{EventKind, Kubelet, PodPhase, PodSpec, View};
+use nix::sys::signal::Signal;
+use std::cell::Cell;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::UnixDatagram;
+
+/// For a minute, as it is run, a removed resource has its devices; it ends some seconds later.
+const LEAVE_AFTER: Duration = Duration::from_secs(12);
+
+fn gpu() -> ResourceName {
+    name("example.com/gpu")
+}
+
+fn nic() -> ResourceName {
+    name("example.com/nic")
+}
+
+/// A configuration of these resources, without telemetry.
+fn config(resources: &[String]) -> String {
+    format!("[telemetry]\nlisten = \"off\"\n{}", resources.concat())
+}
+
+async fn reload(app: &mut App) -> holdfast::config::Change {
+    soon("a reload", app.reload()).await.unwrap()
+}
+
+fn report(app: &App) -> ConfigReport {
+    app.views.config.borrow().clone()
+}
+
+/// What the list says of an id; `None` where it is not in it.
+fn health(app: &App, resource: &ResourceName, id: &str) -> Option<Health> {
+    let inventory = app.views.inventory.borrow();
+    inventory.resources.get(resource)?.devices.iter().find(|(listed, _)| listed.as_str() == id).map(|(_, offered)| offered.health)
+}
+
+/// What the kubelet has seen of a resource: Registers, lists, ends of streams.
+fn seen(kubelet: &Kubelet, resource: &ResourceName) -> (usize, usize, usize) {
+    let of = |fits: fn(&EventKind) -> bool| count(kubelet, |kind| fits(kind) && kind.resource() == Some(resource));
+    let registers = of(|kind| matches!(kind, EventKind::Options { .. }));
+    let lists = of(|kind| matches!(kind, EventKind::Listed { .. }));
+    (registers, lists, of(|kind| matches!(kind, EventKind::StreamEnded { .. })))
+}
+
+/// Waits until the Registers are through that settle a new registration: one is 12 s after it.
+async fn settled(kubelet: &Kubelet, resource: &ResourceName) {
+    let is_over = |view: &View<'_>| view.lists(resource) >= 3 && view.lists(resource) == view.registers(resource);
+    kubelet.wait_for(is_over, HANG).await.unwrap();
+}
+
+async fn standing(kubelet: &Kubelet, what: &str, fits: impl Fn(&View<'_>) -> bool, within: Duration) {
+    kubelet.wait_for(fits, within).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+}
+
+#[test]
+fn what_is_as_it_was_is_not_touched_while_others_come_and_change_under_load() {
+    run(async {
+        let node = Node::with(&[("gpu", 8)]);
+        (0..4).for_each(|index| node.create_device("nic", index));
+        let kubelet = node.start_kubelet().await;
+        let mut app = node.start_app().await;
+        offered(&kubelet, &gpu(), 8).await;
+        settled(&kubelet, &gpu()).await;
+        let before = seen(&kubelet, &gpu());
+
+        let (done, calls) = (Cell::new(false), Cell::new(0));
+        let load = async {
+            let mut plugin = dial(&kubelet, &node, &gpu()).await;
+            while !done.get() {
+                allocate(&mut plugin, &["dev:gpu0"]).await.unwrap();
+                calls.set(calls.get() + 1);
+            }
+        };
+        let reloads = async {
+            let enough = async |more: u32| {
+                let wanted = calls.get() + more;
+                while calls.get() < wanted {
+                    tokio::task::yield_now().await;
+                }
+            };
+            enough(20).await;
+            node.write_config(&config(&[resource("gpu"), resource("nic")]));
+            let change = reload(&mut app).await;
+            assert_eq!(change.resources.get(&nic()), Some(&ResourceChange::Added));
+            offered(&kubelet, &nic(), 4).await;
+            enough(20).await;
+            // Its environment counts for the next Allocate, and the kubelet is told nothing.
+            settled(&kubelet, &nic()).await;
+            let of_nic = seen(&kubelet, &nic());
+            node.write_config(&config(&[resource("gpu"), format!("{}env = {{ SPEED = \"fast\" }}\n", resource("nic"))]));
+            assert_eq!(reload(&mut app).await.resources.get(&nic()), Some(&ResourceChange::Changed(vec!["env"])));
+            let request = api::ContainerAllocateRequest { devices_ids: vec!["dev:nic0".into()] };
+            let mut plugin = dial(&kubelet, &node, &nic()).await;
+            let answer = plugin.allocate(api::AllocateRequest { container_requests: vec![request] }).await.unwrap().into_inner();
+            assert_eq!(answer.container_responses[0].envs.get("SPEED").map(String::as_str), Some("fast"));
+            assert_eq!(seen(&kubelet, &nic()), of_nic, "nothing that the kubelet was told has changed");
+            // What it is told at Register has: that it has to call before a start.
+            let hook = "before_start = { command = [\"/bin/true\"] }\n";
+            node.write_config(&config(&[resource("gpu"), format!("{}{hook}", resource("nic"))]));
+            assert_eq!(reload(&mut app).await.resources.get(&nic()), Some(&ResourceChange::Changed(vec!["env", "before_start"])));
+            standing(&kubelet, "another Register", |view| view.registers(&nic()) > u64::try_from(of_nic.0).unwrap(), HANG).await;
+            offered(&kubelet, &nic(), 4).await;
+            enough(20).await;
+            // The same text again is no change at all.
+            let generation = report(&app).generation;
+            assert!(reload(&mut app).await.is_empty());
+            assert_eq!((report(&app).generation, generation), (4, 4));
+            done.set(true);
+        };
+        tokio::join!(load, reloads);
+        println!("{} Allocates, none refused", calls.get());
+        assert_eq!(seen(&kubelet, &gpu()), before, "no Register, no list, no end of a stream");
+        assert_eq!(kubelet.panicked(), None);
+        app.shut_down().await;
+    });
+}
+
+/// Both resources go; the one that nobody holds a device of when its devices may leave, the other one that long after its last
+/// holder.
+#[test]
+fn a_removed_resource_lives_while_it_is_held_and_then_leaves_in_order() {
+    run(async {
+        let node = Node::with(&[("gpu", 2), ("nic", 2)]);
+        let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
+        let mut app = node.start_app_with(|settings| settings.leave_after = LEAVE_AFTER).await;
+        offered(&kubelet, &gpu(), 2).await;
+        offered(&kubelet, &nic(), 2).await;
+        let pod =
+            soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").init("prepare", &gpu(), 1).app("main", &gpu(), 1))).await;
+        assert_eq!(pod.phase, PodPhase::Running);
+        let held = kubelet.devices(&pod.uid, "main")[&gpu()].first().unwrap().to_string();
+        let free = if held == "dev:gpu0" { "dev:gpu1" } else { "dev:gpu0" };
+        // The daemon learns who holds it; else the release of a grant that never started would come.
+        soon("the binding", app.views.grants.clone().wait_for(|grants| grants.iter().any(|grant| grant.pod().is_some()))).await.unwrap();
+
+        node.write_config(&config(&[]));
+        // Without any resource the known hardware is offered, of which there is none.
+        reload(&mut app).await;
+        assert_eq!(health(&app, &gpu(), &held), Some(Health::Healthy), "a holder keeps it");
+        assert_eq!(health(&app, &gpu(), free), Some(Health::Unhealthy(Reason::Deselected)));
+        assert_eq!(health(&app, &nic(), "dev:nic0"), Some(Health::Unhealthy(Reason::Deselected)));
+        offered(&kubelet, &gpu(), 1).await;
+        offered(&kubelet, &nic(), 0).await;
+        let refused = allocate(&mut dial(&kubelet, &node, &gpu()).await, &[free]).await.unwrap_err();
+        assert!(refused.message().contains("deselected"), "{refused}");
+        // Also with actors that are built again.
+        quiet_crashes();
+        app.actors.health.crash().await.unwrap();
+        app.actors.discovery.crash().await.unwrap();
+        app.actors.registration.crash().await.unwrap();
+        offered(&kubelet, &gpu(), 1).await;
+        assert_eq!(health(&app, &gpu(), &held), Some(Health::Healthy));
+
+        assert!(kubelet.delete_pod(&pod.uid).unwrap());
+        let mut inventory = app.views.inventory.clone();
+        let gone = async { drop(inventory.wait_for(|inventory| inventory.resources.is_empty()).await.unwrap()) };
+        tokio::time::timeout(LEAVE_AFTER + HANG, gone).await.expect("both resources end");
+        let is_over = |view: &View<'_>| {
+            let ended = |name: &ResourceName| !view.standing(name).is_streaming && view.capacity(name).capacity == 0;
+            ended(&gpu()) && ended(&nic())
+        };
+        standing(&kubelet, "the registrations end", is_over, HANG).await;
+        let registers = [seen(&kubelet, &gpu()).0, seen(&kubelet, &nic()).0];
+        assert!(app.views.registrations.borrow().is_empty());
+        let sockets = || std::fs::read_dir(node.sockets()).into_iter().flatten().count();
+        crate::common::until("no socket is left", sockets, |left| *left == 0);
+        assert_eq!(kubelet.panicked(), None, "no device left a list that the kubelet could have been giving away");
+
+        // It comes again as new.
+        node.write_config(&config(&[resource("gpu")]));
+        reload(&mut app).await;
+        offered(&kubelet, &gpu(), 2).await;
+        assert!(seen(&kubelet, &gpu()).0 > registers[0]);
+        assert_eq!(seen(&kubelet, &nic()).0, registers[1], "what has ended is not registered again");
+        app.shut_down().await;
+    });
+}
+
+#[test]
+fn a_device_that_moves_is_healthy_in_one_list_at_most() {
+    run(async {
+        let node = Node::with(&[("gpu", 4)]);
+        let resources = |first: &str, second: &str| {
+            let one =
+                |name: &str, paths: &str| format!("[[resource]]\nname = \"example.com/{name}\"\nclass = \"char\"\npaths = [{paths}]\n");
+            config(&[one("gpu", first), one("nic", second)])
+        };
+        node.write_config(&resources("\"/dev/gpu0\", \"/dev/gpu1\"", "\"/dev/gpu2\", \"/dev/gpu3\""));
+        let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
+        let mut app = node.start_app().await;
+        offered(&kubelet, &gpu(), 2).await;
+        offered(&kubelet, &nic(), 2).await;
+        let pod = soon("an admission", kubelet.add_pod(PodSpec::new("default", "train").app("main", &gpu(), 1))).await;
+        let held = kubelet.devices(&pod.uid, "main")[&gpu()].first().unwrap().to_string();
+        let free = if held == "dev:gpu0" { "dev:gpu1" } else { "dev:gpu0" };
+        soon("the binding", app.views.grants.clone().wait_for(|grants| grants.iter().any(|grant| grant.pod().is_some()))).await.unwrap();
+
+        // Every list that is ever published.
+        let mut inventory = app.views.inventory.clone();
+        let watched = tokio::task::spawn_local(async move {
+            while inventory.changed().await.is_ok() {
+                let now = inventory.borrow_and_update().clone();
+                for (id, _) in now.resources[&gpu()].devices.iter().filter(|(_, offered)| offered.health.is_healthy()) {
+                    let other = now.resources[&nic()].devices.get(id);
+                    assert!(other.is_none_or(|offered| !offered.health.is_healthy()), "{id} is healthy twice");
+                }
+            }
+        });
+        node.write_config(&resources("\"/dev/gpu2\", \"/dev/gpu3\"", "\"/dev/gpu0\", \"/dev/gpu1\""));
+        reload(&mut app).await;
+        assert_eq!(health(&app, &gpu(), &held), Some(Health::Healthy));
+        assert_eq!(health(&app, &nic(), &held), Some(Health::Unhealthy(Reason::HeldAsOther)));
+        // One that nobody holds changes hands after some seconds: whoever was just being given it has it by then.
+        assert_eq!(health(&app, &nic(), free), Some(Health::Unhealthy(Reason::HeldAsOther)));
+        offered(&kubelet, &nic(), 1).await;
+        assert_eq!(health(&app, &nic(), free), Some(Health::Healthy));
+        offered(&kubelet, &gpu(), 3).await;
+        assert!(allocate(&mut dial(&kubelet, &node, &nic()).await, &[&held]).await.is_err());
+
+        assert!(kubelet.delete_pod(&pod.uid).unwrap());
+        offered(&kubelet, &nic(), 2).await;
+        assert_eq!(health(&app, &nic(), &held), Some(Health::Healthy));
+        assert!(!watched.is_finished(), "two lists offered the same device");
+        watched.abort();
+        app.shut_down().await;
+    });
+}
+
+#[test]
+fn shares_that_are_no_more_say_nothing_of_their_device() {
+    run(async {
+        let node = Node::with(&[("gpu", 1)]);
+        let shared = |replicas: u32| config(&[format!("{}replicas = {replicas}\n", resource("gpu"))]);
+        node.write_config(&shared(8));
+        let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
+        let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
+        notified(&systemd, "READY=1").await;
+        let with = async |text: String| {
+            node.write_config(&text);
+            daemon.signal(Signal::SIGHUP);
+            notified(&systemd, "RELOADING=1").await;
+            notified(&systemd, "READY=1").await;
+            node.json(&["status"])
+        };
+        let status = with(shared(4)).await;
+        let listed = &status["resources"][0];
+        assert_eq!((&listed["devices"], &listed["healthy"]), (&8.into(), &4.into()), "four leave the list: {status}");
+        assert_eq!(status["ailing"], serde_json::json!([]), "{status}");
+        // Where none is left it is the device that goes.
+        let status = with(config(&[resource("nic")])).await;
+        assert_eq!((&status["ailing"][0]["id"], &status["ailing"][0]["reason"]), (&"dev:gpu0".into(), &"deselected".into()), "{status}");
+        daemon.signal(Signal::SIGTERM);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+    });
+}
+
+#[test]
+fn a_bad_file_keeps_the_last_good_one_and_says_so() {
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        let good = format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu"));
+        node.write_config(&good);
+        let kubelet = node.start_kubelet().await;
+        let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
+        let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
+        notified(&systemd, "READY=1").await;
+        offered(&kubelet, &gpu(), 2).await;
+        let address = telemetry(&daemon).await;
+        let metric = |line: &str| http_get(address, "/metrics").1.lines().any(|told| told == line);
+        assert!(metric("holdfast_config_last_reload_successful 1"));
+
+        let signal = async |daemon: &Daemon| {
+            daemon.signal(Signal::SIGHUP);
+            notified(&systemd, "RELOADING=1").await;
+            notified(&systemd, "READY=1").await;
+        };
+        node.write_config(&format!("{good}replica = 3\n"));
+        signal(&daemon).await;
+        let status = node.json(&["status"]);
+        let error = status["config"]["error"].as_str().unwrap();
+        let (file, line) = (node.config_file(), good.lines().count() + 1);
+        assert!(error.contains(&format!("`{}`, line {line}", file.display())) && error.contains("unknown key `replica`"), "{error}");
+        assert_eq!((status["config"]["generation"].as_u64(), status["resources"][0]["healthy"].as_u64()), (Some(1), Some(2)));
+        let table = String::from_utf8(node.output(&["status"]).stdout).unwrap();
+        assert!(table.contains(error), "{table}");
+        assert!(metric("holdfast_config_last_reload_successful 0") && metric("holdfast_config_reloads_total{result=\"error\"} 1"));
+        daemon.logged("the last good one stays").await;
+        allocate(&mut dial(&kubelet, &node, &gpu()).await, &["dev:gpu0"]).await.unwrap();
+
+        // What only a start can take is told as such, and no longer when it is as it was.
+        node.write_config(&good.replace("127.0.0.1:0", "127.0.0.1:1"));
+        signal(&daemon).await;
+        let status = node.json(&["status"]);
+        assert_eq!(
+            (&status["config"]["error"], &status["config"]["needs_restart"]),
+            (&serde_json::Value::Null, &serde_json::json!(["telemetry.listen"]))
+        );
+        assert!(String::from_utf8(node.output(&["status"]).stdout).unwrap().contains("telemetry.listen"));
+        assert!(metric("holdfast_config_last_reload_successful 1"));
+        node.write_config(&good);
+        signal(&daemon).await;
+        assert_eq!(node.json(&["status"])["config"]["needs_restart"], serde_json::json!([]));
+        daemon.signal(Signal::SIGTERM);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+    });
+}
+
+/// Writes a volume as the kubelet does: a folder of its own for each version, and a link that is exchanged at once.
+fn publish(volume: &Path, version: &str, files: &[(&str, &str)]) {
+    std::fs::create_dir_all(volume.join(version)).unwrap();
+    for (file, text) in files {
+        std::fs::write(volume.join(version).join(file), text).unwrap();
+        let link = volume.join(file);
+        if link.symlink_metadata().is_err() {
+            symlink(Path::new("..data").join(file), link).unwrap();
+        }
+    }
+    symlink(version, volume.join("..data_tmp")).unwrap();
+    std::fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+}
+
+#[test]
+fn a_config_map_that_is_exchanged_counts_by_itself_and_an_edit_does_not() {
+    run(async {
+        let node = Node::new();
+        ["gpu", "nic", "disk"].iter().for_each(|stem| node.create_device(stem, 0));
+        let (volume, drop_ins) = (node.path("etc"), node.path("etc/config.d"));
+        publish(&volume, "..1", &[("config.toml", &config(&[resource("gpu")]))]);
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 1).await;
+        publish(&volume, "..2", &[("config.toml", &config(&[resource("gpu"), resource("nic")]))]);
+        offered(&kubelet, &nic(), 1).await;
+        // Also in a folder of drop-ins that has come since.
+        publish(&drop_ins, "..1", &[("10.toml", &resource("disk"))]);
+        offered(&kubelet, &name("example.com/disk"), 1).await;
+        // A bad one changes nothing, the next good one counts.
+        publish(&volume, "..3", &[("config.toml", "nonsense")]);
+        daemon.logged("the last good one stays").await;
+        publish(&volume, "..4", &[("config.toml", &config(&[resource("gpu"), resource("nic")]))]);
+        crate::common::until("it is good again", || node.json(&["status"])["config"]["error"].is_null(), |good| *good);
+
+        // A file beside is nobody's business before a signal comes: the reload that the exchange brings finds it, and the one before
+        // has not.
+        std::fs::write(drop_ins.join("20.toml"), "[ledger]\nrefuse = \"never\"\n").unwrap();
+        assert_eq!(daemon.log().iter().filter(|line| line.contains("ledger.refuse")).count(), 0);
+        daemon.signal(Signal::SIGHUP);
+        daemon.logged("ledger.refuse").await;
+        daemon.signal(Signal::SIGTERM);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+    });
+}
+
+/// What a process has open, and how many threads it has.
+fn footprint(daemon: &Daemon, node: &Node) -> (usize, usize, usize) {
+    let entries = |path: String| std::fs::read_dir(path).unwrap().count();
+    let pid = daemon.pid();
+    (entries(format!("/proc/{pid}/fd")), entries(format!("/proc/{pid}/task")), std::fs::read_dir(node.sockets()).unwrap().count())
+}
+
+#[test]
+fn fifty_reloads_in_a_row_leave_nothing_behind() {
+    run(async {
+        let node = Node::with(&[("gpu", 2), ("nic", 1)]);
+        let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
+        // No kubelet: what a registration has open is not what is looked at here.
+        let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
+        notified(&systemd, "READY=1").await;
+        let round = async |number: usize| {
+            let env = format!("env = {{ ROUND = \"{number}\" }}\n");
+            node.write_config(&config(&[resource("gpu"), format!("{}{env}", resource("nic"))]));
+            daemon.signal(Signal::SIGHUP);
+            notified(&systemd, "RELOADING=1").await;
+            notified(&systemd, "READY=1").await;
+        };
+        // The threads that read are kept for a while by the runtime: as many as there ever were at a time.
+        for number in 0..5 {
+            round(number).await;
+        }
+        std::fs::create_dir_all(node.sockets()).unwrap();
+        let before = footprint(&daemon, &node);
+        for number in 5..55 {
+            round(number).await;
+        }
+        assert_eq!(node.json(&["status"])["config"]["generation"], serde_json::json!(56));
+        // What a scan has open for a moment is none of it.
+        let is_clean = |after: &(usize, usize, usize)| after.0 <= before.0 && after.1 <= before.1 && after.2 <= before.2;
+        let after = crate::common::until("no descriptor, thread or socket is left", || footprint(&daemon, &node), is_clean);
+        println!("descriptors, threads, sockets: {before:?} before fifty reloads, {after:?} after");
+        daemon.signal(Signal::SIGTERM);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+    });
+}
+
+#[test]
+fn a_signal_during_the_start_is_answered_after_it() {
+    run(async {
+        for _ in 0..5 {
+            let node = Node::with(&[("gpu", 1)]);
+            node.create_device("nic", 0);
+            let systemd = UnixDatagram::bind(node.path("notify")).unwrap();
+            let mut daemon = Daemon::spawn(node.command(&["run"]).env("NOTIFY_SOCKET", node.path("notify")));
+            daemon.logged("starting").await;
+            node.write_config(&config(&[resource("gpu"), resource("nic")]));
+            daemon.signal(Signal::SIGHUP);
+            notified(&systemd, "READY=1").await;
+            crate::common::until(
+                "the new resource",
+                || node.json(&["status"])["resources"].as_array().unwrap().len(),
+                |resources| *resources == 2,
+            );
+            daemon.signal(Signal::SIGTERM);
+            assert_eq!(daemon.ended().await.code(), Some(0));
+        }
+    });
+}
+
+/// A file that nobody writes, as on a file system whose server is gone.
+#[test]
+fn a_read_that_never_ends_keeps_no_daemon_from_ending() {
+    run(async {
+        let node = Node::with(&[("gpu", 1)]);
+        let mut daemon = Daemon::spawn(&mut node.command(&["run"]));
+        daemon.logged("ready").await;
+        std::fs::create_dir(node.path("etc/config.d")).unwrap();
+        nix::unistd::mkfifo(&node.path("etc/config.d/10.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        daemon.signal(Signal::SIGHUP);
+        daemon.logged("reading the configuration anew").await;
+        daemon.signal(Signal::SIGTERM);
+        assert_eq!(daemon.ended().await.code(), Some(0));
+    });
+}
+
+#[test]
+fn an_actor_that_dies_after_a_reload_has_the_new_configuration() {
+    run(async {
+        quiet_crashes();
+        let node = Node::with(&[("gpu", 2)]);
+        (0..2).for_each(|index| node.create_device("nic", index));
+        let kubelet = node.start_kubelet().await;
+        let mut app = node.start_app().await;
+        offered(&kubelet, &gpu(), 2).await;
+        let env = "env = { GENERATION = \"2\" }\n";
+        node.write_config(&config(&[format!("{}{env}", resource("gpu")), resource("nic")]));
+        reload(&mut app).await;
+        offered(&kubelet, &nic(), 2).await;
+        for round in 0..3 {
+            let actors = &app.actors;
+            actors.discovery.crash().await.unwrap();
+            actors.health.crash().await.unwrap();
+            actors.ledger.crash().await.unwrap();
+            actors.serving.crash().await.unwrap();
+            actors.registration.crash().await.unwrap();
+            // A device that comes is found by whoever was built again, and judged.
+            node.create_device("nic", 2 + round);
+            offered(&kubelet, &nic(), 3 + round).await;
+            offered(&kubelet, &gpu(), 2).await;
+            let request = api::ContainerAllocateRequest { devices_ids: vec!["dev:gpu0".into()] };
+            let mut plugin = dial(&kubelet, &node, &gpu()).await;
+            let answer = plugin.allocate(api::AllocateRequest { container_requests: vec![request] }).await.unwrap().into_inner();
+            assert_eq!(answer.container_responses[0].envs.get("GENERATION").map(String::as_str), Some("2"), "round {round}");
+        }
+        app.shut_down().await;
+    });
+}
+
+/// Damages a text: cuts, doubles, flips and swaps, at places that a seed decides.
+fn damage(text: &str, random: &mut Random) -> Vec<u8> {
+    let mut bytes = text.as_bytes().to_vec();
+    for _ in 0..=random.below(3) {
+        let at = random.index(bytes.len().max(1)).min(bytes.len().saturating_sub(1));
+        match random.below(6) {
+            0 => bytes.truncate(at),
+            1 => drop(bytes.drain(at..(at + 1 + random.index(20)).min(bytes.len()))),
+            2 => bytes.insert(at, u8::try_from(random.below(256)).unwrap()),
+            3 => bytes[at] ^= 1 << random.below(8),
+            4 => {
+                let piece: Vec<u8> = bytes[at..(at + random.index(40)).min(bytes.len())].to_vec();
+                bytes.splice(at..at, piece);
+            }
+            _ => {
+                let other = random.index(bytes.len());
+                bytes.swap(at, other);
+            }
+        }
+        if bytes.is_empty() {
+            break;
+        }
+    }
+    bytes
+}
+
+/// `HOLDFAST_VARIANTS` says how many damaged files there are.
+#[test]
+fn no_damaged_file_reaches_a_daemon_that_runs() {
+    run(async {
+        let variants: usize = std::env::var("HOLDFAST_VARIANTS").map_or(200, |text| text.parse().unwrap());
+        let node = Node::with(&[("gpu", 2)]);
+        // What stays whatever the damage: a file of its own, which is not damaged.
+        let good = "[health]\npoll = \"10s\"\nfatal_xids = [48, 79]\n[[resource]]\nname = \"example.com/nic\"\nclass = \"char\"\n\
+            paths = [{ host = \"/dev/nic*\", container = \"/dev/net/\", permissions = \"rw\" }]\nreplicas = 2\nenv = { A = \"1\" }\n\
+            mounts = [{ host = \"/etc/calibration\", container = \"/etc/calibration\", read_only = true }]\n";
+        node.create_device("nic", 0);
+        std::fs::create_dir(node.path("etc/config.d")).unwrap();
+        let drop_in = node.path("etc/config.d/10.toml");
+        std::fs::write(&drop_in, good).unwrap();
+        let kubelet = node.start_kubelet().await;
+        let mut app = node.start_app().await;
+        offered(&kubelet, &gpu(), 2).await;
+        settled(&kubelet, &gpu()).await;
+        let before = seen(&kubelet, &gpu());
+        let mut random = Random::new();
+        let (mut refused, mut with_line) = (0, 0);
+        for number in 0..variants {
+            let text = damage(good, &mut random);
+            std::fs::write(&drop_in, &text).unwrap();
+            let shown = || format!("variant {number}:\n{}", String::from_utf8_lossy(&text));
+            let generation = report(&app).generation;
+            match soon("a reload", app.reload()).await {
+                // Some damage is another good configuration.
+                Ok(_) => assert_eq!(report(&app).error, None, "{}", shown()),
+                Err(error) => {
+                    let error = error.to_string();
+                    refused += 1;
+                    with_line += usize::from(error.contains(", line "));
+                    assert!(error.contains(&drop_in.display().to_string()), "{error}\n{}", shown());
+                    assert_eq!(error.lines().count(), 1, "{error}\n{}", shown());
+                    assert_eq!((report(&app).error.as_deref(), report(&app).generation), (Some(error.as_str()), generation));
+                }
+            }
+            assert_eq!(health(&app, &gpu(), "dev:gpu0"), Some(Health::Healthy), "{}", shown());
+        }
+        allocate(&mut dial(&kubelet, &node, &gpu()).await, &["dev:gpu0"]).await.unwrap();
+        assert_eq!(seen(&kubelet, &gpu()), before, "the other resource is not touched");
+        std::fs::write(&drop_in, good).unwrap();
+        reload(&mut app).await;
+        assert_eq!(report(&app).error, None);
+        println!("{variants} damaged files: {refused} refused, {with_line} of them with a line");
+        assert!(refused > variants / 2, "{refused} of {variants}");
+        app.shut_down().await;
+    });
+}

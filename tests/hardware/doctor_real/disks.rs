@@ -1,0 +1,215 @@
+//! The state directory on a disk that is full, read-only or broken, in memory, and in layers.
+
+use super::scene::{MOUNT, Mounted, doctor, is_in_order, start};
+use crate::common::inside::{command, has_program, inside, say};
+use crate::common::{Node, allocate, dial, name, run, until};
+use holdfast::console::exit;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const DISK: [&str; 6] = ["mount", "umount", "losetup", "fallocate", "mkfs.ext4", "/dev/loop-control"];
+
+/// An ext4 in a file.
+struct Disk {
+    image: PathBuf,
+    mounted: Option<Mounted>,
+}
+
+impl Disk {
+    /// `layout` is for mkfs, `options` for the mount.
+    fn new(dir: &Path, size: &str, layout: &[&str], options: &str, at: &Path) -> Disk {
+        let image = dir.join("disk");
+        drop(fs::remove_file(&image));
+        command(Command::new("truncate").args(["-s", size]).arg(&image));
+        command(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=0"]).args(layout).arg(&image));
+        fs::create_dir_all(at).unwrap();
+        let mounted = Some(Mounted::new(&["-t", "ext4", "-o", &format!("loop,{options}")], &image, at));
+        Disk { image, mounted }
+    }
+
+    fn at(&self) -> &Path {
+        &self.mounted.as_ref().unwrap().0
+    }
+
+    fn devices(&self) -> String {
+        String::from_utf8(Command::new("losetup").arg("-j").arg(&self.image).output().unwrap().stdout).unwrap()
+    }
+
+    /// Bytes that anybody may still write.
+    fn room(&self) -> u64 {
+        holdfast::host::room(self.at())
+    }
+
+    /// Takes so many bytes, and writes none of them.
+    fn take(&self, name: &str, bytes: u64) -> bool {
+        let mut fallocate = Command::new("fallocate");
+        fallocate.arg("-l").arg(bytes.to_string()).arg(self.at().join(name)).output().unwrap().status.success()
+    }
+
+    /// Takes all that root can have.
+    fn take_everything(&self) {
+        let mut bytes = 1 << 30;
+        for round in 0.. {
+            if !self.take(&format!("root{round}"), bytes) {
+                bytes /= 2;
+            }
+            if bytes < 4096 {
+                break;
+            }
+        }
+        let mut rest = fs::File::create(self.at().join("rest")).unwrap();
+        while rest.write_all(&[7; 4096]).is_ok() {}
+    }
+
+    /// Ends it, and the device with it.
+    fn end(mut self) {
+        drop(self.mounted.take());
+        until("the loop device is gone", || self.devices(), String::is_empty);
+    }
+}
+
+#[test]
+fn a_state_disk_that_fills_up() {
+    let Some(dir) = inside("doctor_real::disks::a_state_disk_that_fills_up", &DISK) else { return };
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        let disk = Disk::new(&dir, "1500M", &[], "rw", &node.state());
+        let (kubelet, daemon) = start(&node).await;
+        is_in_order(&node).await;
+        let state = node.state();
+
+        assert!(disk.take("others", disk.room() - (50 << 20)));
+        doctor(&node).await.is(&["state-disk-low"], &state, &["MiB are left", "make room", "--state-dir"]);
+
+        // What ext4 keeps back the daemon may have, since it is root: grants are recorded still.
+        assert!(disk.take("more", disk.room()) && disk.room() < 4096, "{}", disk.room());
+        let mut api = dial(&kubelet, &node, &name("example.com/gpu")).await;
+        for _ in 0..200 {
+            allocate(&mut api, &["dev:gpu0"]).await.unwrap();
+        }
+        let said = doctor(&node).await;
+        said.tells("state-disk-low", &state, &["keeps back for root", "MiB", "make room"]);
+        assert!(!said.codes().contains("ledger-not-written"), "{said:#?}");
+
+        disk.take_everything();
+        let refused = loop {
+            if let Err(refused) = allocate(&mut api, &["dev:gpu0"]).await {
+                break refused;
+            }
+        };
+        assert!(refused.message().contains("make room"), "{refused}");
+        let said = doctor(&node).await;
+        said.tells("state-disk-full", &state, &["are left", "make room"]);
+        said.tells("ledger-not-written", &state, &["full"]);
+        assert_eq!(said.code, Some(exit::FINDINGS.into()));
+
+        drop((api, daemon));
+        disk.end();
+    });
+}
+
+#[test]
+fn a_state_disk_without_files() {
+    let Some(dir) = inside("doctor_real::disks::a_state_disk_without_files", &DISK) else { return };
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        let disk = Disk::new(&dir, "256M", &["-N", "1024"], "rw", &node.state());
+        let (_kubelet, daemon) = start(&node).await;
+        is_in_order(&node).await;
+        let made: Vec<PathBuf> = (0..).map(|n| disk.at().join(format!("file{n}"))).take_while(|path| fs::write(path, "").is_ok()).collect();
+        doctor(&node).await.tells("state-disk-full", &node.state(), &["no more files can be made", "make room"]);
+        made.iter().take(20).for_each(|path| fs::remove_file(path).unwrap());
+        doctor(&node).await.tells("state-disk-low", &node.state(), &["more files can be made", "make room"]);
+        drop(daemon);
+        disk.end();
+    });
+}
+
+#[test]
+fn a_state_disk_that_is_read_only_or_broken() {
+    let Some(dir) = inside("doctor_real::disks::a_state_disk_that_is_read_only_or_broken", &DISK) else { return };
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        let state = node.state();
+        let disk = Disk::new(&dir, "256M", &[], "errors=remount-ro", &state);
+        let (kubelet, mut daemon) = start(&node).await;
+        is_in_order(&node).await;
+
+        // An error of the disk, as the kernel takes it: up to 6.14 it sets the file system read-only, later it says so elsewhere.
+        let device = disk.devices();
+        let device = device.split(':').next().unwrap().trim_start_matches("/dev/");
+        fs::write(format!("/sys/fs/ext4/{device}/trigger_fs_error"), "made by a test").unwrap();
+        let mut api = dial(&kubelet, &node, &name("example.com/gpu")).await;
+        let refused = allocate(&mut api, &["dev:gpu0"]).await.unwrap_err();
+        assert!(refused.message().contains("ead-only"), "{refused}");
+        let broken = doctor(&node).await;
+        broken.tells("state-read-only", &state, &["dmesg"]);
+        broken.tells("ledger-not-written", &state, &["read-only"]);
+        assert!(!broken.codes().contains("ledger-damaged"), "{broken:#?}");
+        daemon.kill();
+        doctor(&node).await.is(&["state-read-only", "daemon-absent"], &state, &["dmesg"]);
+        disk.end();
+
+        let disk = Disk::new(&dir, "256M", &[], "rw", &state);
+        let mut daemon = node.start_daemon();
+        daemon.logged("registered").await;
+        daemon.kill();
+        disk.mounted.as_ref().unwrap().remount("ro");
+        doctor(&node).await.is(
+            &["state-read-only", "daemon-absent"],
+            &state,
+            &["its file system is read-only", "mount it writable", "dmesg"],
+        );
+        disk.mounted.as_ref().unwrap().remount("rw");
+
+        // A volume with `readOnly: true`.
+        {
+            let bound = Mounted::new(&["--bind"], &state, &state);
+            bound.remount("bind,ro");
+            let words = ["read-only here", "readOnly", "ReadWritePaths", "findmnt"];
+            doctor(&node).await.is(&["state-read-only", "daemon-absent"], &state, &words);
+        }
+        doctor(&node).await.is(&["daemon-absent"], &node.path("run/control.sock"), &["holdfast run"]);
+
+        // What a disk comes to that is pulled out, as XFS and ext4 take it: nothing of it can be read any more.
+        if has_program("perl") {
+            let shut_down =
+                r#"open(my $dir, "<", $ARGV[0]) or die "$!"; my $how = pack("I", 2); ioctl($dir, 0x8004587d, $how) // die "$!""#;
+            command(Command::new("perl").args(["-e", shut_down]).arg(&state));
+            doctor(&node).await.is(&["state-read-only", "daemon-absent"], &state, &["neither written nor read", "fsck", "dmesg"]);
+        } else {
+            say("SKIPPED: a file system that is shut down: it needs perl");
+        }
+        disk.end();
+    });
+}
+
+#[test]
+fn a_state_directory_in_memory_or_in_layers() {
+    let Some(dir) = inside("doctor_real::disks::a_state_directory_in_memory_or_in_layers", &MOUNT) else { return };
+    run(async {
+        let node = Node::with(&[("gpu", 2)]);
+        let state = node.state();
+        let words = ["put --state-dir on a disk", "hostPath"];
+        // One has a size, the other has none and is not full for that.
+        for (kind, options) in [("tmpfs", "size=512m"), ("ramfs", "mode=755")] {
+            let mounted = Mounted::of_type(kind, options, &state);
+            let (kubelet, daemon) = start(&node).await;
+            doctor(&node).await.is(&["state-in-memory"], &state, &words);
+            drop((daemon, kubelet, mounted));
+        }
+        // As a container's own files: they lie above an image.
+        let [image, upper, work] = ["image", "upper", "work"].map(|name| {
+            fs::create_dir_all(dir.join("layers").join(name)).unwrap();
+            dir.join("layers").join(name)
+        });
+        command(Command::new("mount").args(["-o", "remount,size=512m"]).arg(&dir));
+        let layers = format!("lowerdir={},upperdir={},workdir={}", image.display(), upper.display(), work.display());
+        let mounted = Mounted::of_type("overlay", &layers, &state);
+        let (_kubelet, daemon) = start(&node).await;
+        doctor(&node).await.is(&["state-in-container"], &state, &words);
+        drop((daemon, mounted));
+    });
+}

@@ -1,0 +1,9 @@
+//! Captured machines, and what a real kernel has: disks, mounts, interfaces.
+
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a helper of a test fails the test, and prints its figures")]
+
+mod captures;
+#[path = "../common/mod.rs"]
+mod common;
+mod doctor_real;
+mod real_kernel;

@@ -1,0 +1,127 @@
+//! What the operator can choose where no answer is right for everybody. The full disk is in `tests/full_disk.rs`.
+
+use crate::common::{name, run, soon};
+use actix::{Actor, Addr, Arbiter};
+use holdfast::domain::{
+    AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, KubeletGeneration, Plan, PodRef, Policy,
+    Refuse, Timestamp,
+};
+use holdfast::kubelet::checkpoint::CheckpointReader;
+use holdfast::kubelet::pod_resources::PodResources;
+use holdfast::ledger::{LedgerActor, LedgerConfig};
+use holdfast::messages::Record;
+use holdfast::store::{self, Store};
+use holdfast::telemetry::metrics;
+use holdfast::telemetry::table::Metric;
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use tokio::sync::watch;
+
+/// A kubelet that has been there for long.
+const KUBELET: Option<KubeletGeneration> = Some(KubeletGeneration { inode: 1, made_ns: 1 });
+
+fn grant(alloc_id: &str, state: GrantState) -> Grant {
+    Grant {
+        alloc_id: AllocId::new(alloc_id),
+        resource: name("example.com/policies"),
+        devices: vec![GrantedDevice {
+            id: DeviceId::new("gpu0"),
+            key: "dev:/dev/gpu0".into(),
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            objects: Vec::new(),
+        }],
+        edits: ContainerEdits::default(),
+        boot_id: "boot".into(),
+        kubelet: KUBELET,
+        granted_at: Timestamp(1),
+        version: "1".into(),
+        state,
+    }
+}
+
+/// A ledger that knows one pod, which runs: its sandbox and its container. It has looked at it.
+async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerActor> {
+    let root = dir.join("host/sys/fs/cgroup");
+    fs::create_dir_all(&root).unwrap();
+    fs::write(root.join("cgroup.controllers"), "cpu\n").unwrap();
+    for folder in ["kubepods", "kubepods/podu1", "kubepods/podu1/sandbox", "kubepods/podu1/main"] {
+        fs::create_dir_all(root.join(folder)).unwrap();
+        fs::write(root.join(folder).join("cgroup.events"), "populated 1\nfrozen 0\n").unwrap();
+    }
+    fs::create_dir_all(dir.join("host/var/log/pods/default_first_u1")).unwrap();
+    let (mut store, _) = Store::open(&dir.join("state"), Durability::PowerLoss, None).unwrap();
+    let pod = PodRef { uid: "u1".into(), namespace: None, name: None };
+    let held = GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(1) };
+    store.append(&[Entry::Grant(Arc::new(grant("first", held)))]).unwrap();
+    let (grants, mut looked) = watch::channel(Arc::default());
+    let config = LedgerConfig {
+        kept: Arc::new(watch::Sender::new(store.kept())),
+        store: Arc::new(Mutex::new(store)),
+        recovered: Arc::default(),
+        process_crash: false,
+        plan: watch::channel(Arc::new(Plan { ledger: policy, ..Plan::default() })).1,
+        grants: Arc::new(grants),
+        due: Arc::new(watch::Sender::default()),
+        forget: None,
+        names: Arc::new(watch::Sender::default()),
+        inventory: watch::channel(Arc::default()).1,
+        checkpoint: CheckpointReader::new(dir.join("device-plugins")),
+        pod_resources: PodResources::new(dir.join("pod-resources.sock")),
+        host_root: dir.join("host"),
+        boot_id: "boot".into(),
+        kubelet: watch::channel(KUBELET).1,
+        gate: Arc::default(),
+    };
+    let ledger = LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));
+    // With the name it has seen what runs.
+    let is_named = |grants: &Arc<Vec<Arc<Grant>>>| grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()));
+    drop(soon("the look", looked.wait_for(is_named)).await.unwrap());
+    ledger
+}
+
+#[test]
+fn an_entry_that_no_record_can_hold_is_refused_alone() {
+    run(async {
+        let (arbiter, dir) = (Arbiter::new(), tempfile::tempdir().unwrap());
+        let ledger = ledger(dir.path(), Policy { refuse: Refuse::Never, ..Policy::default() }, &arbiter).await;
+        let failures = metrics::counted(Metric::JournalFailures, &[]);
+        let record = |grant: Grant| Record { grant: Arc::new(grant), exclusive: false };
+        for round in 0..20 {
+            let oversized = Grant { version: "1".repeat(3 << 20), ..grant(&format!("long-{round}"), GrantState::Granted) };
+            let beside = |name: &str| ledger.send(record(grant(&format!("{name}-{round}"), GrantState::Granted)));
+            let sent = futures_util::future::join3(beside("before"), ledger.send(record(oversized)), beside("after"));
+            let (before, oversized, after) = soon("the answers", sent).await;
+            let (before, oversized, after) = (before.unwrap(), oversized.unwrap(), after.unwrap());
+            assert!(before.is_ok() && after.is_ok(), "round {round}: {before:?} {after:?}");
+            assert!(oversized.is_err_and(|error| error.to_string().contains("does not fit into a journal record")));
+        }
+        assert_eq!(metrics::counted(Metric::JournalFailures, &[]), failures, "the journal is in order");
+        assert_eq!(store::peek(&dir.path().join("state")).unwrap().grants.len(), 1 + 2 * 20);
+        arbiter.stop();
+    });
+}
+
+#[test]
+fn a_device_that_another_pod_provably_has_is_refused_unless_the_operator_wants_it_granted() {
+    run(async {
+        let arbiter = Arbiter::new();
+        for (refuse, is_granted) in [(Refuse::Proven, false), (Refuse::Never, true)] {
+            let dir = tempfile::tempdir().unwrap();
+            let ledger = ledger(dir.path(), Policy { refuse, ..Policy::default() }, &arbiter).await;
+            let asked = Record { grant: Arc::new(grant("next", GrantState::Granted)), exclusive: true };
+            let answer = soon("the answer", ledger.send(asked)).await.unwrap();
+            assert_eq!(answer.is_ok(), is_granted, "{refuse:?}: {answer:?}");
+            if let Err(refusal) = answer {
+                let refusal = refusal.to_string();
+                assert!(refusal.contains("default/first") && refusal.contains("gpu0"), "{refusal}");
+            }
+            let told = ["example.com/policies", "yes", if is_granted { "granted" } else { "refused" }];
+            assert_eq!(metrics::counted(Metric::Doubts, &told), 1, "{refuse:?}");
+            let known = store::peek(&dir.path().join("state")).unwrap().grants;
+            assert_eq!(known.len(), 1 + usize::from(is_granted), "{refuse:?}: beside the one that has it");
+        }
+        arbiter.stop();
+    });
+}

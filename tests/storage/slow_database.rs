@@ -1,0 +1,83 @@
+//! A daemon whose history cannot be read for a while, since another process has its database: it serves, says so, and has everything when
+//! it is open. How slow a database may be, and what else may be wrong with it, is tested in `src/store/slow_tests.rs`.
+
+use crate::common::ledger::{Load, Model};
+use crate::common::{Node, Random, allocate, dial, http_get, name, offered, resource, run, telemetry, until};
+use holdfast::domain::Durability;
+use holdfast::store::Store;
+use nix::sys::signal::Signal;
+use std::fs::{self, File};
+use std::net::SocketAddr;
+
+const UNREADABLE: &str = "holdfast_ledger_unreadable_since_time_seconds";
+
+/// Writes a ledger as a daemon of this boot has left it. Returns how many grants were given back.
+fn write(node: &Node) -> usize {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let (mut store, _) = Store::open(&node.state(), Durability::ProcessCrash, Some(boot.trim())).unwrap();
+    let (mut load, mut model) = (Load::new(Random::of(3), 0), Model::default());
+    for _ in 0..200 {
+        let entries = load.entries(&model);
+        store.append(&entries).unwrap();
+        entries.iter().for_each(|entry| model.apply(entry));
+    }
+    store.close().unwrap();
+    model.released.len()
+}
+
+fn has(metrics: SocketAddr, name: &str) -> bool {
+    http_get(metrics, "/metrics").1.lines().any(|line| line.starts_with(name))
+}
+
+fn quarantined(node: &Node) -> usize {
+    let names = fs::read_dir(node.state()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.contains("quarantine")).count()
+}
+
+#[test]
+fn a_daemon_serves_without_its_history_says_so_and_has_it_when_it_can_be_read() {
+    run(async {
+        let node = Node::with(&[("gpu", 4)]);
+        node.write_config(&format!("[telemetry]\nlisten = \"127.0.0.1:0\"\n{}", resource("gpu")));
+        let released = write(&node);
+        // As sled locks it.
+        let lock = || {
+            let file = File::open(node.state().join("db/db")).unwrap();
+            file.try_lock().unwrap();
+            file
+        };
+        let mut held = Some(lock());
+        let kubelet = node.start_kubelet().await;
+        for stop in [Signal::SIGTERM, Signal::SIGKILL] {
+            let mut daemon = node.start_daemon();
+            let metrics = telemetry(&daemon).await;
+            offered(&kubelet, &name("example.com/gpu"), 4).await;
+            let mut api = dial(&kubelet, &node, &name("example.com/gpu")).await;
+            let granted = allocate(&mut api, &["dev:gpu1"]).await.unwrap();
+            until("that the history cannot be read", || has(metrics, UNREADABLE), |unreadable| *unreadable);
+            daemon.logged("the query database stays closed, and is tried again").await;
+            let status = String::from_utf8(node.output(&["status"]).stdout).unwrap();
+            assert!(status.contains("the history cannot be read: its database could not be opened since 2"), "{status}");
+            assert!(node.grants().iter().any(|grant| grant.alloc_id == granted), "who holds what is known");
+            let history = node.output(&["history", "-o", "json"]);
+            let document: serde_json::Value = serde_json::from_slice(&history.stdout).unwrap();
+            assert!(document["problem"].as_str().unwrap().contains("is not open yet"), "{document}");
+            assert!(String::from_utf8_lossy(&history.stderr).contains("some of what was given back is missing here"), "{history:?}");
+            // It ends, and the next one begins, whatever becomes of the database.
+            daemon.signal(stop);
+            daemon.exited().await;
+        }
+        let daemon = node.start_daemon();
+        let metrics = telemetry(&daemon).await;
+        until("that the history cannot be read", || has(metrics, UNREADABLE), |unreadable| *unreadable);
+        drop(held.take());
+        until("that the history can be read", || has(metrics, UNREADABLE), |unreadable| !*unreadable);
+        daemon.logged("the query database is open, and has what the journal has").await;
+        let document = node.json(&["history"]);
+        let told = document["grants"].as_array().unwrap().iter().filter(|grant| grant["state"] == "released").count();
+        assert!(document["problem"].is_null() && told == released, "{told} of {released} released grants");
+        assert_eq!(quarantined(&node), 0, "nothing was damaged");
+        let verified = node.json(&["ledger", "verify"]);
+        assert_eq!(verified["sound"], true, "{verified}");
+    });
+}
