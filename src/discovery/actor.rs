@@ -58,7 +58,7 @@ pub struct DiscoveryConfig {
     pub found: Mailbox<Found>,
 }
 
-/// The actor.
+/// The discovery actor.
 #[derive(Debug)]
 pub struct DiscoveryActor {
     config: DiscoveryConfig,

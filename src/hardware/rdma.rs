@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The classes of the nodes; the last one exists in kernels before 5.8.
 const CLASSES: [&str; 3] = ["infiniband_verbs", "infiniband_mad", "infiniband_cm"];
 
-/// More ports than any adapter has.
+/// Upper bound of port numbers: more than any adapter has.
 const PORTS_MAX: u32 = 4;
 
 /// The nodes of every RDMA device, by its name. The classes are read once for a whole scan.

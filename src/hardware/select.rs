@@ -128,7 +128,7 @@ type Chosen<'a> = BTreeMap<&'a str, &'a ResourceSpec>;
 
 /// Why a device is withheld although a resource selects it.
 struct Kept {
-    /// The end of a sentence.
+    /// The reason, as the end of a sentence.
     why: String,
     /// The criterion, as in [`NearMiss`].
     criterion: &'static str,

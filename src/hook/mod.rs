@@ -44,10 +44,10 @@ const ROOM_FOR_A_CHECK: usize = 8;
 /// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
-    /// The command.
+    /// The command failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The reset.
+    /// The reset failed.
     #[error(transparent)]
     Reset(#[from] ResetError),
     /// There is no function to reset.
