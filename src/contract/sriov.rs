@@ -237,7 +237,7 @@ mod tests {
         let options = SriovOptions { vhost_net: true, ..SriovOptions::default() };
         let vf = function("0000:3b:00.2", "iavf", &[]);
         assert_eq!(edits_where(&sriov(options.clone()), &[&vf], |_| false), edits_of(&sriov(SriovOptions::default()), &[&vf]));
-        // If only one of the two exists, the plugin lists both and passes neither.
+        // With `/dev/vhost-net` alone, the plugin lists both nodes and passes neither.
         let half = edits_where(&sriov(options), &[&vf], |path| path == "/dev/vhost-net");
         assert!(half.devices.is_empty() && half.envs.values().any(|info| info.contains("tun-mount")));
     }

@@ -268,8 +268,8 @@ impl<'a> KernelNames<'a> {
         KernelNames { root, class_of: OnceCell::new() }
     }
 
-    /// Read from `sys/dev/{char,block}/MAJOR:MINOR`. In a captured tree a node has no numbers;
-    /// there it is the only class that has a device of its name.
+    /// Read from `sys/dev/{char,block}/MAJOR:MINOR`. In a captured tree a node has no numbers.
+    /// There the record comes from the only class that has a device of its name.
     fn of_node(&self, node: &HostNode) -> Option<KernelRecord> {
         let Some(DeviceNumber { is_block, major, minor }) = node.number else {
             let name = base_name(&node.path);

@@ -2,7 +2,8 @@
 //! predecessor.
 //!
 //! A workload gets the port, the user's half of the card. The management half, `/dev/dfl-fme.N`,
-//! can reprogram the card and is never granted.
+//! can reprogram the card and is never among the device's nodes. Only the mode `regiondevel` of the
+//! contract `intel-fpga` grants it.
 
 use super::Scan;
 use super::facts::{Facts, Part, required};
@@ -109,7 +110,7 @@ fn is_id(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The management function of an Alveo card, for its user function. A container cannot use it.
+/// The management function of an Alveo card, for its user function. It is not offered itself.
 pub(super) fn management_of(scan: &Scan, function: &PciFunction) -> Option<PciAddress> {
     let is_user = function.vendor == Some(XILINX) && function.driver.as_deref() != Some(XILINX_MANAGEMENT);
     let same_slot = |address: &PciAddress| PciAddress { function: 0, ..*address } == PciAddress { function: 0, ..function.address };

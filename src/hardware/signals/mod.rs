@@ -6,7 +6,7 @@
 //!                                                   └─ thermal ─▶ Signals
 //! ```
 //!
-//! Nothing here judges: no clock, no memory, no patience. A probe only reads, opens no node of
+//! Nothing here judges: no clock, no state, no grace period. A probe only reads, opens no node of
 //! `/dev`, and does not wake a suspended device. The kernel resumes a device for a read of its
 //! configuration space, so polling would keep it powered for ever. Missing or malformed values are
 //! unknown, and no symptom. A read may hang in the kernel while a device fails, so probes run on
