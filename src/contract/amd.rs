@@ -1,5 +1,5 @@
-//! `amd`: what ROCm's k8s-device-plugin answers: the compute node that all GPUs share, then the card and the render node
-//! of each.
+//! `amd`: answers as ROCm's k8s-device-plugin: the compute node that all GPUs share, then the card
+//! and the render node of each.
 
 use super::{Request, nodes};
 use crate::domain::ContainerEdits;

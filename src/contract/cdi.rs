@@ -1,57 +1,60 @@
-//! CDI: device nodes (and Intel's hook) out of a file that the container runtime reads, instead of the answer itself.
+//! CDI: the container runtime reads device nodes (and Intel's hook) from a file instead of the
+//! answer.
 //!
-//! One file for each device, so that a device comes and goes without a look at the others. The names are an ABI like
-//! every answer; their kind is that of the plugin whose place is taken, where it has one. The version of a file is the
-//! lowest that has what it uses: a runtime refuses what it does not know.
+//! There is one file for each device, so that a device comes and goes without effect on others. The
+//! names are an ABI like every answer. Their kind is that of the plugin that is replaced, where it
+//! has one. A file has the lowest CDI version that supports its content, because a runtime refuses
+//! what it does not know.
 
 use super::{Request, address, by_contract, intel_fpga};
 use crate::domain::{AllocId, CdiAnswer, ContainerEdits, Contract, Device, DeviceClass, EditDevice, FpgaMode, ResourceSpec};
 use serde::Serialize;
 
-/// What the name of every file begins with.
+/// Prefix of the names of all files.
 pub const FILE_PREFIX: &str = "holdfast-";
 
-/// What the keys of annotations begin with that runtimes read.
+/// Prefix of the annotation keys that runtimes read.
 const ANNOTATION_PREFIX: &str = "cdi.k8s.io/";
 
-/// The hook that programs an Intel FPGA, where Intel's plugin installs it.
+/// The hook that programs an Intel FPGA, at the path where Intel's plugin installs it.
 const FPGA_HOOK: Hook = Hook { hook_name: "createRuntime", path: "/opt/intel/fpga-sw/intel-fpga-crihook" };
 
-/// A file that others read to know what a container has.
+/// A file that describes a container's devices to other programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecFile {
-    /// Its name.
+    /// The name of the file.
     pub name: String,
-    /// What it says.
+    /// The content.
     pub text: String,
 }
 
-/// Whether an answer of the resource has CDI names whose files are ours.
+/// Whether an answer of the resource has CDI names with files of ours.
 #[must_use]
 pub fn is_used(spec: &ResourceSpec) -> bool {
     !spec.cdi.is_empty() || has_hook(spec)
 }
 
-/// The files of these devices; a device that brings nothing has none, since a runtime would refuse it.
+/// The files of these devices. A device without nodes and hooks has no file, because a runtime
+/// would refuse it.
 #[must_use]
 pub fn files<'a>(spec: &ResourceSpec, devices: impl IntoIterator<Item = &'a Device>, node_exists: &dyn Fn(&str) -> bool) -> Vec<SpecFile> {
     if !is_used(spec) {
         return Vec::new();
     }
-    // No answer is made, so it needs no name.
+    // No answer is made, so no id is needed.
     let request = Request { spec, devices: &[], alloc_id: &AllocId::new(""), node_exists };
     let definitions = devices.into_iter().flat_map(|device| definitions(&request, device));
     definitions.filter_map(|definition| definition.file()).collect()
 }
 
-/// The file that defines a qualified name, whoever has it.
+/// The name of the file that defines a qualified name, for any device.
 #[must_use]
 pub fn file_name(qualified: &str) -> String {
-    // Neither sign can be in a name, so no two names have one file.
+    // Names cannot contain `+` or `@`, so each name has its own file.
     format!("{FILE_PREFIX}{}.json", qualified.replace('/', "+").replace('=', "@"))
 }
 
-/// The files of a device, were it there.
+/// The names of a device's files, also of an absent device.
 pub fn file_names_of<'a>(spec: &'a ResourceSpec, device: &'a Device) -> impl Iterator<Item = String> {
     let nodes = (!spec.cdi.is_empty()).then(|| Definition::of_nodes(spec, device, Edits::default()));
     let hook = has_hook(spec).then(|| Definition::of_hook(device));
@@ -64,14 +67,14 @@ pub fn names(edits: &ContainerEdits) -> impl Iterator<Item = &str> {
     edits.cdi_devices.iter().map(String::as_str).chain(annotated)
 }
 
-/// Puts names in the place of the nodes.
+/// Replaces the nodes by CDI names.
 pub(super) fn tell(request: &Request<'_>, edits: &mut ContainerEdits) {
     if request.spec.cdi.is_empty() {
         return;
     }
     let mut names: Vec<String> = Vec::new();
     for name in request.devices.iter().flat_map(|device| definitions(request, device)).map(|definition| definition.qualified()) {
-        // Several ports of one card have its hook in common.
+        // Several ports of one card share its hook.
         if !names.contains(&name) {
             names.push(name);
         }
@@ -86,7 +89,7 @@ pub(super) fn tell(request: &Request<'_>, edits: &mut ContainerEdits) {
     }
 }
 
-/// What a device brings: its nodes, where they go by CDI, and Intel's hook.
+/// The definitions for a device: its nodes, if they are passed by CDI, and Intel's hook.
 fn definitions(request: &Request<'_>, device: &Device) -> Vec<Definition> {
     let spec = request.spec;
     let mut definitions = Vec::new();
@@ -100,7 +103,7 @@ fn definitions(request: &Request<'_>, device: &Device) -> Vec<Definition> {
     definitions
 }
 
-/// A name, and what a runtime does for it.
+/// A name, with its edits for the runtime.
 struct Definition {
     /// `vendor/class`.
     kind: String,
@@ -132,7 +135,7 @@ impl Definition {
         Some(SpecFile { name: file_name(&self.qualified()), text: text + "\n" })
     }
 
-    /// The lowest that has what is used here.
+    /// The lowest CDI version that supports these edits.
     fn version(&self) -> &'static str {
         let is_number = self.name.starts_with(|c: char| c.is_ascii_digit());
         let is_elsewhere = self.edits.device_nodes.iter().any(|node| node.host_path.is_some());
@@ -152,7 +155,7 @@ fn kind(spec: &ResourceSpec) -> String {
     }
 }
 
-/// A device's name within its kind.
+/// The name of a device within its kind.
 fn name(spec: &ResourceSpec, device: &Device) -> String {
     let name = match spec.contract {
         Contract::IntelGpu(_) | Contract::Sriov(_) => address(device),
@@ -163,7 +166,8 @@ fn name(spec: &ResourceSpec, device: &Device) -> String {
     if name.chars().all(fits) && is_end(name.chars().next()) && is_end(name.chars().last()) {
         return name;
     }
-    // What CDI does not allow is replaced, and the number keeps names apart that then look the same.
+    // Characters that CDI forbids are replaced. The checksum keeps names distinct that are equal
+    // afterwards.
     let plain: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
     format!("d{plain}-{:08x}", crc32fast::hash(name.as_bytes()))
 }
@@ -200,7 +204,7 @@ struct Edits {
 #[serde(rename_all = "camelCase")]
 struct Node {
     path: String,
-    /// Only where it is another one.
+    /// Only set if the host path differs.
     #[serde(skip_serializing_if = "Option::is_none")]
     host_path: Option<String>,
     permissions: String,
@@ -243,7 +247,7 @@ mod tests {
         let interface = function("0000:3b:02.0", "iavf", &[]);
         let edits = edits_of(&spec, &[&vf, &interface, &vf]);
         assert_eq!(golden(&edits), include_str!("golden/cdi-answer.json").trim_end());
-        // What has no nodes would be a device that a runtime refuses.
+        // A device without nodes would be refused by a runtime.
         let files = files_of(&spec, &[&vf, &interface]);
         let file = SpecFile {
             name: "holdfast-intel.com+net-pci@0000:3b:00.2.json".into(),

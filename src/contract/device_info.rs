@@ -1,5 +1,6 @@
-//! Device-info files (NPWG's Device Information Specification 1.1.0): Multus and CNI plugins read there what the function
-//! is that the kubelet has given. The SR-IOV network device plugin writes them, and so does its contract.
+//! Device-info files (NPWG's Device Information Specification 1.1.0): Multus and CNI plugins read
+//! there the details of a granted function. The SR-IOV network device plugin writes such files, and
+//! so does its contract.
 
 use super::cdi::SpecFile;
 use super::{address, attribute, sriov};
@@ -12,7 +13,8 @@ pub fn is_used(spec: &ResourceSpec) -> bool {
     options(spec).is_some()
 }
 
-/// The file of a device that the kubelet knows by this id: who reads it has the name of the resource and the id.
+/// The file of a device with this id for the kubelet. Its readers know the name of the resource and
+/// the id.
 #[must_use]
 pub fn file(spec: &ResourceSpec, id: &DeviceId, device: &Device) -> Option<SpecFile> {
     let options = options(spec)?;
@@ -33,7 +35,7 @@ pub fn file(spec: &ResourceSpec, id: &DeviceId, device: &Device) -> Option<SpecF
     Some(SpecFile { name: file_name(&spec.name, id), text: serde_json::to_string(&info).ok()? })
 }
 
-/// The name of a file, whether it is there or not.
+/// The name of a file, which need not exist.
 #[must_use]
 pub fn file_name(resource: &ResourceName, id: &DeviceId) -> String {
     format!("{resource}-{id}-device.json").replace('/', "-")
@@ -41,7 +43,7 @@ pub fn file_name(resource: &ResourceName, id: &DeviceId) -> String {
 
 fn options(spec: &ResourceSpec) -> Option<&SriovOptions> {
     match &spec.contract {
-        // An accelerator is no matter of a CNI plugin.
+        // CNI plugins do not use accelerators.
         Contract::Sriov(options) if spec.class != DeviceClass::Accelerator => Some(options),
         _ => None,
     }

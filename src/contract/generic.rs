@@ -1,4 +1,4 @@
-//! `generic`: the device's nodes, nothing else; environment and mounts come from the configuration.
+//! `generic`: only the device's nodes; environment and mounts come from the configuration.
 
 use super::{Request, nodes};
 use crate::domain::ContainerEdits;

@@ -1,5 +1,6 @@
-//! `intel-fpga`: what Intel's FPGA plugin answers, in its three modes. In the mode `region` the runtime is told to call
-//! Intel's hook, which programs the card with the function that the pod's annotations ask for.
+//! `intel-fpga`: answers as Intel's FPGA plugin, in its three modes. In the mode `region` the
+//! runtime calls Intel's hook. The hook programs the card with the function that the pod's
+//! annotations request.
 
 use super::{Request, attribute, nodes};
 use crate::domain::{ContainerEdits, Device, FpgaMode, IntelFpgaOptions};
@@ -25,7 +26,7 @@ pub(super) fn edits(request: &Request<'_>, options: &IntelFpgaOptions) -> Contai
     edits
 }
 
-/// A region is named after its management engine, `dfl-fme.0`.
+/// The name of a region: that of its management engine, `dfl-fme.0`.
 pub(super) fn region(device: &Device) -> &str {
     attribute(device, "fme_node").and_then(|node| node.rsplit('/').next()).unwrap_or(device.id.as_str())
 }
@@ -38,7 +39,7 @@ mod tests {
 
     #[test]
     fn each_mode_gives_what_it_is_for() {
-        // Each port is a device of its own; those of one region have its management engine in common.
+        // Each port is a device of its own; the ports of one region share its management engine.
         let port = |number: u32| {
             device(&format!("0000:b1:00.0-port{number}"), &[&format!("/dev/dfl-port.{number}")], &[("fme_node", "/dev/dfl-fme.0")])
         };

@@ -1,5 +1,5 @@
-//! `intel-gpu`: what Intel's GPU plugin answers: card and render node, and the links of `/dev/dri/by-path` by which Intel's
-//! media libraries find a card.
+//! `intel-gpu`: answers as Intel's GPU plugin: card and render node, and the links in
+//! `/dev/dri/by-path`. Intel's media libraries find a card by these links.
 
 use super::{Request, nodes};
 use crate::domain::{ByPath, ContainerEdits, IntelGpuOptions};
@@ -12,7 +12,8 @@ pub(super) fn edits(request: &Request<'_>, options: &IntelGpuOptions) -> Contain
     let mut links = links.filter(|link| (request.node_exists)(link)).peekable();
     let mounts = match options.by_path {
         ByPath::Single => links.map(|link| nodes::mount(link, true)).collect(),
-        // A host without udev has no such folder, and a container whose mount is missing does not start.
+        // A host without udev has no such folder, and a container with a missing mount does not
+        // start.
         ByPath::All => links.peek().map(|_| nodes::mount(BY_PATH, true)).into_iter().collect(),
         ByPath::None => Vec::new(),
     };
@@ -29,7 +30,7 @@ mod tests {
     fn a_card_comes_with_the_links_to_it() {
         let first = function("0000:03:00.0", "i915", &["/dev/dri/card0", "/dev/dri/renderD128"]);
         let second = function("0000:4d:00.0", "i915", &["/dev/dri/card1", "/dev/dri/renderD129"]);
-        // A card without displays has a render link only.
+        // A card without displays has only a render link.
         let there = |path: &str| path != "/dev/dri/by-path/pci-0000:4d:00.0-card";
         let edits = edits_where(&spec("gpu.intel.com/i915", ContractKind::IntelGpu), &[&second, &first], there);
         assert_eq!(golden(&edits), include_str!("golden/intel-gpu.json").trim_end());

@@ -1,5 +1,6 @@
-//! `kubevirt`: what KubeVirt's own device plugins answer for host devices: the launcher of a virtual machine finds its
-//! functions in a variable that is named after the resource, and opens VFIO's nodes.
+//! `kubevirt`: answers as KubeVirt's own device plugins for host devices. The launcher of a virtual
+//! machine finds its functions in a variable that is named after the resource, and opens VFIO's
+//! nodes.
 
 use super::{Request, address, attribute, nodes};
 use crate::domain::ContainerEdits;

@@ -1,17 +1,20 @@
-//! What a container gets for its devices: one file for each contract, all of them pure.
+//! Contracts: what a container gets for its devices. One file for each contract, all of them pure.
 //!
-//! A contract's output is an ABI: the kubelet keeps the response and replays it at every start of the container, for
-//! as long as the pod lives and across versions of Holdfast (I6). And most of them answer as another device plugin does,
-//! whose pods then run on unchanged; `docs/contracts.md` has the table, and says where they differ on purpose.
+//! A contract's output is an ABI. The kubelet stores the response and replays it at every start of
+//! the container, as long as the pod exists and across versions of Holdfast (I6). Most contracts
+//! answer as another device plugin does, so that its pods run unchanged. `docs/contracts.md` has
+//! the table, and lists the intended differences.
 //!
-//! What a contract has to know of a device beyond its PCI function and its nodes, it reads from these attributes:
+//! Beyond a device's PCI function and nodes, contracts read these attributes:
 //!
 //! | attribute | of | read by |
 //! | --- | --- | --- |
-//! | `uuid`, `index`, `minor` | an NVIDIA GPU or MIG instance: its UUID, its number in the order of the PCI addresses (`0`), and that of its node | `nvidia` |
+//! | `uuid`, `index`, `minor` | an NVIDIA GPU or MIG instance: UUID and numbers | `nvidia` |
 //! | `fme_node` | an Intel FPGA: its management node, `/dev/dfl-fme.0` | `intel-fpga` |
 //! | `vdpa` | a function with a vDPA device: its name, `vdpa0` | `sriov` |
 //! | `mdev_uuid` | a mediated device: its UUID | `kubevirt` |
+//!
+//! `index` is the number in the order of the PCI addresses (`0`), `minor` the number of the node.
 
 mod amd;
 pub mod cdi;
@@ -30,21 +33,21 @@ mod xilinx;
 
 use crate::domain::{AllocId, ContainerEdits, Contract, Device, DeviceClass, EditMount, ResourceSpec, VdpaType};
 
-/// What a contract looks at.
+/// The input of a contract.
 #[derive(Clone, Copy)]
 #[expect(missing_debug_implementations, reason = "a function shows nothing")]
 pub struct Request<'a> {
     /// The resource.
     pub spec: &'a ResourceSpec,
-    /// The devices behind the ids that are asked for, in their order.
+    /// The devices behind the requested ids, in their order.
     pub devices: &'a [&'a Device],
-    /// Names this answer and no other.
+    /// The id of this answer.
     pub alloc_id: &'a AllocId,
-    /// Whether a node is there on the host.
+    /// Whether a node exists on the host.
     pub node_exists: &'a dyn Fn(&str) -> bool,
 }
 
-/// What one container gets.
+/// The edits for one container.
 #[must_use]
 pub fn edits(request: &Request<'_>) -> ContainerEdits {
     // Several shares of one device are one device to the container.
@@ -58,7 +61,7 @@ pub fn edits(request: &Request<'_>) -> ContainerEdits {
     let spec = request.spec;
     let mut edits = by_contract(request);
     cdi::tell(request, &mut edits);
-    // What the configuration says explicitly wins over the contract.
+    // The configuration overrides the contract.
     edits.envs.extend(spec.env.clone());
     for mount in &spec.mounts {
         edits.mounts.retain(|known| known.container != mount.container);
@@ -67,7 +70,7 @@ pub fn edits(request: &Request<'_>) -> ContainerEdits {
     edits
 }
 
-/// Why the resource has no answer for a device, which is then not to be offered; `None` where it has one.
+/// Why the contract cannot answer for a device, which then must not be offered; `None` if it can.
 #[must_use]
 pub fn unanswerable(spec: &ResourceSpec, device: &Device) -> Option<String> {
     match &spec.contract {
@@ -76,8 +79,8 @@ pub fn unanswerable(spec: &ResourceSpec, device: &Device) -> Option<String> {
     }
 }
 
-/// What a container would miss of a device, although every node that is known of it is there: then it is not healthy, since a container that
-/// gets it could do nothing with it. `None` where the answer has all that it needs.
+/// What a container would miss of a device although all its known nodes exist. Such a device is
+/// unhealthy, because a container could not use it. `None` if the answer is complete.
 #[must_use]
 pub fn missing(spec: &ResourceSpec, device: &Device) -> Option<&'static str> {
     let has = |begin: &str| device.nodes.iter().any(|node| node.required && node.container.starts_with(begin));
@@ -89,7 +92,8 @@ pub fn missing(spec: &ResourceSpec, device: &Device) -> Option<&'static str> {
         Contract::Nvidia(_) => device.own_nodes().next().is_none().then_some("/dev/nvidia<minor>"),
         Contract::Sriov(options) => match options.vdpa {
             Some(VdpaType::Vhost) => lacks("/dev/vhost-vdpa-"),
-            // A function in a pod's network namespace shows no RDMA device to the host, and is no device of that class then.
+            // A function in a pod's network namespace shows the host no RDMA device. Then its class
+            // is no longer `rdma`.
             None if device.class == DeviceClass::Rdma && sriov::gives_rdma(spec, options) => lacks(UVERBS),
             Some(VdpaType::Virtio) | None => None,
         },
@@ -110,7 +114,7 @@ const RENDER: &str = "/dev/dri/renderD";
 /// The node through which a container uses an RDMA device.
 const UVERBS: &str = "/dev/infiniband/uverbs";
 
-/// What the contract says of devices of which none comes twice.
+/// The contract's edits for distinct devices.
 fn by_contract(request: &Request<'_>) -> ContainerEdits {
     match &request.spec.contract {
         Contract::Generic => generic::edits(request),
@@ -125,7 +129,7 @@ fn by_contract(request: &Request<'_>) -> ContainerEdits {
     }
 }
 
-/// What is known of a device by this name.
+/// An attribute of a device.
 fn attribute<'a>(device: &'a Device, name: &str) -> Option<&'a str> {
     device.attributes.get(name)
 }

@@ -1,8 +1,9 @@
-//! Device nodes, as contracts give them.
+//! Device nodes in the answers of contracts.
 
 use crate::domain::{Device, EditDevice, EditMount};
 
-/// The nodes of `devices`, each container path once: shared nodes (`/dev/kfd`, `rdma_cm`) come with every device.
+/// The nodes of `devices`, each container path once: every device has the shared nodes (`/dev/kfd`,
+/// `rdma_cm`).
 pub(super) fn of(devices: &[&Device]) -> Vec<EditDevice> {
     let mut nodes: Vec<EditDevice> = Vec::new();
     for node in devices.iter().flat_map(|device| &device.nodes) {
@@ -30,8 +31,8 @@ pub(super) fn mount(path: impl Into<String>, read_only: bool) -> EditMount {
     EditMount { container: host.clone(), host, read_only }
 }
 
-/// The kinds of RDMA nodes, in the order in which Mellanox' rdmamap lists those of one adapter; both plugins that give
-/// them out use it.
+/// The kinds of RDMA nodes, in the order of Mellanox' rdmamap for one adapter; both plugins for
+/// RDMA use it.
 pub(super) const RDMA_KINDS: [&str; 5] = ["ucm", "issm", "umad", "uverbs", "rdma_cm"];
 
 /// The kind of an RDMA node; `None` for any other node.

@@ -1,14 +1,15 @@
-//! `nvidia`: what NVIDIA's k8s-device-plugin answers. The GPUs are named, and NVIDIA's container toolkit adds nodes and
-//! libraries: by a variable, by mounts that stand for names, or by CDI names out of the file that `nvidia-ctk cdi
-//! generate` writes.
+//! `nvidia`: answers as NVIDIA's k8s-device-plugin. The answer names the GPUs, and NVIDIA's
+//! container toolkit adds nodes and libraries. The names are in a variable, in mounts that
+//! represent names, or in CDI names of the file that `nvidia-ctk cdi generate` writes.
 
 use super::{Request, attribute, nodes};
 use crate::domain::{ContainerEdits, Device, DeviceIdStrategy, DeviceListStrategy, EditMount, NvidiaOptions};
 
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
-/// The toolkit takes the names of the files in this folder of the container for ids.
+/// The toolkit reads the names of the files in this folder of the container as ids.
 const DEVICES_FOLDER: &str = "/var/run/nvidia-container-devices";
-/// Nodes of the driver as a whole, in the order in which they are given; those that are there come with every GPU.
+/// Nodes of the driver as a whole, in the order of the answer; existing ones are passed with every
+/// GPU.
 const SHARED_NODES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
 
 pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> ContainerEdits {
@@ -62,9 +63,10 @@ pub(super) fn edits(request: &Request<'_>, options: &NvidiaOptions) -> Container
     edits
 }
 
-/// Why no container could be told of a device: NVIDIA's toolkit takes a MIG instance by the UUID that NVML tells, or by
-/// its number there, and nothing else (libnvidia-container, `select_mig_device`; `nvidia-ctk cdi generate` names them so
-/// too). A container that is told another name does not start.
+/// Why a device cannot be named to a container; `None` if it can. NVIDIA's toolkit accepts a MIG
+/// instance by NVML's UUID or number only (libnvidia-container, `select_mig_device`;
+/// `nvidia-ctk cdi generate` uses these names too). With any other name the container does not
+/// start.
 pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<String> {
     if attribute(device, "part") != Some("mig") {
         return None;
@@ -81,8 +83,8 @@ pub(super) fn unanswerable(device: &Device, options: &NvidiaOptions) -> Option<S
         .then(|| format!("`{uuid}` cannot be in a CDI name; `device_list_strategy = [\"envvar\"]` has room for it"))
 }
 
-/// How the NVIDIA runtime knows the GPU. The driver shows no UUID before a GPU's first use, and a GPU that is never
-/// offered would never be used: until then its number is its name.
+/// The GPU's name for the NVIDIA runtime. The driver shows no UUID before a GPU's first use, and a
+/// GPU that is never offered would never be used. Until then the number is the name.
 fn name(device: &Device, strategy: DeviceIdStrategy) -> &str {
     let order = match strategy {
         DeviceIdStrategy::Uuid => ["uuid", "index", "minor"],
@@ -109,7 +111,8 @@ mod tests {
             let nodes = [&format!("/dev/nvidia{minor}"), "/dev/nvidiactl", "/dev/nvidia-uvm"];
             device(uuid, &nodes, &[("uuid", uuid), ("minor", minor), ("index", index)])
         };
-        // The driver numbers its nodes as it found the cards, the tools by PCI address.
+        // The driver numbers its nodes in the order of detection, the tools in the order of PCI
+        // addresses.
         [gpu("GPU-1", "1", "0"), gpu("GPU-2", "0", "1")]
     }
 

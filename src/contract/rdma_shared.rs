@@ -1,5 +1,5 @@
-//! `rdma-shared`: what Mellanox' shared RDMA device plugin answers: the nodes of all adapters of the pool, whichever id is
-//! asked for.
+//! `rdma-shared`: answers as Mellanox' shared RDMA device plugin: the nodes of all adapters of the
+//! pool, for any requested id.
 
 use super::{Request, nodes};
 use crate::domain::ContainerEdits;

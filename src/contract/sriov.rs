@@ -1,11 +1,12 @@
-//! `sriov`: what the SR-IOV network device plugin answers. A container finds its functions in `PCIDEVICE_<resource>`, and
-//! what belongs to each of them in `PCIDEVICE_<resource>_INFO`; the network interface itself is moved by a CNI plugin.
+//! `sriov`: answers as the SR-IOV network device plugin. A container finds its functions in
+//! `PCIDEVICE_<resource>`, and details of each in `PCIDEVICE_<resource>_INFO`. A CNI plugin moves
+//! the network interface itself.
 
 use super::{Request, address, attribute, nodes};
 use crate::domain::{ContainerEdits, Device, DeviceClass, DeviceNode, EditDevice, ResourceSpec, SriovOptions, VdpaType};
 use std::collections::BTreeMap;
 
-/// What `_INFO` tells of one function: by provider, then by key.
+/// The details of one function in `_INFO`: by provider, then by key.
 type Info = BTreeMap<&'static str, BTreeMap<String, String>>;
 
 const VHOST_NODES: [(&str, &str); 2] = [("net-mount", "/dev/vhost-net"), ("tun-mount", "/dev/net/tun")];
@@ -29,12 +30,12 @@ pub(super) fn edits(request: &Request<'_>, options: &SriovOptions) -> ContainerE
     edits
 }
 
-/// `PCIDEVICE_INTEL_COM_MY-POOL`: a dash stays, although no shell can say it.
+/// `PCIDEVICE_INTEL_COM_MY-POOL`: a dash stays, although shells cannot read such a variable.
 fn variable(resource: &str) -> String {
     format!("PCIDEVICE_{}", resource.to_ascii_uppercase().replace(['/', '.'], "_"))
 }
 
-/// What one function brings.
+/// The details and nodes of one function.
 #[derive(Default)]
 struct Function {
     info: Info,
@@ -42,7 +43,8 @@ struct Function {
 }
 
 impl Function {
-    /// Adds nodes, and tells of each by its key, of several of one key the last.
+    /// Adds nodes, and notes each in the details by its key; of several nodes with one key the last
+    /// is noted.
     fn add(&mut self, provider: &'static str, nodes: impl IntoIterator<Item = (&'static str, EditDevice)>) {
         for (key, node) in nodes {
             self.info.entry(provider).or_default().insert(key.to_owned(), node.container.clone());
@@ -51,19 +53,19 @@ impl Function {
     }
 }
 
-/// In the order in which the plugin asks its providers.
+/// In the order of the plugin's providers.
 fn function(request: &Request<'_>, device: &Device, options: &SriovOptions) -> Function {
     let mut function = Function::default();
     let address = address(device);
     function.info.insert("generic", BTreeMap::from([("deviceID".to_owned(), address.clone())]));
-    // Which of them it has says by which driver it is bound.
+    // The driver of the function decides which nodes exist.
     let vfio = |node: &DeviceNode| node.container == "/dev/vfio/vfio";
     let group = |node: &DeviceNode| node.container.strip_prefix("/dev/vfio/").is_some_and(is_number);
     let uio = |node: &DeviceNode| node.container.strip_prefix("/dev/uio").is_some_and(is_number);
     function.add("vfio", own(device, "mount", vfio).chain(own(device, "dev-mount", group)));
     function.add("uio", own(device, "mount", uio));
     if function.devices.is_empty() {
-        // A host that has VFIO by iommufd alone.
+        // A host with VFIO through iommufd only.
         let of_iommufd =
             device.nodes.iter().filter(|node| node.container == "/dev/iommu" || node.container.starts_with("/dev/vfio/devices/"));
         function.devices.extend(of_iommufd.map(given));
@@ -112,7 +114,7 @@ fn add_rdma(function: &mut Function, device: &Device) {
         return;
     }
     rdma.sort_by_key(|(kind, _)| *kind);
-    // The file of a connection manager of old kernels has no key.
+    // The connection manager's node of old kernels has no key.
     let (keyed, plain): (Vec<_>, Vec<_>) = rdma.into_iter().partition(|(kind, _)| nodes::RDMA_KINDS[*kind] != "ucm");
     function.devices.extend(plain.into_iter().map(|(_, node)| given(node)));
     function.add("rdma", keyed.into_iter().map(|(kind, node)| (nodes::RDMA_KINDS[kind], given(node))));
@@ -120,7 +122,7 @@ fn add_rdma(function: &mut Function, device: &Device) {
     function.info.entry("rdma").or_default().extend(named);
 }
 
-/// The nodes of a device that fit, under one key.
+/// The matching nodes of a device, under one key.
 fn own(device: &Device, key: &'static str, fits: impl Fn(&DeviceNode) -> bool) -> impl Iterator<Item = (&'static str, EditDevice)> {
     device.nodes.iter().filter(move |node| fits(node)).map(move |node| (key, given(node)))
 }
@@ -133,13 +135,14 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// JSON as Go's `encoding/json` writes it: keys sorted, and what HTML or JavaScript could stumble over is escaped.
+/// JSON as Go's `encoding/json` writes it: sorted keys, and escapes for characters with a meaning
+/// in HTML or JavaScript.
 fn go_json(infos: &BTreeMap<String, Info>) -> String {
     let plain = serde_json::to_string(infos).unwrap_or_default();
     let mut text = String::with_capacity(plain.len());
     for character in plain.chars() {
         match character {
-            // Only within strings can these come.
+            // These occur only within strings.
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => text.push_str(&format!("\\u{:04x}", u32::from(character))),
             _ => text.push(character),
         }
@@ -234,7 +237,7 @@ mod tests {
         let options = SriovOptions { vhost_net: true, ..SriovOptions::default() };
         let vf = function("0000:3b:00.2", "iavf", &[]);
         assert_eq!(edits_where(&sriov(options.clone()), &[&vf], |_| false), edits_of(&sriov(SriovOptions::default()), &[&vf]));
-        // With one of the two the plugin tells of both and gives neither.
+        // With `/dev/vhost-net` alone, the plugin lists both nodes and passes neither.
         let half = edits_where(&sriov(options), &[&vf], |path| path == "/dev/vhost-net");
         assert!(half.devices.is_empty() && half.envs.values().any(|info| info.contains("tun-mount")));
     }

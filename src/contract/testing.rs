@@ -12,7 +12,7 @@ pub(super) fn spec(name: &str, contract: impl Into<Contract>) -> ResourceSpec {
     ResourceSpec { contract: contract.into(), ..ResourceSpec::new(name.parse().unwrap(), DeviceClass::Other) }
 }
 
-/// The same with environment and mounts of the configuration's own.
+/// The same with environment and mounts from the configuration.
 pub(super) fn with_extras(spec: ResourceSpec) -> ResourceSpec {
     let calibration = MountSpec { host: "/etc/calibration".into(), container: "/etc/calibration".into(), read_only: true };
     ResourceSpec { env: BTreeMap::from([("EXAMPLE".into(), "1".into())]), mounts: vec![calibration], ..spec }
@@ -31,28 +31,28 @@ pub(super) fn device(id: &str, nodes: &[&str], attributes: &[(&'static str, &str
     }
 }
 
-/// A PCI function under a driver, with its address for its id.
+/// A PCI function under a driver, whose id is its address.
 pub(super) fn function(address: &str, driver: &str, nodes: &[&str]) -> Device {
     let pci = PciFunction { driver: Some(driver.to_owned()), ..PciFunction::at(address.parse().unwrap()) };
     Device { pci: Some(Box::new(pci)), ..device(address, nodes, &[]) }
 }
 
-/// What a container gets where every node is there.
+/// The edits of a container if every node exists.
 pub(super) fn edits_of(spec: &ResourceSpec, devices: &[&Device]) -> ContainerEdits {
     edits_where(spec, devices, |_| true)
 }
 
-/// What a container gets where only these nodes are there.
+/// The edits of a container if only these nodes exist.
 pub(super) fn edits_where(spec: &ResourceSpec, devices: &[&Device], node_exists: impl Fn(&str) -> bool) -> ContainerEdits {
     edits(&Request { spec, devices, alloc_id: &AllocId::new(ALLOC_ID), node_exists: &node_exists })
 }
 
-/// The golden form of a response: what is printed here is the ABI.
+/// The golden form of an answer: this text is the ABI.
 pub(super) fn golden(edits: &ContainerEdits) -> String {
     serde_json::to_string_pretty(edits).unwrap()
 }
 
-/// The container's paths of the nodes.
+/// The nodes' paths in the container.
 pub(super) fn paths(edits: &ContainerEdits) -> Vec<&str> {
     edits.devices.iter().map(|node| node.container.as_str()).collect()
 }

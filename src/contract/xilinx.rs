@@ -1,5 +1,5 @@
-//! `xilinx`: what the device plugin of Xilinx' FPGA as a service answers: the nodes of a card, each as a device and once
-//! more as a mount.
+//! `xilinx`: answers as the device plugin of Xilinx' FPGA as a service. Each node of a card is
+//! passed as a device and also as a mount.
 
 use super::{Request, nodes};
 use crate::domain::{ContainerEdits, Device, PciAddress, XilinxOptions};
@@ -22,20 +22,21 @@ pub(super) fn edits(request: &Request<'_>, options: &XilinxOptions) -> Container
     }
 }
 
-/// A card has its management in another function of the same slot. In a virtual machine it is not there.
+/// The management node of a card: it belongs to another function of the same slot. In a virtual
+/// machine it is absent.
 fn management_node(request: &Request<'_>, device: &Device) -> Option<String> {
     let own = device.pci.as_ref()?.address;
     let others = (0..8).filter(|function| *function != own.function).map(|function| PciAddress { function, ..own });
     others.map(|address| format!("/dev/xclmgmt{}", instance(address))).find(|node| (request.node_exists)(node))
 }
 
-/// The node of the queues of a shell that has them.
+/// The node of the DMA queues, for shells that have them.
 fn dma_node(request: &Request<'_>, device: &Device) -> Option<String> {
     let node = format!("/dev/xfpga/dma.qdma.u{}.0", instance(device.pci.as_ref()?.address));
     (request.node_exists)(&node).then_some(node)
 }
 
-/// The number by which Xilinx' drivers know a function: its address as one integer.
+/// The number of a function for Xilinx' drivers: its address as one integer.
 fn instance(address: PciAddress) -> u64 {
     (u64::from(address.domain) << 16) | (u64::from(address.bus) << 8) | (u64::from(address.device) << 3) | u64::from(address.function)
 }

@@ -1,4 +1,5 @@
-//! The shell: scans on a hint or on the poll, has new names remembered, and hands the evidence on.
+//! The shell of discovery: scans on an event or on the poll, has new ids recorded, and forwards the
+//! evidence.
 
 use crate::domain::{
     Device, DeviceId, Evidence, Grant, GrantedDevice, Inventory, Moment, NvmlQuestion, NvmlSnapshot, Object, Plan, ResourceName,
@@ -15,58 +16,59 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// The slow poll: every hint may be lost, this one is not.
+/// The slow poll: events may be lost, the poll is not.
 const POLL: Duration = Duration::from_secs(30);
 
-/// A scan that could not read everything is followed by another one, so long after it; twice as long after the next one, and so on.
+/// Backoff after a scan with read failures: the first wait. Each further one doubles it.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
-/// But not longer than this.
+/// The longest wait of this backoff.
 const RETRY_MAX: Duration = Duration::from_secs(10);
-/// So many scans that could not read everything are not handed on while nothing has been: the list of a daemon that has just been started
-/// can wait for a second, and needs the devices.
+/// The most incomplete scans in a row that are not forwarded while the list is still empty. After a
+/// start the list can wait that long (1.5 s without the scans), and needs the devices.
 const FIRST_TRIES: u32 = 4;
 
-/// How long the ledger may take to make names durable, and health to take the evidence.
+/// How long the ledger may take to make ids durable, and health to accept the evidence.
 const HAND_ON_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What the actor needs; the same for every life.
+/// The actor's dependencies, the same for every life.
 #[derive(Debug, Clone)]
 pub struct DiscoveryConfig {
     /// The root of the host's trees.
     pub host_root: HostRoot,
-    /// The resources that select devices; published anew when nodes come or go that are resources of their own.
+    /// The resources that select devices. Published again when nodes that are resources of their
+    /// own come or go.
     pub plan: watch::Sender<Arc<Plan>>,
-    /// Who holds what: a held node is looked at even when no resource names it any more.
+    /// The live grants: a held node is read even when no resource names it any longer.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    /// What is in the list: so is such a node.
+    /// The current list: a listed node is read in the same case.
     pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// The ids that devices have been given, by physical key.
+    /// The assigned ids, by physical key.
     pub names: watch::Receiver<Arc<BTreeMap<String, DeviceId>>>,
-    /// What NVML has told so far: nothing at the first scan, which does not wait for it.
+    /// NVML's answers so far: empty at the first scan, which does not wait for them.
     pub nvml: watch::Receiver<Arc<NvmlSnapshot>>,
-    /// Where it is published what NVML is to be asked for.
+    /// Publishes the question for NVML.
     pub question: Arc<watch::Sender<NvmlQuestion>>,
-    /// Where it is published what the last scan could not read, for those who show it.
+    /// Publishes what the last scan could not read, for `status` and the metrics.
     pub unread: Arc<watch::Sender<Unread>>,
-    /// The ledger.
+    /// The ledger, which makes new ids durable.
     pub remember: Mailbox<Remember>,
     /// Health.
     pub discovered: Mailbox<Discovered>,
-    /// The ledger again.
+    /// The ledger, which gets the evidence of each scan.
     pub found: Mailbox<Found>,
 }
 
-/// The actor.
+/// The discovery actor.
 #[derive(Debug)]
 pub struct DiscoveryActor {
     config: DiscoveryConfig,
     /// When the last scan began.
     looked_at: Option<Duration>,
-    /// What the last scan has found: what cannot be read is as it was.
+    /// The result of the last scan: what cannot be read stays as it was there.
     former: Option<hardware::Discovery>,
-    /// Scans in a row that could not read everything.
+    /// Incomplete scans in a row.
     incomplete: u32,
-    /// Warnings that have been logged: the same one of every poll is no news.
+    /// Warnings that were logged: each is logged once, not at every poll.
     said: BTreeSet<String>,
     _life: Box<dyn Any + Send>,
 }
@@ -77,7 +79,7 @@ impl DiscoveryActor {
         DiscoveryActor { config, looked_at: None, former: None, incomplete: 0, said: BTreeSet::new(), _life: Box::new(life) }
     }
 
-    /// Looks at the host. Returns the evidence, and the names that are new.
+    /// Scans the host. Returns the evidence, and the new ids.
     fn look(&mut self, plan: &Plan, of_plan: Result<Vec<String>, ReadFailure>) -> (Evidence, Vec<(String, DeviceId)>) {
         let (began, clock) = (host::now(), Instant::now());
         let DiscoveryConfig { host_root, names, .. } = &self.config;
@@ -114,13 +116,13 @@ impl DiscoveryActor {
         }
         self.said = warnings;
         let named = std::mem::take(&mut found.named);
-        // Its devices have the functions too.
+        // The devices contain the functions too.
         found.scan = hardware::Scan::default();
         self.former = Some(found);
         (evidence, named)
     }
 
-    /// Notes whether a scan could read everything. When to look again, where it could not.
+    /// Records whether a scan was complete. Returns the wait until the next scan if it was not.
     fn note_unread(&mut self, unread: &Unread) -> Option<Duration> {
         self.config.unread.send_if_modified(|known| {
             *known != *unread && {
@@ -145,13 +147,13 @@ pub(crate) fn held_nodes(grants: &[Arc<Grant>]) -> Vec<HeldNode> {
     held.collect()
 }
 
-/// What containers hold, with the resource.
+/// The devices that containers hold, with the resource.
 pub(crate) fn held_devices(grants: &[Arc<Grant>]) -> impl Iterator<Item = (&ResourceName, &GrantedDevice)> {
     grants.iter().flat_map(|grant| grant.devices.iter().map(move |device| (&grant.resource, device)))
 }
 
-/// What is as it was is the device that is in the list already: the list keeps its own, and ten thousand devices would else be in memory
-/// twice from the second scan on.
+/// Replaces each unchanged device by the one in the list. Otherwise ten thousand devices would be
+/// in memory twice from the second scan on.
 fn keep_known(found: &mut [Arc<Device>], inventory: &Inventory) {
     let listed = inventory.resources.values().flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
     let known: BTreeMap<&DeviceId, &Arc<Device>> = listed.map(|device| (&device.id, device)).collect();
@@ -162,7 +164,8 @@ fn keep_known(found: &mut [Arc<Device>], inventory: &Inventory) {
     }
 }
 
-/// What a scan that began then says, of nodes too that no resource names any more and that are held, or still in the list.
+/// The evidence of a scan that began then. It includes nodes that no resource names any longer but
+/// that are held or still in the list.
 pub(crate) fn evidence<'a>(
     host_root: &HostRoot,
     began: Moment,
@@ -172,7 +175,7 @@ pub(crate) fn evidence<'a>(
 ) -> Evidence {
     let root = host_root.recording();
     let mut devices: BTreeMap<DeviceId, Arc<Device>> = found.devices.iter().map(|device| (device.id.clone(), Arc::clone(device))).collect();
-    // That a node has got another name is no reason to look at it by the former one.
+    // A listed node that was found under a new id is not read again under the old one.
     let keys: BTreeSet<&str> = found.devices.iter().map(|device| device.key.as_str()).collect();
     let held = held.map(|(resource, held)| {
         let node = held.objects.iter().find_map(Object::as_node);
@@ -204,9 +207,10 @@ pub(crate) fn evidence<'a>(
     }
 }
 
-/// The `/dev` node of an id that no resource may name any more: the one that its holder has, else the one that its key leads to now.
+/// The `/dev` node of an id that resources may no longer name: the node that its holder has, else
+/// the node that its key leads to now.
 fn known_node(id: &DeviceId, key: &str, node: Option<&str>, numa_nodes: &[u32], root: &HostRoot) -> Option<Device> {
-    // What is not a node has a key of another kind; of a ledger that was rebuilt the key is not known.
+    // Other devices have a key of another kind. In a rebuilt ledger the key is unknown.
     let path = key.strip_prefix("dev:").or(node.filter(|_| key.is_empty()))?;
     let of = |path: &str| hardware::known_node(root, id.clone(), key, path, numa_nodes);
     node.and_then(of).or_else(|| of(path))
@@ -221,7 +225,7 @@ impl Actor for DiscoveryActor {
     }
 }
 
-/// The poll, at the same moments as everybody's.
+/// Schedules the poll at a common tick, so that all pollers wake the machine once.
 fn schedule_poll(context: &mut Context<DiscoveryActor>) {
     context.run_later(host::until_tick(POLL), |_, context| {
         ask(&context.address());
@@ -229,17 +233,17 @@ fn schedule_poll(context: &mut Context<DiscoveryActor>) {
     });
 }
 
-/// Asks for a scan. A full mailbox means that one is due anyway.
+/// Requests a scan. With a full mailbox a scan is pending anyway.
 fn ask(address: &actix::Addr<DiscoveryActor>) {
     drop(address.try_send(Rescan { asked_at: host::now().boot }));
 }
 
 impl Handler<Rescan> for DiscoveryActor {
-    /// One scan after the other: what an older one found must not overtake what a newer one found.
+    /// One scan at a time: an older result must not overtake a newer one.
     type Result = AtomicResponse<Self, ()>;
 
     fn handle(&mut self, Rescan { asked_at }: Rescan, context: &mut Self::Context) -> Self::Result {
-        // Hints come in swarms; the scan that began after this one was given has seen what it hints at.
+        // Events come in bursts. A scan that began after this event has seen its change.
         if self.looked_at.is_some_and(|looked_at| looked_at > asked_at) {
             return AtomicResponse::new(Box::pin(std::future::ready(()).into_actor(self)));
         }
@@ -257,8 +261,8 @@ impl Handler<Rescan> for DiscoveryActor {
     }
 }
 
-/// Makes new names durable, then tells health. A device whose name cannot be recorded is not offered, and the next scan
-/// tries again; the others are not held up by it.
+/// Makes new ids durable, then sends the evidence to health. A device whose id cannot be recorded
+/// is not offered, and the next scan tries again. The others are not delayed.
 async fn hand_on(mut evidence: Evidence, plan: Arc<Plan>, named: Vec<(String, DeviceId)>, config: DiscoveryConfig) {
     let DiscoveryConfig { remember, discovered, found, .. } = config;
     if !named.is_empty() {
@@ -293,8 +297,9 @@ impl Handler<Crash> for DiscoveryActor {
     }
 }
 
-/// The plan, with a resource for each node that is there now of those that have a name for each. Where nobody can say what is there,
-/// nothing has come and nothing has gone. Returns warnings beside it, or what could not be read.
+/// The plan, with a resource for each existing node of the resources with a name for each node.
+/// Where `/dev` cannot be read, no resource comes or goes. Also returns warnings, or the read
+/// failure.
 fn planned(root: &HostRoot, current: &watch::Sender<Arc<Plan>>) -> (Arc<Plan>, Result<Vec<String>, ReadFailure>) {
     let plan = current.borrow().clone();
     if plan.patterns.is_empty() {
@@ -304,15 +309,15 @@ fn planned(root: &HostRoot, current: &watch::Sender<Arc<Plan>>) -> (Arc<Plan>, R
         Ok(each) => each,
         Err(failure) => return (plan, Err(failure)),
     };
-    // What only the ledger knows stays until its last id has left.
+    // A resource that only the ledger knows stays until its last id has left the list.
     let orphans = plan.specs.iter().filter(|spec| spec.is_orphan() && !specs.iter().any(|known| known.name == spec.name));
     let orphans: Vec<_> = orphans.cloned().collect();
-    // Equal resources are the same ones: nothing is kept twice.
+    // An equal resource is shared: none is in memory twice.
     let same = |spec: Arc<ResourceSpec>| plan.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
     let specs: Arc<[_]> = specs.into_iter().chain(orphans).map(same).collect();
     if specs != plan.specs {
         current.send_if_modified(|current| {
-            // Another configuration since then has nodes of its own; the next scan, which it asks for, sees them.
+            // A newer configuration has its own nodes. The next scan, which it requests, sees them.
             let is_current = current.number == plan.number;
             if is_current {
                 *current = Arc::new(Plan { number: plan.number + 1, specs, ..Plan::clone(&plan) });

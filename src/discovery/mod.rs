@@ -1,8 +1,13 @@
-//! The discovery actor: watches the host and says which devices there are.
+//! The discovery actor: watches the host and publishes the devices that exist.
 //!
-//! Consumes: hints (kernel uevents, changes in `/dev`), each only a reason to look again, and a slow poll, which is
-//! the truth. Emits: `Remember` to the ledger for every device seen for the first time (its id is durable before it is
-//! published, I6), then `Discovered` to health; and what NVML is to be asked for, whose answer is an input of a later scan. Runs on an arbiter of its own: a scan reads thousands of files.
+//! Consumes: events (kernel uevents, changes in `/dev`), each only a reason to rescan, and a slow
+//! poll, which is authoritative.
+//!
+//! Emits: `Remember` to the ledger for every new device, whose id is durable before it is published
+//! (I6). Then `Discovered` to health. It also publishes the question for NVML, whose answer is an
+//! input of a later scan.
+//!
+//! It runs on its own arbiter, because a scan reads thousands of files.
 
 mod actor;
 

@@ -1,14 +1,17 @@
-//! Accelerators of which a container gets a node: those of the kernel's accel subsystem (Linux `Documentation/accel`), Habana's of
-//! the drivers before it (`Documentation/ABI/testing/sysfs-driver-habanalabs`), and NEC's vector engines.
+//! Accelerators with a node: those of the kernel's accel subsystem (Linux `Documentation/accel`),
+//! those of Habana's older drivers (`Documentation/ABI/testing/sysfs-driver-habanalabs`), and NEC's
+//! vector engines.
 
 use super::facts::{Facts, optional, required};
 use super::pci::{folder, is_numbered};
 use crate::domain::PciFunction;
 use crate::host::HostRoot;
 
-/// Habana's driver. Beside the node that computes it makes one that only tells, with the same number.
+/// Habana's driver. In addition to the compute node it makes a control node with the same number,
+/// which only reports.
 const HABANA: &str = "habanalabs";
-/// Where the older one has its nodes: not below the function, whose address each of them tells.
+/// The class of the older driver. Its nodes are not below the function; each states the function's
+/// address.
 const HABANA_CLASS: &str = "sys/class/habanalabs";
 
 pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
@@ -29,7 +32,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     facts
 }
 
-/// What follows `prefix` in the names of a folder that are `prefix` and a number.
+/// The numbers of the entries of a folder that are `prefix` followed by a number.
 fn numbers(root: &HostRoot, folder: &str, prefix: &str) -> Vec<String> {
     let names = root.entries(folder).into_iter().filter(|name| is_numbered(name, prefix));
     names.map(|name| name[prefix.len()..].to_owned()).collect()
@@ -45,7 +48,8 @@ mod tests {
 
     const PLACE: &str = "sys/bus/pci/devices/0000:33:00.0";
 
-    /// The nodes of an accelerator with this driver below a root with these files, and whether each is required.
+    /// The nodes of an accelerator with this driver below a root with these files, and whether each
+    /// is required.
     fn nodes(driver: &str, files: &[&str]) -> Vec<(String, bool)> {
         let dir = tempfile::tempdir().unwrap();
         for (file, text) in files.iter().map(|file| file.split_once(" = ").unwrap_or((file, ""))) {

@@ -1,10 +1,11 @@
-//! Plain nodes in `/dev`, named by the configuration, and folders of them.
+//! Plain nodes of `/dev` that the configuration names, and folders of them.
 //!
-//! A path that leads to a folder (`/dev/snd`) is one device with every node in it. A wildcard that matches nodes and folders means the
-//! nodes.
+//! A path that leads to a folder (`/dev/snd`) is one device with every node in it. A wildcard that
+//! matches nodes and folders selects the nodes only.
 //!
-//! A node is found by what it is now (`/dev/ttyUSB0`) and named by what stays the same: udev's link to it, else the
-//! kernel's subsystem and name. No node is ever opened: that alone can reset a modem or arm a watchdog.
+//! A node is found by its current name (`/dev/ttyUSB0`). Its id comes from a name that stays the
+//! same: udev's link to it, else the kernel's subsystem and name. No node is ever opened: opening
+//! alone can reset a modem or arm a watchdog.
 
 use super::Scan;
 use super::describe::Shared;
@@ -18,7 +19,8 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Folders of udev's links, best first: the thing's own identity, then the place where it is plugged in.
+/// Folders of udev's links, best first: by the device's own identity, then by the place where it is
+/// plugged in.
 const LINK_FOLDERS: [&str; 8] = [
     "dev/serial/by-id",
     "dev/disk/by-id",
@@ -35,26 +37,26 @@ const LINK_FOLDERS: [&str; 8] = [
 pub(super) struct CharDevices {
     /// By resource, in the order of their nodes. Each node is in the first resource that names it.
     pub(super) by_resource: BTreeMap<ResourceName, Vec<Device>>,
-    /// Patterns that match nothing, or nothing that is left.
+    /// Patterns that match no node, or only nodes of other resources.
     pub(super) warnings: Vec<String>,
-    /// The resources of which nodes that are not here may be there all the same, and why.
+    /// The resources whose missing nodes may exist because a read failed, and why.
     pub(super) unread: BTreeMap<ResourceName, String>,
 }
 
-/// What the nodes of `/dev` are looked for by.
+/// The inputs of the search for nodes of `/dev`.
 pub(super) struct Search<'a> {
     pub(super) specs: &'a [Arc<ResourceSpec>],
     pub(super) disks: &'a Disks<'a>,
     pub(super) scan: &'a Scan,
     pub(super) numa: &'a Shared<NumaNodes>,
-    /// Which nodes somebody holds, and by which ids.
+    /// The nodes that containers hold, with the ids under which they were granted.
     pub(super) held: &'a [HeldNode],
-    /// What the former pass found, with the resource of each.
+    /// The nodes that the former scan offered, with the resource of each.
     pub(super) former: &'a [(ResourceName, Arc<Device>)],
 }
 
-/// Finds and names them. `root` records: a node of which something cannot be read is as the former pass found it, and one that is new is
-/// not offered yet.
+/// Finds and names the nodes. `root` records failed reads. After a failed read a known node stays
+/// as in the former scan, and a new one is not offered yet.
 pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     let mut found = CharDevices::default();
     let specs: Vec<_> = search.specs.iter().filter(|spec| spec.class == DeviceClass::Char).collect();
@@ -73,7 +75,7 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
             named.objects.extend(objects(node));
             named.objects.extend(record.iter().filter_map(|record| record.device.as_deref()).map(Object::kernel_device));
         }
-        // The kernel has a name for each node, and none for the folder.
+        // The kernel has a name for each node, but none for a folder.
         let record = record.filter(|_| found.folder.is_none());
         named.kernel = record.as_ref().map(|record| record.name.clone());
         (named, record)
@@ -81,7 +83,7 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     let (nodes, records): (Vec<_>, Vec<_>) = described.unzip();
     let failures = root.take_failures();
     if !failures.is_empty() {
-        // Without its links a node would have another name.
+        // Without its links a node would get another id.
         specs.iter().for_each(|spec| note_failure(&mut found, spec, &failures));
         keep_unread(&mut found, search.former);
         return found;
@@ -102,7 +104,8 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     found
 }
 
-/// A node, or a folder of nodes, that no resource need name any more, by an id that it was given by; `None` where it is not there.
+/// A node, or a folder of nodes, under the id of its grant or list entry; no resource needs to name
+/// it any longer. `None` where it is absent.
 #[must_use]
 pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nodes: &[u32]) -> Option<Device> {
     let (nodes, record) = match root.node_among(&mut Listings::default(), path) {
@@ -123,7 +126,8 @@ pub fn known_node(root: &HostRoot, id: DeviceId, key: &str, path: &str, numa_nod
     is_there.then(device)
 }
 
-/// What a container holds that was given the node at this path, as far as the host shows it now.
+/// The objects that a container with the node at this path holds, as far as the host shows them
+/// now.
 #[must_use]
 pub fn behind(root: &HostRoot, path: &str) -> Vec<Object> {
     known_node(root, DeviceId::new(path), "", path, &[]).map(|node| node.objects()).unwrap_or_default()
@@ -135,7 +139,8 @@ pub(super) fn note_failure(found: &mut CharDevices, spec: &ResourceSpec, failure
     }
 }
 
-/// Takes over what the former pass found for resources that could not be looked at completely, where it was not found now.
+/// Keeps devices of the former scan for resources that could not be read completely, if they were
+/// not found now.
 fn keep_unread(found: &mut CharDevices, former: &[(ResourceName, Arc<Device>)]) {
     for (resource, device) in former.iter().filter(|(resource, _)| found.unread.contains_key(resource)) {
         let is_known = |known: &Device| known.id == device.id || known.key == device.key || known.nodes == device.nodes;
@@ -147,7 +152,7 @@ fn keep_unread(found: &mut CharDevices, former: &[(ResourceName, Arc<Device>)]) 
     }
 }
 
-/// What is held with a node, as far as it shows itself.
+/// The objects that are held with a node, as far as they are known.
 fn objects(node: &HostNode) -> Vec<Object> {
     std::iter::once(Object::node(&node.path)).chain(node.number.map(Object::number)).collect()
 }
@@ -155,7 +160,8 @@ fn objects(node: &HostNode) -> Vec<Object> {
 fn describe(found: &Match<'_>, name: NodeName, record: Option<&KernelRecord>) -> Device {
     let thing = found.thing();
     let container = match &found.path.container {
-        // Where a program looks for it, which is configured with the stable path and not with the number of the day.
+        // The path where a program expects it: the configured, stable path, not the current kernel
+        // number.
         None => found.matched.clone(),
         Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(thing)),
         Some(container) => container.clone(),
@@ -178,7 +184,7 @@ fn describe(found: &Match<'_>, name: NodeName, record: Option<&KernelRecord>) ->
     }
 }
 
-/// What the kernel calls a node's device, and where it has it.
+/// The kernel's name for a node's device, and its path in sysfs.
 fn attributes_of(record: Option<&KernelRecord>) -> Attributes {
     let mut attributes = Attributes::default();
     if let Some(record) = record {
@@ -188,7 +194,7 @@ fn attributes_of(record: Option<&KernelRecord>) -> Attributes {
     attributes
 }
 
-/// Notes what the host does with a node that is a disk, or leads to one.
+/// Notes how the host uses a node that is a disk or leads to one.
 fn note_use(device: &mut Device, disks: &Disks<'_>) {
     let names: BTreeSet<String> = device.nodes.iter().flat_map(|node| disks.behind(&node.host, node.number)).collect();
     if names.is_empty() {
@@ -218,7 +224,7 @@ fn note_disks(attributes: &mut Attributes, disks: &Disks<'_>, names: &[String]) 
     }
 }
 
-/// Notes the PCI function that a node's device is below, and the NUMA nodes of that.
+/// Notes the PCI function above a node's device, and the NUMA nodes of that function.
 fn near(root: &HostRoot, device: &mut Device, search: &Search<'_>) {
     let parent = device.attribute("kernel_device").and_then(|path| path.rsplit('/').find_map(|name| name.parse().ok()));
     let Some(function) = parent.and_then(|address| search.scan.functions.get(&address)) else { return };
@@ -240,7 +246,7 @@ fn links(root: &HostRoot) -> BTreeMap<String, Vec<String>> {
     links
 }
 
-/// What the kernel has behind a node.
+/// The kernel's device behind a node.
 #[derive(Debug, Clone)]
 struct KernelRecord {
     /// `subsystem:name`.
@@ -249,10 +255,11 @@ struct KernelRecord {
     device: Option<String>,
 }
 
-/// Looks up what the kernel has behind a node.
+/// Finds the kernel's device behind a node.
 struct KernelNames<'a> {
     root: &'a HostRoot,
-    /// The one class that has a device of a name, `None` where several have; listed when the first node without numbers is met.
+    /// The class that has a device of this name; `None` if several have one. Read when the first
+    /// node without numbers is met.
     class_of: OnceCell<BTreeMap<String, Option<String>>>,
 }
 
@@ -261,8 +268,8 @@ impl<'a> KernelNames<'a> {
         KernelNames { root, class_of: OnceCell::new() }
     }
 
-    /// From `sys/dev/{char,block}/MAJOR:MINOR`; in a captured tree, where a node has no numbers, from the one class that has a
-    /// device of its name.
+    /// Read from `sys/dev/{char,block}/MAJOR:MINOR`. In a captured tree a node has no numbers.
+    /// There the record comes from the only class that has a device of its name.
     fn of_node(&self, node: &HostNode) -> Option<KernelRecord> {
         let Some(DeviceNumber { is_block, major, minor }) = node.number else {
             let name = base_name(&node.path);
@@ -280,7 +287,7 @@ impl<'a> KernelNames<'a> {
         let mut class_of = BTreeMap::new();
         for class in self.root.entries("sys/class") {
             let folder = format!("sys/class/{class}");
-            // A link to a device that was not captured names none.
+            // A link to a device that was not captured does not count.
             for name in self.root.entries(&folder).into_iter().filter(|name| self.root.exists(&format!("{folder}/{name}"))) {
                 class_of.entry(name).and_modify(|class| *class = None).or_insert_with(|| Some(class.clone()));
             }
@@ -289,7 +296,8 @@ impl<'a> KernelNames<'a> {
     }
 }
 
-/// What follows `devices/` in the target of a link to a device.
+/// The part of a link's target that follows `devices/`; `None` where the link does not lead below
+/// `/sys/devices`.
 fn below_devices(target: &str) -> Option<String> {
     let (up, device) = target.split_once("devices/")?;
     up.split('/').all(|name| matches!(name, "" | "." | ".." | "sys")).then(|| device.to_owned())

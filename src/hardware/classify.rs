@@ -1,21 +1,26 @@
-//! What a PCI function is. The class code alone misleads: management chips are displays, NVIDIA's switches carry its
-//! vendor id, adapters in RoCE mode are Ethernet, and an FPGA's image can present itself as a virtio function.
+//! The class of a PCI function.
+//!
+//! The class code alone misleads: management chips are displays, and NVIDIA's switches carry its
+//! vendor id. Adapters in RoCE mode are Ethernet, and an FPGA's image can present itself as a
+//! virtio function.
 
 use super::fpga;
 use crate::domain::{DeviceClass, PciFunction};
 use crate::host::HostRoot;
 
-/// Vendors whose display controllers are the console of a management chip or of a hypervisor: ASPEED, Matrox, Cirrus,
-/// virtio, Bochs/QXL, QEMU, VMware.
+/// Vendors whose display controllers are consoles of a management chip or a hypervisor: ASPEED,
+/// Matrox, Cirrus, virtio, Bochs/QXL, QEMU, VMware.
 const CONSOLE_VENDORS: [u16; 7] = [0x1a03, 0x102b, 0x1013, 0x1af4, 0x1b36, 0x1234, 0x15ad];
-/// Displays like those, of vendors that make other things too: Huawei's management chip, Hyper-V's video, and the console of EC2.
+/// Such consoles of vendors that also make other devices: Huawei's management chip, Hyper-V's
+/// video, and the console of EC2.
 const CONSOLES: [(u16, u16); 3] = [(0x19e5, 0x1711), (0x1414, 0x5353), (0x1d0f, 0x1111)];
 
-/// The class of a function, from its record and, where that does not decide, from what lies below it.
+/// The class of a function, from its record and, where that does not decide, from its folder.
 pub(super) fn classify(root: &HostRoot, function: &PciFunction) -> DeviceClass {
     let console = function.vendor.is_some_and(|vendor| CONSOLE_VENDORS.contains(&vendor));
     let display = !console && !function.vendor.zip(function.device).is_some_and(|ids| CONSOLES.contains(&ids));
-    // An RDMA device below it makes it one, but for what computes: an accelerator with ports of its own (Gaudi's `hbl_0`) stays one.
+    // An RDMA device below a function makes it an RDMA adapter. The exception is a compute device:
+    // an accelerator with ports of its own (Gaudi's `hbl_0`) stays one.
     let computes = matches!(function.class16(), Some(0x0300..=0x03ff | 0x1200..=0x12ff | 0x0b40));
     if !function.rdma.is_empty() && !computes {
         return DeviceClass::Rdma;
@@ -29,7 +34,8 @@ pub(super) fn classify(root: &HostRoot, function: &PciFunction) -> DeviceClass {
         Some(0x1200) if function.vendor == Some(0x1002) => DeviceClass::Gpu,
         Some(0x1200..=0x12ff | 0x0b40) if !console => DeviceClass::Accelerator,
         Some(0x0200..=0x02ff) => DeviceClass::Nic,
-        // Programming interface 2 is the NVMe I/O controller; others (3 is administration only) hold no disks.
+        // Programming interface 2 is the NVMe I/O controller; others (3 is administration only)
+        // have no disks.
         Some(0x0108) if function.class.is_some_and(|class| class & 0xff == 2) => DeviceClass::Nvme,
         _ => DeviceClass::Other,
     }

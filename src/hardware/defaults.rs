@@ -1,10 +1,11 @@
-//! What is offered when there is no configuration: known hardware under its vendor's usual name.
+//! The resources without a configuration: known hardware under its vendor's usual name.
 
 use super::{Scan, drm, nvidia};
 use crate::domain::{ContractKind, DeviceClass, PciAddress, PciFunction, ResourceName, ResourceSpec, Select};
 use std::sync::Arc;
 
-/// Name, vendor, driver, and whether only physical functions count.
+/// Name, vendor, driver, and the required value of `vf`: `Some(false)` selects physical functions
+/// only.
 const KNOWN: [(&str, u16, &str, Option<bool>); 4] = [
     ("nvidia.com/gpu", nvidia::VENDOR, nvidia::DRIVER, Some(false)),
     ("amd.com/gpu", drm::VENDOR_AMD, "amdgpu", None),
@@ -12,16 +13,16 @@ const KNOWN: [(&str, u16, &str, Option<bool>); 4] = [
     ("gpu.intel.com/xe", drm::VENDOR_INTEL, "xe", None),
 ];
 
-/// The resources of a configuration; where it has none, those for the hardware that is there.
+/// The configured resources; without any, those for the existing hardware.
 #[must_use]
 pub fn or_usual(configured: &[Arc<ResourceSpec>], scan: &Scan) -> Vec<Arc<ResourceSpec>> {
     if configured.is_empty() { specs(scan).into_iter().map(Arc::new).collect() } else { configured.to_vec() }
 }
 
-/// The resources for the hardware that is there; none for a machine without.
+/// The resources for the existing hardware; empty for a machine without known hardware.
 ///
-/// A card without a driver counts: a container may install the driver long after the start, and finds its resource
-/// there. A card that is bound to another driver was meant for something else.
+/// A card without a driver counts: a container may install the driver long after the start, and
+/// then the resource exists already. A card with another driver is meant for another use.
 #[must_use]
 pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
     let mut specs = Vec::new();
@@ -48,7 +49,7 @@ pub fn specs(scan: &Scan) -> Vec<ResourceSpec> {
     specs
 }
 
-/// The usual resource of this name, whether its hardware is there or not.
+/// The usual resource of this name, also without its hardware.
 #[must_use]
 pub fn named(name: &ResourceName) -> Option<ResourceSpec> {
     let (_, vendor, driver, vf) = KNOWN.into_iter().find(|(known, ..)| *known == name.as_str())?;
@@ -57,7 +58,7 @@ pub fn named(name: &ResourceName) -> Option<ResourceSpec> {
     Some(ResourceSpec { contract, select, ..ResourceSpec::new(name.clone(), DeviceClass::Gpu) })
 }
 
-/// Intel's graphics in the processor always sit at 00:02, on the root bus.
+/// Intel's integrated graphics is always at 00:02, on the root bus.
 fn is_integrated(function: &PciFunction) -> bool {
     function.vendor == Some(drm::VENDOR_INTEL) && function.address.bus == 0 && function.address.device == 2
 }

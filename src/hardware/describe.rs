@@ -1,4 +1,5 @@
-//! From the record of a PCI function to its devices: its class decides which file knows the rest.
+//! Turns the record of a PCI function into its devices: its class decides which file reads the
+//! rest.
 
 use super::disks::Disks;
 use super::facts::{Facts, Part, required};
@@ -12,7 +13,8 @@ use crate::host::{HostNode, HostRoot, Listings, ReadFailure};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What was read once for a whole pass. A failure of that is one of every device that it serves.
+/// A value that is read once for a whole scan. A failed read of it counts for every device that
+/// uses it.
 #[derive(Debug, Default)]
 pub(super) struct Shared<T> {
     value: T,
@@ -32,7 +34,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// What one look at the host serves for every device of a pass. Its root records the reads that fail.
+/// The values that all devices of a scan share. Its root records failed reads.
 pub(super) struct Describer<'a> {
     root: &'a HostRoot,
     scan: &'a Scan,
@@ -45,7 +47,7 @@ pub(super) struct Describer<'a> {
     disks: &'a Disks<'a>,
     routes: Shared<DefaultRoutes>,
     groups: vfio::Groups,
-    /// The nodes that were looked for, with their numbers; `None` for those that are not there.
+    /// The nodes that were checked, with their numbers; `None` for absent ones.
     nodes: RefCell<BTreeMap<String, Option<HostNode>>>,
     listings: RefCell<Listings>,
     missing: RefCell<BTreeSet<String>>,
@@ -76,12 +78,13 @@ impl<'a> Describer<'a> {
         &self.numa
     }
 
-    /// The nodes that were not there and that a device needs.
+    /// The nodes that a device requires and that are absent.
     pub(super) fn missing_nodes(&self) -> BTreeSet<String> {
         self.missing.borrow().clone()
     }
 
-    /// A node as a container gets it; `None` where it is not there and not needed: what allocates a device does not look.
+    /// A node as a container gets it; `None` if it is absent and optional. Allocate does not check
+    /// that again.
     fn node(&self, node: DeviceNode) -> Option<DeviceNode> {
         let known = self.nodes.borrow().get(&node.host).cloned();
         let failed = self.root.failure_count();
@@ -100,7 +103,7 @@ impl<'a> Describer<'a> {
         }
     }
 
-    /// The function as one device, and its parts, where it is cut into some.
+    /// The function as one device, followed by its parts, where it is cut into some.
     pub(super) fn devices(&self, function: &PciFunction) -> Vec<Device> {
         let class = classify::classify(self.root, function);
         let mut facts = self.facts(class, function);
@@ -163,7 +166,7 @@ impl<'a> Describer<'a> {
     }
 }
 
-/// Names the function in its place, and a part of it.
+/// The key of a function, from its place and its ids, or of one of its parts.
 fn key_of(function: &PciFunction, part: Option<&str>) -> String {
     let id = |number: Option<u16>| number.map_or_else(|| "????".to_owned(), |number| format!("{number:04x}"));
     let part = part.map(|part| format!("/{part}")).unwrap_or_default();

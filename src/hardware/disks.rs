@@ -1,16 +1,21 @@
-//! What the host does with its disks: those are nobody's, and to offer one would be to give away the host's files.
+//! How the host uses its disks. A disk in use is not offered: a container would get the host's
+//! files.
 //!
 //! | trace | of |
 //! | --- | --- |
-//! | `proc/1/mountinfo` (proc(5)) | mounted file systems, by the disk's number, which is right where its name is `/dev/root`, and by its name |
-//! | `sys/fs/btrfs/*/devices` | every disk of a btrfs that is mounted: mountinfo names one of them |
+//! | `proc/1/mountinfo` (proc(5)) | mounted file systems, by the disk's number and by its name |
+//! | `sys/fs/btrfs/*/devices` | every disk of a mounted btrfs |
 //! | `proc/swaps` | swap |
 //! | `sys/class/block/loop*/loop/backing_file` | a loop device over a disk |
-//! | `sys/class/block/*/holders` | what is put together of it: device mapper, MD, bcache |
-//! | `run/udev/data/b*` (udev's `ID_FS_TYPE`) | members of a ZFS pool or a Ceph cluster, of which the kernel does not tell whether they are in use |
+//! | `sys/class/block/*/holders` | devices that are built on it: device mapper, MD, bcache |
+//! | `run/udev/data/b*` (udev's `ID_FS_TYPE`) | members of a ZFS pool or a Ceph cluster |
 //!
-//! A trace that cannot be read shows nothing: the disk is then not known to be free (I12). The failure is recorded by the root, and whoever
-//! is about to give the disk away refuses.
+//! In mountinfo the number is right even if the name is `/dev/root`. mountinfo names only one disk
+//! of a btrfs. The kernel does not report whether a member of a ZFS pool or a Ceph cluster is in
+//! use.
+//!
+//! A trace that cannot be read shows nothing: then the disk is not known to be free (I12). The root
+//! records the failure, and the caller that would grant the disk refuses.
 
 use super::nvme;
 use super::pci::is_numbered;
@@ -21,14 +26,14 @@ use std::collections::BTreeSet;
 
 /// The mounted file systems of the host's first process.
 const MOUNTS: &str = "proc/1/mountinfo";
-/// What udev has found out of devices.
+/// udev's records of devices.
 const UDEV_DATA: &str = "run/udev/data";
-/// A volume may lie on as many disks as a rack has.
+/// The most disks below one volume that are read: as many as a rack has.
 const STACKED_MAX: usize = 256;
-/// What a member of a pool is called by udev, and by people.
+/// The members of pools: udev's name, and the name in messages.
 const POOLS: [(&str, &str); 2] = [("zfs_member", "a ZFS pool"), ("ceph_bluestore", "a Ceph cluster")];
 
-/// The host's disks. What is said of all of them is read when the first one is asked for, once for a whole scan.
+/// The host's disks. What concerns all of them is read on first use, once for a whole scan.
 #[derive(Debug)]
 pub(super) struct Disks<'a> {
     root: &'a HostRoot,
@@ -37,9 +42,9 @@ pub(super) struct Disks<'a> {
 
 #[derive(Debug, Default)]
 struct Uses {
-    /// The number (`259:1`), or the name, of a disk or a partition, and what it is used for.
+    /// The number (`259:1`) or the name of a disk or a partition, and its use.
     of: Vec<(String, String)>,
-    /// What could not be read of it.
+    /// The reads that failed.
     failures: Vec<ReadFailure>,
 }
 
@@ -47,10 +52,10 @@ impl Uses {
     fn read(root: &HostRoot) -> Self {
         let root = &root.recording();
         let mut uses = Uses::default();
-        // The mounts of the host's first process: those of the reader may be a container's.
+        // The mounts of the host's first process: the reader's own may be those of a container.
         match root.read_all(MOUNTS) {
             Ok(mounts) => uses.of.extend(mounts.lines().filter_map(mounted).flatten()),
-            // A captured tree need not have them, and nobody is given anything of it.
+            // A captured tree may lack them, and no container is granted a disk of it.
             Err(error) if root.is_live() => uses.failures.push(ReadFailure { path: format!("/{MOUNTS}"), error: error.to_string() }),
             Err(_) => {}
         }
@@ -61,7 +66,7 @@ impl Uses {
         uses.of.extend(swaps.map(|disk| (disk.to_owned(), "swap".to_owned())));
         let loops = root.entries("sys/class/block").into_iter().filter(|name| is_numbered(name, "loop"));
         uses.of.extend(loops.filter_map(|name| Some((backing(root, &name)?, format!("behind {name}")))));
-        // Whether a disk is in a pool is told by udev alone.
+        // Only udev knows whether a disk is in a pool.
         if root.is_live() && root.is_dir("sys/module/zfs") && !root.is_dir(UDEV_DATA) {
             uses.failures.push(ReadFailure { path: format!("/{UDEV_DATA}"), error: "it is not there, and ZFS is loaded".into() });
         }
@@ -70,29 +75,30 @@ impl Uses {
     }
 }
 
-/// By its number and by its names, what a line of mountinfo says of disks.
+/// The disks that a line of mountinfo names, by number and by name, each with its use.
 fn mounted(line: &str) -> Option<Vec<(String, String)>> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut fields = mount.split(' ');
     let (number, within, place) = (fields.nth(2)?, fields.next()?, fields.next()?);
     let mut described = file_system.split(' ');
     let (kind, source, options) = (described.next()?, described.next()?, described.next().unwrap_or_default());
-    // A file system without a disk of its own has a major number of 0.
+    // A file system without a disk of its own has the major number 0.
     let number = Some(number).filter(|number| !number.starts_with("0:"));
-    // bcachefs names all of its disks, with colons between.
+    // bcachefs names all of its disks, separated by colons.
     let sources = source.split(':').filter_map(|source| source.strip_prefix("/dev/"));
     // XFS (xfs(5)) and ext4 (ext4(5)) may have their journal, or files, on another disk.
     let beside = options.split(',').filter_map(|option| {
         let (key, disk) = option.split_once('=')?;
         disk.strip_prefix("/dev/").filter(|_| matches!(key, "logdev" | "rtdev" | "journal_path"))
     });
-    // A node that is mounted at another place: the kubelet does that for a volume of `volumeMode: Block`.
+    // A node that is mounted at another path: the kubelet does that for a volume of
+    // `volumeMode: Block`.
     let node = within.strip_prefix('/').filter(|node| kind == "devtmpfs" && !node.is_empty());
     let of = number.into_iter().chain(sources).chain(beside).chain(node);
     Some(of.map(|disk| (disk.to_owned(), format!("mounted at {place}"))).collect())
 }
 
-/// The disk that a loop device is over; `None` where that is a file, or nothing.
+/// The disk below a loop device; `None` if it is over a file, or over nothing.
 fn backing(root: &HostRoot, name: &str) -> Option<String> {
     Some(root.read(&format!("sys/class/block/{name}/loop/backing_file"))?.strip_prefix("/dev/")?.to_owned())
 }
@@ -102,15 +108,16 @@ impl<'a> Disks<'a> {
         Disks { root, uses: OnceCell::new() }
     }
 
-    /// Whether there is a disk, or a partition of one, of that name.
+    /// Whether a disk or partition of this name exists.
     pub(super) fn has(&self, name: &str) -> bool {
         self.root.is_dir(&format!("sys/class/block/{name}"))
     }
 
-    /// The disks that a node of `/dev` leads to: itself where it is one or a partition, and those behind a node through which the same disk is
-    /// written by other commands: a generic SCSI node, that of an NVMe namespace, or an NVMe controller, which has several.
+    /// The disks that a node of `/dev` leads to: itself, if it is a disk or a partition. Other
+    /// nodes write the same disk by other commands: a generic SCSI node, the node of an NVMe
+    /// namespace, or an NVMe controller, which has several disks.
     ///
-    /// A block node is known by its number: it may have any name.
+    /// A block node is identified by its number, because it may have any name.
     pub(super) fn behind(&self, node: &str, number: Option<DeviceNumber>) -> Vec<String> {
         let Some(name) = node.strip_prefix("/dev/") else { return Vec::new() };
         if let Some(DeviceNumber { major, minor, .. }) = number.filter(|number| number.is_block) {
@@ -119,7 +126,7 @@ impl<'a> Disks<'a> {
                 return vec![name];
             }
             if self.root.is_live() {
-                // Whether the host uses it cannot be found out.
+                // Then it is unknown whether the host uses it.
                 let error = format!("no disk there has the number {number}");
                 self.root.repeat_failures(&[ReadFailure { path: "/sys/class/block".to_owned(), error }]);
                 return Vec::new();
@@ -143,7 +150,7 @@ impl<'a> Disks<'a> {
         name.strip_prefix("bsg/").map(|name| of_scsi("bsg", name)).unwrap_or_default()
     }
 
-    /// The disk or partition of a number. It has the name of its node as a rule.
+    /// The disk or partition with a number. Usually it has the name of its node.
     fn of_number(&self, usual: &str, number: &str) -> Option<String> {
         let has_number = |name: &str| self.number(name).as_deref() == Some(number);
         if has_number(usual) {
@@ -154,11 +161,12 @@ impl<'a> Disks<'a> {
         linked.or_else(|| self.root.entries("sys/class/block").into_iter().find(|name| has_number(name)))
     }
 
-    /// The identity of a disk or of the disk that a partition is of, as the disk itself has it, and the number of the partition.
+    /// The identity of a disk, as the disk reports it, and the number of a partition. For a
+    /// partition it is the identity of its disk.
     pub(super) fn identity(&self, name: &str) -> Option<(String, Option<u32>)> {
         let text = |file: &str| self.root.read(&format!("sys/class/block/{file}"));
         let partition = text(&format!("{name}/partition")).and_then(|number| number.parse().ok());
-        // Its folder lies in the disk's.
+        // The folder of a partition is inside the folder of its disk.
         let target = self.root.link_target(&format!("sys/class/block/{name}"));
         let above = target.as_deref().and_then(|target| target.rsplit('/').nth(1)).filter(|_| partition.is_some());
         let disk = above.unwrap_or(name);
@@ -167,8 +175,8 @@ impl<'a> Disks<'a> {
         Some((known, partition))
     }
 
-    /// What a block device lies on (device mapper, MD, a loop device over a disk), as objects of which it is a part: two logical volumes
-    /// of one disk are two parts of it.
+    /// The objects below a block device (device mapper, MD, a loop device over a disk). It counts
+    /// as a part of each: two logical volumes of one disk are two parts of it.
     pub(super) fn stacked_on(&self, name: &str) -> Vec<Object> {
         let below = |name: &str| -> Vec<String> {
             let slaves = self.root.entries(&format!("sys/class/block/{name}/slaves"));
@@ -189,13 +197,13 @@ impl<'a> Disks<'a> {
         objects
     }
 
-    /// Notes what the host does with a disk among the attributes of its device.
+    /// Notes the host's use of a disk in the attributes of its device.
     pub(super) fn note(&self, attributes: &mut Attributes, disk: &str) {
         attributes.extend(self.used_for(disk).map(|by| ("in_use", by)));
         attributes.extend(self.member_of(disk).map(|pool| ("member_of", pool.to_owned())));
     }
 
-    /// What the host uses a disk, one of its partitions, or the one that is named for.
+    /// The host's use of a disk, of one of its partitions, or of the partition of this name.
     pub(super) fn used_for(&self, disk: &str) -> Option<String> {
         let uses = self.uses.get_or_init(|| Uses::read(self.root));
         self.root.repeat_failures(&uses.failures);
@@ -207,7 +215,8 @@ impl<'a> Disks<'a> {
         used.or_else(|| holder().map(|holder| format!("part of {holder}")))
     }
 
-    /// What it, or one of its partitions, belongs to, where that leaves no trace while it is in use.
+    /// The pool that the disk or one of its partitions belongs to. An active pool leaves no other
+    /// trace.
     pub(super) fn member_of(&self, disk: &str) -> Option<&'static str> {
         let record = |name: &String| self.root.read(&format!("{UDEV_DATA}/b{}", self.number(name)?));
         let kind = |record: &str| record.lines().find_map(|line| Some(line.strip_prefix("E:ID_FS_TYPE=")?.to_owned()));
@@ -225,7 +234,7 @@ impl<'a> Disks<'a> {
     }
 }
 
-/// Whether an identity tells a disk from others: some have nothing but zeros in it.
+/// Whether an identity is unique to a disk: some disks report only zeros.
 fn names_something(id: &str) -> bool {
     let number = id.rsplit_once('.').map_or(id, |(_, number)| number);
     number.chars().any(|c| c.is_ascii_alphanumeric() && c != '0')
@@ -237,11 +246,11 @@ fn is_part(disk: &str, name: &str) -> bool {
     name.strip_prefix(disk).is_some_and(|rest| rest.is_empty() || is_numbered(rest, begin))
 }
 
-/// What the host uses a disk for at this moment; `None` for what is no disk. A mount comes without an event: whoever is about to
-/// hand a disk to somebody, or to wipe it, looks.
+/// The host's current use of a disk; `None` for a device that is no disk. A mount sends no event,
+/// so callers check this before they grant a disk to a container or wipe it.
 ///
 /// # Errors
-/// When that cannot be found out: then the disk may be the host's.
+/// When the use cannot be determined: then the host may use the disk.
 pub fn used_for(root: &HostRoot, device: &Device) -> Result<Option<String>, ReadFailure> {
     let root = root.recording();
     let disks = Disks::of(&root);
@@ -250,7 +259,8 @@ pub fn used_for(root: &HostRoot, device: &Device) -> Result<Option<String>, Read
             let names = device.own_nodes().filter_map(|node| node.host.strip_prefix("/dev/"));
             names.filter(|name| disks.has(name)).find_map(|name| disks.used_for(name))
         }
-        // Known since it was found: every other node of `/dev` costs an Allocate nothing here.
+        // The disks of a node are known from the scan, so an Allocate of any other node costs
+        // nothing here.
         DeviceClass::Char => device.attribute("disk").and_then(|names| names.split(',').find_map(|name| disks.used_for(name))),
         _ => None,
     };
@@ -349,7 +359,7 @@ mod tests {
         assert_eq!(disks.behind("/dev/sdb", None), ["sdb"]);
         assert_eq!(disks.behind("/dev/disk-sdb", number(true, 16)), ["sdb"], "also without its link");
         assert_eq!(disks.behind("/dev/disk-sda", number(false, 0)), Vec::<String>::new());
-        // A machine that runs shows every disk that it has.
+        // A live machine shows every disk that it has.
         std::os::unix::fs::symlink("/dev", dir.path().join("dev")).unwrap();
         let root = HostRoot::new(dir.path()).recording();
         assert_eq!(Disks::of(&root).behind("/dev/sdb", number(true, 32)), Vec::<String>::new());
@@ -380,7 +390,7 @@ mod tests {
 
     #[test]
     fn while_nobody_can_say_what_is_mounted_every_disk_is_the_hosts() {
-        // A machine that runs: its `dev/null` is one.
+        // A live machine: its `dev/null` is a character device.
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/dev", dir.path().join("dev")).unwrap();
         let root = HostRoot::new(dir.path()).recording();

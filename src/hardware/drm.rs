@@ -1,5 +1,5 @@
-//! GPUs of AMD and Intel: nodes in `/dev/dri`, and AMD's shared compute node `/dev/kfd`
-//! (Linux `drivers/gpu/drm/amd/amdgpu`, attribute `unique_id`; `drivers/gpu/drm/i915`, `xe`).
+//! GPUs of AMD and Intel: nodes in `/dev/dri`, and AMD's shared compute node `/dev/kfd` (Linux
+//! `drivers/gpu/drm/amd/amdgpu`, attribute `unique_id`; `drivers/gpu/drm/i915`, `xe`).
 
 use super::facts::{Facts, optional, required};
 use super::kfd::{self, Kfd};
@@ -28,12 +28,13 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, kfd: &Kfd) -> Facts
     facts.nodes.extend(cards.map(|name| if render.is_empty() { required(node(name)) } else { optional(node(name)) }));
     facts.nodes.extend(render.iter().map(|name| required(node(name))));
     if amd {
-        // Missing on APUs and consumer cards. `serial_number` is no substitute: two dies of one MI250X share it.
+        // Missing on APUs and consumer cards. `serial_number` is no substitute: two dies of one
+        // MI250X share it.
         let unique = root.read(&format!("{}/unique_id", folder(function.address)));
         let unique = unique.filter(|id| id.bytes().any(|byte| byte != b'0') && id.bytes().all(|byte| byte.is_ascii_hexdigit()));
         facts.note("unique_id", unique.clone());
         facts.identity = unique.filter(|_| !function.is_vf());
-        // Linux `amdgpu_xgmi.c`; 0 is none.
+        // Linux `amdgpu_xgmi.c`; 0 means no hive.
         let hive = root.read(&format!("{}/xgmi_hive_info/xgmi_hive_id", folder(function.address)));
         facts.note("hive", hive.filter(|id| id != "0").map(|id| format!("xgmi:{id}")));
         kfd::cut(root, function, kfd, &mut facts);

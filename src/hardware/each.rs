@@ -1,4 +1,5 @@
-//! Which paths a pattern means, and the resources that a name with `{node}` stands for: one for each node that is there.
+//! The paths that a pattern selects, and the resources of a name with `{node}`: one resource for
+//! each existing node.
 
 use crate::domain::{CharPath, NodePattern, ResourceName, ResourceSpec};
 use crate::host::{DevEntry, HostRoot, Listings, ReadFailure, TooMany};
@@ -6,15 +7,17 @@ use regex_lite::Regex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Each has a socket and a server. A board has some dozens of nodes that anybody asks for; more is a pattern such as `tty`.
+/// The most resources that are made for single nodes: each has a socket and a server. A board has
+/// some dozens of useful nodes; more come from a pattern such as `tty`.
 const EACH_MAX: usize = 256;
 
-/// What regular expressions are looked for in; nothing where there is none.
+/// The entries of `/dev` that regular expressions are matched against; empty without a regular
+/// expression.
 #[derive(Debug, Default)]
 pub(super) struct Dev(Vec<DevEntry>);
 
 impl Dev {
-    /// `/dev`, as far as these patterns may lead.
+    /// The entries of `/dev` that these patterns may match.
     ///
     /// # Errors
     /// When it has too many entries.
@@ -31,14 +34,15 @@ impl Dev {
         root.dev_entries(&may_have).map(Dev)
     }
 
-    /// The paths that a pattern means, whatever they lead to. What lies in a folder that is meant comes with the folder.
+    /// The paths that a pattern matches, including links and folders. The entries of a matched
+    /// folder belong to the folder.
     pub(super) fn paths(&self, root: &HostRoot, listings: &mut Listings, pattern: &NodePattern) -> Vec<String> {
         let regex = match pattern {
             NodePattern::Glob(glob) => return root.glob_among(listings, glob),
             NodePattern::Regex(regex) => regex,
         };
         let Ok(regex) = Regex::new(regex) else { return Vec::new() };
-        // Most of ten thousand entries begin otherwise.
+        // Skips most of ten thousand entries, which begin differently.
         let beginning = pattern.beginning();
         let beginning = beginning.trim_start_matches("/dev/");
         let mut folder: Option<String> = None;
@@ -55,19 +59,19 @@ impl Dev {
     }
 }
 
-/// The resources of a configuration, those for each node among them.
+/// The resources of a configuration, with those for each node among them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Each {
-    /// The resources, in the order in which they select devices. None has a name for each node.
+    /// The resources, in the order of selection. None has a name for each node.
     pub specs: Vec<Arc<ResourceSpec>>,
-    /// What an operator should know, one sentence each.
+    /// Warnings for the operator, one sentence each.
     pub warnings: Vec<String>,
 }
 
-/// Makes one resource for each node of those that have a name for each.
+/// Makes one resource for each node of the resources with a name for each node.
 ///
 /// # Errors
-/// The first read that failed: then nothing is known of any of them.
+/// The first read that failed: then none of these resources is known.
 pub fn each(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<Each, ReadFailure> {
     let root = &root.recording();
     let found = each_there(root, specs)?;
@@ -84,7 +88,7 @@ fn each_there(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> Result<Each, Read
     let dev = Dev::of(root, specs.iter().filter(is_pattern).flat_map(|spec| &spec.paths).map(|path| &path.host))
         .map_err(|error| ReadFailure { path: "/dev".to_owned(), error: error.to_string() })?;
     let mut listings = Listings::default();
-    // What is configured by its own name is that, wherever it stands.
+    // A resource with its own name in the configuration keeps it, at any position.
     let mut named: BTreeMap<ResourceName, String> =
         specs.iter().filter(|spec| !is_pattern(spec)).map(|spec| (spec.name.clone(), "the configuration".to_owned())).collect();
     let (mut made, mut left) = (0, 0);
@@ -137,7 +141,8 @@ fn of_node(spec: &ResourceSpec, name: ResourceName, node: &str, path: &CharPath)
     ResourceSpec { name, paths: vec![CharPath { host, ..path.clone() }], ..spec.clone() }
 }
 
-/// Those of the paths that lead to a node, or to a folder with nodes in it; of a wildcard's the folders where it matches no node.
+/// The paths that lead to a node, or to a folder with nodes in it. A wildcard selects folders only
+/// if it matches no node.
 fn nodes(root: &HostRoot, paths: Vec<String>, path: &CharPath, warn: &mut dyn FnMut(String)) -> Vec<String> {
     let is_in_dev = |path: &String| root.canonical_node(path).is_some_and(|node| node.starts_with("/dev/"));
     let (nodes, others): (Vec<String>, Vec<String>) = paths.into_iter().partition(is_in_dev);

@@ -1,13 +1,15 @@
-//! What the kernel tells of a device as it happens: uevents of the PCI function itself (its error recovery, Linux
-//! `pci_uevent_ers`; its driver's coming and going), and of a GPU's driver that gives up (`drm_dev_wedged_event`).
+//! Events of a device from the kernel's uevents.
 //!
-//! Anybody with the right to write to sysfs can have an event repeated, as udev does with every device at boot; such a one
-//! has `SYNTH_UUID`, and tells of nothing.
+//! Sources: uevents of the PCI function itself (its error recovery, Linux `pci_uevent_ers`; binding
+//! and unbinding of its driver), and of a GPU's driver that gives up (`drm_dev_wedged_event`).
+//!
+//! Any process that may write to sysfs can repeat an event, as udev does with every device at boot.
+//! Such an event has `SYNTH_UUID` and is ignored.
 
 use crate::domain::{DeviceEvent, EventKind, PciAddress};
 use crate::host::Uevent;
 
-/// What has happened to a device, and to which; `None` of an event that tells of no such thing.
+/// The event of a device, and which device; `None` for all other uevents.
 #[must_use]
 pub fn event(uevent: &Uevent) -> Option<DeviceEvent> {
     if uevent.field("SYNTH_UUID").is_some() {
@@ -31,7 +33,8 @@ pub fn event(uevent: &Uevent) -> Option<DeviceEvent> {
     Some(DeviceEvent { at, whole_slot: false, kind })
 }
 
-/// The nearest function to a path below `/sys`, which is the last address in it, and whether the path is its own.
+/// The nearest function to a path below `/sys`, which is the last address in it, and whether the
+/// path is the function's own.
 fn function_of(devpath: &str) -> Option<(PciAddress, bool)> {
     let mut parts = devpath.rsplit('/').map(str::parse);
     let last = parts.next()?;

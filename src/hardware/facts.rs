@@ -1,28 +1,30 @@
-//! What a subject's file knows of one device beyond its PCI record.
+//! The facts of one device beyond its PCI record, as the file of its subject reads them.
 
 use crate::domain::{Attributes, DeviceNode};
 
-/// Identity, nodes and description of one device.
+/// Identity, nodes and attributes of one device.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// An identity of the thing itself; `None` when only its place names it.
+    /// An identity of the device itself; `None` if only its place names it.
     pub(super) identity: Option<String>,
     /// Nodes that a container needs, in order.
     pub(super) nodes: Vec<DeviceNode>,
-    /// Description by name, as `Device::attributes` lists it.
+    /// Attributes by name, as listed at `Device::attributes`.
     pub(super) attributes: Attributes,
-    /// What it is cut into: each part is a device of its own, and the whole is not offered then.
+    /// The parts: each is a device of its own, and then the whole is not offered.
     pub(super) parts: Vec<Part>,
-    /// What the parts are; `None` where there are none, and never will be while it is as it is.
+    /// The kind of the parts. `None` for a device that is not cut. A GPU in MIG mode without an
+    /// instance has a kind but no parts.
     pub(super) parts_are: Option<&'static str>,
 }
 
-/// One part of a function that is offered on its own: a MIG instance, a mediated device, a partition, a port, a namespace.
+/// A part of a function that is offered on its own: a MIG instance, a mediated device, a partition,
+/// a port, a namespace.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// Tells it from the other parts of its function, for as long as it is there: `gi1-ci0`.
+    /// The name among the parts of the function, for as long as the part exists: `gi1-ci0`.
     pub(super) name: String,
-    /// What is known of it.
+    /// The facts of the part.
     pub(super) facts: Facts,
 }
 
@@ -41,7 +43,7 @@ impl Facts {
     }
 }
 
-/// A node without which the device is of no use.
+/// A node without which the device cannot be used.
 pub(super) fn required(path: impl Into<String>) -> DeviceNode {
     DeviceNode::at(path)
 }

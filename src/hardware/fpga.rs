@@ -1,7 +1,9 @@
-//! FPGAs of the Device Feature List framework (Linux `Documentation/fpga/dfl.rst`) and of its predecessor.
+//! FPGAs of the Device Feature List framework (Linux `Documentation/fpga/dfl.rst`) and of its
+//! predecessor.
 //!
-//! What a workload gets is the port, the user's half of the card. The management half, `/dev/dfl-fme.N`, can reprogram
-//! the card and is never handed out.
+//! A workload gets the port, the user's half of the card. The management half, `/dev/dfl-fme.N`,
+//! can reprogram the card and is never among the device's nodes. Only the mode `regiondevel` of the
+//! contract `intel-fpga` grants it.
 
 use super::Scan;
 use super::facts::{Facts, Part, required};
@@ -27,19 +29,20 @@ const CARDS: [(u16, u16); 11] = [
 
 /// Silicom, whose cards use the same framework.
 const SILICOM: u16 = 0x1c2c;
-/// AMD's (Xilinx') Alveo cards: a management function and a user function, which has the render node.
+/// AMD's (Xilinx') Alveo cards: a management function, and a user function with the render node.
 pub(super) const XILINX: u16 = 0x10ee;
 /// The driver of the management function.
 const XILINX_MANAGEMENT: &str = "xclmgmt";
 
-/// Whether a function is (part of) an FPGA card: by its driver, by a region below it, or by its ids.
+/// Whether a function belongs to an FPGA card: by its driver, by a region below it, or by its ids.
 pub(super) fn is_fpga(root: &HostRoot, function: &PciFunction) -> bool {
     let driver = function.driver.as_deref().is_some_and(|driver| matches!(driver, "dfl-pci" | "intel-fpga-pci" | "xocl" | "xclmgmt"));
     let ids = function.vendor.zip(function.device);
     let known = ids.is_some_and(|ids| {
         CARDS.contains(&ids) || matches!(ids, (SILICOM, 0x1000 | 0x1001)) || (ids.0 == XILINX && function.class16() == Some(0x1200))
     });
-    // A region is looked for only where the class does not already say something else: one look less per function.
+    // A region is searched only if the class does not exclude an FPGA: one check less for each
+    // other function.
     let open = matches!(function.class16(), None | Some(0x1200..=0x12ff));
     driver || known || (open && ["fpga_region", "fpga"].iter().any(|name| root.is_dir(&format!("{}/{name}", folder(function.address)))))
 }
@@ -61,7 +64,8 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     facts
 }
 
-/// The ports of a card, each with its accelerator function and the interface that this was built for.
+/// The ports of a card, each with its accelerator function and the interface that the function was
+/// built for.
 fn ports(root: &HostRoot, function: &PciFunction) -> Vec<Part> {
     let mut ports = Vec::new();
     let dir = folder(function.address);
@@ -77,19 +81,21 @@ fn ports(root: &HostRoot, function: &PciFunction) -> Vec<Part> {
                 facts.note("afu_id", root.read(&format!("{region}/{name}/afu_id")).filter(|id| is_id(id)));
                 facts.note("interface_id", manager.and_then(|manager| interface_id(root, &format!("{region}/{manager}"))));
                 facts.note("fme_node", manager.map(|manager| format!("/dev/{manager}")));
-                // Its number on the card; that of its node counts the ports of all cards.
+                // The port's number on the card. The number of its node counts the ports of all
+                // cards.
                 let number = root.read(&format!("{region}/{name}/id")).and_then(|id| id.parse().ok()).unwrap_or(at);
                 ports.push(Part { name: format!("port{number}"), facts });
             }
         }
     }
-    // Two ports that give the same number are told apart by nothing that stays.
+    // Two ports with the same number cannot be distinguished permanently: only the first is kept.
     let mut seen = BTreeSet::new();
     ports.retain(|part| seen.insert(part.name.clone()));
     ports
 }
 
-/// What a bitstream must have been built for: of the region that the management half reconfigures.
+/// The interface that a bitstream must be built for: that of the region that the management half
+/// reconfigures.
 fn interface_id(root: &HostRoot, manager: &str) -> Option<String> {
     let regions = root.entries(manager).into_iter().filter(|entry| is_numbered(entry, "dfl-fme-region."));
     let nested = regions.flat_map(|entry| {
@@ -99,12 +105,12 @@ fn interface_id(root: &HostRoot, manager: &str) -> Option<String> {
     nested.chain([format!("{manager}/pr/interface_id")]).find_map(|file| root.read(&file).filter(|id| is_id(id)))
 }
 
-/// 32 hex digits.
+/// Whether the text is 32 hexadecimal digits.
 fn is_id(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The management functions of Alveo cards, which are of no use to a container: user functions name theirs.
+/// The management function of an Alveo card, for its user function. It is not offered itself.
 pub(super) fn management_of(scan: &Scan, function: &PciFunction) -> Option<PciAddress> {
     let is_user = function.vendor == Some(XILINX) && function.driver.as_deref() != Some(XILINX_MANAGEMENT);
     let same_slot = |address: &PciAddress| PciAddress { function: 0, ..*address } == PciAddress { function: 0, ..function.address };

@@ -1,10 +1,11 @@
-//! Ids: chosen from what stays the same, unique on the machine, and kept once they were published (I6).
+//! Device ids: chosen from stable properties, unique on the machine, and kept once they were
+//! published (I6).
 
 use crate::domain::{Device, DeviceClass, DeviceId, Objects};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The id that a device has by its place alone: a PCI address, with the name of a part, or the path of a node. No two
-/// devices share it.
+/// The id of a device by its place alone: a PCI address, with the name of a part, or the path of a
+/// node. It is unique.
 pub(super) fn place_of(device: &Device) -> DeviceId {
     let Some(function) = &device.pci else { return DeviceId::new(device.key.clone()) };
     // `pci:<address>/<ids>/<part>`
@@ -12,8 +13,8 @@ pub(super) fn place_of(device: &Device) -> DeviceId {
     DeviceId::new(format!("{}{part}", function.address))
 }
 
-/// Gives one of several paths to a disk the disk's own id: the one that had it before, else the first. The others are paths to it, named by
-/// their places: an id must not change because a second path has come.
+/// Gives the disk's own id to one of several paths to it: the path that had it before, else the
+/// first. The others are named by their places: an id must not change when a second path appears.
 pub(super) fn merge_paths(devices: &mut [Device], remembered: &BTreeMap<String, DeviceId>) {
     let mut by_id: BTreeMap<DeviceId, Vec<usize>> = BTreeMap::new();
     for (index, device) in devices.iter().enumerate().filter(|(_, device)| device.class == DeviceClass::Nvme) {
@@ -35,9 +36,11 @@ pub(super) fn merge_paths(devices: &mut [Device], remembered: &BTreeMap<String, 
     }
 }
 
-/// Gives every device of a clash the id of its place: an identity that two things show names neither of them.
+/// Gives every device of a clash the id of its place: an identity that two devices show names
+/// neither.
 pub(super) fn make_unique(devices: &mut [Device]) {
-    // One round can bring forth a clash only with an identity that is spelled like a place; then that one yields too.
+    // The first round can cause a new clash only with an identity that is spelled like a place. In
+    // the second round that device gets the id of its place too.
     for _ in 0..2 {
         let mut counts: BTreeMap<DeviceId, usize> = BTreeMap::new();
         for device in devices.iter() {
@@ -52,15 +55,16 @@ pub(super) fn make_unique(devices: &mut [Device]) {
     }
 }
 
-/// Puts the remembered ids in place of the computed ones and returns the names that are new, to be remembered.
+/// Replaces computed ids by remembered ones. Returns the new names, which must be remembered.
 ///
-/// A device keeps its id when a better identity shows up later (a GPU's UUID before its first use), and when one can
-/// not be read for a while. Only when the place holds a thing with another identity of its own — a card was replaced —
-/// does it get that one's id: a name must not pass to another card. No two devices ever share an id.
+/// A device keeps its id if a better identity appears later (a GPU's UUID before its first use), or
+/// if its identity is temporarily unreadable. It gets another id only if its place shows a
+/// different identity, because the card was replaced: an id must not pass to another card. No two
+/// devices ever share an id.
 pub fn remember(devices: &mut [Device], remembered: &BTreeMap<String, DeviceId>) -> Vec<(String, DeviceId)> {
     let mut taken: BTreeSet<DeviceId> = BTreeSet::new();
     let mut open: Vec<usize> = (0..devices.len()).collect();
-    // A card that shows the remembered identity itself comes before one that is only in the place of it.
+    // A card that shows the remembered identity comes before a card that is only in its place.
     for shown in [true, false] {
         open.retain(|&index| {
             let device = &mut devices[index];
@@ -77,7 +81,8 @@ pub fn remember(devices: &mut [Device], remembered: &BTreeMap<String, DeviceId>)
     let mut named = Vec::new();
     for index in open {
         let device = &mut devices[index];
-        // Its own id may be the remembered one of another device; its place's, of a device that was here before.
+        // The id of a device may be the remembered id of another one. The id of its place may be
+        // that of an earlier device.
         if taken.contains(&device.id) {
             let choices = [place_of(device), DeviceId::new(device.key.clone())];
             if let Some(free) = choices.into_iter().find(|id| !taken.contains(id)) {
@@ -90,8 +95,8 @@ pub fn remember(devices: &mut [Device], remembered: &BTreeMap<String, DeviceId>)
     named
 }
 
-/// Whether the function in this place shows an identity of its own that is not the remembered one. The key of a `/dev`
-/// node says which one it is already.
+/// Whether the function in this place shows an identity of its own that differs from the remembered
+/// one. A `/dev` node is never replaced: its key already identifies it.
 fn was_replaced(device: &Device, known: &DeviceId) -> bool {
     let place = place_of(device);
     device.pci.is_some() && *known != place && device.id != place && *known != device.id

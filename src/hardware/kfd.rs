@@ -1,8 +1,10 @@
-//! AMD's compute topology (Linux `drivers/gpu/drm/amd/amdkfd/kfd_topology.c`): which partitions a GPU is cut into.
+//! AMD's compute topology (Linux `drivers/gpu/drm/amd/amdkfd/kfd_topology.c`): the partitions of a
+//! GPU.
 //!
-//! A node is a processor, a GPU, or one partition of a GPU. It is found by the number of its render node; its `location_id` names no PCI
-//! function, since the partition is in its upper bits, or for older drivers in those of the function. The nodes of one GPU share `domain`,
-//! bus and device of it. They shared `unique_id` too, until Linux 6.18 gave each partition its own.
+//! A node is a processor, a GPU, or one partition of a GPU. It is found by the number of its render
+//! node. Its `location_id` names no PCI function: the partition is in its upper bits, or with older
+//! drivers in the bits of the function. The nodes of one GPU share its `domain`, bus and device.
+//! They also shared `unique_id`, until Linux 6.18 gave each partition its own.
 
 use super::Scan;
 use super::facts::{Facts, Part, optional, required};
@@ -14,11 +16,11 @@ use std::collections::BTreeMap;
 const NODES: &str = "sys/class/kfd/kfd/topology/nodes";
 const PLATFORM: &str = "sys/devices/platform";
 
-/// The GPU nodes of the topology: one look for a whole scan.
+/// The GPU nodes of the topology, read once for a whole scan.
 #[derive(Debug, Default)]
 pub(super) struct Kfd {
     nodes: Vec<Node>,
-    /// The render nodes of each PCI function.
+    /// The PCI function of each render node.
     renders: BTreeMap<u32, PciAddress>,
 }
 
@@ -32,12 +34,12 @@ struct Node {
 }
 
 impl Node {
-    /// PCI domain, and bus and device of `location_id`; `None` where the kernel does not tell.
+    /// PCI domain, and bus and device of `location_id`; `None` where the kernel does not report it.
     fn slot(&self) -> Option<(u32, u32)> {
         (self.location_id != 0).then_some((self.domain, self.location_id & 0xffff & !7))
     }
 
-    /// Whether both are of one GPU.
+    /// Whether both nodes belong to one GPU.
     fn is_of_one_gpu(&self, other: &Node) -> bool {
         match (self.slot(), other.slot()) {
             (Some(one), Some(other)) => one == other,
@@ -55,7 +57,7 @@ impl Kfd {
         Kfd { nodes, renders: scan.functions.values().flat_map(of).collect() }
     }
 
-    /// The partitions of a GPU by their numbers; none for a GPU that is one whole.
+    /// The partitions of a GPU, by number; empty for a GPU that is not partitioned.
     fn partitions(&self, function: &PciFunction) -> Vec<(u32, &Node)> {
         let own = |node: &&Node| function.drm.contains(&format!("renderD{}", node.render_minor));
         let Some(first) = self.nodes.iter().find(own) else { return Vec::new() };
@@ -65,7 +67,7 @@ impl Kfd {
         if nodes.len() < 2 {
             return Vec::new();
         }
-        // The partition is in the upper bits, or for older drivers in those of the function.
+        // The partition is in the upper bits, or with older drivers in the bits of the function.
         let numbers = [|node: &Node| node.location_id >> 28, |node: &Node| node.location_id & 7];
         let distinct = numbers
             .into_iter()
@@ -91,8 +93,8 @@ fn node(root: &HostRoot, name: &str) -> Option<Node> {
     Some(Node { number, render_minor, unique_id: unique_id.unwrap_or(0), domain, location_id })
 }
 
-/// Cuts a GPU into its partitions. The first uses the nodes of the GPU's own function; the others hang off devices of the
-/// platform, `amdgpu_xcp_N`, that sysfs does not tie to it.
+/// Cuts a GPU into its partitions. The first uses the nodes of the GPU's own function. The others
+/// belong to platform devices, `amdgpu_xcp_N`, which sysfs does not connect with the GPU.
 pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mut Facts) {
     let mode = |file: &str| root.read(&format!("{}/{file}", folder(function.address))).map(|mode| mode.to_ascii_lowercase());
     let partitions = kfd.partitions(function);
@@ -132,7 +134,7 @@ mod tests {
     use super::super::testing::{function, write};
     use super::*;
 
-    /// A topology of nodes: simd count, render minor, unique id, location.
+    /// A topology of nodes: SIMD count, render minor, unique id, location.
     fn topology(dir: &tempfile::TempDir, nodes: &[(u32, u32, u64, u32)]) {
         for (number, (simds, minor, unique, location)) in nodes.iter().enumerate() {
             let text = format!("simd_count {simds}\ndrm_render_minor {minor}\nunique_id {unique}\nlocation_id {location}\n");

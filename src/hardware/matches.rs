@@ -1,4 +1,4 @@
-//! What the paths of `char` resources lead to: nodes of `/dev`, and folders of them.
+//! The nodes of `/dev`, and the folders of them, that the paths of `char` resources lead to.
 
 use super::chardev::{CharDevices, note_failure};
 use super::disks::Disks;
@@ -9,26 +9,26 @@ use crate::host::{HostNode, HostRoot, Listings, NodeFolder, TooMany};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What is one device, a node or a folder of nodes, and the path of the configuration that led to it.
+/// One device: a node or a folder of nodes, with the configured path that led to it.
 pub(super) struct Match<'a> {
     pub(super) spec: &'a ResourceSpec,
     pub(super) path: &'a CharPath,
     pub(super) folder: Option<String>,
     /// The node, or those in the folder.
     pub(super) nodes: Vec<HostNode>,
-    /// What the pattern matched: a link, or the thing itself.
+    /// The path that the pattern matched: a link, or the real path.
     pub(super) matched: String,
 }
 
 impl Match<'_> {
-    /// Its real path.
+    /// The real path.
     pub(super) fn thing(&self) -> &str {
         let first = || self.nodes.first().map_or("", |node| node.path.as_str());
         self.folder.as_deref().unwrap_or_else(first)
     }
 }
 
-/// What the configuration's paths lead to, each node in the first resource that names it.
+/// The matches of the configured paths. Each node is in the first resource that names it.
 pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disks: &Disks<'_>, found: &mut CharDevices) -> Vec<Match<'a>> {
     let mut matches = Vec::new();
     let (mut taken, mut listings) = (BTreeMap::new(), Listings::default());
@@ -46,7 +46,7 @@ pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disk
             let mut warn = |warning: String| found.warnings.push(format!("{}: {warning}", spec.name));
             let things = match things {
                 Err(error) => {
-                    // What was found before is there all the same.
+                    // Nodes that the former scan found may still exist.
                     warn(format!("{} is not looked at, because {error}", path.host));
                     found.unread.entry(spec.name.clone()).or_insert_with(|| error.to_string());
                     continue;
@@ -80,7 +80,7 @@ pub(super) fn matches<'a>(root: &HostRoot, specs: &[&'a Arc<ResourceSpec>], disk
     matches
 }
 
-/// What one path leads to.
+/// The matches of one path.
 fn things<'a>(
     root: &HostRoot,
     dev: Result<&Dev, &TooMany>,
@@ -92,7 +92,8 @@ fn things<'a>(
         (NodePattern::Regex(_), Err(error)) => return Err(error.clone()),
         (host, dev) => dev.unwrap_or(&Dev::default()).paths(root, listings, host),
     };
-    // Two links to one node are one device. A link that leads out of `/dev` leads to no node of this host.
+    // Two links to one node are one device. A link that leads out of `/dev` leads to no node of
+    // this host.
     let mut nodes: BTreeMap<HostNode, &String> = BTreeMap::new();
     for matched in &paths {
         if let Some(node) = root.node_among(listings, matched).filter(|node| node.path.starts_with("/dev/")) {

@@ -1,12 +1,14 @@
 //! Mediated devices: parts of a function for guests, made by its driver (Linux
-//! `Documentation/driver-api/vfio-mediated-device.rst`). NVIDIA's vGPUs were such until driver 550, Intel's GVT-g is.
+//! `Documentation/driver-api/vfio-mediated-device.rst`). NVIDIA's vGPUs were mediated devices
+//! before driver 550; Intel's GVT-g devices are.
 
 use super::facts::{Facts, Part, required};
 use super::pci::folder;
 use crate::domain::PciFunction;
 use crate::host::HostRoot;
 
-/// The mediated devices below a function. Each has an IOMMU group of its own, through which a guest gets it.
+/// The mediated devices below a function. Each has its own IOMMU group, through which a guest gets
+/// it.
 pub(super) fn parts(root: &HostRoot, function: &PciFunction) -> Vec<Part> {
     let part = |uuid: &String| {
         let dir = format!("{}/{uuid}", folder(function.address));

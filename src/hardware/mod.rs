@@ -1,14 +1,20 @@
-//! Hardware: sysfs records become devices, one file for each subject.
+//! Discovery of hardware: turns sysfs records into devices, with one file for each subject.
 //!
 //! ```text
-//!  sys/bus/pci ─ pci ─▶ Scan ─ describe (classify; nvidia, drm, kfd, rdma, net, routes, nvme, disks, fpga, accel, mdev, vfio, numa) ─┐
-//!  dev ─ chardev ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────┴▶ devices
+//!  sys/bus/pci ─ pci ─▶ Scan ─ describe ─┐
+//!  dev ─ chardev ────────────────────────┴▶ devices
 //!  devices ─ identity (unique, remembered ids) ─ select (resources) ─▶ Discovery
-//!  a device ─ signals ─▶ what speaks against it now;  a uevent ─ event, a line of the kernel's log ─ xid ─▶ what happened to it
+//!  a device ─ signals ─▶ symptoms that speak against it now
+//!  a uevent ─ event, a line of the kernel log ─ xid ─▶ an event of a device
 //! ```
 //!
-//! Everything here is a function of the host's files, the configuration, the remembered ids, what NVML has told (a value: nobody is asked
-//! here) and the pass before, which stands for what cannot be read now; nothing is kept between two passes, and nothing is written.
+//! `describe` uses `classify`, then one file for each subject: `nvidia`, `drm`, `kfd`, `rdma`,
+//! `net`, `routes`, `nvme`, `disks`, `fpga`, `accel`, `mdev`, `vfio` and `numa`.
+//!
+//! All results are functions of five inputs: the host's files, the configuration, the remembered
+//! ids, NVML's answers, and the scan before. NVML's answers come as a value; no code here calls
+//! NVML. What cannot be read now is taken from the scan before. No state is kept between two scans,
+//! and nothing is written.
 
 mod accel;
 mod chardev;
@@ -57,43 +63,43 @@ use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Everything that one pass found and what the configuration makes of it.
+/// The result of one scan under one configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Discovery {
     /// The PCI functions as sysfs shows them.
     pub scan: Scan,
-    /// A device for every PCI function, of the class `other` too, in the order of their addresses, each followed by its
-    /// parts; then the nodes of the `char` resources.
+    /// A device for every PCI function, also of the class `other`, in the order of their addresses;
+    /// each is followed by its parts. Then the nodes of the `char` resources.
     pub devices: Vec<Arc<Device>>,
-    /// The resources, those for each node among them: see [`each()`].
+    /// The resources, with those for each node among them: see [`each()`].
     pub specs: Vec<Arc<ResourceSpec>>,
-    /// Which resource offers which of them.
+    /// Which resource offers which of these devices.
     pub selection: Selection,
-    /// Names of selected devices that are not remembered yet (I6): to be made durable before they are published.
+    /// New ids of selected devices, by key. They must be durable before they are published (I6).
     pub named: Vec<(String, DeviceId)>,
-    /// Nodes that a device needs and that are not there.
+    /// Nodes that a device requires and that are absent.
     pub missing_nodes: BTreeSet<String>,
-    /// What a container would miss of a selected device, although all nodes that are known of it are there.
+    /// What a container would miss of a selected device, although all its known nodes exist.
     pub unfulfilled: BTreeMap<DeviceId, &'static str>,
-    /// What could not be read: that is as the former pass found it (I12).
+    /// What could not be read. It stays as in the former scan (I12).
     pub unread: Unread,
 }
 
-/// What a pass knows beforehand.
+/// The inputs of a scan besides the host's files and the configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct Known<'a> {
-    /// The ids that were given before, by [`Device::key`].
+    /// The ids that were assigned before, by [`Device::key`].
     pub names: &'a BTreeMap<String, DeviceId>,
-    /// What NVML has told, of what [`nvml_question`] asks for.
+    /// NVML's answers to [`nvml_question`].
     pub nvml: &'a NvmlSnapshot,
     /// The nodes of `/dev` that containers hold.
     pub held: &'a [HeldNode],
-    /// The pass before: what cannot be read now is as it was then.
+    /// The scan before: what cannot be read now is taken from it.
     pub former: Option<&'a Discovery>,
 }
 
 impl<'a> Known<'a> {
-    /// A first pass, of which nothing is known but the ids that were given before.
+    /// For a first scan: only the ids that were assigned before are known.
     #[must_use]
     pub fn names(names: &'a BTreeMap<String, DeviceId>) -> Self {
         static NO_NVML: NvmlSnapshot = NvmlSnapshot::empty();
@@ -101,37 +107,40 @@ impl<'a> Known<'a> {
     }
 }
 
-/// The NUMA nodes that these processors belong to; none where sysfs does not tell.
+/// The NUMA nodes of these processors; empty where sysfs does not state them.
 #[must_use]
 pub fn numa_nodes_of(root: &HostRoot, processors: &BTreeSet<u32>) -> BTreeSet<u32> {
     numa::NumaNodes::read(root).of(processors)
 }
 
-/// The NUMA node that the kernel states for a function; −1 ("the firmware told nothing") is `None`.
+/// The NUMA node that the kernel states for a function. A value of −1 (the firmware states no node)
+/// is `None`.
 #[must_use]
 pub fn stated_numa_node(root: &HostRoot, address: PciAddress) -> Option<u32> {
     numa::stated(root, address)
 }
 
-/// What NVIDIA's driver does not tell in its files and NVML is to be asked for, where this is offered.
+/// What NVML must be asked, because the files of NVIDIA's driver do not contain it. `offered`
+/// limits the question about links to offered GPUs.
 #[must_use]
 pub fn nvml_question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
     nvidia::question(root, offered)
 }
 
-/// One pass over the host. `remembered` holds the ids that were given before, by [`Device::key`].
+/// Scans the host once. `remembered` holds the ids that were assigned before, by [`Device::key`].
 #[must_use]
 pub fn discover(root: &HostRoot, specs: &[Arc<ResourceSpec>], remembered: &BTreeMap<String, DeviceId>) -> Discovery {
     discover_in(root, scan(root), specs, remembered)
 }
 
-/// [`discover`] with the PCI functions of a scan that was made already, as [`defaults::specs`] needs one first.
+/// [`discover`] with an existing PCI scan. [`defaults::specs`] needs that scan before there are
+/// resources.
 #[must_use]
 pub fn discover_in(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], remembered: &BTreeMap<String, DeviceId>) -> Discovery {
     discover_knowing(root, scan, specs, &Known::names(remembered))
 }
 
-/// [`discover_in`] with all that may be known beforehand.
+/// [`discover_in`] with all inputs.
 #[must_use]
 pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>], known: &Known<'_>) -> Discovery {
     let Each { specs, mut warnings } = each(root, specs).unwrap_or_else(|failure| {
@@ -165,7 +174,7 @@ pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>]
         selection.warnings.extend(nvidia::without_instances(&devices));
     }
     selection.warnings.extend(unread.reasons().into_iter().map(|why| format!("{why}; what it would show is taken to be as before")));
-    // What is not published needs no memory: a node has hundreds of bridges.
+    // Only ids of selected devices are remembered: a node has hundreds of bridges.
     let selected = selection.resource_of();
     named.retain(|(key, _)| selected.contains_key(key.as_str()));
     let mut missing_nodes = describer.missing_nodes();
@@ -181,7 +190,7 @@ pub fn discover_knowing(root: &HostRoot, scan: Scan, specs: &[Arc<ResourceSpec>]
     Discovery { devices, specs, selection, named, scan, missing_nodes, unfulfilled, unread }
 }
 
-/// The devices, each in the former pass's memory where it is as it was.
+/// The devices; an unchanged one shares the memory of the former scan.
 fn shared(devices: Vec<Device>, former: Option<&Discovery>) -> Vec<Arc<Device>> {
     let former: BTreeMap<&str, &Arc<Device>> =
         former.into_iter().flat_map(|former| &former.devices).map(|device| (device.key.as_str(), device)).collect();
@@ -192,7 +201,8 @@ fn shared(devices: Vec<Device>, former: Option<&Discovery>) -> Vec<Arc<Device>> 
     shared.collect()
 }
 
-/// The devices of the PCI functions. A function of which something cannot be read has the devices that the former pass found.
+/// The devices of the PCI functions. A function with a failed read keeps the devices of the former
+/// scan.
 fn functions(
     root: &HostRoot,
     scan: &Scan,
@@ -226,7 +236,7 @@ fn unfulfilled(selection: &Selection, specs: &[Arc<ResourceSpec>]) -> BTreeMap<D
     with_spec.flat_map(of).collect()
 }
 
-/// The nodes of `/dev` that a pass has offered, with their resources.
+/// The nodes of `/dev` that a scan offered, with their resources.
 fn former_nodes(former: &Discovery) -> Vec<(ResourceName, Arc<Device>)> {
     let offered = former.selection.resources.iter().flat_map(|(name, devices)| devices.iter().map(move |device| (name, device)));
     let nodes = offered.filter(|(_, device)| device.class == DeviceClass::Char);
@@ -234,7 +244,7 @@ fn former_nodes(former: &Discovery) -> Vec<(ResourceName, Arc<Device>)> {
 }
 
 impl Discovery {
-    /// [`node_health`] of a device of it, as its resource needs it.
+    /// The [`node_health`] of a device, under the contract of its resource.
     #[must_use]
     pub fn health(&self, root: &HostRoot, device: &Device) -> Option<Health> {
         let health = node_health(root, device)?;
@@ -243,8 +253,8 @@ impl Discovery {
     }
 }
 
-/// What a device's record and its nodes say of its health: a required node that is missing makes it useless. `None` where
-/// the tree holds no `/dev` at all, as most captures do: then nothing can be said.
+/// The health of a device by its record and its nodes: without a required node it is unhealthy.
+/// `None` where the tree has no `/dev`, as in most captures; then nothing is known.
 #[must_use]
 pub fn node_health(root: &HostRoot, device: &Device) -> Option<Health> {
     if !root.is_dir("dev") {

@@ -1,5 +1,6 @@
-//! Network functions: the kind of their link, and their vDPA devices (Linux `Documentation/ABI/testing/sysfs-class-net`,
-//! `sysfs-bus-vdpa`). An interface itself is no node: a CNI plugin moves it.
+//! Network functions: the type of their link, and their vDPA devices (Linux
+//! `Documentation/ABI/testing/sysfs-class-net`, `sysfs-bus-vdpa`). An interface itself has no node:
+//! a CNI plugin moves it.
 
 use super::facts::{Facts, required};
 use super::pci::{folder, is_numbered};
@@ -17,7 +18,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     facts
 }
 
-/// The link by the numbers of `if_arp.h`.
+/// The link type, by the numbers of `if_arp.h`.
 fn link_type(number: &str) -> Option<&'static str> {
     match number {
         "1" => Some("ether"),
@@ -26,7 +27,7 @@ fn link_type(number: &str) -> Option<&'static str> {
     }
 }
 
-/// Adds what a vDPA device of any function brings: a node of its own where it is bound to `vhost_vdpa`.
+/// Adds the facts of a function's vDPA device: it has its own node if it is bound to `vhost_vdpa`.
 pub(super) fn add_vdpa(root: &HostRoot, function: &PciFunction, facts: &mut Facts) {
     let Some(device) = function.vdpa.first() else { return };
     let dir = format!("{}/{device}", folder(function.address));

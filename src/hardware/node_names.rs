@@ -1,8 +1,9 @@
 //! How the nodes of `/dev` are named. Pure.
 //!
-//! A node is named by udev's best link to it, else by the kernel's subsystem and name, else by its path. A link may move: two sticks without a
-//! serial number share one link by id, which leads to the one that came last (systemd issue 30574). While a container holds the node that
-//! it was given by such a link, the id stays with that node, and the other node has its next best name.
+//! A node is named by udev's best link to it, else by the kernel's subsystem and name, else by its
+//! path. A link may move: two USB sticks without a serial number share one link by id, which leads
+//! to the last one plugged in (systemd issue 30574). While a container holds the node that it was
+//! granted by such a link, the id stays with that node. The other node gets its next best name.
 
 use crate::domain::{DeviceId, Object, Objects};
 use std::collections::BTreeMap;
@@ -10,31 +11,32 @@ use std::collections::BTreeMap;
 /// A node that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedNode {
-    /// Its real path.
+    /// The real path.
     pub path: String,
     /// udev's links to it, best first.
     pub links: Vec<String>,
-    /// What the kernel calls it, `subsystem:name`.
+    /// The kernel's name for it, `subsystem:name`.
     pub kernel: Option<String>,
-    /// What is held with it.
+    /// The objects that are held with it.
     pub objects: Vec<Object>,
 }
 
 /// A node that a container holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldNode {
-    /// The id that it was given by; of a share, that of the device.
+    /// The id under which it was granted; for a share, the id of the device.
     pub id: DeviceId,
-    /// What is held with it.
+    /// The objects that are held with it.
     pub objects: Vec<Object>,
 }
 
-/// What a node is called.
+/// The name of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeName {
-    /// Its id.
+    /// The id.
     pub id: DeviceId,
-    /// Its key: the link where it has one, since after a replug another thing may be `/dev/ttyUSB0`.
+    /// The key: the link where there is one, because after a replug another device may be
+    /// `/dev/ttyUSB0`.
     pub key: String,
 }
 
@@ -57,7 +59,7 @@ pub fn name_nodes(nodes: &[NamedNode], held: &[HeldNode]) -> Vec<NodeName> {
 #[derive(Default)]
 struct Kept<'a> {
     by_node: BTreeMap<usize, NodeName>,
-    /// Which node has a link to itself.
+    /// The node that keeps a link.
     by_link: BTreeMap<&'a str, usize>,
 }
 
@@ -75,10 +77,10 @@ fn kept_names<'a>(nodes: &'a [NamedNode], held: &[HeldNode]) -> Kept<'a> {
         }
     }
     for HeldNode { id, objects } in held {
-        // Not by the key: a ledger that was rebuilt does not know it.
+        // Matched by id and not by key: a rebuilt ledger does not know the key.
         let Some((leads_to, link)) = by_link.get(id.as_str()).copied() else { continue };
         let Some(&is) = by_object.conflict(objects, |node| *node == leads_to) else { continue };
-        // It may be that the held thing has two nodes by now, and the link leads to one of them.
+        // The held device may have two nodes now, and the link leads to one of them.
         if by_object.conflict(objects, |node| *node != leads_to).is_none() {
             kept.by_link.insert(link, is);
             kept.by_node.insert(is, NodeName { id: id.clone(), key: format!("dev:{link}") });

@@ -1,26 +1,32 @@
-//! Which NUMA nodes a function is near (Linux `Documentation/ABI/stable/sysfs-devices-node`).
+//! The NUMA nodes near a function (Linux `Documentation/ABI/stable/sysfs-devices-node`).
 //!
-//! The kubelet copies what it is told into the topology manager, so only what is sure is told: no node for −1 on a
-//! machine of several, none that has no processors (memory of a GPU), none beyond the 64 that the kubelet can count.
+//! The kubelet copies reported nodes into the topology manager, so only certain nodes are reported.
+//! Not reported are:
+//!
+//! - a node for −1 on a machine with several nodes;
+//! - a node without processors (memory of a GPU);
+//! - a node beyond the 64 that the kubelet can count.
 
 use super::pci::{folder, is_numbered};
 use crate::domain::{PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The kubelet's bit mask takes the nodes 0 to 63.
+/// The kubelet's bit mask has the nodes 0 to 63.
 const NODES_MAX: u32 = 64;
 
-/// The machine's NUMA nodes with their processors; empty when nothing is known of them.
+/// The machine's NUMA nodes with their processors; empty if unknown.
 #[derive(Debug, Default)]
 pub(super) struct NumaNodes(BTreeMap<u32, Cpus>);
 
-/// A set of processors, by their numbers, as bits: one of two hundred is made for every device of a scan.
+/// A set of processor numbers, as bits: a scan makes a set of two hundred processors for every
+/// device.
 #[derive(Debug, Default)]
 struct Cpus(Vec<u64>);
 
 impl Cpus {
-    /// Parses `0-3,8-11`; what is no number is left out, and no list is longer than a kernel's processors can be.
+    /// Parses `0-3,8-11`. Parts that are no number are left out, and numbers above a kernel's
+    /// maximum of processors are cut off.
     fn parse(list: &str) -> Self {
         const CPUS_MAX: u32 = 8192;
         let mut cpus = Cpus::default();
@@ -69,19 +75,20 @@ impl NumaNodes {
         NumaNodes(nodes.collect())
     }
 
-    /// The nodes that these processors belong to.
+    /// The nodes of these processors.
     pub(super) fn of(&self, processors: &BTreeSet<u32>) -> BTreeSet<u32> {
         self.0.iter().filter(|(_, cpus)| processors.iter().any(|cpu| cpus.contains(*cpu))).map(|(node, _)| *node).collect()
     }
 
-    /// The nodes that a function is near. Empty: nothing is known.
+    /// The nodes near a function; empty if unknown.
     pub(super) fn near(&self, root: &HostRoot, function: &PciFunction) -> Vec<u32> {
         let with_cpus: Vec<u32> = self.0.iter().filter(|(_, cpus)| !cpus.is_empty()).map(|(node, _)| *node).collect();
         let told = if with_cpus.len() == 1 {
             with_cpus
         } else {
             let stated: Vec<u32> = stated(root, function.address).into_iter().collect();
-            // A driver may have written the node (qib), or guessed it (nvme): the processors decide.
+            // A driver may have written the node (qib) or guessed it (nvme), so the processors
+            // decide.
             match self.by_cpus(root, function) {
                 Some(near) if !stated.iter().all(|node| near.contains(node)) => near,
                 _ => stated,
@@ -90,7 +97,8 @@ impl NumaNodes {
         told.into_iter().filter(|node| *node < NODES_MAX && self.0.get(node).is_none_or(|cpus| !cpus.is_empty())).collect()
     }
 
-    /// The nodes whose processors are all in `local_cpulist`; none when that is every processor, `None` when unknown.
+    /// The nodes whose processors are all in `local_cpulist`; empty if these are all processors,
+    /// `None` if unknown.
     fn by_cpus(&self, root: &HostRoot, function: &PciFunction) -> Option<Vec<u32>> {
         let local = Cpus::parse(&root.read(&format!("{}/local_cpulist", folder(function.address)))?);
         let nodes = || self.0.iter().filter(|(_, cpus)| !cpus.is_empty());
@@ -104,10 +112,10 @@ impl NumaNodes {
     }
 }
 
-/// The node that the file `numa_node` of a function states. It is read for those of which somebody wants to know it: most functions of a
-/// server are no devices, and a scan is mostly the opening of files.
+/// The node in the file `numa_node` of a function. It is read only for functions that need it: most
+/// functions of a server are no devices, and most of a scan's time is opening files.
 pub(super) fn stated(root: &HostRoot, address: PciAddress) -> Option<u32> {
-    // Parsing as unsigned drops -1, by which the firmware says that it told nothing.
+    // Parsing as unsigned drops -1, which means that the firmware states no node.
     root.read(&format!("{}/numa_node", folder(address)))?.parse().ok()
 }
 

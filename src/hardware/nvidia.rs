@@ -1,14 +1,22 @@
-//! NVIDIA GPUs. The driver makes no class device in sysfs: identity and minor number are in
+//! NVIDIA GPUs: their nodes, identity, MIG instances, and what NVML must be asked.
+//!
+//! The driver makes no class device in sysfs. Identity and minor number are in
 //! `/proc/driver/nvidia/gpus/<address>/information` (text of the driver's `nv-procfs.c`).
 //!
-//! MIG instances are not in sysfs either: each has a folder below `/proc/driver/nvidia/capabilities/gpu<minor>/mig`, and
-//! a container needs the nodes of both of its capabilities beside the GPU's own (NVIDIA's MIG user guide, "Device nodes
-//! and capabilities"). Until driver 470 an instance was `MIG-<UUID of the GPU>/<GPU instance>/<compute instance>`; since then
-//! it has a UUID of its own (the same guide, "CUDA visible devices"), which only NVML tells; likewise which GPUs are joined by
-//! NVLink. What is to be asked there is [`question`]; the ids of instances do not depend on the answer, which may come late or never.
+//! MIG instances are not in sysfs either. Each has a folder below
+//! `/proc/driver/nvidia/capabilities/gpu<minor>/mig`. A container needs the nodes of both of its
+//! capabilities in addition to the GPU's own (NVIDIA's MIG user guide, "Device nodes and
+//! capabilities").
 //!
-//! In MIG mode a GPU is of no use as a whole, also while it has no instance: between two layouts, and on some GPUs after each boot.
-//! The folder is there in either mode, so that too only NVML tells.
+//! Before driver 470 an instance was named
+//! `MIG-<UUID of the GPU>/<GPU instance>/<compute instance>`. Since then it has a UUID of its own
+//! (the same guide, "CUDA visible devices"), which only NVML reports. NVML also reports which GPUs
+//! are connected by NVLink. [`question`] lists what NVML must be asked. The ids of instances do not
+//! depend on the answer, which may come late or never.
+//!
+//! In MIG mode a GPU cannot be used as a whole, even while it has no instance: between two layouts,
+//! and on some GPUs after each boot. The folder exists in either mode, so only NVML reports the
+//! mode.
 
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
@@ -22,7 +30,7 @@ use std::sync::Arc;
 pub(super) const VENDOR: u16 = 0x10de;
 /// The kernel driver whose GPUs CUDA can use.
 pub(super) const DRIVER: &str = "nvidia";
-/// The first release of the driver in which MIG instances have UUIDs of their own.
+/// The first driver release whose MIG instances have their own UUIDs.
 const FIRST_WITH_MIG_UUIDS: u32 = 470;
 
 pub(super) fn facts(root: &HostRoot, function: &PciFunction, gpus: &Gpus, nvml: &NvmlSnapshot) -> Facts {
@@ -35,7 +43,8 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, gpus: &Gpus, nvml: 
     let uuid = uuid.or_else(|| nvml.uuid(function.address).map(str::to_owned));
     facts.nodes.extend(minor.as_ref().map(|minor| required(format!("/dev/nvidia{minor}"))));
     facts.nodes.push(required("/dev/nvidiactl"));
-    // Made on first use (nvidia-modprobe), or never when the module is not loaded: their absence is no fault.
+    // Created on first use (nvidia-modprobe), or never if the module is not loaded: their absence
+    // is no fault.
     facts.nodes.extend(["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"].map(optional));
     facts.nodes.iter_mut().for_each(|node| find_below_driver_root(root, node));
     facts.note("model", model);
@@ -49,7 +58,8 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, gpus: &Gpus, nvml: 
     facts.note("index", gpus.index(function.address));
     facts.note("uuid", uuid.clone());
     if function.is_vf() {
-        // Since driver 550 a virtual function is set to a type, without a mediated device; 0 is none.
+        // Since driver 550 a virtual function is set to a type, without a mediated device; 0 is
+        // none.
         let kind = root.read(&format!("{}/nvidia/current_vgpu_type", folder(function.address)));
         facts.note("vgpu_type", kind.filter(|kind| kind != "0"));
     } else {
@@ -58,11 +68,12 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, gpus: &Gpus, nvml: 
     facts
 }
 
-/// Where a driver that comes in a container has its nodes, and the host's `/dev` has none: NVIDIA's GPU operator mounts the container's root
-/// there.
+/// The root of a driver that runs in a container: its nodes are there and not in the host's `/dev`.
+/// NVIDIA's GPU operator mounts the container's root at this path.
 const DRIVER_ROOT: &str = "/run/nvidia/driver";
 
-/// Takes a node from the driver's container, where the host does not have it. A container that gets it has it at the usual place.
+/// Uses the node of the driver's container if the host lacks it. The container of a pod gets it at
+/// the usual path.
 fn find_below_driver_root(root: &HostRoot, node: &mut DeviceNode) {
     let below = format!("{DRIVER_ROOT}{}", node.host);
     if !root.node_exists(&node.host) && root.node_exists(&below) {
@@ -70,7 +81,7 @@ fn find_below_driver_root(root: &HostRoot, node: &mut DeviceNode) {
     }
 }
 
-/// What an operator should know of GPUs that are cut and of which nothing can be offered, one sentence each.
+/// Warnings for the operator about GPUs in MIG mode without a usable instance, one sentence each.
 pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
     let of_gpu = |device: &&Arc<Device>, name: &str| device.class == DeviceClass::Gpu && device.attribute(name) == Some("mig");
     let address = |device: &Arc<Device>| device.pci.as_ref().map(|pci| pci.address);
@@ -81,21 +92,26 @@ pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
     empty.map(|gpu| format!("{} is not offered, because {why}", gpu.id)).collect()
 }
 
-/// What the driver's files leave open: GPUs that show no UUID, the MIG instances of a driver that gives them UUIDs, whether a GPU is in
-/// MIG mode, and the links between GPUs that a resource offers as wholes: between instances there is none.
+/// What the driver's files do not contain, and NVML must be asked:
+///
+/// - the UUID of GPUs that show none;
+/// - the MIG instances of a driver that gives them UUIDs;
+/// - whether a GPU is in MIG mode;
+/// - the links between GPUs that a resource offers as wholes. MIG instances have no links.
 pub(super) fn question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
     let gpus = Gpus::read(root);
     if gpus.0.is_empty() {
         return NvmlQuestion::new();
     }
     let by_place = names_by_place(root);
-    // NVML does not know those that are excluded.
+    // NVML does not know excluded GPUs.
     let known: BTreeMap<PciAddress, Information> = gpus.0.into_iter().filter(|(_, gpu)| !gpu.is_excluded).collect();
     let ask = |(gpu, information): (&PciAddress, &Information)| {
         let minor = information.minor.as_ref();
         let instances = minor.filter(|_| !by_place).map(|minor| places(root, minor)).unwrap_or_default();
         let uuid = information.uuid.is_none() || !instances.is_empty();
-        // Of one that is cut too: what is known then counts in the moment in which its instances are gone.
+        // Also asked of a GPU with instances: the answer is needed as soon as its instances are
+        // removed.
         let mig_mode = minor.is_some_and(|minor| root.is_dir(&mig_folder(minor)));
         (uuid || mig_mode).then_some((*gpu, NvmlAsked { uuid, instances, mig_mode, links: false }))
     };
@@ -111,13 +127,13 @@ pub(super) fn question(root: &HostRoot, offered: &Selection) -> NvmlQuestion {
     question
 }
 
-/// The address of a GPU that is used as one whole by the host's driver.
+/// The address of a GPU that the host's driver uses as one whole.
 fn whole(device: &Device) -> Option<PciAddress> {
     let function = device.pci.as_deref().filter(|_| device.class == DeviceClass::Gpu && device.attribute("part").is_none())?;
     (function.driver.as_deref() == Some(DRIVER) && !function.is_vf()).then_some(function.address)
 }
 
-/// Where the driver shows the MIG instances of a GPU; a driver that knows of no MIG has no such folder.
+/// The folder of a GPU's MIG instances. A driver without MIG support has no such folder.
 fn mig_folder(minor: &str) -> String {
     format!("proc/driver/nvidia/capabilities/gpu{minor}/mig")
 }
@@ -131,7 +147,7 @@ fn places(root: &HostRoot, minor: &str) -> BTreeSet<MigPlace> {
     numbered(root, &dir, "gi").into_iter().flat_map(of).collect()
 }
 
-/// The driver's GPUs, as they were for one look at the host.
+/// The driver's GPUs, read once for a whole scan.
 #[derive(Debug, Default)]
 pub(super) struct Gpus(BTreeMap<PciAddress, Information>);
 
@@ -141,19 +157,21 @@ impl Gpus {
         Gpus(addresses.map(|gpu| (gpu, Information::read(root, gpu))).collect())
     }
 
-    /// The number of a GPU, in the order of their addresses, as NVIDIA's tools count: without those that are excluded.
+    /// The number of a GPU as NVIDIA's tools count: in the order of addresses, without excluded
+    /// GPUs.
     fn index(&self, gpu: PciAddress) -> Option<usize> {
         self.0.iter().filter(|(_, information)| !information.is_excluded).position(|(address, _)| *address == gpu)
     }
 }
 
-/// What the driver shows of a GPU in `/proc`.
+/// The driver's values for a GPU in `/proc`.
 #[derive(Debug, Clone, Default)]
 struct Information {
     model: Option<String>,
     minor: Option<String>,
     uuid: Option<String>,
-    /// The driver was told to leave it alone (its parameter `ExcludedGpus`, or the board's controller) and lets nobody open it.
+    /// The driver was configured to exclude it (its parameter `ExcludedGpus`, or the board's
+    /// controller). No process can open it.
     is_excluded: bool,
 }
 
@@ -165,7 +183,7 @@ impl Information {
             minor: field(&text, "Device Minor").filter(|minor| minor.parse::<u32>().is_ok()),
             // Until a GPU was initialised once, its UUID is shown with question marks.
             uuid: field(&text, "GPU UUID").filter(|uuid| !uuid.contains('?')),
-            // The latter is what drivers before 455 called it.
+            // Drivers before 455 use the second name.
             is_excluded: ["GPU Excluded", "Blacklisted"].iter().any(|name| field(&text, name).as_deref() == Some("Yes")),
         }
     }
@@ -176,7 +194,8 @@ fn numbered(root: &HostRoot, dir: &str, prefix: &str) -> Vec<String> {
     root.entries(dir).iter().filter(|entry| is_numbered(entry, prefix)).map(|entry| entry[prefix.len()..].to_owned()).collect()
 }
 
-/// A GPU that has GPU instances is used by its compute instances only. `told` is what NVML calls them.
+/// Cuts a GPU with GPU instances into its compute instances: only these can be used. The last
+/// argument returns NVML's UUID of an instance.
 fn cut_into_instances<'a>(root: &HostRoot, facts: &mut Facts, minor: &str, uuid: Option<&str>, told: impl Fn(MigPlace) -> Option<&'a str>) {
     let dir = mig_folder(minor);
     let instances = numbered(root, &dir, "gi");
@@ -189,13 +208,13 @@ fn cut_into_instances<'a>(root: &HostRoot, facts: &mut Facts, minor: &str, uuid:
     for gi in instances {
         let capability = |path: &str| {
             let access = root.read(&format!("{dir}/{path}/access")).and_then(|text| field(&text, "DeviceFileMinor"));
-            // The same numbers are in one list, `gpu0/gi1/ci0/access 13`.
+            // The same numbers are also in one list: `gpu0/gi1/ci0/access 13`.
             let listed = || minors.lines().find_map(|line| line.strip_prefix(&format!("gpu{minor}/{path}/access "))).map(str::to_owned);
             access.or_else(listed).filter(|minor| minor.parse::<u32>().is_ok())
         };
         let gi_cap = capability(&format!("gi{gi}"));
         for ci in numbered(root, &format!("{dir}/gi{gi}"), "ci") {
-            // Without both capabilities a container can do nothing with it.
+            // Without both capabilities a container cannot use the instance.
             let Some((gi_cap, ci_cap)) = gi_cap.clone().zip(capability(&format!("gi{gi}/ci{ci}"))) else { continue };
             let mut instance = Facts { nodes: facts.nodes.clone(), ..Facts::default() };
             let caps = [&gi_cap, &ci_cap].map(|minor| required(format!("/dev/nvidia-caps/nvidia-cap{minor}")));
@@ -216,12 +235,12 @@ fn cut_into_instances<'a>(root: &HostRoot, facts: &mut Facts, minor: &str, uuid:
     facts.cut("mig", parts);
 }
 
-/// Whether the driver calls a MIG instance by its place.
+/// Whether the driver names a MIG instance by its place.
 fn names_by_place(root: &HostRoot) -> bool {
     driver_release(root).is_some_and(|release| release < FIRST_WITH_MIG_UUIDS)
 }
 
-/// The `470` of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 …`.
+/// Parses the `470` of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 …`.
 fn driver_release(root: &HostRoot) -> Option<u32> {
     let version = field(&root.read("proc/driver/nvidia/version")?, "NVRM version")?;
     version.split_whitespace().find_map(|word| word.split_once('.')?.0.parse().ok())
@@ -254,7 +273,7 @@ mod tests {
     fn a_gpu_that_the_driver_was_told_to_leave_alone_is_known_as_such_and_counts_for_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let root = HostRoot::new(dir.path());
-        // As driver 580 writes it.
+        // The format of driver 580.
         let text = |uuid: &str, minor: u8, excluded: &str| {
             format!(
                 "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 41\nGPU UUID: \t {uuid}\nVideo BIOS: \t 96.00.da.00.0c\nBus Type: \t PCIe\n\
@@ -316,10 +335,10 @@ mod tests {
         let mig = "proc/driver/nvidia/capabilities/gpu2/mig";
         write(dir.path(), &format!("{mig}/gi1/access"), "DeviceFileMinor: 300\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
         write(dir.path(), &format!("{mig}/gi1/ci0/access"), "DeviceFileMinor: 301\n");
-        // Only the list knows this one.
+        // This minor number is only in the list.
         write(dir.path(), &format!("{mig}/gi11/ci1/access"), "");
         write(dir.path(), "proc/driver/nvidia-caps/mig-minors", "config 1\ngpu2/gi11/access 390\ngpu2/gi11/ci1/access 391\n");
-        // Nobody knows the capabilities of this one.
+        // The capabilities of this instance are unknown.
         write(dir.path(), &format!("{mig}/gi9/ci0/access"), "DeviceFileMinor: none\n");
         let facts = facts(&HostRoot::new(dir.path()), &gpu(), &NvmlSnapshot::default());
         assert_eq!(facts.parts_are, Some("mig"));
@@ -386,7 +405,7 @@ mod tests {
         let unused = facts(&root, &PciFunction { address: unused, ..gpu() }, &told);
         assert_eq!((unused.identity.as_deref(), &unused.attributes["uuid"]), (Some("GPU-2"), "GPU-2"));
 
-        // A driver that calls instances by their places needs nobody.
+        // A driver that names instances by their places needs no answer from NVML.
         write(dir.path(), "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  460.73.01  Thu\n");
         let of_cut = NvmlAsked { mig_mode: true, ..NvmlAsked::default() };
         assert_eq!(question(&root).into_values().collect::<Vec<_>>(), [of_cut, NvmlAsked::names([])]);

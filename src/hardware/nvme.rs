@@ -1,6 +1,6 @@
 //! NVMe controllers and their namespaces (Linux `drivers/nvme/host/sysfs.c`, `multipath.c`).
 //!
-//! A controller with one namespace is one device; each of several namespaces is one.
+//! A controller with one namespace is one device. With several namespaces each of them is a device.
 
 use super::disks::Disks;
 use super::facts::{Facts, Part, required};
@@ -17,10 +17,11 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
     let below = format!("{}/nvme/{controller}", folder(function.address));
     let dir = if root.is_dir(&below) { below } else { format!("sys/class/nvme/{controller}") };
     let text = |file: &str| root.read(&format!("{dir}/{file}"));
-    // The administration node `/dev/nvmeN` is not among them: it can format the disk and replace its firmware.
+    // The administration node `/dev/nvmeN` is not included: it can format the disk and replace its
+    // firmware.
     let namespaces: BTreeMap<String, String> = root.entries(&dir).into_iter().filter_map(|entry| Some((disk_of(&entry)?, entry))).collect();
     let (serial, model) = (text("serial"), text("model"));
-    // Both or none: a name that grows when the model can be read would be another name.
+    // Both or none: if the model were added later, the name would change.
     facts.identity = model.as_ref().zip(serial.as_ref()).filter(|_| !function.is_vf()).map(|(model, serial)| name_of(model, serial));
     facts.note("serial", serial);
     facts.note("model", model);
@@ -28,7 +29,8 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
     facts.note("subsystem_nqn", text("subsysnqn"));
     facts.note("state", text("state"));
     let describe = |disk: &str, entry: &str, facts: &mut Facts| {
-        // What a disk is is told by its own folder; with multipath that is the subsystem's, not the path's.
+        // Facts of a disk are in its own folder. With multipath that is the subsystem's folder, not
+        // the path's.
         let of_disk =
             |file: &str| root.read(&format!("{dir}/{entry}/{file}")).or_else(|| root.read(&format!("sys/class/block/{disk}/{file}")));
         facts.nodes.push(required(format!("/dev/{disk}")));
@@ -42,7 +44,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
         let parts = namespaces.iter().map(|(disk, entry)| {
             let mut part = Facts { attributes: facts.attributes.clone(), ..Facts::default() };
             describe(disk, entry, &mut part);
-            // Not the number in its name, which counts as they are found.
+            // Not the number in its name, which follows the order of discovery.
             let number = part.attributes.get("nsid").map_or_else(|| disk.clone(), |nsid| format!("ns{nsid}"));
             part.identity = part.attributes.get("wwid").map(|wwid| format!("nvme-{}", plain(wwid)));
             Part { name: plain(&number), facts: part }
@@ -55,8 +57,9 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
 
 /// The block device behind an entry of a controller's folder.
 ///
-/// With native multipath the entry is a hidden path, `nvme<subsystem>c<controller>n<namespace>`; the disk that can be
-/// opened is the subsystem's, `nvme<subsystem>n<namespace>`, and need not carry the controller's number.
+/// With native multipath the entry is a hidden path, `nvme<subsystem>c<controller>n<namespace>`.
+/// The disk that can be opened is the subsystem's, `nvme<subsystem>n<namespace>`. Its number can
+/// differ from the controller's.
 pub(super) fn disk_of(entry: &str) -> Option<String> {
     let (instance, namespace) = entry.strip_prefix("nvme")?.split_once('n')?;
     let subsystem = instance.split_once('c').map_or(instance, |(subsystem, _)| subsystem);

@@ -1,7 +1,9 @@
-//! The PCI functions of `<sys>/bus/pci/devices` (Linux `Documentation/ABI/testing/sysfs-bus-pci`).
+//! Reads the PCI functions of `<sys>/bus/pci/devices` (Linux
+//! `Documentation/ABI/testing/sysfs-bus-pci`).
 //!
-//! The names of links are read, never their targets: most of what a link leads to may be missing in a capture, and on
-//! a live machine a device can go between two calls. One bad function never fails the pass.
+//! Only the names of links are read, never their targets. In a capture most targets may be missing,
+//! and on a live machine a device can be removed between two calls. One bad function never fails
+//! the scan.
 
 use crate::domain::{Device, PciAddress, PciFunction, Unread};
 use crate::host::{Folder, HostRoot};
@@ -10,23 +12,23 @@ use std::sync::Arc;
 
 const DEVICES: &str = "sys/bus/pci/devices";
 
-/// Everything that one pass over the PCI bus found.
+/// The result of one scan of the PCI bus.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scan {
     /// Every function, by address.
     pub functions: BTreeMap<PciAddress, PciFunction>,
-    /// What could not be read. Functions of the scan before stand in its place.
+    /// What could not be read. These functions are taken from the former scan.
     pub unread: Unread,
 }
 
 impl Scan {
-    /// A scan that could read everything.
+    /// A scan without read failures.
     #[must_use]
     pub fn of(functions: BTreeMap<PciAddress, PciFunction>) -> Self {
         Scan { functions, unread: Unread::default() }
     }
 
-    /// Whether a virtual function of `address` is there.
+    /// Whether `address` has a virtual function.
     #[must_use]
     pub fn has_vfs(&self, address: PciAddress) -> bool {
         self.functions.get(&address).is_some_and(|function| !function.virtfns.is_empty())
@@ -38,24 +40,28 @@ pub(super) fn folder(address: PciAddress) -> String {
     format!("{DEVICES}/{address}")
 }
 
-/// [`scan_after`] nothing.
+/// [`scan_after`] without a former scan.
 #[must_use]
 pub fn scan(root: &HostRoot) -> Scan {
     scan_after(root, &[])
 }
 
-/// Reads every PCI function, a physical one before its virtual ones, whose addresses are higher. That matters while these
-/// come or go: reading `sriov_numvfs` waits until all of them have (`drivers/pci/iov.c` holds the device's lock), and one that
-/// begins to go after it was read is still named by it.
+/// Reads every PCI function. A physical function is read before its virtual ones, whose addresses
+/// are higher.
 ///
-/// A function of which something cannot be read is as it was among the `former` devices (I12), and left out where it is not among them.
+/// The order matters while virtual functions are added or removed. A read of `sriov_numvfs` blocks
+/// until the change is complete (`drivers/pci/iov.c` holds the device's lock). A virtual function
+/// whose removal starts after that read is still named by its physical function.
+///
+/// If a read of a function fails, the function is taken from the `former` devices (I12). Without
+/// one there it is left out.
 #[must_use]
 pub fn scan_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     let root = &root.recording();
     let children = ClassChildren::read(root);
     let Some(bus) = root.folder(DEVICES) else { return failed(root, former) };
     let names: Vec<(&str, PciAddress)> = bus.names().filter_map(|name| Some((name, name.parse().ok()?))).collect();
-    // Without the names of what is below, none of them is known whole.
+    // If the listing failed, no function is known completely.
     let failures = root.take_failures();
     if !failures.is_empty() {
         root.repeat_failures(&failures);
@@ -85,7 +91,8 @@ pub fn scan_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     scan
 }
 
-/// A scan of which nothing is known: everything is as before. Where there is no bus at all, it is an empty one.
+/// The result when the bus cannot be listed: everything as in the former scan. Without any bus, an
+/// empty scan.
 fn failed(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     match root.take_failures().first() {
         None => Scan::default(),
@@ -96,13 +103,13 @@ fn failed(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
     }
 }
 
-/// The functions of devices.
+/// The PCI functions of devices.
 fn functions_of(devices: &[Arc<Device>]) -> BTreeMap<PciAddress, &PciFunction> {
     devices.iter().filter_map(|device| device.pci.as_deref()).map(|function| (function.address, function)).collect()
 }
 
-/// A physical function says which number a virtual one has. While they are made, it names them a moment before they
-/// name it: its word is enough.
+/// Numbers the virtual functions by the links of their physical function. While they are created,
+/// its `virtfn` links exist before their own `physfn` links, so its links are enough.
 fn number_vfs(functions: &mut BTreeMap<PciAddress, PciFunction>, claims: Vec<(PciAddress, u32, PciAddress)>) {
     for (pf, index, vf) in claims {
         let function = functions.get_mut(&vf).filter(|function| vf != pf && function.physfn.is_none_or(|known| known == pf));
@@ -113,24 +120,26 @@ fn number_vfs(functions: &mut BTreeMap<PciAddress, PciFunction>, claims: Vec<(Pc
     }
 }
 
-/// The virtual functions that a physical one names, with their numbers.
+/// The virtual functions that a physical function names, with their numbers.
 type Numbered = Vec<(u32, PciAddress)>;
 
-/// Reads a function, and once more if its folder went away under the reader; never half of it.
+/// Reads a function, and once more if its folder was removed during the read. The result is never
+/// half of a function.
 fn read_whole<T>(bus: &Folder, name: &str, mut read: impl FnMut(Option<&Folder>, &Said<'_>) -> T) -> Option<T> {
     for _ in 0..2 {
-        // A link that dangles is still a function, bare of facts; a removed one is none.
+        // A dangling link is still a function, without facts. A removed link is none.
         let target = bus.link_target(name);
         let folder = bus.folder(name);
         if target.is_none() && folder.is_none() {
             return None;
         }
-        // The kernel takes the uevent away before the group: where it can still be read after, there was no group to lose.
+        // On removal the kernel deletes `uevent` before the group. If `uevent` is still readable
+        // after the group was read, no group was lost.
         let group = folder.as_ref().and_then(|folder| folder.link_name("iommu_group"));
         let uevent = folder.as_ref().and_then(|folder| folder.read("uevent"));
         let said = Said { target: target.as_deref(), uevent: uevent.as_deref(), group: group.as_deref() };
         let function = read(folder.as_ref(), &said);
-        // What cannot be found may have been a link that dangles.
+        // A file that is not found may also mean that the link dangles.
         let may_be_half = |folder: Folder| folder.has_lost() || uevent.is_none() && folder.lacks("uevent");
         if !folder.is_some_and(may_be_half) || bus.has_folder_now(name) {
             return Some(function);
@@ -139,7 +148,7 @@ fn read_whole<T>(bus: &Folder, name: &str, mut read: impl FnMut(Option<&Folder>,
     None
 }
 
-/// What was read of a function first.
+/// The values of a function that are read first.
 struct Said<'a> {
     /// The target of the link to its folder.
     target: Option<&'a str>,
@@ -147,16 +156,18 @@ struct Said<'a> {
     group: Option<&'a str>,
 }
 
-/// What its folder, where there is one, says besides.
+/// Reads the rest of a function from its folder, where there is one.
 fn read(folder: Option<&Folder>, said: &Said<'_>, address: PciAddress, children: &ClassChildren) -> (PciFunction, Numbered) {
     let text = |name: &str| folder?.read(name);
     let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
-    // One file says most of it. The others are read for what it does not say: a scan is mostly the opening of files.
+    // `uevent` has most values. Other files are read only for what it lacks: most of a scan's time
+    // is opening files.
     let uevent = |key: &str| uevent_value(said.uevent?, key);
     let (vendor, device) = id_pair(uevent("PCI_ID"));
     let (subsystem_vendor, subsystem_device) = id_pair(uevent("PCI_SUBSYS_ID"));
 
-    // What only drivers and SR-IOV make is looked for where there are such: most functions of a server have neither.
+    // What only drivers and SR-IOV create is read only where these exist: most functions of a
+    // server have neither.
     let busy = folder.filter(|folder| !is_bare(folder, said.uevent.unwrap_or_default()));
     let entries = || busy.into_iter().flat_map(Folder::names);
     let link = |name: &str| busy?.link_name(name);
@@ -195,9 +206,12 @@ fn read(folder: Option<&Folder>, said: &Said<'_>, address: PciAddress, children:
     (function, numbered)
 }
 
-/// Whether nothing can be below a function that a driver or SR-IOV makes, by its uevent and without a list of its folder, which
-/// would cost as much as all the rest. A bridge has neither interfaces nor virtual functions, whatever drives it. The kernel says
-/// `MODALIAS` last (`pci_uevent`) and a driver first (`dev_uevent`); a capture may have the link to one and a uevent cut short.
+/// Whether a function has no entries that a driver or SR-IOV creates. The answer comes from its
+/// uevent, without a listing of its folder, which would cost as much as all other reads.
+///
+/// A bridge has neither interfaces nor virtual functions, with any driver. In a uevent the kernel
+/// writes the driver first (`dev_uevent`) and `MODALIAS` last (`pci_uevent`). A capture may have
+/// the `driver` link and a truncated uevent.
 fn is_bare(folder: &Folder, uevent: &str) -> bool {
     const BRIDGE: u32 = 0x0604;
     let says = |key| uevent_value(uevent, key);
@@ -208,7 +222,7 @@ fn is_bare(folder: &Folder, uevent: &str) -> bool {
     says("PCI_ID").is_some() && driver_is_known && has_nothing
 }
 
-/// The links `virtfn0`, `virtfn1`, … in the order of their numbers, which is not the order of their names.
+/// The links `virtfn0`, `virtfn1`, … sorted by number, which is not the order of their names.
 fn virtfns<'a>(entries: impl Iterator<Item = &'a str>, link: &dyn Fn(&str) -> Option<String>) -> Numbered {
     let mut numbered: Numbered =
         entries.filter_map(|entry| Some((entry.strip_prefix("virtfn")?.parse().ok()?, link(entry)?.parse().ok()?))).collect();
@@ -216,32 +230,33 @@ fn virtfns<'a>(entries: impl Iterator<Item = &'a str>, link: &dyn Fn(&str) -> Op
     numbered
 }
 
-/// The addresses in the path of a function's folder, from the root port down: textual, since the folders between may
-/// be missing. Where the entry is no link, nothing is known of the bridges.
+/// The addresses in the path of a function's folder, from the root port down. They are taken from
+/// the text of the link, since the folders between may be missing. Where the entry is no link, the
+/// bridges are unknown.
 fn bridges(target: &str, address: PciAddress) -> Vec<PciAddress> {
     target.split('/').filter_map(|component| component.parse().ok()).filter(|bridge| *bridge != address).collect()
 }
 
-/// Parses a number in hex, with or without `0x`.
+/// Parses a hexadecimal number, with or without `0x`.
 pub(super) fn parse_hex(text: &str) -> Option<u32> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok()).flatten()
 }
 
-/// `KEY=value` of a uevent file.
+/// The value of `KEY=value` in a uevent file; `None` where it is empty.
 pub(super) fn uevent_value<'a>(uevent: &'a str, key: &str) -> Option<&'a str> {
     let value = uevent.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?.trim();
     (!value.is_empty()).then_some(value)
 }
 
-/// `8086:BCCE` of a uevent file.
+/// Parses `8086:BCCE` of a uevent file.
 fn id_pair(text: Option<&str>) -> (Option<u16>, Option<u16>) {
     let part = |digits: &str| u16::try_from(parse_hex(digits)?).ok();
     text.and_then(|text| text.split_once(':')).map_or((None, None), |(vendor, device)| (part(vendor), part(device)))
 }
 
-/// The class devices by the function above them, for those that are not direct children of it: the interface of a
-/// virtio function lies below `virtio0/`, and a capture may hold `class/` only.
+/// The class devices by the function above them, for those that are not direct children of it. The
+/// interface of a virtio function is below `virtio0/`, and a capture may have `class/` only.
 struct ClassChildren(BTreeMap<(&'static str, PciAddress), BTreeSet<String>>);
 
 impl ClassChildren {
@@ -251,7 +266,7 @@ impl ClassChildren {
             for name in root.entries(&format!("sys/class/{class}")) {
                 let entry = format!("sys/class/{class}/{name}");
                 let target = root.link_target(&entry).or_else(|| root.link_target(&format!("{entry}/device")));
-                // The nearest function is the last address: behind VMD the path holds two domains.
+                // The nearest function is the last address: behind VMD the path has two domains.
                 let above = target.as_deref().unwrap_or_default().rsplit('/').find_map(|component| component.parse().ok());
                 if let Some(address) = above.filter(|_| is_child_name(class, &name)) {
                     children.entry((class, address)).or_default().insert(name);
@@ -277,8 +292,8 @@ impl ClassChildren {
     }
 }
 
-/// Whether an entry of a class folder is a device. `class/drm` also holds connectors (`card0-DP-1`) and `version`,
-/// `class/net` the file `bonding_masters`.
+/// Whether an entry of a class folder is a device. `class/drm` also has connectors (`card0-DP-1`)
+/// and `version`; `class/net` has the file `bonding_masters`.
 fn is_child_name(class: &str, name: &str) -> bool {
     match class {
         "drm" => ["card", "renderD", "controlD"].iter().any(|prefix| is_numbered(name, prefix)),
@@ -288,12 +303,13 @@ fn is_child_name(class: &str, name: &str) -> bool {
     }
 }
 
-/// Whether `name` is `prefix` and a number.
+/// Whether `name` is `prefix` followed by a number.
 pub(super) fn is_numbered(name: &str, prefix: &str) -> bool {
     name.strip_prefix(prefix).is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Whether `name` is spelled like `f715f63c-0d00-4007-9c5a-b07b0c6c05de`: the folder of a mediated device.
+/// Whether `name` has the form `f715f63c-0d00-4007-9c5a-b07b0c6c05de`: the folder of a mediated
+/// device.
 fn is_uuid(name: &str) -> bool {
     if name.len() != 36 {
         return false;
@@ -346,7 +362,7 @@ mod tests {
             fs::remove_dir_all(&folder).unwrap();
             fs::remove_file(&link).unwrap();
         };
-        // What has been read when the listed file is looked for, and how many times that was.
+        // The result of a read while `meanwhile` runs, and how many times the function was read.
         let read_while = |mut meanwhile: Box<dyn FnMut() + '_>| {
             let mut times = 0;
             let bus = HostRoot::new(root).folder(DEVICES).unwrap();
@@ -363,18 +379,18 @@ mod tests {
         assert_eq!(read_while(Box::new(|| ())), (Some(Some("1".into())), 1));
         assert_eq!(read_while(Box::new(gone)), (None, 1), "half of a function was believed");
 
-        // The kernel takes the uevent first: a folder without one is on its way.
+        // The kernel deletes `uevent` first: a folder without it is being removed.
         place(root, path, &whole[1..]);
         let bus = HostRoot::new(root).folder(DEVICES).unwrap();
         assert_eq!(read_whole(&bus, name, |_, said| (gone(), said.uevent.is_some()).1), None);
 
-        // A file alone that goes, as a driver's do, is no function that goes.
+        // If only one file is removed, as a driver does, the function is still there.
         place(root, path, &whole);
         let unbound = || fs::remove_file(folder.join("numa_node")).unwrap();
         assert_eq!(read_while(Box::new(unbound)), (Some(None), 1));
         gone();
 
-        // A link that stays behind is a function still, of which nothing is known any more.
+        // A link whose target was removed is still a function, without facts.
         place(root, path, &whole);
         assert_eq!(read_while(Box::new(|| fs::remove_dir_all(&folder).unwrap())), (Some(None), 2));
     }
@@ -396,7 +412,7 @@ mod tests {
         let expected: Vec<PciAddress> = (0..12).map(|index| vf(index).parse().unwrap()).collect();
         assert_eq!(scan.functions[&pf].virtfns, expected, "virtfn10 comes after virtfn9");
         assert!(scan.has_vfs(pf));
-        // The link back is missing of all but one: they are virtual functions none the less.
+        // All but one lack the `physfn` link. They are virtual functions nevertheless.
         assert!(expected.iter().all(|vf| scan.functions[vf].physfn == Some(pf)));
         let numbers: Vec<_> = expected.iter().map(|vf| scan.functions[vf].vf_index.unwrap()).collect();
         assert_eq!(numbers, (0..12).collect::<Vec<_>>());
@@ -451,7 +467,8 @@ mod tests {
             let function = scanned(&dir, address);
             (function.driver.unwrap_or_default(), function.net.len())
         });
-        // No kernel makes the second, whose driver is not told, nor the interface of a bridge: nobody looks for them.
+        // No kernel produces the second one (its uevent omits the driver) or a bridge with an
+        // interface. These are not searched for.
         let expected = [("ice", 1), ("", 0), ("pcieport", 0), ("ice", 1)].map(|(driver, net)| (driver.to_owned(), net));
         assert_eq!(functions, expected);
     }

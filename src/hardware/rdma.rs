@@ -1,8 +1,10 @@
-//! RDMA adapters (Linux `Documentation/ABI/stable/sysfs-class-infiniband`): nodes from `class/infiniband_verbs` and
-//! `class/infiniband_mad`, whose numbers do not follow those of the RDMA devices.
+//! RDMA adapters (Linux `Documentation/ABI/stable/sysfs-class-infiniband`): nodes from
+//! `class/infiniband_verbs` and `class/infiniband_mad`, whose numbers differ from those of the RDMA
+//! devices.
 //!
-//! Their ids are their addresses, as those of all that has a network interface: Multus hands the kubelet's id to the CNI plugin as the
-//! address of the function (`pciBusID`, `deviceID`), and the plugin looks for that in sysfs. The GUID is told beside.
+//! The id of an adapter is its PCI address, as for all functions with a network interface. Multus
+//! passes the kubelet's id to the CNI plugin as the address of the function (`pciBusID`,
+//! `deviceID`). The plugin searches for it in sysfs. The GUID is an attribute.
 
 use super::facts::{Facts, optional, required};
 use super::pci::folder;
@@ -10,13 +12,13 @@ use crate::domain::PciFunction;
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Where the nodes are; the last one is of kernels before 5.8.
+/// The classes of the nodes; the last one exists in kernels before 5.8.
 const CLASSES: [&str; 3] = ["infiniband_verbs", "infiniband_mad", "infiniband_cm"];
 
-/// More ports than any adapter has.
+/// Upper bound of port numbers: more than any adapter has.
 const PORTS_MAX: u32 = 4;
 
-/// The nodes of every RDMA device, by its name: one look at the two classes for a whole scan.
+/// The nodes of every RDMA device, by its name. The classes are read once for a whole scan.
 #[derive(Debug, Default)]
 pub(super) struct RdmaNodes(BTreeMap<String, BTreeSet<String>>);
 
@@ -44,12 +46,13 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) ->
     let node = |name: &String| format!("/dev/infiniband/{name}");
     let (verbs, mads): (Vec<_>, Vec<_>) = names.iter().partition(|name| name.starts_with("uverbs"));
     facts.nodes.extend(verbs.into_iter().map(|name| required(node(name))));
-    // Management datagrams: absent for an adapter that speaks RoCE only.
+    // Management datagrams: absent for an adapter that supports RoCE only.
     facts.nodes.extend(mads.into_iter().map(|name| optional(node(name))));
-    // One for all adapters: verbs work without the module that makes it (`rdma_ucm`).
+    // One node for all adapters. Verbs work without the module that makes it (`rdma_ucm`).
     facts.nodes.push(optional("/dev/infiniband/rdma_cm"));
 
-    // A function has one RDMA device; should it have more, the smallest GUID is the same whatever their names are.
+    // A function has one RDMA device. If it has more, the smallest GUID does not depend on their
+    // names.
     let below = |device: &String, file: &str| {
         root.read(&format!("{dir}/infiniband/{device}/{file}")).or_else(|| root.read(&format!("sys/class/infiniband/{device}/{file}")))
     };
@@ -59,7 +62,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) ->
         "sys_image_guid",
         function.rdma.iter().filter_map(|device| below(device, "sys_image_guid")).filter(|guid| is_guid(guid)).min(),
     );
-    // A port of an adapter with two may be of either kind; the first one speaks for it.
+    // An adapter with two ports may have both types; the first port decides.
     let layer = function.rdma.iter().find_map(|device| (1..=PORTS_MAX).find_map(|port| below(device, &format!("ports/{port}/link_layer"))));
     facts.note("link_type", layer.as_deref().and_then(link_type));
     facts.note("link_layer", layer);
@@ -67,7 +70,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) ->
     facts
 }
 
-/// What a link layer is called in a configuration.
+/// The configuration's name for a link layer.
 fn link_type(layer: &str) -> Option<&'static str> {
     match layer {
         "Ethernet" => Some("ether"),
@@ -80,7 +83,8 @@ fn is_node(name: &str) -> bool {
     ["uverbs", "umad", "issm", "ucm"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether the text is a GUID (`0c42:a103:006f:1954`) that names something: adapters without one (EFA) show zeros.
+/// Whether the text is a GUID (`0c42:a103:006f:1954`) and not only zeros, which adapters without
+/// one (EFA) show.
 fn is_guid(text: &str) -> bool {
     text.len() == 19
         && text.bytes().all(|byte| byte == b':' || byte.is_ascii_hexdigit())

@@ -1,6 +1,8 @@
-//! The host's way to everybody else: the interfaces that its default routes lead through (`/proc/net/route` and
-//! `/proc/net/ipv6_route`, Linux `net/ipv4/fib_trie.c` and `net/ipv6/route.c`), and what those are put together of
-//! (`lower_*` in Linux `Documentation/ABI/testing/sysfs-class-net`).
+//! The host's default routes: the interfaces that they use, and the interfaces below these.
+//!
+//! The routes are in `/proc/net/route` and `/proc/net/ipv6_route` (Linux `net/ipv4/fib_trie.c` and
+//! `net/ipv6/route.c`). The interfaces below are the links `lower_*` (Linux
+//! `Documentation/ABI/testing/sysfs-class-net`).
 
 use crate::host::{HostRoot, ReadFailure, is_absence};
 use std::collections::BTreeSet;
@@ -8,19 +10,19 @@ use std::collections::BTreeSet;
 /// The routes of the host's first process.
 const ROUTES: &str = "proc/1/net/route";
 
-/// Flags of a route: it is in force; it leads nowhere (`include/uapi/linux/route.h`).
+/// Flags of a route: it is in force; it rejects packets (`include/uapi/linux/route.h`).
 const UP: u32 = 0x1;
 const REJECT: u32 = 0x200;
 
-/// Interfaces, with those below a bond, a bridge or a VLAN.
+/// Interfaces of default routes, with those below a bond, a bridge or a VLAN.
 #[derive(Debug, Default)]
 pub(super) struct DefaultRoutes(BTreeSet<String>);
 
 impl DefaultRoutes {
     pub(super) fn read(root: &HostRoot) -> Self {
-        // Those of the host's first process: the reader may be in a pod's network.
+        // The routes of the host's first process: the reader's own may be those of a pod.
         let of_4 = root.read_all(ROUTES).unwrap_or_else(|error| {
-            // It is there on every kernel that has a network. A captured tree need not have it.
+            // Every kernel with a network has this file. A captured tree may lack it.
             if root.is_live() && is_absence(&error) {
                 root.repeat_failures(&[ReadFailure { path: format!("/{ROUTES}"), error: error.to_string() }]);
             }
@@ -38,7 +40,7 @@ impl DefaultRoutes {
         DefaultRoutes(found)
     }
 
-    /// The first of these interfaces that one leads through.
+    /// The first of these interfaces with a default route.
     pub(super) fn among<'a>(&self, interfaces: &'a [String]) -> Option<&'a str> {
         interfaces.iter().map(String::as_str).find(|interface| self.0.contains(*interface))
     }
@@ -51,7 +53,8 @@ fn by_4(line: &str) -> Option<&str> {
     leads_out(flags, interface)
 }
 
-/// `destination length source length next-hop metric references use flags interface`, numbers in hexadecimal.
+/// `destination length source length next-hop metric references use flags interface`, numbers in
+/// hexadecimal.
 fn by_6(line: &str) -> Option<&str> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let [destination, "00", _, _, _, _, _, _, flags, interface] = fields[..] else { return None };

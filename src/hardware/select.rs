@@ -1,4 +1,4 @@
-//! Which device is offered by which resource.
+//! Selection: which resource offers which device.
 
 mod near;
 
@@ -11,12 +11,13 @@ use crate::domain::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The devices of every configured resource, as they are found now.
+/// The devices of every configured resource, as of this scan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selection {
-    /// Every resource, in the order of its devices' ids; one that nothing matches has none.
+    /// Every resource with its devices, sorted by id. A resource that nothing matches has an empty
+    /// list.
     pub resources: BTreeMap<ResourceName, Vec<Arc<Device>>>,
-    /// What an operator should know, one sentence each.
+    /// Warnings for the operator, one sentence each.
     pub warnings: Vec<String>,
 }
 
@@ -30,14 +31,16 @@ impl Selection {
 
 /// Puts every device into the first resource that selects it, and into no other.
 ///
-/// `chars` says which resource each `/dev` node belongs to, by key: its path was matched when it was found.
+/// `chars` maps the key of each `/dev` node to its resource. Its path was matched when the node was
+/// found.
 #[must_use]
 pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, specs: &[Arc<ResourceSpec>]) -> Selection {
     let mut selection = Selection::default();
     let mut chosen: Chosen<'_> = BTreeMap::new();
     let host = Host::of(devices);
     for device in devices {
-        // Once for each node, not for each resource: there may be ten thousand of one and a hundred of the other.
+        // One lookup for each node, not for each resource: there may be ten thousand nodes and a
+        // hundred resources.
         let named = chars.get(&device.key);
         if let Some(spec) = specs.iter().find(|spec| host.offers(spec, device, named)) {
             chosen.insert(&device.key, spec);
@@ -63,7 +66,7 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
         }
     }
     for spec in specs {
-        // Two of one name are one resource.
+        // Two resources of one name are one resource.
         if selection.resources.contains_key(&spec.name) {
             continue;
         }
@@ -75,7 +78,8 @@ pub fn select(devices: &[Arc<Device>], chars: &BTreeMap<String, ResourceName>, s
     selection
 }
 
-/// Says of each resource without a device what is near to one. A glob that matches nothing was reported with its text already.
+/// Warns of each resource without a device, and names the near misses. A glob without a match is
+/// already reported with its text.
 fn warn_of_nothing(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], selection: &mut Selection) {
     let is_empty = |spec: &&Arc<ResourceSpec>| selection.resources.get(&spec.name).is_some_and(Vec::is_empty);
     let empty: Vec<_> = specs.iter().filter(|spec| spec.class != DeviceClass::Char).filter(is_empty).collect();
@@ -93,7 +97,8 @@ fn warn_of_nothing(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], selecti
     selection.warnings.extend(warnings);
 }
 
-/// Says of each whole that a resource asks for and that is cut into parts, where no resource offers one of these.
+/// Warns of each whole that a resource selects by `part = false` but that is cut into parts, where
+/// no resource offers any part.
 fn warn_of_wholes(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], host: &Host<'_>, chosen: &Chosen<'_>, warnings: &mut Vec<String>) {
     let address = |device: &Device| device.pci.as_ref().map(|function| function.address);
     let is_offered = |device: &&Arc<Device>| chosen.contains_key(device.key.as_str());
@@ -118,22 +123,27 @@ fn warn_of_wholes(devices: &[Arc<Device>], specs: &[Arc<ResourceSpec>], host: &H
     }
 }
 
-/// The resource of each device that is selected, by the device's key.
+/// The resource of each selected device, by the device's key.
 type Chosen<'a> = BTreeMap<&'a str, &'a ResourceSpec>;
 
-/// Why a device that a resource selects is nobody's all the same.
+/// Why a device is withheld although a resource selects it.
 struct Kept {
-    /// The end of a sentence.
+    /// The reason, as the end of a sentence.
     why: String,
-    /// What was wanted of it, as a [`NearMiss`] has it.
+    /// The criterion, as in [`NearMiss`].
     criterion: &'static str,
     wanted: &'static str,
     found: String,
 }
 
-/// A disk that the host itself uses is kept: to offer it would be to give away the host's files. So is a GPU that the driver lets
-/// nobody open, an accelerator without a node, of which a container would get nothing, and, unless the resource names it by address or id, what may be the host's own: a member of a pool; the way to
-/// everybody else, where a CNI plugin would move the interface into the pod.
+/// Why a selected device must not be offered; `None` where it may be.
+///
+/// - A disk that the host uses: a container would get the host's files.
+/// - A GPU that its driver was configured to exclude: no process can open it.
+/// - An accelerator without a node: a container would get nothing.
+/// - A member of a pool that the host may use, unless the resource names it by address or id.
+/// - An adapter with the host's default route, if a CNI plugin would move its interface into the
+///   pod, unless the resource names it.
 fn kept(spec: &ResourceSpec, device: &Device) -> Option<Kept> {
     let host = |why: String, found: &str| Kept { why, criterion: "host", wanted: "not in use by the host", found: found.to_owned() };
     if let Some(by) = device.attribute("in_use") {
@@ -160,12 +170,12 @@ fn kept(spec: &ResourceSpec, device: &Device) -> Option<Kept> {
     Some(host(why, &format!("default route through {way}")))
 }
 
-/// Whether a CNI plugin moves what containers are given of it into the pod.
+/// Whether a CNI plugin moves the interfaces of this resource into the pod.
 fn moves_interfaces(spec: &ResourceSpec) -> bool {
     spec.class == DeviceClass::Nic || spec.contract.kind() == ContractKind::Sriov
 }
 
-/// Whether a resource asks for this very device.
+/// Whether a resource selects this device by id or address.
 fn names(spec: &ResourceSpec, device: &Device) -> bool {
     let address = device.pci.as_ref().map(|function| &function.address);
     spec.select.id.contains(&device.id) || address.is_some_and(|address| spec.select.address.contains(address))
@@ -181,7 +191,7 @@ fn withhold_kept(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mu
     }
 }
 
-/// What no container could be told of.
+/// Withholds devices that the contract cannot name to a container.
 fn withhold_unanswerable(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     for device in devices {
         let why = chosen.get(device.key.as_str()).and_then(|spec| Some((spec.name.clone(), contract::unanswerable(spec, device)?)));
@@ -192,11 +202,14 @@ fn withhold_unanswerable(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warni
     }
 }
 
-/// What two devices lead to is offered once: an IOMMU group, which a guest gets whole; a disk that several controllers reach, or that is named
-/// with its partition; a node that a PCI function comes with, where both are for one container at a time.
+/// Offers an object once where two devices lead to it:
+///
+/// - an IOMMU group, which a guest gets as a whole;
+/// - a disk that several controllers reach, or that is also named by a partition;
+/// - a node of `/dev` that a PCI function also has, where both resources are exclusive.
 fn withhold_second_ways(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     let mut given: Objects<usize> = Objects::default();
-    // A second path to a disk comes behind the one that has its name.
+    // A second path to a disk comes after the device that has the disk's id.
     let (firsts, seconds): (Vec<_>, Vec<_>) = devices.iter().enumerate().partition(|(_, device)| device.attribute("second_path").is_none());
     for (index, device) in firsts.into_iter().chain(seconds) {
         let Some(spec) = chosen.get(device.key.as_str()) else { continue };
@@ -216,13 +229,13 @@ fn withhold_second_ways(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnin
     }
 }
 
-/// What a person calls the thing that a device has in common with another one.
+/// A readable name for the object that a device shares with another one.
 fn common(objects: &[Object], other: &Device) -> String {
     let mut of_other = Objects::default();
     of_other.hold(&(), other.objects());
     let shared = objects.iter().filter(|object| of_other.conflict([*object], |()| false).is_some()).map(Object::as_str);
     let mut named: Vec<&str> = shared.collect();
-    // The node says most to whoever reads it.
+    // An IOMMU group or a node of `/dev` is the most readable name.
     named.sort_by_key(|text| (!text.starts_with("iommu_group:"), !text.starts_with("node:")));
     let text = named.first().copied().unwrap_or_default();
     match text.split_once(':') {
@@ -233,9 +246,13 @@ fn common(objects: &[Object], other: &Device) -> String {
     }
 }
 
-/// A physical function is shared by its virtual functions: offered beside them, it would hand out the same hardware
-/// twice. It is left out, unless its resource names it by address or id, or takes nobody's turn: a pool. Where a CNI plugin would move
-/// its interface into a pod, it is left out as soon as it has virtual ones, whoever they are offered to.
+/// Withholds physical functions whose hardware is offered through virtual functions: offering both
+/// would grant the same hardware twice.
+///
+/// If a CNI plugin would move its interface into a pod, a function with virtual functions is
+/// withheld even if no resource offers these.
+///
+/// Exceptions: the resource names the function by address or id, or the resource is a pool.
 fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, warnings: &mut Vec<String>) {
     let vfs = devices.iter().filter(|device| chosen.contains_key(device.key.as_str()));
     let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).collect();
@@ -256,27 +273,32 @@ fn withhold_shared_parents(devices: &[Arc<Device>], chosen: &mut Chosen<'_>, war
     }
 }
 
-/// What no configuration can offer: a whole that is cut into parts, and what has no node although its class is used through
-/// one: the functions of an FPGA card without a port, a controller without a disk, anything without a driver. A function
-/// that has just come has none yet, nor the link that makes it a virtual one.
+/// Whether any configuration can offer the device. These cannot be offered:
+///
+/// - a whole that is cut into parts;
+/// - an FPGA function without a port, or an NVMe controller without a disk: their classes are used
+///   through nodes;
+/// - a device without a driver and without a node. A new function has no driver yet, nor the link
+///   that marks it as a virtual function.
 fn is_usable(device: &Device) -> bool {
     let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
     let by_nodes = matches!(device.class, DeviceClass::Fpga | DeviceClass::Nvme) || !has_driver;
     device.attribute("parts").is_none() && !(by_nodes && device.nodes.is_empty())
 }
 
-/// Whether it is an accelerator that nobody could reach. Its class says little, and its driver may be one that gives nothing away.
+/// Whether it is an accelerator without a node, which no container could use. Its PCI class does
+/// not show how it is used, and its driver may provide no node.
 fn lacks_node(device: &Device) -> bool {
     device.class == DeviceClass::Accelerator && device.nodes.is_empty()
 }
 
-/// A mediated device is a guest's: a resource that does not name its kind did not mean it.
+/// Mediated devices are for guests: a resource gets them only if it names their type, UUID or id.
 fn means_it(select: &Select, device: &Device) -> bool {
     let is_named = !select.mdev_type.is_empty() || !select.uuid.is_empty() || select.id.contains(&device.id);
     device.attribute("part") != Some("mdev") || is_named
 }
 
-/// The machine as far as one device may be selected by what another one is.
+/// The devices by address: a device may be selected by attributes of another one.
 struct Host<'a>(BTreeMap<PciAddress, &'a Device>);
 
 impl<'a> Host<'a> {
@@ -285,7 +307,8 @@ impl<'a> Host<'a> {
         Host(whole.filter_map(|device| Some((device.pci.as_ref()?.address, &**device))).collect())
     }
 
-    /// Whether a resource offers a device, were it the only resource. `named`: whose node it is, where it is one of `/dev`.
+    /// Whether a resource would offer a device if it were the only resource. `named` is the
+    /// resource of a `/dev` node.
     fn offers(&self, spec: &ResourceSpec, device: &Device, named: Option<&ResourceName>) -> bool {
         let of_class = match spec.class {
             DeviceClass::Char => named == Some(&spec.name),
@@ -298,7 +321,8 @@ impl<'a> Host<'a> {
         spec.exclude.as_ref().is_some_and(|exclude| self.matches(exclude, device))
     }
 
-    /// Every list that is not empty holds one match. What is unknown of a device matches no list.
+    /// Whether each list that is not empty contains the device's value. An unknown value matches no
+    /// list.
     fn matches(&self, select: &Select, device: &Device) -> bool {
         fn holds<T: PartialEq>(list: &[T], value: Option<&T>) -> bool {
             list.is_empty() || value.is_some_and(|value| list.contains(value))
@@ -326,7 +350,7 @@ impl<'a> Host<'a> {
             && holds(&select.iommu_group, device.iommu_group().as_ref())
     }
 
-    /// Whether it is one of the virtual functions that are asked for.
+    /// Whether it is one of the virtual functions that `pf` selects.
     fn is_vf_of(&self, select: &Select, function: &PciFunction) -> bool {
         let Some(address) = function.physfn else { return false };
         let interfaces = self.0.get(&address).and_then(|pf| pf.pci.as_ref()).map(|pf| pf.net.as_slice()).unwrap_or_default();
@@ -337,7 +361,8 @@ impl<'a> Host<'a> {
         select.pf.iter().any(|wanted| is_meant(&wanted.pf) && wanted.has(function.vf_index))
     }
 
-    /// Of the device itself, else of its physical function: the interface of a virtual one may be in a pod.
+    /// The link type of the device, else that of its physical function: the interface of a virtual
+    /// function may be in a pod.
     fn link_type(&self, device: &Device) -> Option<String> {
         let of_pf = || self.0.get(&device.pci.as_ref()?.physfn?)?.attribute("link_type");
         device.attribute("link_type").or_else(of_pf).map(str::to_owned)
@@ -579,7 +604,8 @@ mod tests {
         assert!(none.is_empty() && why.contains("0000:01:00.0 is not offered, because it is part of a ZFS pool"), "{why}");
         let (none, why) = offered(DeviceClass::Rdma, sriov(), None);
         assert!(none.is_empty() && why.contains("because the host's default route leads through ens1f0"), "{why}");
-        // Named it is meant; and where nobody moves the interface the host keeps its way.
+        // A device that is selected by address is offered. Without a CNI plugin that moves the
+        // interface, the host keeps its route.
         let disk = "0000:01:00.0";
         assert_eq!(offered(DeviceClass::Nvme, Contract::Generic, Some(disk)).0, [disk]);
         let adapter = "0000:02:00.0";
@@ -597,7 +623,7 @@ mod tests {
         let address = vec!["0000:3b:00.0".parse().unwrap()];
         assert_eq!(ids_of(&devices, DeviceClass::Nic, Select { address, ..Select::default() }), ["0000:3b:00.0"]);
 
-        // A shared adapter beside its virtual functions: nobody has it alone.
+        // A shared adapter next to its virtual functions: no container has it exclusively.
         for device in &mut devices {
             Arc::make_mut(device).class = DeviceClass::Rdma;
         }

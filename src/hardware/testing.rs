@@ -1,10 +1,10 @@
-//! Small values and trees for the tests of this layer.
+//! Small values and trees for the tests of this module.
 
 use crate::domain::{Attributes, CharPath, Device, DeviceClass, DeviceId, PciFunction, ResourceSpec, Select};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A function of which only the address is known.
+/// A function with only an address.
 pub(super) fn function(address: &str) -> PciFunction {
     PciFunction::at(address.parse().unwrap())
 }

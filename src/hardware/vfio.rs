@@ -1,7 +1,8 @@
-//! Functions that are handed to guests (Linux `Documentation/driver-api/vfio.rst`).
+//! Functions for guests: VFIO and IOMMU groups (Linux `Documentation/driver-api/vfio.rst`).
 //!
-//! What a guest gets is the IOMMU group, not the function: it can have the group only while all that is in it is bound to
-//! a driver of VFIO, to one that leaves its function alone, or to none. Bridges do not count (`drivers/iommu/iommu.c`).
+//! A guest gets the IOMMU group, not the function. It can have the group only while each function
+//! in it has a VFIO driver, a driver that leaves its function alone, or no driver. Bridges do not
+//! count (`drivers/iommu/iommu.c`).
 
 use super::Scan;
 use super::facts::{Facts, optional, required};
@@ -10,10 +11,11 @@ use crate::domain::{DeviceNode, PciAddress, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 
-/// Drivers that do nothing with their function, or leave its memory to others (`driver_managed_dma`).
+/// Drivers that do not use their function, or leave its memory to others (`driver_managed_dma`).
 const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
 
-/// Whether a driver hands its function to guests: `vfio-pci`, or one that knows the hardware, as `mlx5-vfio-pci` does.
+/// Whether the driver passes its function to guests: `vfio-pci`, or a driver for this hardware such
+/// as `mlx5-vfio-pci`.
 pub(super) fn is_bound(function: &PciFunction) -> bool {
     function.driver.as_deref().is_some_and(is_vfio)
 }
@@ -50,7 +52,7 @@ impl Groups {
         function.iommu_group.and_then(|group| self.0.get(&group)).map_or(&[], Vec::as_slice)
     }
 
-    /// Puts what a guest gets in place of what a container would have got of the host's driver.
+    /// Replaces the nodes of the host's driver by the nodes that a guest gets.
     pub(super) fn hand_over(&self, root: &HostRoot, function: &PciFunction, facts: &mut Facts) {
         facts.nodes = nodes(root, function);
         let others = || self.members(function).iter().filter(|member| member.address != function.address && !member.is_bridge);
@@ -69,8 +71,8 @@ impl Groups {
     }
 }
 
-/// The group's node exists while a member is bound. A kernel with iommufd has a node for each function besides, and can be
-/// built without those of groups.
+/// The group's node exists while a member is bound. A kernel with iommufd also has a node for each
+/// function, and can be built without the nodes of groups.
 fn nodes(root: &HostRoot, function: &PciFunction) -> Vec<DeviceNode> {
     let own = function.vfio_dev.as_ref().map(|name| format!("/dev/vfio/devices/{name}"));
     let group = function.iommu_group.map(|group| format!("/dev/vfio/{group}"));

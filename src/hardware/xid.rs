@@ -1,20 +1,21 @@
-//! Errors that NVIDIA's driver reports in the kernel's log: `NVRM: Xid (PCI:0000:9b:00): 119, pid=…` (NVIDIA's "XID Errors",
-//! the section on viewing them).
+//! Errors that NVIDIA's driver reports in the kernel's log:
+//! `NVRM: Xid (PCI:0000:9b:00): 119, pid=…` (NVIDIA's "XID Errors", the section on viewing them).
 //!
-//! The address names the slot, without a function. Other writers of such lines are kept out by whoever reads the log: only
-//! what the kernel itself has said may come here.
+//! The address names the slot, without a function. The reader of the log passes only messages of
+//! the kernel itself: other writers could forge such lines.
 
 use crate::domain::{DeviceEvent, EventKind, PciAddress};
 
-/// The error that a line of the kernel's log tells of, and of which GPU.
+/// The error in a line of the kernel's log, and its GPU.
 ///
-/// The line must begin with it: names that users choose get into the kernel's messages, behind its own words.
+/// The line must begin with the error: names that users choose appear in kernel messages, after the
+/// kernel's own words.
 #[must_use]
 pub fn xid(line: &str) -> Option<DeviceEvent> {
     let (place, rest) = line.strip_prefix("NVRM: Xid (")?.split_once("): ")?;
     let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     let code = rest[..digits].parse().ok()?;
-    // Older drivers leave `PCI:` out; for a part of a GPU its instances stand behind the address.
+    // Older drivers omit `PCI:`. For a part of a GPU, its instances follow the address.
     let slot = place.strip_prefix("PCI:").unwrap_or(place).split(' ').next()?;
     let slot = slot.split_once('.').map_or(slot, |(slot, _)| slot);
     let at: PciAddress = format!("{slot}.0").parse().ok()?;
@@ -23,10 +24,11 @@ pub fn xid(line: &str) -> Option<DeviceEvent> {
     Some(DeviceEvent { at, whole_slot: true, kind })
 }
 
-/// The number with which drivers from 565 on tell what a GPU needs, whatever error led to it.
+/// The code for the recovery action that a GPU needs after any error, in drivers since 565.
 const RECOVERY_ACTION: u32 = 154;
 
-/// What the driver says that the GPU needs now: `GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`. The actions are those
+/// The recovery action that a GPU needs now:
+/// `GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`. The actions are those
 /// of NVML's `nvmlDeviceGpuRecoveryAction_t`.
 fn recovery_action(rest: &str) -> Option<EventKind> {
     let (_, change) = rest.split_once("GPU recovery action changed from ")?;
@@ -47,7 +49,7 @@ mod tests {
             ("NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting", "0000:9b:00.0", 119),
             ("NVRM: Xid (PCI:0000:cb:00): 13, pid='<unknown>', name=<unknown>, Graphics SM Warp Exception", "0000:cb:00.0", 13),
             ("NVRM: Xid (0000:01:00): 31, Ch 00000010, engmask 00000101", "0000:01:00.0", 31),
-            // An H100 with driver 580, of a program that wrote where nothing is.
+            // From an H100 with driver 580: a program wrote to an unmapped address.
             (
                 "NVRM: Xid (PCI:0000:00:06): 31, pid=755, name=bad, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC1 \
                  GPCCLIENT_T1_8 faulted @ 0x0_00000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE",

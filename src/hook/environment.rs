@@ -1,23 +1,23 @@
-//! What a command is told, as environment variables.
+//! The environment variables of a command.
 
 use crate::domain::{AllocId, Device, Phase, PodRef, ResourceName};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Where a command that names no path finds its programs.
+/// Where a command without a path finds its programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// For which device a hook is run, and why.
+/// The device that a hook is run for, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Occasion {
-    /// When.
+    /// The phase.
     pub phase: Phase,
     /// The resource.
     pub resource: ResourceName,
-    /// The device; of a pool, all of it.
+    /// The device; for a pool, the whole pool.
     pub device: Arc<Device>,
-    /// The grant that holds it, or held it last; `None` where several hold it.
+    /// The grant that holds the device, or held it last; `None` if several hold it.
     pub alloc_id: Option<AllocId>,
     /// The pod of that grant, where it is known.
     pub pod: Option<PodRef>,
@@ -25,18 +25,19 @@ pub struct Occasion {
     pub container: Option<String>,
 }
 
-/// The variables of a command. What is not known has none.
+/// The variables of a command. Unknown values have no variable.
 ///
 /// | variable | value |
 /// | --- | --- |
 /// | `HOLDFAST_PHASE` | `before_start`, `after_release` or `check` |
-/// | `HOLDFAST_RESOURCE` | as `nvidia.com/gpu` |
-/// | `HOLDFAST_DEVICE_ID`, `HOLDFAST_DEVICE_KEY` | as `discover` shows them; of a pool, its name |
-/// | `HOLDFAST_PCI_ADDRESS` | as `0000:18:00.0` |
+/// | `HOLDFAST_RESOURCE` | such as `nvidia.com/gpu` |
+/// | `HOLDFAST_DEVICE_ID`, `HOLDFAST_DEVICE_KEY` | as `discover` shows them; for a pool, its name |
+/// | `HOLDFAST_PCI_ADDRESS` | such as `0000:18:00.0` |
 /// | `HOLDFAST_DEVICE_NODES` | the nodes of `/dev`, one in each line |
-/// | `HOLDFAST_ALLOC_ID` | of the grant that holds it, or held it last |
-/// | `HOLDFAST_POD_UID`, `HOLDFAST_POD_NAMESPACE`, `HOLDFAST_POD_NAME`, `HOLDFAST_CONTAINER` | the holder of that grant |
-/// | `HOLDFAST_HOST_ROOT` | below it lie the host's `/sys` and `/dev` |
+/// | `HOLDFAST_ALLOC_ID` | the grant that holds it, or held it last |
+/// | `HOLDFAST_POD_UID`, `HOLDFAST_POD_NAMESPACE` | the pod of that grant |
+/// | `HOLDFAST_POD_NAME`, `HOLDFAST_CONTAINER` | the pod's name, and the container of that grant |
+/// | `HOLDFAST_HOST_ROOT` | the root of the host's `/sys` and `/dev` |
 #[must_use]
 pub fn environment(occasion: &Occasion, host_root: &HostRoot) -> BTreeMap<String, String> {
     let Occasion { phase, resource, device, alloc_id, pod, container } = occasion;

@@ -1,15 +1,18 @@
-//! Carries hooks out: the one place that runs a command or resets a function for a device.
+//! Runs hooks: the only place that runs a command or resets a function for a device.
 //!
-//! Two ask: serving, before a container starts (the kubelet waits), and the application's runner, after a release. Both
-//! wait here without a thread; the run itself has a thread of its own, and at most so many run at a time. Whoever
-//! stops waiting ends the run: its process group is killed. A command is no shell: it gets its arguments as they are
-//! configured, and what it may want to know as environment variables ([`environment()`]).
+//! There are three callers: serving before a container starts (the kubelet waits), the
+//! application's hook runner after a release, and its periodic checks. Callers wait here without a
+//! thread. Each run has its own thread, and the number of concurrent runs is bounded. If a caller
+//! stops waiting, the run ends: its process group is killed. A command is not run by a shell. It
+//! gets its configured arguments, and the device's data as environment variables
+//! ([`environment()`]).
 //!
-//! Who may be disturbed is the asker's to know: the ledger lets a hook after release run only when nobody holds the device,
-//! and serving looks at the holders before a reset.
+//! Callers must ensure that a hook disturbs no container. The ledger lets a hook after a release
+//! run only when no container holds the device. Serving checks the holders before a reset.
 //!
-//! A run that was not possible (no process, thread or descriptor to be had) is no result: hooks are tried again, and a check says nothing of its
-//! device. What a command writes is kept in [`Outputs`], for its operator.
+//! A run that was not possible (no process, thread or descriptor available) is no result: hooks are
+//! tried again, and a check changes no verdict. [`Outputs`] keeps the output of commands for the
+//! operator.
 
 mod environment;
 mod records;
@@ -26,42 +29,45 @@ use std::thread;
 use std::time::Instant;
 use tokio::sync::{Semaphore, oneshot};
 
-/// Hooks before a start that run at a time: the devices of a whole node for one container, and no more processes than that.
+/// Concurrent hooks before a start: enough for one container with all devices of a node, but not
+/// more processes than that.
 const BEFORE_START_MAX: usize = 8;
-/// Hooks after a release that run at a time. They may take long, and nobody waits for them.
+/// Concurrent hooks after a release. They may take long, and no caller needs them soon.
 const AFTER_RELEASE_MAX: usize = 4;
-/// Checks that run at a time. They come again and again, and are to disturb nobody.
+/// Concurrent checks. They run repeatedly and must not disturb other work.
 const CHECKS_MAX: usize = 2;
 
-/// After a check that failed so many threads must be possible: with less room than that, what it wanted to start may have been refused.
+/// The number of threads that must be possible after a failed check. With less capacity, the system
+/// may have refused a process that the check wanted to start.
 const ROOM_FOR_A_CHECK: usize = 8;
 
-/// Why a hook has not ended well.
+/// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
-    /// The command.
+    /// The command failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The reset.
+    /// The reset failed.
     #[error(transparent)]
     Reset(#[from] ResetError),
-    /// There is nothing to be reset.
+    /// There is no function to reset.
     #[error("it has no PCI function that could be reset")]
     NoFunction,
-    /// The reset would hit other devices.
+    /// The reset would affect other devices.
     #[error("it is a part of PCI function {0}, whose other parts a reset would hit")]
     Part(PciAddress),
-    /// The system has no room for it.
+    /// The system lacks the resources to run it.
     #[error("it cannot be run: {0}")]
     NotRun(#[from] io::Error),
-    /// It was a check, and what it wanted to run in its turn may have been refused.
+    /// A check failed, but the system may have refused a process that it wanted to start.
     #[error("it has failed, but this process can have no more threads and processes, nor could the check")]
     NoRoom,
 }
 
 impl HookError {
-    /// Whether it is no result of a run: the system had no room for it now. Of a check also what tells nothing of the device: a program that
-    /// cannot be started for any reason, or that something else has killed (the kernel, out of memory).
+    /// Whether this is no result of a run, because the system lacked resources. For a check, two
+    /// more cases give no result: its program could not be started for any reason, or another
+    /// process killed it (the kernel, out of memory).
     #[must_use]
     pub fn is_no_result(&self, phase: Phase) -> bool {
         match self {
@@ -72,7 +78,7 @@ impl HookError {
     }
 }
 
-/// Carries hooks out.
+/// Runs hooks.
 #[derive(Debug, Clone)]
 pub struct Performer {
     host_root: HostRoot,
@@ -84,7 +90,7 @@ pub struct Performer {
 }
 
 impl Performer {
-    /// One for the whole daemon: its bounds are for all.
+    /// One for the whole daemon: its bounds cover all callers.
     #[must_use]
     pub fn new(host_root: HostRoot) -> Self {
         let [before_start, after_release, checks] =
@@ -92,35 +98,35 @@ impl Performer {
         Performer { host_root, before_start, after_release, checks, outputs: Outputs::default(), shortages: Shortages::default() }
     }
 
-    /// The host that the hooks are of.
+    /// The host of the hooks.
     #[must_use]
     pub fn host_root(&self) -> &HostRoot {
         &self.host_root
     }
 
-    /// What commands wrote that have failed.
+    /// The output of failed commands.
     #[must_use]
     pub fn outputs(&self) -> &Outputs {
         &self.outputs
     }
 
-    /// Which hooks cannot be run.
+    /// Hooks that cannot be run.
     #[must_use]
     pub fn shortages(&self) -> &Shortages {
         &self.shortages
     }
 
-    /// Runs a hook and waits for its end; what is dropped while it waits is ended.
+    /// Runs a hook and waits for its end. Dropping the future ends the run.
     ///
     /// # Errors
-    /// When it has failed, with the reason in one line.
+    /// When the hook failed, with the reason in one line.
     pub async fn perform(&self, hook: &Hook, occasion: &Occasion) -> Result<(), HookError> {
         let slots = match occasion.phase {
             Phase::BeforeStart => &self.before_start,
             Phase::AfterRelease => &self.after_release,
             Phase::Check => &self.checks,
         };
-        // Nobody closes it.
+        // The semaphore is never closed.
         let slot = Arc::clone(slots).acquire_owned().await.map_err(io::Error::other)?;
         let began = Instant::now();
         let ran = match hook {
@@ -143,7 +149,7 @@ impl Performer {
                             (ended.map_err(HookError::from), said)
                         };
                         let ran = self.ended(slot, run).await;
-                        // Closed when this future is dropped too, wherever it stands.
+                        // Also closed when this future is dropped, at any point.
                         drop(cancel);
                         ran
                     }
@@ -154,8 +160,8 @@ impl Performer {
         self.note(occasion, began, ran)
     }
 
-    /// The end of a run on a thread of its own, which it may keep for a day. Its slot is free when it has really ended, also when nobody waits
-    /// any more.
+    /// Runs it on a thread of its own, which it may occupy for a day. Its slot is free only when
+    /// the run has really ended, even if the caller no longer waits.
     async fn ended(
         &self,
         slot: tokio::sync::OwnedSemaphorePermit,
@@ -165,7 +171,7 @@ impl Performer {
         let work = move || {
             let ended = run();
             drop(slot);
-            // Whoever does not wait any more does not hear it.
+            // A caller that no longer waits does not receive it.
             drop(tell.send(ended));
         };
         match thread::Builder::new().name("hook".into()).spawn(work) {
@@ -197,7 +203,8 @@ impl Performer {
     }
 }
 
-/// The function that a reset of the device resets, and nothing else with it.
+/// The function that a reset of the device resets; an error if the reset would affect other
+/// devices.
 fn function(device: &Device) -> Result<PciAddress, HookError> {
     let address = device.pci.as_ref().map(|pci| pci.address).ok_or(HookError::NoFunction)?;
     if device.attribute("part").is_some() { Err(HookError::Part(address)) } else { Ok(address) }
@@ -224,7 +231,7 @@ mod tests {
         assert!(matches!(function(device), Err(HookError::NoFunction)));
     }
 
-    /// A bound that is seen: as many as may run do, none more, and the next begins when one ends.
+    /// The bound holds: the allowed number run, not one more, and the next begins when one ends.
     #[tokio::test]
     async fn so_many_run_at_a_time_and_one_that_nobody_waits_for_is_ended() {
         let dir = tempfile::tempdir().unwrap();

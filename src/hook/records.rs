@@ -1,7 +1,9 @@
-//! What is known of the latest runs of hooks and checks, beside their results: what they wrote, and which of them could not be run.
+//! Records of the latest runs of hooks and checks besides their results: their output, and which
+//! could not be run.
 //!
-//! What a command writes may hold a secret: its arguments, its environment, an answer of a server. So it is kept here, in memory, and the control
-//! socket alone gives it out, to root. No log, no page, no metric, no pod's event and no record of the ledger has it.
+//! The output of a command may contain a secret: its arguments, its environment, a server's answer.
+//! So it is kept in memory here, and only the control socket returns it, to root. It appears in no
+//! log, page, metric, pod event or ledger record.
 
 use super::Occasion;
 use crate::domain::{DeviceId, Phase, ResourceName, Timestamp};
@@ -9,21 +11,21 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Lines that are kept: more than the devices of a usual node, and some 100 KB.
+/// The most lines that are kept: more than the devices of a usual node, and some 100 KB.
 const SAID_MAX: usize = 256;
 
-/// The last line that a command wrote that has failed.
+/// The last line of a failed command's output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Said {
     /// When it ended.
     pub at: Timestamp,
-    /// The resource that it was run for.
+    /// The resource of the run.
     pub resource: String,
-    /// When it is run: `before_start`, `after_release` or `check`.
+    /// Its phase: `before_start`, `after_release` or `check`.
     pub phase: String,
     /// How it ended.
     pub ended: String,
-    /// Its line.
+    /// The line.
     pub said: String,
 }
 
@@ -32,28 +34,28 @@ pub struct Said {
 pub struct NotRun {
     /// The resource.
     pub resource: String,
-    /// When they would be run: `before_start`, `after_release` or `check`.
+    /// Their phase: `before_start`, `after_release` or `check`.
     pub phase: String,
     /// Since when.
     pub since: Timestamp,
-    /// What the system says.
+    /// The system's error.
     pub why: String,
 }
 
-/// What commands wrote that have failed. Cheap to clone.
+/// The output of failed commands. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Outputs(Arc<Mutex<LastLines>>);
 
 type LastLines = BTreeMap<(DeviceId, ResourceName, Phase), Said>;
 
 impl Outputs {
-    /// Of this device.
+    /// The lines of a device.
     #[must_use]
     pub fn of(&self, device: &DeviceId) -> Vec<Said> {
         lock(&self.0).iter().filter(|((of, ..), _)| of == device).map(|(_, said)| said.clone()).collect()
     }
 
-    /// A run has ended, well (`None`) or not.
+    /// Records the end of a run: a success (`None`) removes the line.
     pub(super) fn ended(&self, occasion: &Occasion, at: Timestamp, failed: Option<String>, said: String) {
         let Occasion { phase, resource, device, .. } = occasion;
         let mut kept = lock(&self.0);
@@ -67,7 +69,7 @@ impl Outputs {
     }
 }
 
-/// Which hooks cannot be run. Cheap to clone.
+/// Hooks that cannot be run. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Shortages(Arc<Mutex<SinceWhen>>);
 
@@ -87,12 +89,12 @@ impl Shortages {
         lock(&self.0).iter().map(told).collect()
     }
 
-    /// A run was possible. Whether that is news.
+    /// Records that a run was possible. Returns whether that is new.
     pub(super) fn over(&self, occasion: &Occasion) -> bool {
         lock(&self.0).remove(&(occasion.resource.clone(), occasion.phase)).is_some()
     }
 
-    /// A run was not possible. Whether that is news.
+    /// Records that a run was not possible. Returns whether that is new.
     pub(super) fn begun(&self, occasion: &Occasion, at: Timestamp, why: String) -> bool {
         let mut kept = lock(&self.0);
         let key = (occasion.resource.clone(), occasion.phase);
@@ -103,7 +105,7 @@ impl Shortages {
 }
 
 fn lock<T>(kept: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing in here is left half done by a panic.
+    // A panic leaves no half-done change here.
     kept.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

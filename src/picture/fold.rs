@@ -1,48 +1,50 @@
-//! What of a tree is drawn: devices that are alike are one, with how many they are; what is held or unhealthy stands alone.
+//! Folds a tree for drawing: equal devices become one entry with their number; held or unhealthy
+//! devices are drawn alone.
 
 use super::{Kind, Leaf, Part, Picture};
 
-/// So many virtual functions of one card are drawn one by one.
+/// The most virtual functions of one card that are drawn one by one.
 const FUNCTIONS_MAX: usize = 4;
-/// So many other devices that are alike are drawn one by one, in one place.
+/// The most other equal devices in one place that are drawn one by one.
 const DEVICES_MAX: usize = 16;
-/// So many of a crowd stand alone because they are held or unhealthy.
+/// The most devices of a crowd that are drawn alone because they are held or unhealthy.
 const ALONE_MAX: usize = 8;
 
-/// What is drawn of a machine.
+/// The drawing of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Figure {
     /// Its parts.
     pub parts: Vec<Shown>,
 }
 
-/// Something that is drawn.
+/// An element of the drawing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shown {
-    /// A place, and what is in it.
+    /// A place, with its contents.
     Group {
-        /// What it is: `NUMA node 0`, or `host bridge 0000:15 · switch 0000:16:00.0` where the one has nothing but the other.
+        /// The title: `NUMA node 0`, or `host bridge 0000:15 · switch 0000:16:00.0` if the first
+        /// contains only the second.
         title: String,
-        /// What is in it.
+        /// Its contents.
         parts: Vec<Shown>,
     },
-    /// A device, and its parts.
+    /// A device, with its parts.
     Device {
         /// The device.
         leaf: Box<Leaf>,
-        /// What is of it.
+        /// Its parts.
         parts: Vec<Shown>,
     },
-    /// Devices that are alike.
+    /// Equal devices.
     Alike(Alike),
 }
 
 /// Devices that are drawn as one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Alike {
-    /// How many they are, without those that stand alone beside them.
+    /// Their number, without those that are drawn alone.
     pub count: usize,
-    /// What they are: `rdma vf`.
+    /// Their kind: `rdma vf`.
     pub kind: String,
     /// The first and the last by name.
     pub range: (String, String),
@@ -50,14 +52,14 @@ pub struct Alike {
     pub resources: Vec<String>,
     /// Whether all of them are known to be healthy.
     pub is_healthy: bool,
-    /// How many of them are unhealthy: more than can stand alone.
+    /// The number of unhealthy ones among them: those beyond the number that can be drawn alone.
     pub unhealthy: usize,
-    /// How many of them are held.
+    /// The number of held ones among them.
     pub held: usize,
 }
 
 impl Alike {
-    /// How they are, in words; `None` where nothing is known.
+    /// Their state in words; `None` if unknown.
     #[must_use]
     pub fn state(&self) -> Option<String> {
         match self.unhealthy {
@@ -67,7 +69,7 @@ impl Alike {
     }
 }
 
-/// Makes a tree into what is drawn of it; with `all` every device stands alone.
+/// Folds a tree into its drawing; with `all` every device is drawn alone.
 #[must_use]
 pub fn fold(picture: &Picture, all: bool) -> Figure {
     Figure { parts: shown(&picture.parts, all) }
@@ -95,7 +97,7 @@ fn one(part: &Part, all: bool) -> Shown {
         Some(leaf) => Shown::Device { leaf: Box::new(leaf.clone()), parts: shown(&part.parts, all) },
         None => {
             let (mut title, mut part) = (title(part), part);
-            // A host bridge that has nothing but a switch is that switch's.
+            // A host bridge that contains only a switch is merged with it.
             while let [only] = part.parts.as_slice()
                 && part.kind != Kind::NumaNode
                 && only.kind != Kind::Device
@@ -118,7 +120,7 @@ fn title(part: &Part) -> String {
     part.cpus.as_ref().map_or(named.clone(), |cpus| format!("{named}, processors {cpus}"))
 }
 
-/// Devices that differ in nothing that would be drawn. What has parts of its own stands alone.
+/// Whether two devices would be drawn equally. A device with parts is drawn alone.
 fn is_like(a: &Part, b: &Part) -> bool {
     let (Some(one), Some(other)) = (&a.device, &b.device) else { return false };
     let of = |leaf: &Leaf| (leaf.kind(), leaf.resources.clone(), leaf.model.clone());
@@ -127,7 +129,7 @@ fn is_like(a: &Part, b: &Part) -> bool {
 
 fn crowd(parts: &[Part], all: bool) -> Vec<Shown> {
     let stands_out = |part: &&Part| part.device.as_ref().is_some_and(|leaf| leaf.is_unhealthy() || !leaf.holders.is_empty());
-    // What is wrong comes before what is in use.
+    // Unhealthy devices come before held ones.
     let (bad, used): (Vec<&Part>, Vec<&Part>) =
         parts.iter().filter(stands_out).partition(|part| part.device.as_ref().is_some_and(Leaf::is_unhealthy));
     let alone: Vec<&Part> = bad.into_iter().chain(used).take(ALONE_MAX).collect();

@@ -1,12 +1,13 @@
-//! Text that comes from outside, made harmless for SVG and HTML.
+//! Escapes text from outside for SVG and HTML.
 
 use crate::domain::is_unprintable;
 
-/// Longer names are cut: nothing that is shown has more, and a page must not grow with what others wrote.
+/// Longer texts are cut: no shown name is longer, and a page must not grow with foreign text.
 const CHARS_MAX: usize = 256;
 
-/// Escapes a text for an element or for a quoted attribute. Pods and devices name themselves: characters that XML does not know,
-/// and those that nobody should print ([`is_unprintable`]), become a replacement character.
+/// Escapes a text for an element or a quoted attribute. Pods and devices choose their own names.
+/// Characters that XML does not allow, and unprintable ones ([`is_unprintable`]), become a
+/// replacement character.
 #[must_use]
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
@@ -28,7 +29,7 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// At most so many characters of a text, with a sign where something is missing.
+/// At most `max` characters of a text, with a mark where characters are missing.
 #[must_use]
 pub fn clip(text: &str, max: usize) -> String {
     if text.chars().count() <= max {
@@ -37,7 +38,8 @@ pub fn clip(text: &str, max: usize) -> String {
     text.chars().take(max.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// For tests of what is drawn: every element is closed in its turn, every attribute is quoted, and no sign stands bare. Their number.
+/// For tests of drawings: checks that every element is closed in its turn, every attribute is
+/// quoted, and no special character is bare. Returns the number of elements.
 #[cfg(test)]
 pub(crate) fn elements(xml: &str) -> usize {
     let (mut open, mut count, mut rest) = (Vec::new(), 0, xml);

@@ -1,11 +1,13 @@
-//! The node as a picture: where its devices are on PCI Express, how they are, and who has them.
+//! The picture of a node: the place of its devices on PCI Express, their health, and their holders.
 //!
 //! ```text
-//!  devices, health, grants ─ Leaf ─ tree ─▶ Part (what `topology -o json` prints) ─ fold ─▶ Figure ─▶ svg, or a verb's lines
+//!  devices, health, grants ─ Leaf ─ tree ─▶ Part (printed by `topology -o json`)
+//!  Part ─ fold ─▶ Figure ─▶ svg, or the lines of a verb
 //! ```
 //!
-//! Everything here is a function of its arguments. The tree has every device; a figure leaves out what says nothing: bridges
-//! with one thing below them, and the fortieth virtual function that is like the thirty-nine before it.
+//! Everything here is a function of its arguments. The tree has every device. A figure omits
+//! uninformative parts: bridges with one entry below them, and the fortieth virtual function that
+//! equals the thirty-nine before it.
 
 mod fold;
 pub mod markup;
@@ -19,52 +21,53 @@ use crate::domain::{Device, DeviceClass, DeviceId, Grant, PciAddress, Timestamp}
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// One device as it is drawn. What is unknown is `null`, as in the document of `discover`.
+/// One device of the picture. Unknown values are `null`, as in the document of `discover`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Leaf {
-    /// The id that the kubelet knows it by.
+    /// The kubelet's id of the device.
     pub id: String,
-    /// What it is.
+    /// Its class.
     pub class: DeviceClass,
     /// PCI address.
     pub pci_address: Option<PciAddress>,
     /// Bridges from the root port down.
     pub bridges: Vec<PciAddress>,
-    /// The NUMA node that it is near.
+    /// The nearest NUMA node.
     pub numa_node: Option<u32>,
     /// Whether it is an SR-IOV virtual function.
     pub is_vf: bool,
-    /// What it is of a whole, such as `mig`.
+    /// The kind of part that it is, such as `mig`.
     pub part: Option<String>,
-    /// As the device tells.
+    /// The model, as the device reports it.
     pub model: Option<String>,
     /// Kernel driver.
     pub driver: Option<String>,
-    /// What the host calls it: network interfaces, RDMA devices, NVMe controllers, else its first node.
+    /// The host's names: network interfaces, RDMA devices, NVMe controllers, else its first node.
     pub names: Vec<String>,
     /// The resources that offer it.
     pub resources: Vec<String>,
-    /// `Healthy` or `Unhealthy`; `null` for what no resource offers and where nobody has judged.
+    /// `Healthy` or `Unhealthy`; `null` for a device that no resource offers or that was not judged
+    /// yet.
     pub health: Option<&'static str>,
     /// Why it is unhealthy.
     pub reason: Option<String>,
-    /// What was read or told of the reason.
+    /// The value behind the reason.
     pub detail: Option<String>,
-    /// Who has it, or shares of it.
+    /// The holders of the device, or of its shares.
     pub holders: Vec<Holder>,
-    /// The id of the whole that it is a part of, or the address of its physical function.
+    /// The id of its whole, or the address of its physical function.
     #[serde(skip)]
     above: Option<String>,
 }
 
-/// Who has a device.
+/// The holder of a device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Holder {
     /// The pod's namespace.
     pub namespace: Option<String>,
     /// The pod's name.
     pub pod: Option<String>,
-    /// The pod's UID; `null` while nobody knows which container was given the device.
+    /// The pod's UID; `null` until it is known which container got the device.
     pub pod_uid: Option<String>,
     /// The container.
     pub container: Option<String>,
@@ -73,7 +76,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Who has a grant.
+    /// The holder of a grant.
     #[must_use]
     pub fn of(grant: &Grant) -> Holder {
         let pod = grant.pod();
@@ -86,7 +89,7 @@ impl Holder {
         }
     }
 
-    /// `namespace/pod`, the pod's UID where its name is not known, or that nobody knows.
+    /// `namespace/pod`, or the pod's UID if its name is unknown, or a text for an unknown holder.
     #[must_use]
     pub fn in_words(&self) -> String {
         match (&self.namespace, &self.pod, &self.pod_uid) {
@@ -97,7 +100,8 @@ impl Holder {
     }
 }
 
-/// Who has which device, by its own id, which stands for all of its shares; each once, in their order.
+/// The holders of each device, by the device's own id, which represents all its shares. Each holder
+/// is listed once, sorted.
 #[must_use]
 pub fn holders<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> BTreeMap<DeviceId, Vec<Holder>> {
     let mut holders: BTreeMap<DeviceId, Vec<Holder>> = BTreeMap::new();
@@ -115,7 +119,7 @@ pub fn holders<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> BTreeMap<Devi
 }
 
 impl Leaf {
-    /// A device that nothing is known of but what its record says.
+    /// A device with only the facts of its record.
     #[must_use]
     pub fn of(device: &Device) -> Leaf {
         let pci = device.pci.as_ref();
@@ -142,7 +146,7 @@ impl Leaf {
         }
     }
 
-    /// What it is called in a picture: its address, else its node; a part of something by its id.
+    /// Its name in a picture: its address, else its node; for a part, its id.
     #[must_use]
     pub fn name(&self) -> String {
         let address = self.pci_address.map(|address| address.to_string());
@@ -150,14 +154,14 @@ impl Leaf {
         place.unwrap_or_else(|| self.id.clone())
     }
 
-    /// Its class, and what of it: `gpu mig`, `rdma vf`.
+    /// The class, with the kind of part: `gpu mig`, `rdma vf`.
     #[must_use]
     pub fn kind(&self) -> String {
         let of = self.part.as_deref().or_else(|| self.is_vf.then_some("vf"));
         of.map_or_else(|| self.class.to_string(), |of| format!("{} {of}", self.class))
     }
 
-    /// What the host calls it, else its model, else its driver; `None` where nothing is known.
+    /// The host's names, else the model, else the driver; `None` if all are unknown.
     #[must_use]
     pub fn about(&self) -> Option<String> {
         let names = match self.names.as_slice() {
@@ -170,13 +174,13 @@ impl Leaf {
         names.or_else(|| self.model.clone()).or_else(|| self.driver.clone())
     }
 
-    /// Whether something speaks against it.
+    /// Whether it is unhealthy.
     #[must_use]
     pub fn is_unhealthy(&self) -> bool {
         self.health == Some("Unhealthy")
     }
 
-    /// The reason for which it is unhealthy, with what was read of it; otherwise its health; `None` where nothing is known.
+    /// The reason why it is unhealthy, with its detail; otherwise its health; `None` if unknown.
     #[must_use]
     pub fn state(&self) -> Option<String> {
         match (&self.reason, &self.detail) {
@@ -187,11 +191,12 @@ impl Leaf {
     }
 }
 
-/// Where something is in the machine.
+/// The kind of a place in the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// The devices near the processors of one NUMA node; without a name those of which nobody tells the node.
+    /// The devices near the processors of one NUMA node. Without a name: devices whose node is
+    /// unknown.
     NumaNode,
     /// A root complex: PCI domain and root bus.
     HostBridge,
@@ -223,48 +228,48 @@ impl Kind {
     }
 }
 
-/// A part of the machine, and what is in it.
+/// A part of the machine, with its contents.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Part {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Number of a node, address of everything else.
+    /// The number of a NUMA node; the address of any other part.
     pub name: Option<String>,
-    /// Of a NUMA node: its processors, as the kernel writes them.
+    /// For a NUMA node: its processors, in the kernel's notation.
     pub cpus: Option<String>,
-    /// Of a device: what is known of it.
+    /// For a device: its facts.
     pub device: Option<Leaf>,
-    /// What is in it, or below it; of a device its virtual functions and other parts.
+    /// The parts in it or below it; for a device, its virtual functions and other parts.
     pub parts: Vec<Part>,
 }
 
 /// A machine as a document: `holdfast topology -o json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Picture {
-    /// The version of this form.
+    /// The version of this format.
     pub schema: u32,
-    /// NUMA nodes, then what is on no bus.
+    /// NUMA nodes, then the devices on no bus.
     pub parts: Vec<Part>,
 }
 
-/// The processors of each NUMA node, as the kernel writes them.
+/// The processors of each NUMA node, in the kernel's notation.
 pub type Cpus = BTreeMap<u32, String>;
 
-/// How many there are, for the head of a picture.
+/// The numbers of devices, for the head of a picture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Devices.
+    /// All devices.
     pub devices: usize,
-    /// Those of a resource.
+    /// Devices that a resource offers.
     pub offered: usize,
-    /// Those that something speaks against.
+    /// Unhealthy devices.
     pub unhealthy: usize,
-    /// Those that somebody has.
+    /// Held devices.
     pub held: usize,
 }
 
 impl Picture {
-    /// How many devices there are, and how they are.
+    /// Counts the devices, by state.
     #[must_use]
     pub fn count(&self) -> Count {
         fn add(parts: &[Part], count: &mut Count) {
@@ -314,7 +319,7 @@ pub(crate) mod testing {
         })
     }
 
-    /// A virtual function of that one.
+    /// A virtual function of a device.
     pub(crate) fn vf(of: &Leaf, address: &str) -> Leaf {
         let bridges: Vec<String> = of.bridges.iter().map(ToString::to_string).collect();
         let bridges: Vec<&str> = bridges.iter().map(String::as_str).collect();
@@ -335,7 +340,7 @@ pub(crate) mod testing {
         })
     }
 
-    /// A pod that has a device.
+    /// A pod that holds a device.
     pub(crate) fn holder(name: &str) -> Holder {
         Holder {
             namespace: Some("ml".into()),
@@ -346,7 +351,8 @@ pub(crate) mod testing {
         }
     }
 
-    /// Two sockets: a switch with two GPUs and an adapter with virtual functions, a GPU of its own, and a node of `/dev`.
+    /// Two sockets: a switch with two GPUs and an adapter with virtual functions, a GPU of its own,
+    /// and a node of `/dev`.
     pub(crate) fn machine() -> Vec<Leaf> {
         let offered = |leaf: Leaf| Leaf { resources: vec!["nvidia.com/gpu".into()], health: Some("Healthy"), ..leaf };
         let switch = ["0000:15:01.0", "0000:16:00.0"];

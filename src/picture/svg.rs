@@ -1,13 +1,14 @@
-//! A figure as SVG: frames for what holds devices, a box for each device, below it who has it.
+//! A figure as SVG: frames for places, a box for each device, and its holders below the box.
 //!
-//! It reads on light and on dark ground: boxes bring their own, and what stands beside them is of a middle grey. How a device is,
-//! is told by a sign, a word and a colour, in that order. Every box has all that is known of its device as its tooltip.
+//! It is readable on light and dark backgrounds: boxes have their own background, and text outside
+//! boxes is a middle grey. The state of a device is shown by a sign, a word and a colour, in that
+//! order. The tooltip of each box has all facts of its device.
 
 use super::markup::{clip, escape};
 use super::{Alike, Count, Figure, Holder, Leaf, Shown};
 use std::fmt::Write;
 
-/// Width of the whole, beyond which boxes stand in another row.
+/// Width of the whole drawing; further boxes start a new row.
 const WIDTH: u32 = 1120;
 const BOX_WIDTH: u32 = 160;
 const BOX_HEIGHT: u32 = 62;
@@ -15,28 +16,28 @@ const HOLDER_HEIGHT: u32 = 20;
 const GAP: u32 = 10;
 const PAD: u32 = 12;
 const TITLE_HEIGHT: u32 = 26;
-/// Characters of 11 pixels that a box is wide.
+/// Characters of 11 pixels that fit into a box.
 const BOX_CHARS: usize = 23;
-/// Holders that are drawn below a box.
+/// The most holders that are drawn below a box.
 const HOLDERS_MAX: usize = 3;
 
-/// Marks that are drawn, since not every font has them.
+/// Marks that are drawn, because not every font has them.
 const CHECK: &str = "M1 6 L4.5 9.5 L11 2";
 const CROSS: &str = "M2 2 L10 10 M10 2 L2 10";
 const DASH: &str = "M2 6 L10 6";
 
-/// How a box looks.
+/// The style of a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Look {
     Healthy,
     Unhealthy,
-    /// Offered, and nobody has judged it.
+    /// Offered, but not judged yet.
     Unknown,
     NotOffered,
 }
 
 impl Look {
-    /// Of a device whose health nobody tells.
+    /// The style of a device with unknown health.
     fn unjudged(resources: &[String]) -> Look {
         if resources.is_empty() { Look::NotOffered } else { Look::Unknown }
     }
@@ -50,7 +51,7 @@ impl Look {
         }
     }
 
-    /// Ground, edge, and the mark.
+    /// Background, border, and the mark.
     fn colours(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Look::Healthy => ("#e6f4ea", "#1e7e34", CHECK),
@@ -61,7 +62,7 @@ impl Look {
     }
 }
 
-/// What has been drawn, with its size in pixels.
+/// A finished part of the drawing, with its size in pixels.
 #[derive(Debug)]
 struct Tile {
     width: u32,
@@ -69,7 +70,7 @@ struct Tile {
     svg: String,
 }
 
-/// Draws a figure, with no more than `boxes_max` boxes; how many are missing is written below.
+/// Draws a figure with at most `boxes_max` boxes; the number of missing devices is written below.
 #[must_use]
 pub fn draw(figure: &Figure, count: Count, boxes_max: usize) -> String {
     let mut pen = Pen { left: boxes_max, missing: 0 };
@@ -131,7 +132,7 @@ impl Pen {
     }
 }
 
-/// Tiles in rows, as wide as they may be; zero is as wide as the whole.
+/// Tiles in rows of at most this width; zero means the width of the whole drawing.
 fn shelves(tiles: &[Tile], width: u32) -> Tile {
     let max = if width == 0 { WIDTH } else { width };
     let (mut x, mut y, mut row, mut widest) = (0, 0, 0, 0);
@@ -150,7 +151,7 @@ fn shelves(tiles: &[Tile], width: u32) -> Tile {
 
 fn frame(title: &str, tiles: &[Tile], max: u32) -> Tile {
     let inner = shelves(tiles, max - 2 * PAD);
-    // As wide as its title, at least.
+    // At least as wide as its title.
     let of_title = u32::try_from(title.chars().count()).unwrap_or(0).min(70) * 7;
     let width = (inner.width.max(of_title) + 2 * PAD).min(max);
     let height = TITLE_HEIGHT + inner.height + if tiles.is_empty() { GAP } else { PAD };

@@ -1,4 +1,4 @@
-//! Devices as a tree: NUMA nodes, host bridges, bridges, devices, and what is of a device.
+//! Devices as a tree: NUMA nodes, host bridges, bridges, devices, and the parts of a device.
 
 use super::{Cpus, Kind, Leaf, Part, Picture};
 use crate::domain::PciAddress;
@@ -7,20 +7,21 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The version of the document.
 const SCHEMA: u32 = 1;
 
-/// Where a part is, from the processors to the device.
+/// The place of a part, from the processors to the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
-    /// Told before those of which nothing is told.
+    /// Known nodes sort before the unknown one.
     Numa(Option<u32>),
     OffBus,
     HostBridge(u32, u8),
-    /// A bridge, and how many are above it.
+    /// A bridge, with the number of bridges above it.
     Bridge(usize, PciAddress),
 }
 
-/// Puts devices where they are. Bridges with only one thing below them are left out; each device names all of its own.
+/// Puts devices into their places. Bridges with a single entry below them are left out; each device
+/// names all of its own bridges.
 ///
-/// `cpus` has the NUMA nodes of the machine, so that one without devices is seen too.
+/// `cpus` has the NUMA nodes of the machine, so that nodes without devices appear too.
 #[must_use]
 pub fn tree(leaves: impl IntoIterator<Item = Leaf>, cpus: &Cpus) -> Picture {
     let mut placed: Vec<(Vec<Place>, Part)> = nest(leaves.into_iter().collect()).into_iter().map(|part| (path(&part), part)).collect();
@@ -38,7 +39,7 @@ pub fn tree(leaves: impl IntoIterator<Item = Leaf>, cpus: &Cpus) -> Picture {
     Picture { schema: SCHEMA, parts }
 }
 
-/// Virtual functions and other parts come below what they are of, where that is there.
+/// Puts virtual functions and other parts below their whole, where it exists.
 fn nest(leaves: Vec<Leaf>) -> Vec<Part> {
     let is_whole = |leaf: &&Leaf| leaf.part.is_none();
     let by_address = leaves.iter().filter(is_whole).filter_map(|leaf| Some((leaf.pci_address?.to_string(), leaf.id.clone())));
@@ -62,14 +63,15 @@ fn nest(leaves: Vec<Leaf>) -> Vec<Part> {
 fn path(part: &Part) -> Vec<Place> {
     let Some(leaf) = &part.device else { return Vec::new() };
     let Some(address) = leaf.pci_address else { return vec![Place::OffBus] };
-    // Behind a volume management device the path has another domain; the first one is the host's.
+    // Behind a volume management device the path has another domain; the first bridge is the
+    // host's.
     let root = leaf.bridges.first().unwrap_or(&address);
     let bridges = leaf.bridges.iter().enumerate().map(|(depth, bridge)| Place::Bridge(depth, *bridge));
     [Place::Numa(leaf.numa_node), Place::HostBridge(root.domain, root.bus)].into_iter().chain(bridges).collect()
 }
 
-/// A function that states no NUMA node is on the lowest one that others below its host bridge state. Where these state several,
-/// the host bridge is drawn below each.
+/// A function that states no NUMA node is put on the lowest node that others below its host bridge
+/// state. If these state several nodes, the host bridge is drawn below each.
 fn put_bridges_on_nodes(placed: &mut [(Vec<Place>, Part)]) {
     let mut nodes: BTreeMap<Place, u32> = BTreeMap::new();
     for (path, _) in placed.iter() {
@@ -107,7 +109,8 @@ fn group(placed: Vec<(Vec<Place>, Part)>, depth: usize) -> Vec<Part> {
                 continue;
             }
             Place::Bridge(0, address) => (Kind::RootPort, Some(address.to_string())),
-            // Below a root port each switch has two: the port towards the processor, and one towards each device.
+            // Below a root port each switch has two bridges: the port towards the processor, and
+            // one towards each device.
             Place::Bridge(above, address) => (if above % 2 == 1 { Kind::Switch } else { Kind::Bridge }, Some(address.to_string())),
         };
         parts.push(Part { kind, name, cpus: None, device: None, parts: below });
@@ -116,14 +119,14 @@ fn group(placed: Vec<(Vec<Place>, Part)>, depth: usize) -> Vec<Part> {
     parts
 }
 
-/// Whether it is no more than one card, or one bridge: then what is above it says nothing.
+/// Whether it is only one card, or one bridge: then the bridge above it adds no information.
 fn is_one_thing(parts: &[Part]) -> bool {
     let slot = |part: &Part| part.device.as_ref()?.pci_address.map(|address| PciAddress { function: 0, ..address });
     let slots: BTreeSet<_> = parts.iter().map(slot).collect();
     parts.len() < 2 || slots.len() == 1 && !slots.contains(&None)
 }
 
-/// What a part is sorted by: the first address in it, then names.
+/// The sort key of a part: the first address in it, then names.
 fn first(part: &Part) -> (Option<PciAddress>, Option<String>) {
     let own = part.device.as_ref().and_then(|leaf| leaf.pci_address);
     let below = || part.parts.iter().filter_map(|part| first(part).0).min();
@@ -136,7 +139,7 @@ mod tests {
     use super::*;
     use crate::domain::DeviceClass;
 
-    /// The tree in one line for each part.
+    /// The tree with one line for each part.
     fn outline(parts: &[Part], depth: usize) -> String {
         let line = |part: &Part| {
             let devices = if part.parts.len() > 8 {

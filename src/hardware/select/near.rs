@@ -1,4 +1,5 @@
-//! Which devices a resource would offer but for one thing, and which thing that is: for whoever wonders why it has none.
+//! Near misses: devices that one criterion keeps out of a resource. They explain why a resource has
+//! no device.
 
 use super::{Host, is_usable, kept, means_it};
 use crate::domain::{Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select};
@@ -6,41 +7,42 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
 use std::sync::Arc;
 
-/// A device that would be offered but for one thing.
+/// A device that would be offered except for one criterion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NearMiss {
     /// The device.
     pub device: DeviceId,
-    /// The key of the configuration that keeps it out; `driver` also where it has none at all, which no key asks for.
+    /// The key of the configuration that keeps it out, or `host` where the host uses the device. It
+    /// is `driver` also for a device without a driver, which no key selects.
     pub criterion: &'static str,
-    /// What is asked for.
+    /// The value that the resource wants.
     pub wanted: String,
-    /// What it is; `None` where that is not known of it.
+    /// The value of the device; `None` where it is unknown.
     pub found: Option<String>,
 }
 
-/// How many devices a sentence names.
+/// The most devices that a sentence names.
 const NAMED_MAX: usize = 4;
-/// How many criteria a sentence names.
+/// The most criteria that a sentence names.
 const CRITERIA_MAX: usize = 2;
 
-/// Why a resource has no device although some are near misses.
+/// Why a resource has no device although there are near misses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Nearest<'a> {
     misses: &'a [NearMiss],
-    /// A miss of the criterion that keeps most of the devices out.
+    /// A miss of the criterion that keeps out the most devices.
     pub first: &'a NearMiss,
-    /// Whether all that every device lacks is a driver.
+    /// Whether every device lacks only a driver.
     pub is_unbound: bool,
 }
 
 impl<'a> Nearest<'a> {
-    /// Of these misses; `None` where there are none.
+    /// Summarizes these misses; `None` where there are none.
     #[must_use]
     pub fn of(misses: &'a [NearMiss]) -> Option<Self> {
         let is_unbound = misses.iter().all(NearMiss::is_unbound);
         let count = |criterion: &str| misses.iter().filter(|miss| miss.criterion == criterion).count();
-        // The first of those that are equally frequent.
+        // Of equally frequent criteria, the first.
         let first = misses.iter().rev().max_by_key(|miss| count(miss.criterion))?;
         Some(Nearest { misses, first, is_unbound })
     }
@@ -52,7 +54,7 @@ impl NearMiss {
     }
 }
 
-/// One clause for each of the criteria that keep most devices out.
+/// One clause for each of the criteria that keep out the most devices.
 impl Display for Nearest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_unbound {
@@ -84,7 +86,8 @@ fn named<'a>(misses: impl Iterator<Item = &'a NearMiss> + Clone) -> String {
     if more == 0 { some.join(", ") } else { format!("{} and {more} more", some.join(", ")) }
 }
 
-/// One criterion: its key, how to ask no more for it, what is asked for (empty: nothing), and what a device is.
+/// A criterion: its key, how to clear it, the value that the resource wants (empty: none), and the
+/// device's value.
 struct Criterion {
     key: &'static str,
     clear: fn(&mut Select),
@@ -189,8 +192,9 @@ const CRITERIA: &[Criterion] = &[
     },
 ];
 
-/// The devices that `spec` would offer but for one thing, in the order of their addresses. `taken` says which resource has
-/// which device, by its key. Of a `char` resource there are none: its paths are all that it asks for.
+/// The devices that `spec` would offer except for one criterion, in the order of their addresses.
+/// `taken` maps a device's key to its resource. A `char` resource has no near misses: it selects by
+/// paths only.
 #[must_use]
 pub fn near_misses(devices: &[Arc<Device>], taken: &BTreeMap<&str, &ResourceName>, spec: &ResourceSpec) -> Vec<NearMiss> {
     if spec.class == DeviceClass::Char {
@@ -223,7 +227,7 @@ fn near_miss(host: &Host<'_>, device: &Device, taken: Option<&ResourceName>, spe
             let wanted = (criterion.wanted)(&spec.select);
             let mut rest = spec.select.clone();
             (criterion.clear)(&mut rest);
-            // What has no driver is of no use either way, and a driver is what is asked for then.
+            // A device without a driver cannot be used. Then a missing driver is the one criterion.
             let is_usable = is_usable(device) || criterion.key == "driver" && !has_driver;
             let is_the_one = !wanted.is_empty() && is_usable && means_it(&rest, device) && host.matches(&rest, device);
             if is_the_one { miss(criterion.key, &wanted, (criterion.found)(host, device)) } else { None }
@@ -270,7 +274,7 @@ mod tests {
         Arc::new(gpu)
     }
 
-    /// `criterion: wanted, found` of the one device of a node.
+    /// `criterion: wanted, found` of a node's only device.
     fn why(gpu: Arc<Device>, wanted: Select) -> Vec<String> {
         let spec = spec("a.com/gpu", DeviceClass::Gpu, wanted);
         let misses = near_misses(&[gpu], &BTreeMap::new(), &spec);

@@ -1,11 +1,13 @@
-//! Error counters of PCI Express (Linux `Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats`).
+//! Error counters of PCI Express (Linux
+//! `Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats`).
 //!
-//! An error is counted by the end of the link that saw it, and that may be the bridge: all bridges up to the root port are
-//! read too. Their `aer_rootport_*` files are not, for they count what any device below has reported.
+//! An error is counted by the end of the link that saw it, which may be the bridge. So all bridges
+//! up to the root port are read too. Their `aer_rootport_*` files are not read, because they count
+//! errors of any device below.
 //!
-//! A file that does not exist counts nothing. That is no source which is off: the device has no such capability, or the
-//! firmware keeps it for itself, and no privilege would change it. Where no function of the host has one, `status`
-//! says so once.
+//! A missing file counts nothing, and its source is not off. Either the device lacks the
+//! capability, or the firmware keeps it; no privilege would change that. If no function of the host
+//! has such a file, `status` reports it once.
 
 use super::super::pci::folder;
 use super::Look;
@@ -30,8 +32,9 @@ fn read(look: &mut Look<'_>, at: PciAddress, file: &str, reason: Reason) {
     look.count(reason, at, sum);
 }
 
-/// The sum of the lines but the total. Kernels name them differently (`DLP 0`, `Data Link Protocol 0`); the number is the
-/// last word. None where a line has no number: a sum without it would look like a reset.
+/// The sum of all lines except the total. Kernels name them differently (`DLP 0`,
+/// `Data Link Protocol 0`); the number is the last word. `None` if a line has no number: a sum
+/// without it would appear as a reset.
 fn sum(text: &str) -> Option<u64> {
     let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("TOTAL_"));
     let numbers = lines.map(|line| line.split_whitespace().next_back()?.parse::<u64>().ok()).collect::<Option<Vec<u64>>>()?;

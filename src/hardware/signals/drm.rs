@@ -1,13 +1,14 @@
-//! GPUs. What sysfs and procfs show of one that has failed is little: its driver tells by uevents (`WEDGED=`) and in the
-//! kernel's log (Xid).
+//! Signals of GPUs. sysfs and procfs show little of a failed GPU: its driver reports by uevents
+//! (`WEDGED=`) and in the kernel's log (Xid).
 //!
-//! A file that says much and means nothing is NVIDIA's `information`: it has question marks for a UUID until the GPU was
-//! used for the first time, in order or not.
+//! NVIDIA's `information` misleads: it has question marks for a UUID until the GPU's first use,
+//! also for a healthy GPU.
 
 use super::Look;
 use crate::domain::Reason;
 
-/// There while a card of Intel waits for its firmware to be flashed (Linux `drivers/gpu/drm/xe/xe_survivability_mode.c`).
+/// Exists while an Intel card waits for its firmware to be flashed (Linux
+/// `drivers/gpu/drm/xe/xe_survivability_mode.c`).
 const SURVIVABILITY: &str = "survivability_mode";
 
 pub(super) fn look(look: &mut Look<'_>) {

@@ -1,19 +1,21 @@
-//! FPGAs: the Device Feature List framework and its predecessor (Linux `Documentation/ABI/testing/sysfs-platform-dfl-fme`,
-//! `-dfl-port`, `sysfs-class-fpga-manager`), and XRT's cards (attributes of its `xocl` and `xclmgmt` drivers).
+//! Signals of FPGAs: the Device Feature List framework and its predecessor (Linux
+//! `Documentation/ABI/testing/sysfs-platform-dfl-fme`, `-dfl-port`, `sysfs-class-fpga-manager`),
+//! and XRT's cards (attributes of its `xocl` and `xclmgmt` drivers).
 //!
-//! A manager's `state` is `unknown` on cards in order: it cannot tell. Only the words that end in `error` are one. Errors of
-//! the management half are the card's; those of a port are the port's.
+//! A manager's `state` is `unknown` on healthy cards, because it cannot find out. Only states that
+//! end in `error` are errors. Errors of the management half concern the card; those of a port
+//! concern the port.
 
 use super::super::fpga::XILINX;
 use super::super::pci::is_numbered;
 use super::Look;
 use crate::domain::{Device, Reason};
 
-/// Folder of regions, management half and port: of the framework, and of the older one.
+/// The folders of regions, management half and port: of the framework, and of its predecessor.
 const FRAMEWORKS: [(&str, &str, &str); 2] = [("fpga_region", "dfl-fme.", "dfl-port."), ("fpga", "intel-fpga-fme.", "intel-fpga-port.")];
 
 pub(super) fn look(look: &mut Look<'_>, device: &Device) {
-    // Managers of other drivers lie right below the function.
+    // Managers of other drivers are directly below the function.
     managers(look, &look.dir.clone());
     for (class, management, _) in FRAMEWORKS {
         for half in below(look, class, management) {
@@ -32,7 +34,8 @@ pub(super) fn look(look: &mut Look<'_>, device: &Device) {
     }
 }
 
-/// The ports that a device has: all of a card that is one device, the one of a part, none of a card that is cut.
+/// Probes the ports of a device: all ports of an uncut card, the one port of a part, none of a card
+/// that is cut.
 pub(super) fn look_at_ports(look: &mut Look<'_>, device: &Device) {
     let is_own = |name: &str| device.nodes.iter().any(|node| node.host.strip_prefix("/dev/") == Some(name));
     for (class, _, port) in FRAMEWORKS {
@@ -44,7 +47,8 @@ pub(super) fn look_at_ports(look: &mut Look<'_>, device: &Device) {
             if let Some(errors) = nonzero(look, &format!("{dir}/errors/errors")) {
                 look.complain(Reason::FpgaError, format!("errors of {name} is {errors}"));
             }
-            // The card slows the accelerator down (the first threshold), or almost stops it (the second).
+            // The card slows the accelerator down (first threshold), or almost stops it (second
+            // threshold).
             for event in ["ap1_event", "ap2_event"] {
                 if nonzero(look, &format!("{dir}/{event}")).is_some() {
                     look.complain(Reason::TooHot, format!("{event} of {name}: the card has throttled it"));
@@ -87,7 +91,7 @@ fn nonzero(look: &Look<'_>, file: &str) -> Option<String> {
     look.root.read(file).filter(|text| number(text).is_some_and(|value| value != 0))
 }
 
-/// A register, in hex with `0x` or decimal.
+/// Parses a register, in hexadecimal with `0x` or decimal.
 fn number(text: &str) -> Option<u64> {
     text.strip_prefix("0x").map_or_else(|| text.parse().ok(), |digits| u64::from_str_radix(digits, 16).ok())
 }

@@ -1,17 +1,20 @@
-//! What can be seen of a device's health at one look, from the files of its PCI function and of the bridges above it.
+//! Health signals: reads one device's symptoms from the files of its PCI function and of the
+//! bridges above it.
 //!
 //! ```text
-//!  Device ─▶ pci (asleep? config space, power, link) ─ aer ─┬─ rdma ─ net ─ nvme ─ fpga ─ drm   by its class
-//!                                                           └─ thermal ─▶ Signals
+//!  Device ─▶ pci (config space, power, link) ─ aer ─┬─ by class: rdma, net, nvme, fpga, drm
+//!                                                   └─ thermal ─▶ Signals
 //! ```
 //!
-//! Nothing here judges: no clock, no memory, no patience. A look reads and never writes, opens no node of `/dev`, and
-//! wakes no device that sleeps: the kernel resumes it for a read of its configuration space, so that a poll would keep it
-//! awake for ever. What is missing or cannot be parsed is unknown, and speaks against nothing. A read may hang in the
-//! kernel where a device is dying: whoever looks does so on a thread that may be left behind.
+//! Nothing here judges: no clock, no state, no grace period. A probe only reads, opens no node of
+//! `/dev`, and does not wake a suspended device. The kernel resumes a device for a read of its
+//! configuration space, so polling would keep it powered for ever. Missing or malformed values are
+//! unknown, and no symptom. A read may hang in the kernel while a device fails, so probes run on
+//! threads that the daemon can abandon.
 //!
-//! A part of a function (a MIG instance, a mediated device, a port) is looked at by what is its own; all that it has from
-//! its function is the function's, and whoever judges spreads it.
+//! For a part of a function (a MIG instance, a mediated device, a port) only its own files are
+//! read. Symptoms of the whole function are reported for the function, and the judge applies them
+//! to its parts.
 
 mod aer;
 mod drm;
@@ -27,10 +30,12 @@ use crate::domain::{Complaint, Counter, Device, DeviceClass, PciAddress, PciFunc
 use crate::host::HostRoot;
 use std::io;
 
-/// Looks at a device as discovery found it. What discovery saw and is gone now is a signal too, so it need not be the
-/// newest: an adapter that lost its RDMA device is no adapter to the next scan.
+/// Probes a device as discovery found it. A value that discovery saw and that is missing now is a
+/// signal too. So the record of the device need not be the newest: a new scan no longer classes an
+/// adapter without its RDMA device as an adapter.
 ///
-/// A `/dev` node has no signals, nor has a function whose folder is gone: discovery tells that.
+/// A `/dev` node has no signals, nor has a function whose folder was removed: discovery reports
+/// that.
 #[must_use]
 pub fn signals(root: &HostRoot, device: &Device) -> Signals {
     let root = &root.recording();
@@ -54,7 +59,8 @@ pub fn signals(root: &HostRoot, device: &Device) -> Signals {
     match device.class {
         DeviceClass::Rdma => {
             rdma::look(&mut look);
-            // What a port is said to be depends on the others, and a device that is not found is missed.
+            // The verdict on a port depends on the other ports, and an RDMA device that is not
+            // found is reported as lost.
             look.end_without(&RDMA);
         }
         DeviceClass::Nic => {
@@ -82,7 +88,7 @@ pub fn signals(root: &HostRoot, device: &Device) -> Signals {
     look.signals
 }
 
-/// What each part of a look looks for.
+/// The reasons that each step of a probe can report.
 const PCI: [Reason; 2] = [Reason::PowerError, Reason::OffTheBus];
 const AER: [Reason; 3] = [Reason::AerFatal, Reason::AerNonfatal, Reason::AerFatalAbove];
 const RDMA: [Reason; 2] = [Reason::PortDown, Reason::RdmaLost];
@@ -107,7 +113,7 @@ const ALL: [Reason; 13] = [
     Reason::TooHot,
 ];
 
-/// A look under way: where, and what it has shown so far.
+/// A probe in progress: where it reads, and what it found so far.
 struct Look<'a> {
     root: &'a HostRoot,
     function: &'a PciFunction,
@@ -117,7 +123,8 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    /// Ends a part of the look. Where a read has failed in it, what it looks for and did not see may be there all the same.
+    /// Ends a step of the probe. After a failed read, the reasons of this step that were not seen
+    /// count as unread.
     fn end(&mut self, reasons: &[Reason]) -> bool {
         let has_failed = !self.root.take_failures().is_empty();
         if has_failed {
@@ -126,14 +133,15 @@ impl Look<'_> {
         has_failed
     }
 
-    /// The same for a part that also concludes from what it does not see: after a failure nothing of that counts.
+    /// The same for a step that also concludes from absence: after a failed read none of its
+    /// complaints count.
     fn end_without(&mut self, reasons: &[Reason]) {
         if self.end(reasons) {
             self.signals.complaints.retain(|complaint| !reasons.contains(&complaint.reason));
         }
     }
 
-    /// A file in the function's folder.
+    /// Reads a file in the function's folder.
     fn read(&self, file: &str) -> Option<String> {
         self.root.read(&format!("{}/{file}", self.dir))
     }
@@ -152,7 +160,7 @@ impl Look<'_> {
         }
     }
 
-    /// The result of a read; one that is refused for want of a privilege switches its source off.
+    /// The result of a read. A read without the needed privilege marks its source as off.
     fn allowed<T>(&mut self, source: Source, result: io::Result<T>) -> Option<T> {
         if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied) {
             self.signals.off.insert(source);
@@ -160,15 +168,17 @@ impl Look<'_> {
         result.ok()
     }
 
-    /// Whether the driver that discovery saw still has the function: what is missing then is missing against its will.
+    /// Whether the driver that discovery saw is still bound. Then a missing part is a failure, not
+    /// an unbinding.
     fn keeps_driver(&self) -> bool {
         let uevent = self.read("uevent").unwrap_or_default();
         let driver = uevent_value(&uevent, "DRIVER").map(str::to_owned).or_else(|| self.root.link_name(&format!("{}/driver", self.dir)));
         driver.is_some() && driver == self.function.driver
     }
 
-    /// The folders of a class below the function, each with its name. `seen` are the names that discovery found: of
-    /// captures that hold nothing but `class/`, and of functions with something between (`virtio0/net/ens3`).
+    /// The folders of a class below the function, each with its name. `seen` has the names that
+    /// discovery found. They are needed for captures with `class/` only, and for functions with a
+    /// level between (`virtio0/net/ens3`).
     fn children(&self, class: &str, seen: &[String]) -> Vec<(String, String)> {
         let below = format!("{}/{class}", self.dir);
         let mut children: Vec<(String, String)> =
@@ -176,7 +186,8 @@ impl Look<'_> {
         for name in seen {
             let dir = format!("sys/class/{class}/{name}");
             let target = self.root.link_target(&dir).or_else(|| self.root.link_target(&format!("{dir}/device")));
-            // The nearest function is the last address, as in a scan; the name may be another device's by now.
+            // The nearest function is the last address, as in a scan. By now the name may be that
+            // of another device.
             let above = target.as_deref().unwrap_or_default().rsplit('/').find_map(|part| part.parse().ok());
             if above == Some(self.function.address) && children.iter().all(|(known, _)| known != name) && self.root.is_dir(&dir) {
                 children.push((name.clone(), dir));
@@ -186,7 +197,7 @@ impl Look<'_> {
     }
 }
 
-/// The number that a state begins with: `4` of `4: ACTIVE`.
+/// The number at the start of a state: `4` of `4: ACTIVE`.
 fn number_of(state: &str) -> Option<u32> {
     state.split(':').next()?.trim().parse().ok()
 }

@@ -1,25 +1,26 @@
 //! Network interfaces (Linux `Documentation/ABI/testing/sysfs-class-net`).
 //!
-//! An interface that is switched on and has no carrier has lost its link. One that is switched off is so by somebody's
-//! will; the kernel then refuses to say whether there is a carrier. `operstate` is `unknown` for drivers that do not care.
-//! An interface in a pod is not to be seen from here, and neither is anything said of it.
+//! An interface that is up and has no carrier has lost its link. One that is down was switched off
+//! on purpose; then the kernel does not report its carrier. `operstate` is `unknown` for drivers
+//! that do not set it. An interface in a pod is not visible from the host, so no symptom of it is
+//! reported.
 
 use super::Look;
 use crate::domain::Reason;
 
-/// Of `flags` (Linux `if.h`): somebody has switched the interface on.
+/// Flag of `flags` (Linux `if.h`): the interface was switched on.
 const IFF_UP: u32 = 1;
 
-/// What an interface says of its link.
+/// The state of an interface's link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
-    /// It is switched on, and has one.
+    /// Switched on, with a link.
     Carrier,
-    /// It is switched on, and has none.
+    /// Switched on, without a link.
     NoCarrier,
-    /// It is switched off.
+    /// Switched off.
     Off,
-    /// It says nothing.
+    /// Unknown.
     Unknown,
 }
 
@@ -31,7 +32,8 @@ pub(super) fn look(look: &mut Look<'_>) {
     }
 }
 
-/// The function's interfaces. Those that stand for its virtual functions (`pf0vf3`) follow these, and are left out.
+/// The function's interfaces. Representors of its virtual functions (`pf0vf3`) follow the state of
+/// these, and are left out.
 pub(super) fn links(look: &Look<'_>) -> Vec<(String, Link)> {
     let children = look.children("net", &look.function.net);
     let own =
@@ -49,7 +51,8 @@ fn link(look: &Look<'_>, dir: &str) -> Link {
     }
 }
 
-/// Whether the name of a switch's port is that of a representor: `pf0vf3`, `c1pf0vf3`, `pf0sf88`, `pf0` of a DPU's host.
+/// Whether the name of a switch's port is that of a representor: `pf0vf3`, `c1pf0vf3`, `pf0sf88`,
+/// `pf0` of a DPU's host.
 fn stands_for(port: &str) -> bool {
     port.split_once("pf").is_some_and(|(controller, function)| {
         (controller.is_empty() || controller.starts_with('c')) && function.starts_with(|c: char| c.is_ascii_digit())
@@ -84,7 +87,7 @@ mod tests {
         ] {
             host.write("net/ens1/flags", flags);
             host.write("net/ens1/carrier", carrier);
-            // Says nothing either way.
+            // This value means neither.
             host.write("net/ens1/operstate", "unknown\n");
             let expected: &[(Reason, String)] = &[(Reason::NoCarrier, "ens1 is up and has no carrier".into())];
             assert_eq!(host.complaints(), if is_bad { expected } else { &[] }, "{flags} {carrier}");
@@ -113,7 +116,7 @@ mod tests {
         let link = host.path("../../../../class/net/ens1");
         std::os::unix::fs::symlink("../../bus/pci/devices/0000:3b:00.0/virtio0/net/ens1", &link).unwrap();
         assert_eq!(host.complaints().len(), 1);
-        // Another device has the name by now.
+        // By now another device has the name.
         std::fs::remove_file(&link).unwrap();
         host.write_at("sys/bus/pci/devices/0000:99:00.0/net/ens1/flags", "0x1003");
         host.write_at("sys/bus/pci/devices/0000:99:00.0/net/ens1/carrier", "0");

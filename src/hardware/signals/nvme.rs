@@ -1,8 +1,8 @@
-//! NVMe controllers (Linux `drivers/nvme/host/sysfs.c`, attribute `state`).
+//! Signals of NVMe controllers (Linux `drivers/nvme/host/sysfs.c`, attribute `state`).
 //!
-//! A controller that is `dead` comes to life by a reset of the function only. After a reset that failed its driver takes it
-//! away altogether, and the function stays: to its user that is the same. Its sensors are not read, since that is a command
-//! to the controller.
+//! Only a reset of the function revives a `dead` controller. After a failed reset the driver
+//! removes the controller, and the function stays: for its user that is the same failure. Its
+//! sensors are not read, because that is a command to the controller.
 
 use super::super::pci::is_numbered;
 use super::Look;
@@ -17,13 +17,13 @@ pub(super) fn look(look: &mut Look<'_>) {
         let Some(state) = look.root.read(&format!("{dir}/state")) else { continue };
         match state.as_str() {
             "dead" => look.complain(Reason::NvmeDead, format!("{name} is dead")),
-            // `deleting (no IO)` too.
+            // `deleting (no IO)` is also possible.
             "new" | "resetting" | "connecting" => look.complain(Reason::NvmeNotLive, format!("{name} is {state}")),
             _ if state.starts_with("deleting") => look.complain(Reason::NvmeNotLive, format!("{name} is {state}")),
             _ => {}
         }
     }
-    // Discovery has seen one, or would have: not every capture has the class.
+    // Discovery saw a controller, or would have seen one: not every capture has the class.
     let has_seen = !look.function.nvme.is_empty() || look.root.is_dir("sys/class/nvme");
     if controllers.is_empty() && has_seen && look.function.driver.as_deref() == Some(DRIVER) && look.keeps_driver() {
         look.complain(Reason::NvmeDead, "its driver has it, and there is no controller");

@@ -1,18 +1,23 @@
-//! Configuration space, power state and link of a function (Linux `Documentation/ABI/testing/sysfs-bus-pci`).
+//! Configuration space, power state and link of a function (Linux
+//! `Documentation/ABI/testing/sysfs-bus-pci`).
 //!
-//! What lies: a virtual function's first four bytes are ones by the standard, so its physical one is asked, as the kernel
-//! does (`pci_device_is_present`). `power_state` is `unknown` without a driver, and `D3hot` at idle. `enable` says
-//! nothing, and a link slows down by itself when nothing goes over it.
+//! Values that mislead:
+//!
+//! - The first four bytes of a virtual function are ones by the standard. So its physical function
+//!   is read, as the kernel does (`pci_device_is_present`).
+//! - `power_state` is `unknown` without a driver, and `D3hot` at idle.
+//! - `enable` shows nothing.
+//! - A link without traffic lowers its speed automatically.
 
 use super::super::pci::folder;
 use super::Look;
 use crate::domain::{DeviceClass, Reason, Source};
 use crate::host::HostRoot;
 
-/// Vendor and device id: the bus answers with ones where nobody does.
+/// Vendor and device id of an absent device: the bus answers with ones.
 const NOBODY: [u8; 4] = [0xff; 4];
 
-/// Looks, and tells whether the device is awake.
+/// Probes the function. Returns whether the device is powered.
 pub(super) fn look(look: &mut Look<'_>, class: DeviceClass) -> bool {
     if look.read("power_state").as_deref() == Some("error") {
         look.complain(Reason::PowerError, "power_state is error");
@@ -21,7 +26,7 @@ pub(super) fn look(look: &mut Look<'_>, class: DeviceClass) -> bool {
     let is_awake = is_awake(look.root, &look.dir);
     let present = function.physfn.map_or_else(|| look.dir.clone(), folder);
     if if function.is_vf() { self::is_awake(look.root, &present) } else { is_awake } {
-        // Everybody may read these; a rule of the system's that forbids it is told.
+        // All users may read these bytes. If a rule of the system forbids it, the source is off.
         let config = look.root.first_bytes(&format!("{present}/config"), NOBODY.len() as u64);
         if look.allowed(Source::ConfigSpace, config).is_some_and(|bytes| bytes == NOBODY) {
             let whose = function.physfn.map_or_else(String::new, |pf| format!(" of its physical function {pf}"));
@@ -34,8 +39,8 @@ pub(super) fn look(look: &mut Look<'_>, class: DeviceClass) -> bool {
     is_awake
 }
 
-/// Whether a read wakes nobody up. What is suspended, or on its way there, would be resumed; what the kernel manages not at
-/// all (`unsupported`) or says nothing of is as it is.
+/// Whether a read resumes no device. A read would resume a suspended or suspending one. A device
+/// that the kernel does not manage (`unsupported`) or does not report keeps its state.
 fn is_awake(root: &HostRoot, dir: &str) -> bool {
     let runtime = root.read(&format!("{dir}/power/runtime_status"));
     let sleeps = matches!(runtime.as_deref(), Some("suspended" | "suspending"));
@@ -43,11 +48,12 @@ fn is_awake(root: &HostRoot, dir: &str) -> bool {
     !sleeps && root.read(&format!("{dir}/power_state")).as_deref() != Some("D3cold")
 }
 
-/// A link that is narrower than its two ends could make it. A lower speed is worth a line only of what does not slow down
-/// by itself: an idle GPU does.
+/// Remarks on a link that is narrower or slower than both ends allow. A lower speed is not remarked
+/// for GPUs: an idle GPU lowers it automatically.
 fn link(look: &mut Look<'_>, class: DeviceClass) {
     let Some(port) = look.function.bridges.last().map(|bridge| folder(*bridge)) else { return };
-    // Without a driver it has no work; no virtual function has a link of its own, and that of a bridge may be the one below.
+    // Without a driver it has no work. A virtual function has no link of its own, and the link of a
+    // bridge may be the one below it.
     if look.function.driver.is_none() || look.function.is_vf() || class == DeviceClass::Other {
         return;
     }
@@ -63,12 +69,12 @@ fn link(look: &mut Look<'_>, class: DeviceClass) {
     }
 }
 
-/// Lanes of a link; 0 and 255 are said where nothing is known.
+/// The lanes of a link. The kernel writes 0 or 255 where it is unknown.
 fn lanes(text: &str) -> Option<u32> {
     text.parse().ok().filter(|lanes| (1..=32).contains(lanes))
 }
 
-/// The rate of `8 GT/s` (older kernels), `8.0 GT/s PCIe`; none of `Unknown`.
+/// The rate of `8 GT/s` (older kernels) or `8.0 GT/s PCIe`; none of `Unknown`.
 fn rate(text: &str) -> Option<f32> {
     text.split_once(" GT/s")?.0.parse().ok().filter(|rate: &f32| rate.is_finite())
 }

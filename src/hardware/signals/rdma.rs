@@ -1,11 +1,13 @@
 //! RDMA devices and their ports (Linux `Documentation/ABI/stable/sysfs-class-infiniband`).
 //!
-//! A port in order is `4: ACTIVE` and `5: LinkUp`. What is not, and is no failure all the same:
+//! A healthy port is `4: ACTIVE` and `5: LinkUp`. Other states that are no failure:
 //!
 //! - A port of an adapter in Ethernet mode is down while its interface is switched off.
-//! - A virtual function's port may be down until its pod gets it: then its GUID and its link are set.
-//! - Nothing is plugged into the second port of an adapter with two.
-//! - An RDMA device that is gone may be in a pod, where the host keeps them apart (`netns_mode` of `ib_core` is `N`).
+//! - A virtual function's port may be down until its pod gets it: then its GUID and its link are
+//!   set.
+//! - No cable is plugged into the second port of an adapter with two.
+//! - A missing RDMA device may be in a pod, if the host separates them (`netns_mode` of `ib_core`
+//!   is `N`).
 
 use super::super::pci::is_numbered;
 use super::net::{self, Link};
@@ -49,7 +51,7 @@ pub(super) fn look(look: &mut Look<'_>) {
             Port { is_ethernet: true, .. } if !links.is_empty() && links.iter().all(|link| *link == Link::Off) => {
                 Some("its interface is switched off")
             }
-            // Its interface is in a pod, or its link is not set up before it is given to one.
+            // Its interface is in a pod, or its link is not set up before a pod gets it.
             Port { is_ethernet, .. } if look.function.is_vf() && (!is_ethernet || links.is_empty()) => Some("it is a virtual function's"),
             _ => None,
         };
@@ -60,7 +62,7 @@ pub(super) fn look(look: &mut Look<'_>) {
     }
 }
 
-/// A port that says its state; one that does not is unknown.
+/// A port with a readable state; without one it is unknown.
 fn port(look: &Look<'_>, dir: &str, name: String) -> Option<Port> {
     let text = look.root.read(&format!("{dir}/state"))?;
     let state = number_of(&text)?;
@@ -71,8 +73,8 @@ fn port(look: &Look<'_>, dir: &str, name: String) -> Option<Port> {
     Some(Port { name, says, is_good: state == ACTIVE && is_linked, is_down: state == DOWN, is_ethernet })
 }
 
-/// The function is there with its driver, and the RDMA device that discovery saw is not: the driver has taken it down, as
-/// after an error of the firmware.
+/// The function still has its driver, but the RDMA device that discovery saw is missing. The driver
+/// removed it, as after a firmware error.
 fn lost(look: &mut Look<'_>) {
     let names = look.function.rdma.join(", ");
     if names.is_empty() || !look.keeps_driver() {
@@ -135,7 +137,7 @@ mod tests {
         port(&host, 2, "InfiniBand", "1: DOWN", "2: Polling");
         assert_eq!(host.complaints(), []);
         assert_eq!(host.remarks(), ["port 2 is 1: DOWN, 2: Polling; another one of the adapter is up"]);
-        // There is a link, and it does not come to anything.
+        // The link is up, but the port never becomes active.
         port(&host, 2, "InfiniBand", "2: INIT", "5: LinkUp");
         assert_eq!(host.complaints(), down("port 2 is 2: INIT, 5: LinkUp"));
         port(&host, 1, "InfiniBand", "1: DOWN", "2: Polling");
@@ -189,7 +191,7 @@ mod tests {
             assert_eq!(host.complaints(), [], "that its driver is gone is another reason");
         }
         host.write("uevent", "DRIVER=mlx5_core\n");
-        // It came back with another name.
+        // It came back under another name.
         host.write("infiniband/mlx5_7/ports/1/state", "4: ACTIVE");
         assert_eq!(host.complaints(), []);
     }

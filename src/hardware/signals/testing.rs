@@ -1,4 +1,4 @@
-//! A host with one function, for the tests of these files.
+//! A host with one function, for the tests of the signals.
 
 use super::super::testing::{device, write};
 use super::{Look, signals};
@@ -6,7 +6,7 @@ use crate::domain::{Device, PciFunction, Reason, Signals};
 use crate::host::HostRoot;
 use std::path::PathBuf;
 
-/// One function, and the device that discovery made of it.
+/// A function, with the device that discovery made of it.
 pub(super) struct Host {
     dir: tempfile::TempDir,
     pub(super) root: HostRoot,
@@ -26,7 +26,7 @@ impl Host {
         self.device.pci.as_mut().unwrap()
     }
 
-    /// A file in the function's folder.
+    /// The path of a file in the function's folder.
     pub(super) fn path(&self, file: &str) -> PathBuf {
         let address = self.device.pci.as_ref().unwrap().address;
         self.dir.path().join(format!("sys/bus/pci/devices/{address}")).join(file)
@@ -53,7 +53,7 @@ impl Host {
         signals(&self.root, &self.device)
     }
 
-    /// What speaks against it, as reason and text.
+    /// The complaints, as reason and text.
     pub(super) fn complaints(&self) -> Vec<(Reason, String)> {
         self.signals().complaints.into_iter().map(|complaint| (complaint.reason, complaint.detail)).collect()
     }

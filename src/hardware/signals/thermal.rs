@@ -1,7 +1,8 @@
-//! Temperatures (Linux `Documentation/hwmon/sysfs-interface.rst`): the sensors of the function itself.
+//! Temperatures: the sensors of the function itself (Linux
+//! `Documentation/hwmon/sysfs-interface.rst`).
 //!
-//! Only what a sensor calls critical counts, by its alarm. A limit in a file beside it is not compared: zeros and
-//! placeholders among them are common.
+//! Only the critical alarm of a sensor counts. The limit in a neighbouring file is not compared,
+//! because zeros and placeholders are common there.
 
 use super::super::pci::is_numbered;
 use super::Look;
@@ -32,7 +33,7 @@ mod tests {
         host.write("hwmon/hwmon7/temp1_crit_alarm", "0\n");
         host.write("hwmon/hwmon7/temp2_crit_alarm", "0\n");
         host.write("hwmon/hwmon7/temp2_label", "junction\n");
-        // What is no critical temperature.
+        // These are no critical temperatures.
         host.write("hwmon/hwmon7/temp1_max_alarm", "1\n");
         host.write("hwmon/hwmon7/in0_crit_alarm", "1\n");
         host.write("hwmon/hwmon7/temp1_crit", "0\n");
