@@ -1,8 +1,8 @@
 //! The control socket `<run-dir>/control.sock`: HTTP and JSON by which the other verbs query the
 //! daemon.
 //!
-//! A request that reads more than memory runs on a thread of its own and without the store's lock,
-//! because an Allocate needs the gRPC thread and the store at the same time.
+//! A request that reads more than memory runs on a thread of its own and does not hold the store's
+//! lock. An Allocate needs the gRPC thread and the store at the same time.
 
 mod client;
 

@@ -3,19 +3,21 @@
 //!
 //! ```text
 //!  discovery ─ question (watch) ─▶ asker ─ a thread for each call ─▶ NVML
-//!    ▲──── snapshot (watch), Rescan ──┘
+//!      ▲──── snapshot (watch), Rescan ──┘
 //! ```
 //!
 //! No caller waits for NVML: the first list is sent without it. A call that does not end is
 //! reported as a signal that is off. It is retried with a growing pause, and at most
-//! [`HANGING_MAX`] threads hang. A late answer still counts.
+//! `HANGING_MAX` threads hang. A late answer still counts.
 //!
-//! Links between GPUs are queried once. Where some links are not active, they are queried again for
-//! some minutes, because the service that sets up the NVLink switches may start later than this
-//! daemon. Links are only a preference, so unknown links are not a signal that is off. After these
-//! minutes no query wakes up idle GPUs for them. MIG mode is queried in the same way, with one
-//! exception: while a GPU is in MIG mode and has no instance, queries continue. When the GPU leaves
-//! the mode, it must be offered as a whole, and only NVML reports that.
+//! Links between GPUs are queried once. If some links are not active, they are queried again for
+//! some minutes. The service that sets up the NVLink switches may start later than this daemon.
+//! Links are only a preference, so unknown links are not a signal that is off. After these minutes
+//! no query wakes up idle GPUs for them.
+//!
+//! MIG mode is queried in the same way, with one exception: while a GPU is in MIG mode and has no
+//! instance, queries continue. When the GPU leaves the mode, it must be offered as a whole, and
+//! only NVML reports that.
 
 use super::{Actors, Settings};
 use crate::domain::{NvmlLibrary, NvmlQuestion, NvmlSnapshot, Source, asks_for_names};

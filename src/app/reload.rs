@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   SIGHUP, another `..data` ─▶ App::reload ─ read, and validated as a whole
-//!                  │ valid           └─ invalid ─▶ the last valid one stays; the error is reported
-//!                  ▼
-//!    plan (watch) ─▶ discovery scans with it ─▶ health judges by it ─▶ inventory
-//!                                                                        │
-//!       serving adds new resources ◀─────────────────────────────────────┤
-//!       registration registers new resources, ends removed ones ◀────────┘
+//!                                   │ valid        └─ invalid ─▶ the last valid one stays;
+//!                                   │                            the error is reported
+//!                                   ▼
+//!      plan (watch) ─▶ discovery scans with it ─▶ health judges by it ─▶ inventory
+//!                                                                          │
+//!      serving adds new resources ◀────────────────────────────────────────┤
+//!      registration registers new resources and ends removed ones ◀────────┘
 //! ```
 //!
 //! No actor gets a command: every actor follows the plan or the inventory. So an actor that was

@@ -5,8 +5,8 @@ use super::fragments::Resource;
 use super::text;
 use crate::domain::{Contract, ContractKind, DeviceClass, NvidiaOptions, PciAddress, Select, SriovOptions, VdpaType};
 
-/// The contract that the resource names, else the usual one of its class and vendor, with its
-/// options.
+/// The contract that the resource names, else the usual one of its class, vendors and drivers. It
+/// includes its options.
 pub(super) fn contract(resource: &Resource, class: DeviceClass, select: &Select) -> Result<Contract, String> {
     let kind = resource.contract.unwrap_or_else(|| ContractKind::usual(class, &select.vendor, &select.driver));
     let tables = [

@@ -35,7 +35,7 @@ pub(super) fn hidden(value: impl fmt::Display) -> String {
     format!("{}{}{}", VALUE[0], value.to_string().replace(VALUE, "\u{fffd}"), VALUE[1])
 }
 
-/// A message of another library that quotes this value, with the value marked.
+/// A message from another part of the code that quotes this value; marks the value.
 pub(super) fn hidden_in(sentence: &str, value: &str) -> String {
     if value.is_empty() { sentence.to_owned() } else { sentence.replacen(value, &hidden(value), 1) }
 }
@@ -71,7 +71,7 @@ impl ConfigError {
         }
     }
 
-    /// The first line of the TOML parser's message.
+    /// An error with the first line of the TOML parser's message.
     pub(super) fn of_parser(error: &toml::de::Error, place: Option<&Place>) -> Self {
         ConfigError::new(error.message().lines().next().unwrap_or("not valid TOML")).at(place)
     }

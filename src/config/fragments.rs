@@ -277,6 +277,7 @@ pub(super) struct Check {
     pub(super) every: Option<String>,
 }
 
+/// Implemented by hand, for the same reason as for [`Path`].
 impl<'de> Deserialize<'de> for Hook {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]

@@ -165,7 +165,7 @@ struct Source<'a> {
     text: &'a str,
     starts: Vec<usize>,
     /// The number of characters that begin before each [`MARK`]th byte. A line may be as long as
-    /// the file, so a column is not counted from the line's start.
+    /// the file, and every value in it needs a column. Marks make that cheap.
     marks: Vec<usize>,
 }
 

@@ -49,7 +49,7 @@ impl fmt::Display for Mistake {
 impl std::error::Error for Mistake {}
 
 impl Error for Mistake {
-    /// The message of another library may quote any value of the file.
+    /// A custom message may quote any value of the file.
     fn custom<T: fmt::Display>(message: T) -> Self {
         Mistake::saying(hidden(message))
     }

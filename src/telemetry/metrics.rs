@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-/// Upper bounds of the histograms' buckets, in microseconds, and in seconds in the spelling of the
-/// format: from a call without a disk to the internal deadline.
+/// Upper bounds of the histograms' buckets, in microseconds, and in seconds as the format writes
+/// them. They reach from a call without a disk to the internal deadline.
 const BUCKETS: [(u64, &str); 14] = [
     (50, "0.00005"),
     (100, "0.0001"),
@@ -36,7 +36,7 @@ const BUCKETS: [(u64, &str); 14] = [
 /// The limit of series per metric; further ones are not counted. A node has about ten resources.
 const SERIES_MAX: usize = 1000;
 
-/// A lock for each metric. It is held only to find or to copy series: the thread that renders a
+/// A lock for each metric. It is held only to find or to copy series. The thread that renders a
 /// page has a low priority, and an Allocate may wait for the lock.
 static SERIES: [Mutex<Vec<Series>>; TABLE.len()] = [const { Mutex::new(Vec::new()) }; TABLE.len()];
 

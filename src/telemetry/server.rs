@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   accept ─▶ Connections, which may evict another one ─▶ a task, until the first of these:
-//!         the peer closes it · no whole head in time · the last allowed request
-//!         · the end of its lifetime · eviction
+//!               the peer closes it · no whole head in time · the last allowed request
+//!               · the end of its lifetime · eviction
 //! ```
 //!
 //! Every wait for a peer has a bound. A TCP connection that is not shut down cleanly is reset, so
@@ -70,7 +70,7 @@ pub struct Limits {
     pub socket: &'static str,
     /// Connections that are open at a time.
     pub connections: usize,
-    /// How long the head of a request may take, from the connection's begin or from the last
+    /// How long the head of a request may take, from the connection's start or from the last
     /// answer.
     pub head_within: Duration,
     /// The lifetime of a connection.

@@ -2,8 +2,8 @@
 //!
 //! It is made at each request from the same snapshots as `status`, and nothing of it is kept.
 //! Without a token every peer that reaches the address may read it. So it shows which pod has which
-//! device and how healthy devices are, and nothing that a container was given: no environment, no
-//! paths of mounts.
+//! device, and how healthy devices are. It shows nothing that a container was given: no
+//! environment, no paths of mounts.
 
 mod html;
 

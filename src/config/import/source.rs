@@ -1,7 +1,7 @@
 //! Finds a plugin's file and container in the user's input.
 //!
-//! The input may be the file itself, a ConfigMap with one or several files, a manifest, the output
-//! of `kubectl get -o yaml`, or the values of a chart.
+//! The input may be the file itself, a ConfigMap with one or several files, or a manifest. It may
+//! also be the output of `kubectl get -o yaml`, or the values of a chart.
 
 use super::chart;
 use super::doc::{Doc, Is, Scalar};
@@ -240,8 +240,7 @@ pub(super) fn looks_right(peer: Peer, part: &Part<'_>) -> bool {
     }
 }
 
-/// The chosen candidate. `None` only if there is a container, because a container may run without a
-/// file.
+/// The candidate that the user means, if there is one. A container may run without a file.
 fn choose<'c, 'a>(
     peer: Peer,
     candidates: &'c [Candidate<'a>],

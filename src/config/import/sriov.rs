@@ -50,8 +50,8 @@ pub(super) const KEYS: &[&str] = &[
     "resourceList[].selectors.auxTypes",
 ];
 
-/// Fields of a pool in the plugin's own code that have no name in JSON. The operator writes them
-/// empty, and the plugin does not read them.
+/// Internal fields of the plugin's pool type, which have no JSON name of their own. The operator
+/// writes them, empty, and the plugin does not read them.
 const LEFT_OVERS: [&str; 2] = ["SelectorObj", "SelectorObjs"];
 
 pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> Result<(), ImportError> {
