@@ -343,7 +343,7 @@ mod tests {
             assert!(read(&text).unwrap_err().contains("larger or deeper"));
         }
         assert!(read("a: &a { b: c }\nd: [*a, *a, *a]").is_ok());
-        // Many such texts in one file cost no more than the file's length.
+        // Many such texts in one file cost at most the file's length.
         let short = "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b]\n";
         assert!(read(short).unwrap_err().contains("line 3: larger or deeper"));
         let doc = read("a: [b]").unwrap();
