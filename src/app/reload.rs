@@ -40,7 +40,7 @@ pub struct ConfigReport {
     pub source: PathBuf,
     /// The files that were read.
     pub files: Vec<PathBuf>,
-    /// Counts the plans of this process, from 1.
+    /// Counts the plans that came from the files in this process, from 1.
     pub generation: u64,
     /// CRC-32 of the files' texts, in hex.
     pub hash: String,

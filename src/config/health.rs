@@ -8,8 +8,8 @@ use std::time::Duration;
 
 /// The shortest poll interval. Anything that must be known faster arrives as an event.
 const POLL_MIN: Duration = Duration::from_secs(1);
-/// The longest poll interval. With a longer one, a soft failure would count at its first
-/// observation.
+/// The longest poll interval. The patience of a soft failure is at most 60 s (`Reason::weight`).
+/// Rarer polls could not show that the failure lasted.
 const POLL_MAX: Duration = Duration::from_secs(60);
 
 pub(super) fn health(health: &fragments::Health) -> Result<HealthPolicy, ConfigError> {
