@@ -1,8 +1,10 @@
-//! Runs the checks of resources now and then, and tells health what they say.
+//! Runs the check commands of resources periodically and sends each result to the health actor.
 //!
-//! They run at the multiples of their period on the boot's clock, as every poll does, and once at the start: what they said
-//! before is not known any more. A device that is new is checked at the next moment. Those of one period end before the next of
-//! them begin. A check that could not be run says nothing of its device, and comes again with the next round.
+//! A check runs once at the daemon's start, because earlier results are not stored. After that it
+//! runs at the multiples of its period on the boot clock, as every poll does. A new device is
+//! checked in the next round. All checks of one period end before the next round of that period
+//! begins. A check that could not be run proves nothing about its device and is run again in the
+//! next round.
 
 use crate::domain::{Check, CheckResult, Device, Inventory, Phase, ResourceName};
 use crate::hook::{Occasion, Performer};
@@ -14,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Runs them.
+/// The runner of checks.
 #[derive(Debug, Clone)]
 pub(super) struct Checker {
     pub(super) performer: Performer,
@@ -23,7 +25,8 @@ pub(super) struct Checker {
 }
 
 impl Checker {
-    /// Runs until the daemon ends; what runs then is killed, as are those of a period that no resource has any more.
+    /// Runs until the daemon ends. Checks that still run then are killed. Checks of a period that
+    /// no resource uses any longer are killed too.
     pub(super) async fn run(mut self) {
         let every = |inventory: &Inventory| -> BTreeSet<Duration> {
             let checks = inventory.resources.values().filter_map(|offering| offering.spec.hooks.check.as_ref());
@@ -50,7 +53,7 @@ impl Checker {
         }
     }
 
-    /// The checks of one period.
+    /// Runs the checks of one period, round after round.
     async fn rounds(self, every: Duration) {
         loop {
             let mut round: JoinSet<()> =
@@ -60,7 +63,7 @@ impl Checker {
         }
     }
 
-    /// What is checked: each device once, however many ids it has.
+    /// The devices to check: each device once, even if it has several ids.
     fn wanted(&self, every: Duration) -> Vec<(ResourceName, Check, Arc<Device>)> {
         let inventory = self.inventory.borrow().clone();
         let mut wanted = BTreeMap::new();

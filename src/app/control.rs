@@ -1,6 +1,8 @@
-//! The control socket: how the other verbs ask the running daemon. HTTP and JSON on `<run-dir>/control.sock`.
+//! The control socket `<run-dir>/control.sock`: HTTP and JSON by which the other verbs query the
+//! daemon.
 //!
-//! What reads more than is in memory runs on a thread of its own, without the store: Allocate needs both meanwhile.
+//! A request that reads more than memory runs on a thread of its own and does not hold the store's
+//! lock. An Allocate needs the gRPC thread and the store at the same time.
 
 mod client;
 
@@ -36,45 +38,48 @@ use tokio::time::{Instant, timeout};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// How long the ledger is waited for.
+/// How long a request waits until the ledger has published its grants.
 const PUBLISH_DEADLINE: Duration = Duration::from_secs(1);
 
-/// How long an operator's word may take to be durable: longer than the ledger is given for it.
+/// How long an operator's order may take to become durable: longer than the ledger's own limit.
 const INSTRUCT_DEADLINE: Duration = Duration::from_secs(8);
 
-/// What is told of the ledger at a time: the history is ten times as large as the whole daemon, and goes through it in pieces.
+/// Bytes of the ledger in one chunk of the response. The history is ten times as large as the
+/// daemon's memory, so it is streamed in chunks.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Pieces that may wait for the reader.
+/// Chunks that may wait for the reader.
 const CHUNKS_MAX: usize = 2;
-/// How long a reader may take for one piece.
+/// How long a reader may take to receive one chunk.
 const READER_PATIENCE: Duration = Duration::from_secs(30);
-/// How many may read the ledger at the same time. They are people and their scripts; each has a thread.
+/// How many clients may read the ledger at the same time: people and their scripts. Each takes a
+/// thread.
 const READERS_MAX: usize = 4;
-/// Bytes of the body of a request: an order, or the path of a binary and its arguments.
+/// Bytes of a request body: an order, or the path of a binary with its arguments.
 const BODY_BYTES_MAX: usize = 256 * 1024;
 /// How long the head of a request may take. A verb sends it as soon as it has connected.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
-/// The lifetime of a connection: longer than each wait of a verb (`client.rs`), and a history of hundreds of megabytes is read in less.
+/// The lifetime of a connection. It is longer than every wait of a verb (`client.rs`), and a
+/// history of hundreds of megabytes takes less time to read.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
-/// How often a ledger in use is looked at again that seems to be wrong.
+/// How often verification is repeated when a ledger in use seems to be damaged.
 const VERIFY_TRIES: usize = 2;
 
 pub(super) fn socket_path(run_dir: &Path) -> PathBuf {
     run_dir.join("control.sock")
 }
 
-/// What the daemon answers from.
+/// The state that the routes answer from.
 #[derive(Debug, Clone)]
 pub(super) struct Source {
     views: Views,
-    /// Not held: a question that takes long must not keep the ledger from whoever takes it over.
+    /// Weak: a long request must not keep the ledger from an instance that takes it over.
     store: Weak<Mutex<Store>>,
     started: Instant,
     publish: Mailbox<Publish>,
     instruct: Mailbox<Instruct>,
     processors: processors::Asker,
     upgrade: mpsc::Sender<UpgradeOrder>,
-    /// What hooks and checks have written: only here it is told.
+    /// The output of hooks and checks. Only the control socket shows it.
     outputs: Outputs,
     readers: Arc<Semaphore>,
 }
@@ -94,7 +99,8 @@ impl Source {
         Source { views, store, started: Instant::now(), publish, instruct, processors, upgrade, outputs, readers }
     }
 
-    /// The views with everything that has been answered. A ledger that is stuck is not waited for long.
+    /// The views, with every grant that was answered so far. Waits a bounded time for a ledger that
+    /// hangs.
     async fn views(&self) -> &Views {
         if let Err(error) = self.publish.call(Publish, PUBLISH_DEADLINE).await {
             tracing::debug!(%error, "the grants may be a little old");
@@ -107,7 +113,7 @@ impl Source {
         self.store.upgrade().ok_or_else(given)
     }
 
-    /// Runs what reads the disk, behind everything that is more important.
+    /// Runs a function that reads the disk on a thread of low priority.
     fn on_a_thread(&self, run: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
         let busy = |_| (StatusCode::SERVICE_UNAVAILABLE, "too many read the ledger already; ask again".to_owned());
         let leave = Arc::clone(&self.readers).try_acquire_owned().map_err(busy)?;
@@ -132,16 +138,17 @@ async fn grants(State(source): State<Source>) -> Reply {
 enum Line {
     /// A part of the ledger.
     Told(Told),
-    /// The end, without which something is missing.
+    /// The end. Without this line the document is incomplete.
     End(LedgerEnd),
 }
 
-/// What is said of a ledger when all of it was told.
+/// The last line of a ledger that was sent completely.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LedgerEnd {
-    /// Why the history is not whole, if it is not.
+    /// Why the history is incomplete; `None` when it is complete.
     pub problem: Option<String>,
-    /// The latest release that was forgotten, of age or for the number of them; after it nothing was.
+    /// The latest release that was deleted from the history, because of its age or of the number of
+    /// releases. No later release was deleted.
     #[serde(default)]
     pub forgotten_until: Option<Timestamp>,
 }
@@ -152,10 +159,11 @@ fn failure(error: impl std::fmt::Display) -> Failure {
     (StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
 }
 
-/// What a route answers: a JSON document.
+/// The answer of a route: a JSON document.
 type Reply = Result<([(HeaderName, &'static str); 1], Vec<u8>), Failure>;
 
-/// Axum's own `Json` writes and reads by kinds of code that nothing else here has, one for each type in a document.
+/// Replaces axum's `Json`, whose generic code is compiled once for each type in a document and is
+/// used by nothing else here.
 fn reply(document: &impl Serialize) -> Reply {
     Ok(([(CONTENT_TYPE, "application/json")], serde_json::to_vec(document).map_err(failure)?))
 }
@@ -168,7 +176,7 @@ async fn ledger(State(source): State<Source>) -> Result<impl IntoResponse, Failu
     let export = source.store()?.lock().unwrap_or_else(PoisonError::into_inner).exporter().map_err(failure)?;
     let (pieces, body) = mpsc::channel(CHUNKS_MAX);
     let runtime = Handle::current();
-    // A reader that has gone, or stands still, gets nothing more.
+    // A reader that disconnected or that stopped reading gets nothing further.
     let send = move |piece: Vec<u8>| {
         let sent = runtime.block_on(async { timeout(READER_PATIENCE, pieces.send(Bytes::from(piece))).await });
         matches!(sent, Ok(Ok(())))
@@ -178,7 +186,7 @@ async fn ledger(State(source): State<Source>) -> Result<impl IntoResponse, Failu
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], body))
 }
 
-/// Writes an export out, line by line.
+/// Writes an export, line by line.
 fn tell(export: Export, send: impl Fn(Vec<u8>) -> bool) {
     let mut piece = Vec::with_capacity(CHUNK_BYTES);
     let mut is_heard = true;
@@ -200,7 +208,7 @@ fn tell(export: Export, send: impl Fn(Vec<u8>) -> bool) {
 }
 
 fn write(piece: &mut Vec<u8>, line: &Line) {
-    // Memory takes everything, and every map of a grant has strings for keys.
+    // Writing to memory cannot fail, and every map of a grant has strings as keys.
     drop(serde_json::to_writer(&mut *piece, line));
     piece.push(b'\n');
 }
@@ -211,9 +219,10 @@ async fn verify_ledger(State(source): State<Source>) -> Reply {
     source.on_a_thread(move || {
         let verify = || store.lock().unwrap_or_else(PoisonError::into_inner).verifier().verify();
         let is_in_doubt = |found: &Result<Verification, StoreError>| found.as_ref().is_ok_and(|found| !found.sound);
-        // Entries, segments and a checkpoint may come between two looks. What is really wrong is wrong every time.
+        // Entries, segments and a checkpoint may be written between two passes. Real damage is
+        // found in every pass.
         let found = (0..VERIFY_TRIES).map(|_| verify()).find(|found| !is_in_doubt(found)).unwrap_or_else(verify);
-        // Nobody listens any more when the verb has gone.
+        // Sending fails when the verb has disconnected.
         drop(answer.send(found));
     })?;
     reply(&verified.await.map_err(failure)?.map_err(failure)?)
@@ -223,12 +232,12 @@ async fn processors(State(source): State<Source>) -> Reply {
     reply(&source.processors.ask().await)
 }
 
-/// What an operator asks for, of which device.
+/// An operator's order for one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     /// The device's own id.
     pub device: DeviceId,
-    /// What.
+    /// The instruction.
     #[serde(flatten)]
     pub instruction: Instruction,
 }
@@ -249,7 +258,7 @@ async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
     }
 }
 
-/// Answered when another instance serves, or when this one does again.
+/// Answers when another instance serves, or when this one serves again.
 async fn hand_over(State(source): State<Source>, body: Bytes) -> Reply {
     let upgrade: Upgrade = asked(&body)?;
     let (answer, installed) = oneshot::channel();
@@ -263,7 +272,8 @@ async fn status(State(source): State<Source>) -> Reply {
     reply(&status)
 }
 
-/// Serves the socket, with so many connections at a time. Without it the daemon works on, and says so.
+/// Serves the socket, with at most `connections` connections at a time. If the socket cannot be
+/// bound, the daemon logs a warning and continues without it.
 pub(super) fn serve(path: &Path, source: Source, connections: usize) -> Option<tokio::task::JoinHandle<()>> {
     let routes = Router::new()
         .route("/v1/grants", route(grants))
@@ -276,7 +286,8 @@ pub(super) fn serve(path: &Path, source: Source, connections: usize) -> Option<t
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(source);
     let limits = Limits { socket: "control", connections, head_within: HEAD_WITHIN, lifetime: LIFETIME, bodies: true };
-    // Grants name pods. A file of an earlier daemon goes: the ledger's lock has made sure that this one is the only one.
+    // Grants contain pod names, so access is restricted. The socket file of an earlier daemon is
+    // replaced: the ledger's lock guarantees that no other daemon runs.
     match TrustedListener::bind(path, || metrics::refused("control")) {
         Ok(listener) => Some(tokio::spawn(server::serve(Listener::Unix(listener), routes, limits))),
         Err(error) => {

@@ -1,4 +1,4 @@
-//! What is told of each device's health: for `device show`, `status` and whoever else asks the running daemon.
+//! Reports of each device's health: for `device show`, `status` and other clients of the daemon.
 
 use super::Views;
 use crate::domain::{Device, DeviceClass, DeviceId, Health, Incident, Offered, PciAddress, Reason, State, Timestamp, Verdict};
@@ -9,38 +9,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One device, with everything that is known of its health.
+/// One device, with all that is known of its health.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReport {
-    /// Its own id; shares are `id::n`.
+    /// Its own id. A share has the id `id::n`.
     pub id: String,
-    /// Names it while it stays where it is, as the ledger has it; empty where only a verdict is left of it.
+    /// The name that the ledger uses, which stays while the device stays at its place. Empty where
+    /// only a verdict is left of the device.
     pub key: String,
     /// The resources that list it.
     pub resources: BTreeSet<String>,
-    /// `Healthy` or `Unhealthy`, as the kubelet is told; `null` for a device that no resource lists.
+    /// `Healthy` or `Unhealthy`, as in the kubelet's list; `null` for a device that no resource
+    /// lists.
     pub health: Option<String>,
     /// Why it is unhealthy.
     pub reason: Option<String>,
-    /// What was read or told.
+    /// The evidence: the value that was read, or the event.
     pub detail: Option<String>,
-    /// How far it has come by itself: `healthy`, `suspect`, `unhealthy` or `recovering`.
+    /// The state that its evidence has led to: `healthy`, `suspect`, `unhealthy` or `recovering`.
     pub state: String,
-    /// While it recovers: for how long nothing may speak against it still.
+    /// While it recovers: how many seconds without new evidence against it are still needed.
     pub healthy_in_seconds: Option<u64>,
-    /// In an operator's words, why it is not to be given out. Only the control socket tells the words.
+    /// An operator's reason why it must not be granted. Only the control socket shows it.
     pub cordoned: Option<String>,
-    /// When the operator said so.
+    /// When the operator cordoned it.
     #[serde(default)]
     pub cordoned_at: Option<Timestamp>,
-    /// How many times it has failed, each soon after the other.
+    /// How many times it failed, each time soon after the last.
     pub flaps: u32,
     /// Its last failures, oldest first.
     pub incidents: Vec<Incident>,
-    /// What its hooks and its check have written that have failed. Only the control socket tells it.
+    /// The output of its failed hooks and of its failed check. Only the control socket shows it.
     #[serde(default)]
     pub said: Vec<Said>,
-    /// What it is; `null` where no resource lists it. This and where it was are told of a device that has gone too.
+    /// Its class; `null` where no resource lists it. The class and the place are also known of a
+    /// device that was removed.
     #[serde(default)]
     pub class: Option<DeviceClass>,
     /// The NUMA nodes that it is near.
@@ -49,13 +52,13 @@ pub struct DeviceReport {
     /// Bridges from the root port down.
     #[serde(default)]
     pub bridges: Vec<PciAddress>,
-    /// What the host calls it: interfaces, RDMA devices, NVMe controllers, and its nodes.
+    /// The host's names for it: interfaces, RDMA devices, NVMe controllers, and its nodes.
     #[serde(default)]
     pub names: Vec<String>,
 }
 
-/// Every device that is listed, or of which there is something to be said. Whoever reaches the page reads it: what people and commands have
-/// written is not in it.
+/// Every device that is listed or that has a verdict. Any peer that reaches the page can read this,
+/// so the words of operators and the output of commands are left out.
 pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
     let now = host::now().boot;
     let verdicts = views.judgement.borrow().verdicts.clone();
@@ -75,10 +78,11 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
             device.bridges = offered.device.pci.as_ref().map(|pci| pci.bridges.clone()).unwrap_or_default();
             let is_first = device.resources.insert(resource.to_string());
             if !is_first && is_leaving(&offered) {
-                // A share that is no more says nothing of a device that has others.
+                // A share that was removed has no bearing on a device that has other shares.
                 continue;
             }
-            // A resource that has it otherwise (held, and not selected) has another word for it.
+            // Another resource that lists the device may give another reason (held, and not
+            // selected).
             if device.health.is_none() || !offered.health.is_healthy() {
                 device.health = Some(offered.health.as_str().to_owned());
                 device.reason = offered.health.reason().map(|reason| reason.to_string());
@@ -90,7 +94,7 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
     devices.into_values().collect()
 }
 
-/// Adds what only root is told: the words of an operator, and what commands have written.
+/// Adds the fields that only root may read: an operator's words and the output of commands.
 pub(super) fn add_words(reports: &mut [DeviceReport], views: &Views, outputs: &Outputs) {
     let verdicts = views.judgement.borrow().verdicts.clone();
     for report in reports {
@@ -135,14 +139,15 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
 }
 
 impl DeviceReport {
-    /// What is known of the reason: what was read or told, else an operator's words, where they are known.
+    /// The explanation of the reason: the evidence, else an operator's words where they are known.
     #[must_use]
     pub fn explanation(&self) -> Option<&str> {
         let words = self.cordoned.as_deref().filter(|words| !words.is_empty());
         self.detail.as_deref().or(words)
     }
 
-    /// Since when it is not given out: an operator's word, which counts before everything else, or the last failure, unless that is over.
+    /// Since when it is not granted: since the operator's order, which comes first, or since the
+    /// last failure, unless that has ended.
     #[must_use]
     pub fn since(&self) -> Option<Timestamp> {
         let failed = self.incidents.last().filter(|incident| incident.until.is_none()).map(|incident| incident.at);

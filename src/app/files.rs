@@ -1,6 +1,8 @@
-//! Keeps the files that others read as the inventory and the grants want them. The runtime reads CDI's at every start of a
-//! container: there is one for every device that is offered by CDI names, and for every one that somebody still holds. A
-//! device-info file is there while somebody holds the device. Both folders are empty after a boot.
+//! Keeps the files that other programs read in line with the inventory and the grants.
+//!
+//! The container runtime reads the CDI files at every start of a container. There is one for every
+//! device that is offered by CDI names, and for every such device that is still held. A device-info
+//! file exists while its device is held. Both folders are empty after a boot.
 
 use crate::contract::{cdi, device_info};
 use crate::domain::{Grant, Inventory, Offering};
@@ -10,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Keeps the files.
+/// The keeper of both folders.
 #[derive(Debug)]
 pub(super) struct Keeper {
     pub(super) files: SpecFiles,
@@ -20,7 +22,7 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Looks once, before anybody registers.
+    /// Makes the first pass, before any resource is registered.
     pub(super) fn begin(mut self) -> Self {
         if self.is_needed() {
             self.look();
@@ -28,13 +30,13 @@ impl Keeper {
         self
     }
 
-    /// Where there is nothing to keep no folder is touched.
+    /// Without a resource that uses such files, no folder is touched.
     fn is_needed(&self) -> bool {
         let is_used = |offering: &Arc<Offering>| cdi::is_used(&offering.spec) || device_info::is_used(&offering.spec);
         self.inventory.borrow().resources.values().any(is_used) || !self.files.cdi.own().is_empty()
     }
 
-    /// Keeps them until the daemon ends.
+    /// Keeps the files until the daemon ends.
     pub(super) async fn run(mut self) {
         loop {
             if !self.is_needed() {
@@ -53,7 +55,7 @@ impl Keeper {
         }
     }
 
-    /// Writes what is missing and removes what nobody needs. The files of what is held.
+    /// Writes missing files and removes unused ones. Returns the files of held devices.
     fn look(&mut self) -> BTreeSet<String> {
         let inventory = Arc::clone(&self.inventory.borrow_and_update());
         let held = held_files(&self.grants.borrow_and_update());
@@ -74,7 +76,8 @@ impl Keeper {
     }
 
     fn write_cdi(&self, offering: &Offering) {
-        // Of a device that is gone nothing is known any more: its file stays as it was.
+        // An unhealthy device may be absent and nothing may be known of it: its file stays as it
+        // was.
         let whole = offering.devices.values().filter(|offered| offered.health.is_healthy()).map(|offered| offered.device.as_ref());
         for file in cdi::files(&offering.spec, whole, &|path| self.host_root.node_exists(path)) {
             write(&self.files.cdi, &file);
@@ -105,7 +108,7 @@ fn remove(folder: &SpecFolder, file: &str) {
     }
 }
 
-/// The files that stand behind what live grants hold.
+/// The files that the devices of live grants need.
 fn held_files(grants: &[Arc<Grant>]) -> BTreeSet<String> {
     let files = |grant: &Arc<Grant>| {
         let infos = grant.devices.iter().map(|device| device_info::file_name(&grant.resource, &device.id));
@@ -124,12 +127,12 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
-    /// An inventory in which these devices are healthy or not; with CDI names or without.
+    /// An inventory in which these devices are healthy or unhealthy, with or without CDI names.
     fn inventory(devices: &[(&str, bool)], cdi: bool) -> Arc<Inventory> {
         let cdi = cdi.then_some(CdiAnswer::Cri).into_iter().collect();
         let spec = ResourceSpec { cdi, ..ResourceSpec::new("example.com/device".parse().unwrap(), DeviceClass::Char) };
         let offered = |(id, is_healthy): &(&str, bool)| {
-            // Of what is gone only the ledger tells, which knows no nodes.
+            // An absent device is known from the ledger only, and the ledger has no nodes.
             let nodes = if *is_healthy { vec![DeviceNode::at(format!("/dev/{id}"))] } else { Vec::new() };
             let id = DeviceId::new(*id);
             let device = Device {
@@ -204,7 +207,8 @@ mod tests {
         assert_eq!(stage.files(), [file("a"), file("b"), file("c")]);
         let text = || std::fs::read_to_string(stage.dir.path().join("cdi").join(file("a"))).unwrap();
         let before = text();
-        // One is gone while it is held, one is held and no longer in the list, one is free and no longer there.
+        // One device is absent while it is held, one is held and no longer listed, one is free and
+        // absent.
         stage.grants.send_replace(holding(&["a", "b"]));
         stage.inventory.send_replace(inventory(&[("a", false)], true));
         keeper.look();
@@ -229,7 +233,7 @@ mod tests {
         let stage = Stage::new(&[("a", true)], false);
         assert!(!stage.keeper().begin().is_needed());
         assert!(!stage.dir.path().join("cdi").exists());
-        // What an earlier configuration has left is kept as long as somebody holds it.
+        // A file that an earlier configuration left is kept while its device is held.
         std::fs::create_dir(stage.dir.path().join("cdi")).unwrap();
         for id in ["a", "b"] {
             std::fs::write(stage.dir.path().join("cdi").join(file(id)), "{}").unwrap();
@@ -298,7 +302,7 @@ mod tests {
 
         let mut keeper = stage.keeper().begin();
         assert_eq!(infos(), BTreeSet::new(), "nobody has one");
-        // As after a boot: what is held is told again.
+        // As after a boot: held devices are published again.
         hold(&addresses);
         keeper.look();
         assert_eq!(infos(), named(&addresses));

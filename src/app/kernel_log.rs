@@ -1,4 +1,4 @@
-//! Reads the kernel's log for what drivers tell there and nowhere else: NVIDIA's Xid errors.
+//! Reads the kernel log for errors that drivers report only there: NVIDIA's Xid errors.
 
 use crate::domain::{Moment, Source, Timestamp};
 use crate::hardware;
@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Tells health of every error in the log, those of before the daemon's start too, until the log fails.
+/// Sends every error in the log to the health actor, errors before the daemon's start included,
+/// until reading the log fails.
 pub(super) async fn follow(host_root: HostRoot, happened: Mailbox<Happened>, judgement: Arc<watch::Sender<Judgement>>) {
     let failed = match KernelLog::open(&host_root) {
         Ok(log) => read(&log, &happened).await,
@@ -35,7 +36,7 @@ async fn read(log: &KernelLog, happened: &Mailbox<Happened>) -> io::Error {
             Ok(None) => break,
             Err(error) => return error,
         }
-        // A ring of megabytes is nobody's reason to wait.
+        // A ring buffer of megabytes must not block the other tasks of this thread.
         tokio::task::yield_now().await;
     }
     loop {
@@ -46,9 +47,10 @@ async fn read(log: &KernelLog, happened: &Mailbox<Happened>) -> io::Error {
     }
 }
 
-/// The moment of a record that was there already. Its clock and the boot's differ by the time for which the machine was
-/// suspended, which is none on a node, and by what the machine's oscillator is wrong: seconds in a month. So what is told while
-/// the daemon listens gets the moment at which it was heard.
+/// The moment of a record that was in the log before the daemon's start. The log's clock and the
+/// boot clock differ in two ways. One is the time that the machine was suspended, which is zero on
+/// a node. The other is the drift of the machine's oscillator: seconds in a month. So a record that
+/// arrives while the daemon listens gets the moment of its arrival.
 fn moment(since_boot: Duration) -> Moment {
     let now = host::now();
     let age = u64::try_from(now.boot.saturating_sub(since_boot).as_millis()).unwrap_or(u64::MAX);

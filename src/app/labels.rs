@@ -1,7 +1,8 @@
-//! Keeps the node's labels: the feature file in the folder that Node Feature Discovery reads, if the configuration names one.
+//! Writes the node's labels: the feature file in the folder that Node Feature Discovery reads, if
+//! the configuration names that folder.
 //!
-//! It is not removed at the end of the daemon: the devices do not leave the node with it, and labels that came and went with every
-//! upgrade would move pods.
+//! The file is not removed when the daemon ends. The devices stay on the node, and labels that
+//! disappeared at every upgrade would move pods.
 
 use crate::domain::Inventory;
 use crate::host::SpecFolder;
@@ -10,10 +11,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// What a write that was cut off has left begins so, and is hidden from whoever reads the folder.
+/// The names of temporary files begin with this. A write that was cut off leaves one; readers of
+/// the folder ignore it.
 const HIDDEN: char = '.';
 
-/// Writes the file now, and at every change of what it says. A folder that cannot be written is told once.
+/// Writes the file now and at every change of its content. Write errors are logged once.
 pub(super) async fn keep(folder: PathBuf, mut inventory: watch::Receiver<Arc<Inventory>>) {
     let files = SpecFolder::new(&folder, FILE);
     for name in files.own().into_iter().filter(|name| name.starts_with(HIDDEN)) {
@@ -88,7 +90,8 @@ mod tests {
         };
         let keeping = begin();
         let first = read(2).await;
-        // A device that is sick is a device. What follows has been looked at when the next change is there.
+        // An unhealthy device is still a device. When the next change is published, this one was
+        // processed.
         sender.send_replace(inventory(2, Health::Unhealthy(Reason::Xid)));
         tokio::task::yield_now().await;
         assert_eq!(read(2).await, first);
@@ -97,7 +100,8 @@ mod tests {
         assert_ne!(first, second, "written under another name, and renamed");
         keeping.abort();
 
-        // The next daemon finds it as it should be; a write that a kill has cut off is cleared away, what is not ours stays.
+        // The next daemon finds a correct file. A write that a kill cut off is removed; files of
+        // others stay.
         std::fs::write(folder.join(".holdfast-cut.new"), "x").unwrap();
         std::fs::write(folder.join("holdfast-of-mine"), "mine=1").unwrap();
         let keeping = begin();

@@ -1,4 +1,4 @@
-//! What the daemon serves at telemetry's address: the probes, the metrics and the page.
+//! The HTTP server at telemetry's address: the probes, the metrics and the page.
 
 use super::views::Views;
 use super::{Settings, measures, page};
@@ -7,7 +7,8 @@ use crate::telemetry::http::{self, Pages};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Serves the address of the configuration, with so many connections at a time. `None` when there is no address.
+/// Serves the configured address, with at most `connections` connections at a time. `None` without
+/// an address.
 pub(super) fn serve(
     settings: &Settings,
     views: &Views,

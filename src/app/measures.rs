@@ -1,9 +1,9 @@
-//! What `/metrics` tells of the moment, read from the daemon's snapshots at each scrape: nothing is kept for it, and what is gone
-//! leaves the page by itself.
+//! Metrics that are read from the daemon's snapshots at each scrape of `/metrics`.
 //!
-//! How many series there are is bounded by what the node has: resources by the configuration, reasons, states and signals by closed
-//! lists, holders by the ids that the node offers (a container that is told of holds one at least), devices by
-//! [`UNHEALTHY_DEVICES_MAX`].
+//! No state is kept for them, so the series of a removed object ends automatically. The number of
+//! series is bounded by the node: resources by the configuration; reasons, states and signals by
+//! closed lists; holders by the ids that the node offers, because each container that is listed
+//! holds at least one; devices by [`UNHEALTHY_DEVICES_MAX`].
 
 use super::Views;
 use crate::domain::{Due, Grant, HookState, Inventory, Kept};
@@ -17,11 +17,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// So many unhealthy ids are told by name. A pool, or one device with many shares, would be hundreds.
+/// Unhealthy ids that have a series of their own, at most. A pool, or one device with many shares,
+/// would make hundreds.
 const UNHEALTHY_DEVICES_MAX: usize = 64;
 
-/// The page of `/metrics` of a daemon that starts now. It copies each snapshot before it writes: this thread has a low
-/// priority, and while it borrows a snapshot the publisher of the next one waits.
+/// The page of `/metrics`, for a daemon that starts now. It copies each snapshot before it writes:
+/// this thread has a low priority, and the publisher of the next snapshot waits while one is
+/// borrowed.
 pub(super) fn scrape(views: Views, state_dir: PathBuf) -> Scrape {
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     Arc::new(move || {
@@ -74,7 +76,7 @@ fn of_disk(page: &mut Page, kept: Kept, state_dir: &Path) {
     page.sample(Metric::LedgerFree, &[], host::room(state_dir));
 }
 
-/// What grows with the node: its devices, and who holds them.
+/// The metrics that grow with the node: devices, and their holders.
 pub fn write_held(page: &mut Page, inventory: &Inventory, grants: &[Arc<Grant>]) {
     of_inventory(page, inventory);
     of_grants(page, inventory, grants);
@@ -108,7 +110,7 @@ fn of_grants(page: &mut Page, inventory: &Inventory, grants: &[Arc<Grant>]) {
     let states = ["bound", "granted", "suspect"];
     let mut counts: BTreeMap<(&str, &str), u64> =
         inventory.resources.keys().flat_map(|resource| states.map(|state| ((resource.as_str(), state), 0))).collect();
-    // An id counts once for its container, however often that was granted it, and once in all.
+    // An id counts once for its container, however often it was granted to it, and once in total.
     let mut held = BTreeSet::new();
     let mut in_use: BTreeMap<&str, BTreeSet<&str>> =
         inventory.resources.keys().map(|resource| (resource.as_str(), BTreeSet::new())).collect();
@@ -162,7 +164,7 @@ mod tests {
         page.into_text().lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
     }
 
-    /// A resource with so many shares of one device, each with its health.
+    /// A resource with several shares of one device, one for each health.
     fn inventory(healths: impl Iterator<Item = Health>) -> Inventory {
         let spec = Arc::new(ResourceSpec::new("a.b/c".parse().unwrap(), DeviceClass::Char));
         let device = Arc::new(Device {

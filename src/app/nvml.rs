@@ -1,17 +1,23 @@
-//! Asks NVML for what discovery has found no answer to in the driver's files, and has discovery look again when it is told.
+//! Queries NVML for facts that the driver's files leave open, and requests a rescan when they
+//! change.
 //!
 //! ```text
 //!  discovery ─ question (watch) ─▶ asker ─ a thread for each call ─▶ NVML
 //!      ▲──── snapshot (watch), Rescan ──┘
 //! ```
 //!
-//! Nobody waits for it: the first list goes out without it. A call that does not end is told as a signal that is off and tried
-//! again ever more rarely, on so many threads at most; an answer that comes late counts all the same.
+//! No caller waits for NVML: the first list is sent without it. A call that does not end is
+//! reported as a signal that is off. It is retried with a growing pause, and at most
+//! `HANGING_MAX` threads hang. A late answer still counts.
 //!
-//! Links between GPUs are asked for once, and again for some minutes where some are not active: what makes a switch of them may
-//! start later than this daemon. They are a preference and no more, so that they stay unknown is no signal that is off; and after
-//! these minutes nobody wakes up idle GPUs for them. So it is with MIG mode, until a GPU is in it and has no instance: when it leaves the
-//! mode, it is to be offered as a whole, and only NVML tells.
+//! Links between GPUs are queried once. If some links are not active, they are queried again for
+//! some minutes. The service that sets up the NVLink switches may start later than this daemon.
+//! Links are only a preference, so unknown links are not a signal that is off. After these minutes
+//! no query wakes up idle GPUs for them.
+//!
+//! MIG mode is queried in the same way, with one exception: while a GPU is in MIG mode and has no
+//! instance, queries continue. When the GPU leaves the mode, it must be offered as a whole, and
+//! only NVML reports that.
 
 use super::{Actors, Settings};
 use crate::domain::{NvmlLibrary, NvmlQuestion, NvmlSnapshot, Source, asks_for_names};
@@ -24,21 +30,23 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// Calls that may hang. With so many nothing is asked any more before one of them ends.
+/// Calls that may hang at the same time. With this number no call is made before one of them ends.
 const HANGING_MAX: usize = 3;
 
-/// How patient the asker is.
+/// The timing of queries.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
-    /// After so long a call is told as hanging. To wake up the GPUs of a node may take tens of seconds.
+    /// After this time a call is reported as hanging. Waking up the GPUs of a node may take tens of
+    /// seconds.
     deadline: Duration,
-    /// How long after a failure it is tried again; doubled from time to time.
+    /// The first pause after a failure. It is doubled with each further try.
     retry: Duration,
-    /// But not longer than this.
+    /// The longest pause.
     retry_max: Duration,
-    /// MIG instances can be made anew under their old numbers, and nothing tells.
+    /// The pause after a complete answer. MIG instances can be created again under their old
+    /// numbers without an event.
     renew: Duration,
-    /// The moments of polls, for which the machine is woken up anyway.
+    /// The period of polls. Queries are made at the same moments, when the machine wakes up anyway.
     tick: Duration,
 }
 
@@ -54,34 +62,34 @@ impl Default for Pace {
     }
 }
 
-/// Hands the answer of a call on, once.
+/// Delivers the answer of a call, once.
 type Tell = Box<dyn FnOnce(NvmlAnswer) + Send>;
 /// Makes a call on a thread of its own.
 type Ask = Box<dyn Fn(NvmlQuestion, Tell) -> io::Result<()> + Send>;
 
-/// Who asks.
+/// The task that queries NVML.
 pub(super) struct Asker {
-    /// None where the configuration wants none.
+    /// `None` when the configuration switches NVML off.
     call: Option<Ask>,
     question: watch::Receiver<NvmlQuestion>,
     snapshot: watch::Sender<Arc<NvmlSnapshot>>,
     rescan: Mailbox<Rescan>,
     judgement: Arc<watch::Sender<Judgement>>,
     pace: Pace,
-    /// Why links or MIG modes are not known, as the log has it.
+    /// The last logged reason why links or MIG modes are unknown.
     said: Option<String>,
 }
 
 /// The answer of one call.
 struct Told {
-    /// The call.
+    /// The number of the call.
     number: u64,
     question: NvmlQuestion,
     answer: NvmlAnswer,
 }
 
 impl Asker {
-    /// The asker, where its question comes from, and what it is told.
+    /// The asker, the sender of its question, and the receiver of its snapshots.
     pub(super) fn new(
         settings: &Settings,
         actors: &Actors,
@@ -96,12 +104,14 @@ impl Asker {
         (Asker { call, question: asked, snapshot, rescan, judgement, pace: Pace::default(), said: None }, Arc::new(question), told)
     }
 
-    /// Until discovery is gone.
+    /// Runs until discovery has ended.
     pub(super) async fn run(mut self) {
         let (tell, mut told) = mpsc::channel::<Told>(HANGING_MAX);
-        // Calls that have not ended; until when the last of them is waited for; when the next one is due.
+        // Calls that have not ended; until when the last of them is waited for; when the next one
+        // is due.
         let (mut calls, mut waiting, mut due) = (0, None, Some(Instant::now()));
-        // The last call, and the last one whose answer was taken: it is not undone by one that comes late.
+        // The last call, and the last one with an accepted answer. A late answer of an older call
+        // is dropped.
         let (mut last, mut taken) = (0, 0);
         let mut pause = self.pace.retry;
         loop {
@@ -151,7 +161,7 @@ impl Asker {
         }
     }
 
-    /// Whether the answer was complete.
+    /// Publishes an answer. Returns whether it was complete.
     fn take(&mut self, answer: NvmlAnswer) -> bool {
         let renewed = self.snapshot.borrow().renewed(answer.told, &self.question.borrow());
         self.publish(renewed);
@@ -165,7 +175,7 @@ impl Asker {
         answer.failed.is_none()
     }
 
-    /// When to ask again after an answer.
+    /// When to query again after an answer.
     fn after(&self, question: &NvmlQuestion, is_complete: bool, pause: &mut Duration) -> Option<Instant> {
         if *self.question.borrow() != *question {
             return Some(Instant::now());
@@ -196,7 +206,7 @@ impl Asker {
         }
     }
 
-    /// Says it once for each reason; where names are not asked for, in the log only.
+    /// Records and logs each reason once. Where no names are asked for, it only logs.
     fn off(&mut self, why: &str) {
         if !asks_for_names(&self.question.borrow()) {
             self.judgement.send_if_modified(|judgement| judgement.off.remove(&Source::Nvml).is_some());
@@ -232,7 +242,7 @@ impl Asker {
         if asks_for_names(&self.question.borrow()) { Some(self.after_pause(pause)) } else { self.for_some_minutes(pause) }
     }
 
-    /// As long as the pauses become longer.
+    /// Retries until the pause has reached its maximum.
     fn for_some_minutes(&self, pause: &mut Duration) -> Option<Instant> {
         (*pause < self.pace.retry_max).then(|| self.after_pause(pause))
     }
@@ -255,7 +265,7 @@ impl Asker {
 
 fn ask(call: &Ask, number: u64, question: NvmlQuestion, tell: mpsc::Sender<Told>) -> io::Result<()> {
     let asked = question.clone();
-    // A send that fails is one to a daemon that ends.
+    // The send fails only when the daemon ends.
     call(asked, Box::new(move |answer| drop(tell.blocking_send(Told { number, question, answer }))))
 }
 
@@ -274,7 +284,7 @@ mod tests {
     use futures_util::future::BoxFuture;
     use std::sync::Mutex;
 
-    /// Discovery, which looks again.
+    /// A discovery that ignores requests.
     struct Looks;
 
     impl Door<Rescan> for Looks {
@@ -285,7 +295,7 @@ mod tests {
         fn tell(&self, _: Rescan) {}
     }
 
-    /// An asker whose calls end when the test says so.
+    /// An asker whose calls end when the test ends them.
     struct Stage {
         calls: Arc<Mutex<Vec<Option<Tell>>>>,
         made: watch::Receiver<usize>,
@@ -335,14 +345,14 @@ mod tests {
             tokio::time::timeout(HANG, self.made.wait_for(|made| *made >= calls)).await.unwrap().unwrap();
         }
 
-        /// Ends a call and lets the asker hear of it.
+        /// Ends a call and waits until the asker has processed the answer.
         async fn end(&self, call: usize, answer: NvmlAnswer) {
             let tell = self.calls.lock().unwrap()[call].take().unwrap();
             std::thread::spawn(move || tell(answer)).join().unwrap();
             self.settle().await;
         }
 
-        /// Everybody else on this thread has had their turns.
+        /// Gives every other task of this thread its turns.
         async fn settle(&self) {
             for _ in 0..50 {
                 tokio::task::yield_now().await;
@@ -358,7 +368,7 @@ mod tests {
         }
     }
 
-    /// So hasty that a test need not wait.
+    /// Pauses so short that a test need not wait.
     const HASTY: Pace = Pace {
         deadline: Duration::from_millis(1),
         retry: Duration::from_millis(1),
@@ -374,7 +384,8 @@ mod tests {
         let off = stage.judgement.wait_for(|judgement| judgement.off.contains_key(&Source::Nvml));
         tokio::time::timeout(HANG, off).await.unwrap().unwrap();
         assert!(stage.off().unwrap().contains("has not answered for 1ms"), "{:?}", stage.off());
-        // Whatever is asked for now: one more call, and the asker would be no more.
+        // Another question arrives, but no further call is made: the limit of hanging calls is
+        // reached.
         stage.question.send_modify(|_| ());
         stage.settle().await;
 
@@ -382,7 +393,7 @@ mod tests {
         assert_eq!(stage.name().as_deref(), Some("MIG-new"), "late, but an answer");
         stage.end(0, told("MIG-old")).await;
         assert_eq!(stage.name().as_deref(), Some("MIG-new"));
-        // Those that have ended make room.
+        // Calls that have ended free their place.
         stage.made(HANGING_MAX + 2).await;
         stage.end(HANGING_MAX + 1, told("MIG-newest")).await;
         assert_eq!(stage.name().as_deref(), Some("MIG-newest"));
@@ -401,7 +412,7 @@ mod tests {
         stage.made(3).await;
         stage.end(2, told("MIG-1")).await;
         assert_eq!(stage.off(), None);
-        // The instance is gone; then the driver tells everything by itself.
+        // The instance was removed; then the driver's files contain everything.
         stage.question.send_replace(NvmlQuestion::new());
         tokio::time::timeout(HANG, stage.snapshot.wait_for(|known| known.gpus.is_empty())).await.unwrap().unwrap();
         assert_eq!((stage.off(), *stage.made.borrow()), (None, 3));
@@ -425,7 +436,7 @@ mod tests {
         NvmlAnswer { told: NvmlSnapshot { gpus }, ..NvmlAnswer::default() }
     }
 
-    /// Tries after 1 ms, 2 ms and 4 ms, and then no more.
+    /// Tries after 1 ms, 2 ms and 4 ms, and then none.
     const FOR_LINKS: Pace = Pace { deadline: HANG, retry_max: Duration::from_millis(8), ..HASTY };
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! What is wrong with a daemon, in words, and what to do about it: for `status` and for the page.
+//! The daemon's problems in words, each with its remedy: for `status` and for the page.
 
 use super::{DeviceReport, HookReport, ResourceReport, Status};
 use crate::domain::{Because, HookState, Kept, OwedHook, Reason, Unreadable, times};
@@ -7,17 +7,18 @@ use crate::kubelet::checkpoint::CheckpointUnread;
 use crate::picture::Holder;
 use crate::serving::Unrecorded;
 
-/// What is not as it should be.
+/// One problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// One sentence.
     pub what: String,
-    /// What a person does about it.
+    /// The operator's remedy.
     pub todo: &'static str,
 }
 
 impl Status {
-    /// What is wrong, the worst first: the kubelet, the ledger, the configuration, telemetry, resources, hooks, devices.
+    /// The problems, the worst first: the kubelet, the ledger, the configuration, telemetry,
+    /// resources, hooks, devices.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
@@ -99,7 +100,7 @@ impl Status {
         problems
     }
 
-    /// Hooks that have failed, and those that cannot be run.
+    /// Hooks that have failed, and hooks that cannot be run.
     fn hook_problems(&self, add: &mut impl FnMut(String, &'static str)) {
         for HookReport { owed: OwedHook { resource, device, state, .. }, awaited_by } in &self.hooks {
             if let HookState::Failed { tries, why, .. } = state {
@@ -125,7 +126,7 @@ impl Status {
         }
     }
 
-    /// What is no fault, and good to know.
+    /// Facts that are worth knowing and are not problems.
     #[must_use]
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks = Vec::new();
@@ -149,7 +150,7 @@ impl Status {
     }
 }
 
-/// Why the history cannot be read, and what to do about it.
+/// Why the history cannot be read, and the remedy.
 fn of_history(Unreadable { since, because }: Unreadable) -> (String, &'static str) {
     let since = since.to_seconds();
     match because {
@@ -173,7 +174,7 @@ fn in_words(pods: &[Holder]) -> String {
     pods.iter().map(|pod| format!("pod {}", pod.in_words())).collect::<Vec<_>>().join(", ")
 }
 
-/// How many things are wrong, in words.
+/// The number of problems, in words.
 #[must_use]
 pub fn verdict(problems: &[Problem]) -> String {
     match problems.len() {

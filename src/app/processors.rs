@@ -1,4 +1,5 @@
-//! The processors that containers have for themselves: what is read beside a device's NUMA node when something is slow.
+//! The processors that containers have exclusively, to compare with a device's NUMA node when it is
+//! slow.
 
 use crate::domain::ListedPod;
 use crate::hardware;
@@ -16,16 +17,16 @@ pub struct Processors {
     pub namespace: String,
     /// The pod's name.
     pub pod: String,
-    /// The container.
+    /// The container's name.
     pub container: String,
-    /// Their numbers, as the kernel counts them.
+    /// The numbers of the processors, as the kernel counts them.
     pub cpus: BTreeSet<u32>,
-    /// The NUMA nodes that they belong to.
+    /// The NUMA nodes of these processors.
     pub numa_nodes: BTreeSet<u32>,
 }
 
 impl Processors {
-    /// Their numbers as the kernel writes them: `2-3,10`.
+    /// The numbers in the kernel's format: `2-3,10`.
     #[must_use]
     pub fn list(&self) -> String {
         let mut ranges: Vec<(u32, u32)> = Vec::new();
@@ -40,17 +41,17 @@ impl Processors {
     }
 }
 
-/// Who asks the kubelet for them.
+/// The client that queries the kubelet for them.
 #[derive(Debug, Clone)]
 pub(super) struct Asker {
     pub(super) pod_resources: PodResources,
-    /// Allocates hold it.
+    /// Held by each Allocate.
     pub(super) gate: Arc<RwLock<()>>,
     pub(super) host_root: HostRoot,
 }
 
 impl Asker {
-    /// Every container that has some; `None` while the kubelet does not tell.
+    /// Every container that has exclusive processors; `None` when the kubelet does not answer.
     pub(super) async fn ask(&self) -> Option<Vec<Processors>> {
         let pods = self.pod_resources.list_when_idle(&self.gate).await?;
         Some(pods.into_iter().flat_map(|pod| self.of(pod)).collect())

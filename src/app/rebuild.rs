@@ -1,4 +1,4 @@
-//! Making a damaged ledger whole again from what the kubelet has kept.
+//! Completes a damaged ledger from the kubelet's checkpoint.
 
 use crate::domain::{AllocId, HookState, Timestamp, without_output};
 use crate::hardware;
@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Brings what was recovered up to date: grants that only the kubelet has kept, objects that earlier versions have not recorded, outputs of
-/// commands that they have.
+/// Completes a recovered ledger. Adds grants that only the kubelet's checkpoint has and objects
+/// that earlier versions did not record. Removes output of commands that earlier versions recorded.
 pub(super) fn complete(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path, host_root: &HostRoot) {
     from_kubelet(store, recovered, device_plugins);
     let behind = |node: &str| hardware::behind(host_root, node);
@@ -19,8 +19,8 @@ pub(super) fn complete(store: &mut Store, recovered: &mut Recovered, device_plug
     forget_outputs(recovered);
 }
 
-/// Adds to a ledger that may lack grants those that the kubelet's checkpoint names. What neither has is lost; the report
-/// counts it.
+/// Adds the grants of the kubelet's checkpoint to a ledger that may lack grants. Grants that
+/// neither of them has are lost; the report counts them.
 fn from_kubelet(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) {
     if !recovered.report.may_lack_grants() {
         return;
@@ -32,7 +32,8 @@ fn from_kubelet(store: &mut Store, recovered: &mut Recovered, device_plugins: &P
     }
 }
 
-/// Forgets what commands have written that an earlier version recorded: the page and the log show how hooks and checks ended.
+/// Removes the output of commands that an earlier version recorded. The page and the log keep
+/// showing how hooks and checks ended.
 fn forget_outputs(recovered: &mut Recovered) {
     for hook in recovered.owed.values_mut().flat_map(|devices| devices.values_mut()) {
         if let HookState::Failed { why, .. } = &mut hook.state {
@@ -48,7 +49,7 @@ fn adopt(store: &mut Store, recovered: &mut Recovered, device_plugins: &Path) ->
     let kept = match checkpoint::read_kept(device_plugins) {
         Ok(kept) => kept,
         Err(error) => {
-            // A new node has none. Beside a damaged ledger it matters.
+            // A new node has none. With a damaged ledger it matters.
             tracing::info!(%error, "nothing can be taken from the kubelet's checkpoint");
             return Ok(0);
         }

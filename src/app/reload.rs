@@ -1,15 +1,19 @@
-//! Taking another configuration while the daemon runs. One place, one reload at a time:
+//! Applies another configuration while the daemon runs; one reload at a time.
 //!
 //! ```text
-//!   SIGHUP, another `..data` ─▶ App::reload ─ read and validated as a whole ─ bad ─▶ the last good one stays, and it is told why
-//!                                   │ good
+//!   SIGHUP, another `..data` ─▶ App::reload ─ read, and validated as a whole
+//!                                   │ valid        └─ invalid ─▶ the last valid one stays;
+//!                                   │                            the error is reported
 //!                                   ▼
-//!      plan (watch) ─▶ discovery scans with it ─▶ health judges by it ─▶ inventory ─▶ serving has what is new
-//!                                                                          └────────▶ registration registers it, ends what is gone
+//!      plan (watch) ─▶ discovery scans with it ─▶ health judges by it ─▶ inventory
+//!                                                                          │
+//!      serving adds new resources ◀────────────────────────────────────────┤
+//!      registration registers new resources and ends removed ones ◀────────┘
 //! ```
 //!
-//! Nobody is told what to do: everybody follows the plan or the inventory, so that an actor that is built again takes the newest
-//! one, and a resource that is as it was is touched by nobody. What only a start can change is told as such.
+//! No actor gets a command: every actor follows the plan or the inventory. So an actor that was
+//! rebuilt uses the newest plan, and an unchanged resource is not touched. Keys that only a start
+//! can change are reported as such.
 
 use super::App;
 use crate::config::{Change, Config, ConfigError};
@@ -25,30 +29,30 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How long a reload waits for the first list that follows from it. A scan takes milliseconds; a disk or a driver that hangs
-/// keeps no signal waiting.
+/// How long a reload waits for the first list that follows from it. A scan takes milliseconds. A
+/// disk or a driver that hangs must not block signals.
 const SETTLED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What `status` says of the configuration.
+/// The report of the configuration in `status`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfigReport {
-    /// The main file; `config.d` is beside it.
+    /// The main file; `config.d` is in the same folder.
     pub source: PathBuf,
     /// The files that were read.
     pub files: Vec<PathBuf>,
-    /// Counts what this process has run on, from 1.
+    /// Counts the plans that came from the files in this process, from 1.
     pub generation: u64,
     /// CRC-32 of the files' texts, in hex.
     pub hash: String,
-    /// When it was read.
+    /// When the files were read.
     pub loaded_at: Timestamp,
-    /// Why the files are not what runs; `null` when they could be read the last time.
+    /// Why the files are not in use; `null` when the last read succeeded.
     pub error: Option<String>,
-    /// Keys that have other values in the files, which count from the next start on.
+    /// Keys that have other values in the files and take effect at the next start.
     pub needs_restart: Vec<String>,
 }
 
-/// The files, and when they were read; the last time is told where it was not the only one.
+/// The files and when they were read; also the generation, from the second one on.
 impl fmt::Display for ConfigReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.files.is_empty() {
@@ -60,13 +64,13 @@ impl fmt::Display for ConfigReport {
     }
 }
 
-/// What a reload needs.
+/// The state of reloads.
 #[derive(Debug)]
 pub(super) struct Reloader {
     host_root: HostRoot,
-    /// What this process runs on.
+    /// The configuration that this process runs on.
     running: Config,
-    /// The last files that were good: what the next start in this process runs on.
+    /// The last valid files: the configuration of the next start in this process.
     latest: Config,
     plan: watch::Sender<Arc<Plan>>,
     report: watch::Sender<ConfigReport>,
@@ -91,10 +95,11 @@ impl Reloader {
         self.report.subscribe()
     }
 
-    /// Reads the files, and the resources that they make of this host, away from the thread that answers the kubelet.
+    /// Reads the files and the resources that they make of this host, on another thread than the
+    /// one that answers the kubelet.
     async fn read(&self) -> Result<(Config, Vec<Arc<ResourceSpec>>), ConfigError> {
         let (former, host_root) = (self.latest.clone(), self.host_root.clone());
-        // The usual resources stay when their hardware is away for a moment.
+        // The usual resources stay when their hardware is absent for a short time.
         let usual = self.running.resources.is_empty().then(|| Arc::clone(&self.plan.borrow().specs));
         let read = tokio::task::spawn_blocking(move || {
             let config = former.load_again()?;
@@ -112,10 +117,10 @@ impl Reloader {
         read.await.unwrap_or_else(|error| Err(ConfigError::new(format!("cannot be read: {error}"))))
     }
 
-    /// Publishes another plan, if it is another one.
+    /// Publishes the plan if it is a new one.
     fn publish(&self, specs: Vec<Arc<ResourceSpec>>, patterns: Arc<[Arc<ResourceSpec>]>) -> bool {
         let former = self.plan.borrow().clone();
-        // Equal resources are the same ones: nothing is kept twice.
+        // An equal resource keeps its former value, so none is stored twice.
         let same = |spec: Arc<ResourceSpec>| former.specs.iter().find(|known| **known == spec).map_or(spec, Arc::clone);
         let specs: Arc<[_]> = specs.into_iter().map(same).collect();
         let (health, ledger) = (self.running.health.clone(), self.running.policy);
@@ -124,7 +129,7 @@ impl Reloader {
         if stays && plan.health == former.health && plan.ledger == former.ledger {
             return false;
         }
-        // Discovery may have published one since, of what came to /dev.
+        // Discovery may have published a plan since then, because of new nodes in /dev.
         self.plan.send_modify(|current| *current = Arc::new(Plan { number: current.number + 1, ..plan }));
         true
     }
@@ -177,8 +182,9 @@ fn report(config: &Config, generation: u64, needs_restart: Vec<String>) -> Confi
 }
 
 impl App {
-    /// Reads the configuration again and takes what of it can be taken; returns when the first list that follows from it is
-    /// published. May be given up at any moment.
+    /// Reads the configuration again and applies the keys that can change while the daemon runs.
+    /// Returns when the first list that follows from it is published. The future may be dropped at
+    /// any time.
     ///
     /// # Errors
     /// When it is not valid; then nothing has changed.
@@ -186,24 +192,25 @@ impl App {
         self.reloader.reload().await
     }
 
-    /// The last configuration that was good.
+    /// The last valid configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.reloader.latest
     }
 }
 
-/// The directories in which a mounted `ConfigMap` or secret may be exchanged under us.
+/// The directories where the kubelet may replace a mounted `ConfigMap` or secret.
 pub(super) fn directories(config: &Config) -> [PathBuf; 2] {
     let main = config.source().parent().unwrap_or(Path::new("/")).to_owned();
     let drop_ins = main.join("config.d");
     [main, drop_ins]
 }
 
-/// The link that the kubelet exchanges when it has written all files of a volume anew.
+/// The link that the kubelet replaces after it has written all files of a volume again.
 pub(super) const DATA_LINK: &str = "..data";
 
-/// Where these links lead now. Files that a person edits have none: whoever edits says when it is done, by SIGHUP.
+/// The current targets of these links. Files that a person edits have none: the editor sends SIGHUP
+/// when they are complete.
 pub(super) fn data_links(directories: &[PathBuf]) -> Vec<Option<PathBuf>> {
     directories.iter().map(|directory| std::fs::read_link(directory.join(DATA_LINK)).ok()).collect()
 }

@@ -1,4 +1,4 @@
-//! When the hardware is scanned: one scan at a time, a debounce before it and a pause after it.
+//! The schedule of hardware scans: one scan at a time, a debounce before it and a pause after it.
 
 use crate::host;
 use crate::messages::{Mailbox, Rescan};
@@ -6,19 +6,20 @@ use std::pin::Pin;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Udev makes the node some milliseconds after the kernel's event.
+/// Udev creates the node some milliseconds after the kernel's event.
 const DEBOUNCE: Duration = Duration::from_millis(10);
-/// Hardware events come in swarms, and not in the order that one would wish (a virtual function comes before the link to its
-/// physical one): this is the shortest pause between two scans, the later of which sees how it ended.
+/// The shortest pause between two scans. Hardware events come in bursts and in any order: a virtual
+/// function comes before the link to its physical function. The later scan sees the final state.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-/// The pause after a scan, as a multiple of the time that the scan took: whatever changes, scans use at most a tenth of one
-/// processor. A `/dev` with a hundred thousand entries takes 80 ms to list.
+/// The pause after a scan, as a multiple of the scan's duration. So scans use at most a tenth of
+/// one processor, however many events come. A `/dev` with a hundred thousand entries takes 80 ms to
+/// list.
 const PAUSE_FACTOR: u32 = 9;
 
-/// The scans that hints ask for.
+/// The scans that events request.
 pub(super) struct Rescans {
     rescan: Mailbox<Rescan>,
-    /// The poll scans too: no pause, and no wait for a scan, is longer than its interval.
+    /// The interval of the poll, which scans too. No pause, and no wait for a scan, is longer.
     longest: Duration,
     due: Option<Instant>,
     earliest: Instant,
@@ -30,13 +31,14 @@ impl Rescans {
         Rescans { rescan, longest, due: None, earliest: Instant::now(), running: None }
     }
 
-    /// Asks for a scan: there is one after the debounce, or after the pause.
+    /// Requests a scan: it begins after the debounce or after the pause, the later of the two.
     pub(super) fn ask(&mut self) {
         let due = self.earliest.max(Instant::now() + DEBOUNCE);
         self.due.get_or_insert(due);
     }
 
-    /// Waits until a scan begins, or until the running one has ended. Nothing is lost when it is dropped before.
+    /// Waits until a scan begins, or until the running scan has ended. It may be dropped without
+    /// loss.
     pub(super) async fn step(&mut self) {
         if let Some(running) = &mut self.running {
             let took = running.await;

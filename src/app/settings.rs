@@ -1,4 +1,4 @@
-//! What a daemon is started with.
+//! The settings that a daemon is started with.
 
 use crate::config::{Config, Roots};
 use crate::health::LEAVE_AFTER;
@@ -7,26 +7,26 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What the daemon runs on.
+/// The daemon's settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where everything lies.
+    /// The root directories.
     pub roots: Roots,
     /// The validated configuration.
     pub config: Config,
-    /// How long a device that nobody holds and that is no longer found stays in the list, unhealthy.
+    /// How long a device that is free and no longer found stays in the list, unhealthy.
     pub leave_after: Duration,
 }
 
 impl Settings {
-    /// A daemon as it is run.
+    /// The settings of a real daemon.
     #[must_use]
     pub fn new(roots: Roots, config: Config) -> Self {
         Settings { roots, config, leave_after: LEAVE_AFTER }
     }
 
-    /// Takes from others what they may do with the ledger, which has environments, and with our sockets: an earlier version left that to the
-    /// umask.
+    /// Removes other users' access to the ledger, which contains environments, and their write
+    /// access to our sockets' directory. An earlier version left both to the umask.
     pub(super) fn close_folders(&self) {
         let Roots { state, run, .. } = &self.roots;
         match store::keep_private(state) {

@@ -1,4 +1,4 @@
-//! Which resources a daemon offers.
+//! The resources that a daemon offers.
 
 use crate::config::Config;
 use crate::domain::{Grant, ResourceName, ResourceSpec};
@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long to wait before each repetition of a scan that could not read everything.
+/// The pause before each repetition of a scan that could not read everything.
 const SCAN_PAUSES: [Duration; 4] =
     [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
 
-/// The resources: those of the configuration, else the known hardware under its usual names; and in any case those
-/// that somebody holds a device of (I3), else a container could not start again.
+/// The resources of the configuration, else the known hardware under its usual names. A resource
+/// with a held device is always added (I3), else its container could not start again.
 pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> Arc<[Arc<ResourceSpec>]> {
     let mut specs = each(config, host_root).unwrap_or_else(|error| {
         tracing::warn!(%error, "/dev cannot be looked at; resources for each node wait for the next look");
@@ -38,8 +38,8 @@ pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> 
     specs.into()
 }
 
-/// The known hardware under its usual names. A scan that could not read everything is repeated, since a resource that it misses is not
-/// offered before the next reload.
+/// The known hardware under its usual names. A scan that could not read everything is repeated,
+/// because a resource that it misses is not offered before the next reload.
 pub(super) fn usual(host_root: &HostRoot) -> Vec<ResourceSpec> {
     let mut scan = hardware::scan(host_root);
     for pause in SCAN_PAUSES {
@@ -55,12 +55,13 @@ pub(super) fn usual(host_root: &HostRoot) -> Vec<ResourceSpec> {
     hardware::defaults::specs(&scan)
 }
 
-/// The resources of the configuration, one for each node that is there of those that have a name for each.
+/// The resources of the configuration. One with a name for each node becomes one resource for each
+/// present node.
 pub(super) fn each(config: &Config, host_root: &HostRoot) -> Result<Vec<Arc<ResourceSpec>>, ReadFailure> {
     hardware::each(host_root, &config.resources).map(|each| each.specs)
 }
 
-/// The resources as they are configured, where one of them has a name for each node; else none.
+/// The resources as they are configured, if one of them has a name for each node; else none.
 pub(super) fn patterns(config: &Config) -> Arc<[Arc<ResourceSpec>]> {
     let has_pattern = config.resources.iter().any(|spec| spec.name.is_for_each_node());
     config.resources.iter().filter(|_| has_pattern).cloned().collect()

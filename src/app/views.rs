@@ -1,4 +1,4 @@
-//! What a running daemon shows of itself: its actors and its snapshots.
+//! The parts of a running daemon that are visible to others: its actors and its snapshots.
 
 use super::reload::ConfigReport;
 use super::supervisor::Handle;
@@ -16,63 +16,64 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// A kubelet has written an allocation into its checkpoint after this long.
+/// The kubelet writes an allocation into its checkpoint within this time.
 const WRITTEN_WITHIN_MS: u64 = 60_000;
 
-/// The handles of the five actors, for tests and the demo, which let them die.
+/// The handles of the five actors, for tests and the demo, which make actors panic.
 #[derive(Debug, Clone)]
 pub struct Actors {
-    /// Watches the host.
+    /// Finds devices and watches the host.
     pub discovery: Handle<DiscoveryActor>,
-    /// Judges what was found.
+    /// Judges the devices.
     pub health: Handle<HealthActor>,
-    /// Remembers who holds what.
+    /// Records the grants.
     pub ledger: Handle<LedgerActor>,
-    /// Speaks the device-plugin API.
+    /// Serves the device-plugin API.
     pub serving: Handle<Serving>,
     /// Keeps the resources registered.
     pub registration: Handle<Registration>,
 }
 
-/// What others may look at. Every value is a snapshot that outlives the actor that published it.
+/// The snapshots that others may read. Each one outlives the actor that published it.
 #[derive(Debug, Clone)]
 pub struct Views {
-    /// What the kubelet is told.
+    /// The devices and their health, as in the kubelet's lists.
     pub inventory: watch::Receiver<Arc<Inventory>>,
-    /// Who holds what.
+    /// The grants.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    /// The hooks that may run: of free devices, and of those whose next holder waits for its start.
+    /// The hooks that may run: those of free devices, and those of devices whose next holder waits
+    /// for its start.
     pub due: watch::Receiver<Arc<Due>>,
-    /// What is known of the devices' health.
+    /// The verdicts on the devices' health.
     pub judgement: watch::Receiver<Judgement>,
-    /// What the last scan of the host could not read.
+    /// The paths that the last scan of the host could not read.
     pub unread: watch::Receiver<Unread>,
-    /// Each resource's place in the kubelet.
+    /// The registration state of each resource.
     pub registrations: watch::Receiver<BTreeMap<ResourceName, ResourceStatus>>,
     /// The kubelet's socket.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// The kubelet's checkpoint, and since when it cannot be read.
     pub checkpoint: CheckpointReader,
-    /// The configuration.
+    /// The report of the configuration.
     pub config: watch::Receiver<ConfigReport>,
-    /// How the ledger is kept.
+    /// The storage state of the ledger.
     pub kept: watch::Receiver<Kept>,
-    /// What was refused of late.
+    /// Recent refusals.
     pub refusals: Refusals,
-    /// What is to be offered, and how the ledger decides.
+    /// The resources to offer, and the policies of health and ledger.
     pub plan: watch::Receiver<Arc<Plan>>,
-    /// What was wrong with the ledger at the start.
+    /// The damage that was found in the ledger at the start.
     pub recovery: Option<Arc<str>>,
-    /// Which hooks and checks cannot be run.
+    /// The hooks and checks that cannot be run.
     pub shortages: Shortages,
-    /// Why `/metrics` is not served, where it should be.
+    /// Why `/metrics` is not served although it is configured.
     pub not_served: watch::Receiver<Option<String>>,
-    /// Whether everything that READY promises has happened (I11).
+    /// Whether all conditions of READY hold (I11).
     pub ready: watch::Receiver<bool>,
 }
 
 impl Views {
-    /// Whether the kubelet's socket was left behind: nobody has listened on it when it was tried last.
+    /// Whether the kubelet left its socket behind: no process listened on it at the last try.
     #[must_use]
     pub fn socket_left_behind(&self) -> bool {
         let registrations = self.registrations.borrow();
@@ -80,8 +81,9 @@ impl Views {
         finds_nobody && self.kubelet.borrow().is_some()
     }
 
-    /// Why no new grant can be bound to its pod: the kubelet's checkpoint cannot be read, or there is none although devices are held. The
-    /// kubelet writes it with each allocation, so a young grant may come before the first one.
+    /// Why no new grant can be bound to its pod: the kubelet's checkpoint cannot be read, or it is
+    /// missing although devices are held. The kubelet writes it with each allocation, so a young
+    /// grant may exist before the first checkpoint.
     #[must_use]
     pub fn checkpoint_unread(&self) -> Option<CheckpointUnread> {
         let now = host::now().wall;

@@ -1,5 +1,6 @@
-//! The host watch: turns what happens on disk and in the kernel into messages. Every message is only a reason to look;
-//! a slow poll looks anyway.
+//! The host watch: turns events on disk and in the kernel into messages to the actors.
+//!
+//! Every message only triggers a scan or a read. A slow poll reads without an event.
 
 use super::reload;
 use super::rescans::Rescans;
@@ -17,16 +18,18 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// inotify may drop events; this looks at what they would have told.
+/// The interval of the poll. inotify may drop events; the poll reads the same state.
 const POLL: Duration = Duration::from_secs(30);
-/// The same where inotify does not watch everything: then nothing else tells of a new kubelet.
+/// The interval where inotify does not watch every directory: then only the poll notices a new
+/// kubelet.
 const POLL_ALONE: Duration = Duration::from_secs(1);
-/// The kubelet writes its checkpoint once for each container of a pod.
+/// The delay of a reconcile. The kubelet writes its checkpoint once for each container of a pod.
 const RECONCILE_AFTER: Duration = Duration::from_millis(50);
-/// The kubelet exchanges the files of one volume at once; those of several one after the other.
+/// The delay of a reload. The kubelet replaces the files of one volume at once, and several volumes
+/// one after the other.
 const RELOAD_AFTER: Duration = Duration::from_millis(200);
 
-/// Where the kubelet listens for registrations.
+/// The socket where the kubelet accepts registrations.
 pub(super) fn kubelet_socket(device_plugins: &Path) -> PathBuf {
     device_plugins.join("kubelet.sock")
 }
@@ -36,9 +39,9 @@ pub(super) struct Watcher {
     pub(super) device_plugins: PathBuf,
     pub(super) host_root: HostRoot,
     pub(super) plan: watch::Receiver<Arc<Plan>>,
-    /// Where the configuration lies.
+    /// The directories of the configuration.
     pub(super) config_dirs: [PathBuf; 2],
-    /// Told when it was exchanged. One that waits stands for all.
+    /// Notified when the files were replaced. One waiting message stands for all.
     pub(super) config_changed: mpsc::Sender<()>,
     pub(super) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
     pub(super) sockets: Arc<Sockets>,
@@ -51,7 +54,7 @@ pub(super) struct Watcher {
     pub(super) socket_lost: Mailbox<SocketLost>,
 }
 
-/// What one wait brought.
+/// The result of one wait.
 enum Event {
     Change(std::io::Result<Change>),
     Uevent(std::io::Result<Option<Uevent>>),
@@ -64,7 +67,7 @@ enum Event {
 }
 
 impl Watcher {
-    /// Reads the kubelet's socket; true when it is another one than before.
+    /// Reads the kubelet's socket; true when it differs from the last one.
     pub(super) fn look_for_kubelet(&self) -> bool {
         let socket = kubelet_socket(&self.device_plugins).symlink_metadata().ok();
         let generation = socket.filter(|metadata| metadata.file_type().is_socket()).map(|metadata| KubeletGeneration {
@@ -74,12 +77,12 @@ impl Watcher {
         self.kubelet.send_if_modified(|known| std::mem::replace(known, generation) != generation)
     }
 
-    /// Directories whose entries matter: the kubelet's, our sockets', and those of device nodes.
+    /// The directories to watch: the kubelet's, our sockets', and those of device nodes.
     fn directories(&self) -> BTreeSet<PathBuf> {
         let mut dirs = BTreeSet::from([self.device_plugins.clone(), self.sockets.directory().to_owned()]);
         dirs.extend(self.config_dirs.iter().cloned());
         let plan = self.plan.borrow();
-        // What comes may be a resource of its own.
+        // A new node may become a resource of its own.
         for spec in plan.specs.iter().chain(plan.patterns.iter()) {
             if spec.class != DeviceClass::Char {
                 dirs.insert(self.host_root.path("dev"));
@@ -87,7 +90,7 @@ impl Watcher {
             for CharPath { host, .. } in &spec.paths {
                 let folder = host.folder();
                 dirs.insert(self.host_root.path(folder.trim_start_matches('/')));
-                // Where it is a folder, what is in it matters; the watch of a node is that of its folder.
+                // If the path is a folder, its entries matter; a node is watched by its folder.
                 dirs.extend(host.literal().map(|path| self.host_root.path(path.trim_start_matches('/'))));
             }
         }
@@ -107,7 +110,7 @@ impl Watcher {
         let mut rescans = Rescans::new(self.rescan.clone(), POLL);
         let mut reconcile_at = Some(Instant::now());
         let (mut links, mut reload_at) = (reload::data_links(&self.config_dirs), None);
-        // The kubelet may have come between the first look and the watch.
+        // The kubelet may have started between the first read and the watch.
         self.look();
         loop {
             let event = tokio::select! {
@@ -170,7 +173,8 @@ impl Watcher {
         }
     }
 
-    /// Tries to watch what is not watched: what others had used up they may have given back.
+    /// Watches what could not be watched before: inotify watches that others used may be free
+    /// again.
     fn watch_again(&self, watch: &mut Option<DirWatch>) {
         if let Some(watch) = watch {
             watch.rearm();
@@ -180,7 +184,7 @@ impl Watcher {
         }
     }
 
-    /// Has the configuration read anew, soon, when the links to its files lead elsewhere.
+    /// Schedules a reload when the links to the configuration's files have new targets.
     fn look_for_exchange(&self, event: &Event, links: &mut Vec<Option<PathBuf>>, reload_at: &mut Option<Instant>) {
         let may_be_exchanged = match event {
             Event::Change(Ok(Change::Entry { dir, name })) => name == reload::DATA_LINK && self.config_dirs.contains(dir),
@@ -198,11 +202,11 @@ impl Watcher {
 
     fn tell_of_exchange(&self, reload_at: &mut Option<Instant>) {
         *reload_at = None;
-        // One that waits already is as good.
+        // A message that already waits is enough.
         let _ = self.config_changed.try_send(());
     }
 
-    /// Tells health of what an event says of a device itself. Whether it says something.
+    /// Sends an event about a device's health to the health actor. Returns whether there was one.
     fn tells(&self, uevent: &Uevent) -> bool {
         let event = hardware::event(uevent);
         if let Some(event) = event.clone() {
@@ -217,7 +221,7 @@ impl Watcher {
         self.judgement.send_modify(|judgement| drop(judgement.off.insert(Source::Uevents, why)));
     }
 
-    /// Tells registration of another kubelet socket, and of sockets of our own that are gone.
+    /// Notifies registration of another kubelet socket, and of our own sockets that were removed.
     fn look(&self) {
         if self.look_for_kubelet() {
             self.kubelet_seen.tell(KubeletSeen(*self.kubelet.borrow()));
@@ -228,7 +232,7 @@ impl Watcher {
     }
 }
 
-/// The next item of a source that may be missing: then never.
+/// The next item of a source. If the source is missing, this never returns.
 async fn next<S, F, T>(source: Option<S>, wait: impl FnOnce(S) -> F) -> T
 where
     F: Future<Output = T>,

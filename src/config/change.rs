@@ -1,4 +1,6 @@
-//! What is different between two configurations, key by key: pure. A reload applies it, `status` tells what of it waits.
+//! The difference between two configurations, key by key; pure.
+//!
+//! A reload applies it, and `status` shows the keys that need a restart.
 
 use super::Config;
 use crate::domain::{ResourceName, ResourceSpec};
@@ -6,32 +8,32 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What becomes of one resource.
+/// The change of one resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResourceChange {
-    /// It is new.
+    /// Added.
     Added,
-    /// It is gone.
+    /// Removed.
     Removed,
     /// These of its keys have other values.
     Changed(Vec<&'static str>),
 }
 
-/// What is different.
+/// The difference.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Change {
-    /// The resources that are not as they were.
+    /// The resources that were added, removed or changed.
     pub resources: BTreeMap<ResourceName, ResourceChange>,
-    /// Whether those that stay have another order: the first that selects a device gets it.
+    /// Whether the remaining resources have another order: the first that selects a device gets it.
     pub reordered: bool,
-    /// Keys outside of resources that a running daemon takes at once.
+    /// Keys outside of resources that a running daemon applies at once.
     pub live: Vec<&'static str>,
-    /// Those that it takes at its next start.
+    /// Keys that the daemon applies at its next start.
     pub needs_restart: Vec<&'static str>,
 }
 
 impl Change {
-    /// From one configuration to the other.
+    /// The change from one configuration to the other.
     #[must_use]
     pub fn between(before: &Config, after: &Config) -> Self {
         let (were, are) = (by_name(before), by_name(after));
@@ -75,7 +77,7 @@ impl Change {
         Change { resources, reordered, live, needs_restart }
     }
 
-    /// Whether nothing is different.
+    /// Whether the configurations are equal.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Change::default()
@@ -83,7 +85,8 @@ impl Change {
 }
 
 impl Config {
-    /// What a running daemon has when it takes another configuration: what needs a restart stays as it is.
+    /// The configuration of a running daemon after a reload of `other`: keys that need a restart
+    /// keep their values.
     #[must_use]
     pub fn taking(&self, other: &Config) -> Config {
         Config {
@@ -101,14 +104,15 @@ impl Config {
     }
 }
 
-/// A name for each node may be that of several.
+/// Several resources may have the same name if it is a name for each node.
 fn by_name(config: &Config) -> BTreeMap<&ResourceName, Vec<&Arc<ResourceSpec>>> {
     let mut by_name: BTreeMap<_, Vec<_>> = BTreeMap::new();
     config.resources.iter().for_each(|spec| by_name.entry(&spec.name).or_default().push(spec));
     by_name
 }
 
-/// The keys that differ in any of the resources of a name. One more or less is other paths.
+/// The keys that differ in any resource of this name. A different number of resources counts as
+/// other `paths`.
 fn changed(were: &[&Arc<ResourceSpec>], are: &[&Arc<ResourceSpec>]) -> Vec<&'static str> {
     let mut all: Vec<&'static str> = if were.len() == are.len() { Vec::new() } else { vec!["paths"] };
     for key in were.iter().zip(are).flat_map(|(was, is)| keys(was, is)) {
@@ -143,7 +147,8 @@ fn keys(was: &ResourceSpec, is: &ResourceSpec) -> Vec<&'static str> {
     ])
 }
 
-/// One change a line: `+ example.com/a`, `- example.com/b`, `~ example.com/c: env, mounts`, `~ telemetry.listen (at the next start)`.
+/// One change per line: `+ example.com/a`, `- example.com/b`, `~ example.com/c: env, mounts`,
+/// `~ telemetry.listen (at the next start)`.
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let resource = |(name, change): (&ResourceName, &ResourceChange)| match change {
@@ -207,7 +212,8 @@ mod tests {
             keys("labels", &["features_d"]),
         ];
         assert_eq!(change.needs_restart, restart.concat());
-        // What runs then: the one half as it was, the other as it is.
+        // The running configuration has the new values of live keys and the old values of the
+        // others.
         let running = before.taking(&after);
         assert_eq!(Change::between(&before, &running), Change { live: change.live.clone(), ..Change::default() });
         let waits = Change { needs_restart: change.needs_restart.clone(), ..Change::default() };
@@ -244,7 +250,7 @@ mod tests {
                 }
             }
             prop_assert_eq!(follows, names(&after));
-            // The same on the way back.
+            // The same in the reverse direction.
             let back = Change::between(&after, &before);
             prop_assert_eq!(back.resources.keys().collect::<Vec<_>>(), change.resources.keys().collect::<Vec<_>>());
         }

@@ -1,11 +1,12 @@
-//! The contract of a resource and its options: a table that is named as the contract.
+//! The contract of a resource, and its options: a table with the name of the contract.
 
 use super::error::{hidden, hidden_in};
 use super::fragments::Resource;
 use super::text;
 use crate::domain::{Contract, ContractKind, DeviceClass, NvidiaOptions, PciAddress, Select, SriovOptions, VdpaType};
 
-/// The contract that the resource names, else the usual one, with its options.
+/// The contract that the resource names, else the usual one of its class, vendors and drivers. It
+/// includes its options.
 pub(super) fn contract(resource: &Resource, class: DeviceClass, select: &Select) -> Result<Contract, String> {
     let kind = resource.contract.unwrap_or_else(|| ContractKind::usual(class, &select.vendor, &select.driver));
     let tables = [
@@ -67,7 +68,7 @@ fn sriov(options: SriovOptions) -> Result<SriovOptions, String> {
     }
     let mut additional_info = std::collections::BTreeMap::new();
     for (of, table) in options.additional_info {
-        // The addresses are looked up as they are printed.
+        // An address is looked up in the spelling that `PciAddress` prints.
         let lower = of.to_ascii_lowercase();
         let address = lower.parse::<PciAddress>().map_err(|error| hidden_in(&error.to_string(), &lower));
         let key = if of == "*" { Ok(of) } else { address.map(|address| address.to_string()) };
@@ -86,7 +87,7 @@ mod tests {
     };
     use std::collections::BTreeMap;
 
-    /// The contract of a resource that says this, or the sentence.
+    /// The contract of a resource with these keys, or the error message.
     fn contract(class: &str, rest: &str) -> Result<Contract, String> {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");

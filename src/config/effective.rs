@@ -1,4 +1,4 @@
-//! The effective configuration: what the daemon runs on, as one file, with the origin of each value.
+//! The effective configuration of the daemon as one file, with the origin of each value.
 
 use super::error::printable;
 use super::keys::{self, TABLES};
@@ -10,19 +10,19 @@ use crate::domain::{PerContainer, ResourceSpec};
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// The file; the line is counted from 1.
+    /// The file.
     pub file: PathBuf,
-    /// Its line.
+    /// The line, counted from 1.
     pub line: usize,
 }
 
 /// The effective configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shown {
-    /// As a file, which is valid itself; each value has its origin in a comment.
+    /// A valid file, with the origin of each value in a comment.
     pub text: String,
     /// Each key with its value and origin, `None` for a default: `resource[0].select.vendor`.
     pub values: Vec<(String, Json, Option<Origin>)>,
@@ -32,7 +32,7 @@ impl Examined {
     /// The effective configuration.
     ///
     /// # Errors
-    /// The first mistake.
+    /// The first error of the files.
     pub fn show(&self, node: &Node) -> Result<Shown, ConfigError> {
         let table = effective(&self.merged, &self.config()?);
         let origin = |place: Option<&Place>| match place {
@@ -61,7 +61,8 @@ impl Examined {
     }
 }
 
-/// Every key in the order of the table of keys; what no file says has its default and no place.
+/// Every key in the order of the table of keys. A key that no file contains has its default and no
+/// place.
 fn effective(merged: &Table, config: &Config) -> Table {
     let mut shown = Table::default();
     for table in TABLES.into_iter().filter(|table| *table != "resource") {
@@ -84,7 +85,7 @@ fn effective(merged: &Table, config: &Config) -> Table {
     shown
 }
 
-/// A resource, with what follows from its class and its other keys.
+/// A resource, with the defaults that follow from its class and its other keys.
 fn resource(said: &Table, spec: &ResourceSpec) -> Table {
     let kind = spec.contract.kind().as_str();
     let mut said = said.clone();
@@ -110,7 +111,7 @@ fn resource(said: &Table, spec: &ResourceSpec) -> Table {
     let has_pool = said.get("pool").is_some();
     let mut filled = with_defaults("resource", Some(&said));
     if has_pool {
-        // One of both: a pool has no shares.
+        // A resource has `pool` or `replicas`, not both.
         filled.take("replicas");
     }
     filled

@@ -1,7 +1,9 @@
-//! What is wrong with a configuration, in one sentence.
+//! Errors of a configuration, each one sentence.
 //!
-//! A value of a file may be a secret that stands in the wrong place. So a sentence quotes it through [`hidden`], and has two forms: in full for
-//! `holdfast config check`, which a person runs on the file; and without the values for the log, the page, `status` and reports of faults.
+//! A value of a file may be a secret in the wrong place. So a message marks the values that it
+//! quotes with [`hidden`], and has two forms. The full form is for `holdfast config check`, which a
+//! person runs on the file. The form without values is for the log, the page, `status` and doctor's
+//! archive.
 
 use super::tree::Place;
 use crate::domain;
@@ -9,34 +11,36 @@ use serde::de::Unexpected;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A configuration that cannot be used.
+/// The error of a configuration that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     file: Option<PathBuf>,
     /// Line and column.
     at: Option<(usize, usize)>,
     problem: String,
-    /// The same without the values that it quotes.
+    /// The problem without the values that it quotes.
     public: String,
 }
 
-/// Around a value that a sentence quotes: noncharacters, which no file has (Unicode 15, "Noncharacters").
+/// The marks around a quoted value: noncharacters, which no file contains (Unicode 15,
+/// "Noncharacters").
 const VALUE: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
-/// Longer keys, and those with other characters than a bare key of TOML has, are taken for values that stand in the wrong place.
+/// A longer key, or one with other characters than a bare key of TOML, is treated as a value in the
+/// wrong place.
 const KEY_CHARS_MAX: usize = 32;
 
-/// A value of a file, in a sentence.
+/// A value of a file, marked for a message.
 pub(super) fn hidden(value: impl fmt::Display) -> String {
     format!("{}{}{}", VALUE[0], value.to_string().replace(VALUE, "\u{fffd}"), VALUE[1])
 }
 
-/// A sentence of another part that quotes this value.
+/// A message from another part of the code that quotes this value; marks the value.
 pub(super) fn hidden_in(sentence: &str, value: &str) -> String {
     if value.is_empty() { sentence.to_owned() } else { sentence.replacen(value, &hidden(value), 1) }
 }
 
-/// The sentence without its values.
+/// The message without its values.
 fn without_values(marked: &str) -> String {
     let mut parts = marked.split(VALUE[0]);
     let mut public = parts.next().unwrap_or_default().to_owned();
@@ -48,7 +52,8 @@ fn without_values(marked: &str) -> String {
 }
 
 impl ConfigError {
-    /// In one line, whatever of the file it quotes; values are quoted by [`hidden`].
+    /// An error on one line, even if it quotes text with line breaks. Values must be quoted by
+    /// [`hidden`].
     pub(crate) fn new(problem: impl Into<String>) -> Self {
         let marked = printable(&problem.into());
         ConfigError { file: None, at: None, public: without_values(&marked), problem: marked.replace(VALUE, "") }
@@ -58,7 +63,7 @@ impl ConfigError {
         ConfigError { file: Some(file.to_owned()), ..self }
     }
 
-    /// At a place, where it is known.
+    /// Adds the place, if it is known.
     pub(super) fn at(self, place: Option<&Place>) -> Self {
         match place {
             Some(place) => ConfigError { file: Some(place.file.to_path_buf()), at: Some((place.line, place.column)), ..self },
@@ -66,12 +71,12 @@ impl ConfigError {
         }
     }
 
-    /// Says what the parser says, in one line.
+    /// An error with the first line of the TOML parser's message.
     pub(super) fn of_parser(error: &toml::de::Error, place: Option<&Place>) -> Self {
         ConfigError::new(error.message().lines().next().unwrap_or("not valid TOML")).at(place)
     }
 
-    /// The file that is meant.
+    /// The file with the error.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
@@ -89,7 +94,8 @@ impl ConfigError {
         self.at.map(|(_, column)| column)
     }
 
-    /// What is wrong, and what would be right. It quotes values of the file, for the person who runs `holdfast config check`.
+    /// The problem and the remedy. The text quotes values of the file, for the person who runs
+    /// `holdfast config check`.
     #[must_use]
     pub fn problem(&self) -> &str {
         &self.problem
@@ -106,14 +112,14 @@ impl ConfigError {
         place
     }
 
-    /// The sentence with its place and the values that it quotes.
+    /// The message with its place and the values that it quotes.
     #[cfg(test)]
     pub(crate) fn in_full(&self) -> String {
         format!("{}: {}", self.place(), self.problem)
     }
 }
 
-/// Without the values that it quotes.
+/// The message without the values that it quotes.
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.place(), self.public)?;
@@ -123,12 +129,13 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// The text on one line, whatever of a file it quotes. TOML has no unprintable character in a comment either.
+/// The text on one line, even if it quotes line breaks. TOML forbids unprintable characters in
+/// comments too.
 pub(super) fn printable(text: &str) -> String {
     domain::printable(text).into_owned()
 }
 
-/// What serde found where it expected something else, in words of TOML.
+/// The message for a value of the wrong type, in TOML's words.
 pub(super) fn wrong_type(found: &Unexpected<'_>, wanted: &str) -> String {
     let found = match found {
         Unexpected::Bool(truth) => format!("boolean `{}`", hidden(truth)),
@@ -152,7 +159,7 @@ pub(super) fn wrong_type(found: &Unexpected<'_>, wanted: &str) -> String {
     format!("found {found}, where {wanted} is expected")
 }
 
-/// An unknown key or value, with the nearest known one or with all of them.
+/// The message for an unknown key or value. It names the nearest known one, or all of them.
 pub(super) fn unknown(what: &str, unknown: &str, known: &[&str]) -> String {
     let is_bare = unknown.len() <= KEY_CHARS_MAX && unknown.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
     let shown = if what == "key" && is_bare { unknown.to_owned() } else { hidden(unknown) };
@@ -182,7 +189,7 @@ mod tests {
         let known = ["name", "class", "replicas"];
         assert_eq!(unknown("key", "replica", &known), "unknown key `replica`; did you mean `replicas`?");
         assert_eq!(unknown("key", "zzz", &["listen"]), "unknown key `zzz`; known are `listen`");
-        // A value that stands where a key belongs.
+        // A value where a key is expected.
         let misplaced = ConfigError::new(unknown("key", "TOKEN=abc", &["env"]));
         assert_eq!(misplaced.to_string(), "configuration: unknown key `…`; known are `env`; `holdfast config check` shows the value");
     }

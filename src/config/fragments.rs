@@ -1,4 +1,4 @@
-//! What one file may say: every key optional, every unknown key an error.
+//! The keys of one file as serde types: every key is optional, every unknown key is an error.
 
 use crate::domain::topology::Placement;
 use crate::domain::{
@@ -29,22 +29,22 @@ pub(super) struct Fragment {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Ledger {
     pub(super) durability: Option<Durability>,
-    /// How long a grant is remembered after it was given back, such as `90d`.
+    /// How long a released grant stays in the history, such as `90d`.
     pub(super) history_age: Option<String>,
-    /// So much room they may take, such as `256MiB`; or so many of them.
+    /// The limit of the history: its size, such as `256MiB`, or a number of grants.
     pub(super) history_size: Option<HistorySize>,
     pub(super) refuse: Option<Refuse>,
     pub(super) when_not_durable: Option<WhenNotDurable>,
 }
 
-/// How much is remembered.
+/// The limit of the history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum HistorySize {
     Grants(u64),
     Bytes(String),
 }
 
-/// By hand, as [`Path`] is.
+/// Implemented by hand, for the same reason as for [`Path`].
 impl<'de> Deserialize<'de> for HistorySize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct SizeOrCount;
@@ -129,7 +129,7 @@ pub(super) struct Resource {
     pub(super) name: String,
     pub(super) class: Class,
     pub(super) contract: Option<ContractKind>,
-    // Options of contracts: a table that is named as the contract.
+    // The options of a contract: a table with the name of the contract.
     pub(super) nvidia: Option<NvidiaOptions>,
     #[serde(rename = "intel-gpu")]
     pub(super) intel_gpu: Option<IntelGpuOptions>,
@@ -170,7 +170,7 @@ pub(super) enum Class {
     Char,
 }
 
-/// What a network function is connected to.
+/// The link layer of a network function.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum LinkType {
@@ -208,7 +208,7 @@ pub(super) struct Mount {
     pub(super) read_only: bool,
 }
 
-/// A path: a glob alone, or a table with more to say.
+/// A path: a glob, or a table with options.
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) host: NodePattern,
@@ -216,7 +216,7 @@ pub(super) struct Path {
     pub(super) permissions: Option<String>,
 }
 
-/// By hand, since serde's `untagged` would answer a misspelt key with "did not match any variant".
+/// Implemented by hand: serde's `untagged` answers a misspelt key with "did not match any variant".
 impl<'de> Deserialize<'de> for Path {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
@@ -259,7 +259,7 @@ impl<'de> Deserialize<'de> for Path {
     }
 }
 
-/// A hook: a word, or a command with its time.
+/// A hook: a word, or a command with its time limit.
 #[derive(Debug)]
 pub(super) enum Hook {
     None,
@@ -267,7 +267,7 @@ pub(super) enum Hook {
     Command { command: Vec<String>, timeout: Option<String> },
 }
 
-/// By hand, as a path is.
+/// A periodic check command.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Check {
@@ -277,6 +277,7 @@ pub(super) struct Check {
     pub(super) every: Option<String>,
 }
 
+/// Implemented by hand, for the same reason as for [`Path`].
 impl<'de> Deserialize<'de> for Hook {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]

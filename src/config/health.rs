@@ -1,4 +1,4 @@
-//! `[health]`: how devices are judged.
+//! `[health]`: the policy of device health.
 
 use super::ConfigError;
 use super::error::hidden;
@@ -6,9 +6,10 @@ use super::fragments;
 use crate::domain::HealthPolicy;
 use std::time::Duration;
 
-/// More often than this is no poll any more; what must be known at once comes by events.
+/// The shortest poll interval. Anything that must be known faster arrives as an event.
 const POLL_MIN: Duration = Duration::from_secs(1);
-/// Less often than this, and a soft failure would be believed at its first sight.
+/// The longest poll interval. The patience of a soft failure is at most 60 s (`Reason::weight`).
+/// Rarer polls could not show that the failure lasted.
 const POLL_MAX: Duration = Duration::from_secs(60);
 
 pub(super) fn health(health: &fragments::Health) -> Result<HealthPolicy, ConfigError> {

@@ -1,4 +1,4 @@
-//! What is done to a device before a start and after its release.
+//! The hooks of a resource: before a container starts, after a release, and the periodic check.
 
 use super::error::hidden;
 use super::fragments::{self, Resource};
@@ -7,17 +7,18 @@ use crate::domain::{Check, DeviceClass, Hook, Hooks, Phase, Select, Sharing};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// The kubelet waits for 30 s, and several devices of a container may have to wait for each other.
+/// The kubelet waits for 30 s, and several devices of one container may have to wait for each
+/// other.
 const BEFORE_START_MAX: Duration = Duration::from_secs(25);
 const BEFORE_START_USUAL: Duration = Duration::from_secs(20);
-/// The largest disk is overwritten by then.
+/// Enough to overwrite the largest disk.
 const AFTER_RELEASE_MAX: Duration = Duration::from_secs(24 * 3600);
 const AFTER_RELEASE_USUAL: Duration = Duration::from_secs(60);
-/// A check that takes longer is not run now and then.
+/// A check that takes longer is not suited to be run periodically.
 const CHECK_MAX: Duration = Duration::from_secs(60);
 const CHECK_USUAL: Duration = Duration::from_secs(10);
 const CHECK_EVERY: Duration = Duration::from_secs(60);
-/// More often, and the node does little else.
+/// With a shorter period the node would do little else.
 const CHECK_EVERY_MIN: Duration = Duration::from_secs(5);
 const CHECK_EVERY_MAX: Duration = Duration::from_secs(24 * 3600);
 const LIMIT_MIN: Duration = Duration::from_secs(1);
@@ -41,7 +42,7 @@ fn check(check: &fragments::Check) -> Result<Check, String> {
     Ok(Check { run, every: every.unwrap_or(CHECK_EVERY) })
 }
 
-/// A time within its bounds, or the sentence.
+/// The time if it is within its bounds, else the error message.
 fn time(phase: Phase, key: &str, text: &str, example: &str, bounds: RangeInclusive<Duration>) -> Result<Duration, String> {
     let (min, max) = (humantime::format_duration(*bounds.start()), humantime::format_duration(*bounds.end()));
     let time = humantime::parse_duration(text).ok().filter(|time| bounds.contains(time));
@@ -95,7 +96,7 @@ mod tests {
     use super::super::{Node, load};
     use super::*;
 
-    /// The hooks of a GPU resource that says this, or the sentence.
+    /// The hooks of a GPU resource with these keys, or the error message.
     fn hooks(text: &str) -> Result<Hooks, String> {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");

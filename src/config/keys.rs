@@ -1,10 +1,12 @@
-//! Every key, with its default: the one table that `config show` and docs/configure.md are held against.
+//! Every key with its default: the table that tests compare `config show` and docs/configure.md
+//! with.
 
-/// The tables of a file, in the order in which they are shown.
+/// The tables of a file, in the order of `config show`.
 pub(super) const TABLES: [&str; 10] =
     ["ledger", "telemetry", "kubelet", "cdi", "device_info", "health", "nvidia", "upgrade", "labels", "resource"];
 
-/// A key: its table, its name, and what holds when no file says it, as TOML. Empty is nothing, or what follows from other keys.
+/// A key: its table, its name, and its default as TOML. Empty means no default, or one that follows
+/// from other keys.
 pub(super) type Key = (&'static str, &'static str, &'static str);
 
 pub(super) const KEYS: &[Key] = &[
@@ -80,7 +82,7 @@ pub(super) const KEYS: &[Key] = &[
     ("resource.sriov", "additional_info", ""),
 ];
 
-/// The keys of a table, in the order in which they are shown.
+/// The keys of a table, in the order of `config show`.
 pub(super) fn of(table: &str) -> impl Iterator<Item = &'static Key> {
     KEYS.iter().filter(move |(of, ..)| *of == table)
 }
@@ -100,7 +102,7 @@ mod tests {
         examined(text).config().unwrap_or_else(|error| panic!("{error}\n{text}"))
     }
 
-    /// What the parser says it knows when it is asked for something it does not know.
+    /// The keys that the parser lists as known when it finds an unknown one.
     fn known(table: &str) -> Vec<String> {
         let unlikely = "zzzzzzzzzzzzzzzz";
         let text = match table.strip_prefix("resource") {

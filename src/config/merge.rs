@@ -1,4 +1,4 @@
-//! Reads the files, looks at every part of them, and lays them over each other.
+//! Reads the files, checks each part of them, and merges them.
 
 use super::error::unknown;
 use super::fragments::Fragment;
@@ -13,42 +13,44 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// So many mistakes are kept: whoever has more has the wrong file, or one mistake again and again. The others are counted.
+/// The limit of reported errors; further ones are only counted. A file with more is probably the
+/// wrong file, or repeats one error.
 pub const PROBLEMS_MAX: usize = 100;
 
-/// A ConfigMap has 1 MiB at most. Whatever is much larger is another file, or has no end.
+/// The size limit of a file. A ConfigMap has at most 1 MiB. A much larger file is a wrong one, or
+/// has no end.
 const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
 /// Reads a configuration file, or another plugin's; `-` is standard input.
 ///
 /// # Errors
-/// What the system said; `FileTooLarge` for more than 16 MiB.
+/// The system's error; `FileTooLarge` for more than 16 MiB.
 pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     if path == Path::new("-") { read_whole(io::stdin().lock(), FILE_BYTES_MAX) } else { read_whole(File::open(path)?, FILE_BYTES_MAX) }
 }
 
-/// Loads the configuration from `file` (else the default path), the `*.toml` drop-ins of `config.d` beside it, and their
-/// sections for this node.
+/// Loads the configuration from `file` (else the default path), the `*.toml` drop-ins of `config.d`
+/// in the same folder, and their sections for this node.
 ///
-/// A missing default file is an empty one; a file that was asked for must be there.
+/// A missing default file counts as empty. A file that was named must exist.
 ///
 /// # Errors
-/// One sentence: which file, which line, what is wrong, what would be right.
+/// One sentence: the file, the line, the error and the remedy.
 pub fn load(file: Option<&Path>, node: &Node) -> Result<Config, ConfigError> {
     let examined = Examined::of(file, node);
     Ok(Config { asked: file.map(Path::to_owned), node: node.clone(), hash: examined.hash, ..examined.config()? })
 }
 
-/// What the files say, and everything that is wrong with them.
+/// The contents of the files, with all errors in them.
 #[derive(Debug, Default)]
 pub struct Examined {
     /// The files that were read, in this order.
     pub files: Vec<PathBuf>,
-    /// The sections for some nodes, in the order in which they are laid over the rest.
+    /// The sections for some nodes, in the order in which they are merged.
     pub sections: Vec<Section>,
-    /// The mistakes, at most one of each table and resource, and [`PROBLEMS_MAX`] of all.
+    /// The errors: at most one of each table and resource, and at most [`PROBLEMS_MAX`].
     pub problems: Vec<ConfigError>,
-    /// How many more there are.
+    /// The number of further errors.
     pub more_problems: usize,
     pub(super) merged: Table,
     /// CRC-32 of the texts of the files.
@@ -62,24 +64,25 @@ impl Examined {
         Self::with_main(file, None, node)
     }
 
-    /// The same, were `instead` the main file.
+    /// The same, with `instead` in place of the main file.
     #[must_use]
     pub fn with_main(file: Option<&Path>, instead: Option<&Path>, node: &Node) -> Self {
         let main = file.unwrap_or(Path::new(DEFAULT_PATH));
         Self::read(instead.unwrap_or(main), main, file.or(instead).is_none(), node)
     }
 
-    /// Reads `main` and the drop-ins that lie beside `place`.
+    /// Reads `main` and the drop-ins in the folder of `place`.
     fn read(main: &Path, place: &Path, may_be_missing: bool, node: &Node) -> Self {
         let mut examined = Examined::default();
         let drop_ins = drop_ins(place).unwrap_or_else(|problem| {
             examined.problem(|| problem);
             Vec::new()
         });
-        // A drop-in was there when they were listed: one that is gone was taken away since.
+        // Each drop-in existed when the folder was listed. If it is missing now, it was deleted
+        // since.
         let drop_ins = drop_ins.into_iter().map(|path| (path, true));
         for (path, may_be_missing) in std::iter::once((main.to_owned(), may_be_missing)).chain(drop_ins) {
-            // A file that somebody names to be compared may be a pipe of their shell.
+            // A file that a user names for a comparison may be a pipe of the shell.
             let read = if path == main && main != place { read_file(&path) } else { read_bounded(&path, FILE_BYTES_MAX) };
             match read {
                 Ok(bytes) => examined.take(&bytes, &path, node),
@@ -90,7 +93,7 @@ impl Examined {
         examined.merge()
     }
 
-    /// One file alone, that has this content.
+    /// A single file with this content.
     #[must_use]
     pub fn alone(bytes: &[u8], path: &Path, node: &Node) -> Self {
         let mut examined = Examined::default();
@@ -98,10 +101,10 @@ impl Examined {
         examined.merge()
     }
 
-    /// The configuration that follows.
+    /// The resulting configuration.
     ///
     /// # Errors
-    /// The first mistake.
+    /// The first error.
     pub fn config(&self) -> Result<Config, ConfigError> {
         if let Some(problem) = self.problems.first() {
             return Err(problem.clone());
@@ -139,7 +142,7 @@ impl Examined {
         }
     }
 
-    /// Keeps a mistake, or counts it.
+    /// Keeps an error, or counts it.
     fn problem(&mut self, problem: impl FnOnce() -> ConfigError) {
         if self.problems.len() < PROBLEMS_MAX {
             self.problems.push(problem());
@@ -148,7 +151,7 @@ impl Examined {
         }
     }
 
-    /// Looks at each part of a file by itself, so that one mistake hides no other.
+    /// Checks each part of a file separately, so that one error hides no other.
     fn examine(&mut self, Table(entries): &Table) {
         for entry in entries {
             let whole = Value { place: entry.place.clone(), is: entry.value.is.clone() };
@@ -173,8 +176,9 @@ impl Examined {
         }
     }
 
-    /// Every resource needs a name of its own; but one of a section takes the place of the one with its name. A name for each node may
-    /// be that of several, of which each has other nodes.
+    /// Every resource needs a name of its own, except that a resource of a section replaces the one
+    /// with its name. Several resources may have the same name for each node, because each has
+    /// other nodes.
     fn no_twins(&mut self, table: &Table) {
         let mut names = BTreeSet::new();
         for name in resources(table).iter().filter_map(name_of) {
@@ -206,7 +210,7 @@ impl Examined {
     }
 }
 
-/// The mistake of a part of a file, looked at by itself: a table, or one resource.
+/// The error of one part of a file, checked separately: a table, or one resource.
 pub(super) fn problem_of(key: &str, is: Is, part: &Value) -> Option<ConfigError> {
     let mut alone = Table::default();
     alone.set(key, is);
@@ -220,7 +224,8 @@ pub(super) fn problem_of(key: &str, is: Is, part: &Value) -> Option<ConfigError>
     problem.map(|problem| if problem.line().is_some() { problem } else { problem.at(part.place.as_ref()) })
 }
 
-/// Later keys win, resources add up. What is no key was told as a mistake, and is left out: there may be any number of them.
+/// Merges tables: later keys win, resources add up. Unknown keys are left out. They were reported
+/// as errors, and there may be any number of them.
 fn lay_over(merged: &mut Table, mut over: Table) {
     over.0.retain(|entry| keys::TABLES.contains(&&*entry.key));
     for mut entry in over.0 {
@@ -236,8 +241,9 @@ fn lay_over(merged: &mut Table, mut over: Table) {
     }
 }
 
-/// A resource of a section takes the place of the one with its name, else it comes behind them. Those with a name for each node come
-/// before others of this kind: the first that means a node has it.
+/// A resource of a section replaces the one with its name, else it is appended. A resource with a
+/// name for each node is inserted before all others of this kind, because the first that matches a
+/// node gets it.
 fn lay_resources(there: &mut Vec<Value>, resources: Vec<Value>) {
     let name = |resource: &Value| name_of(resource).and_then(Value::as_text).map(str::to_owned);
     let is_for_each_node = |resource: &Value| name(resource).is_some_and(|name| name.contains(NODE));
@@ -262,7 +268,7 @@ fn name_of(resource: &Value) -> Option<&Value> {
     resource.as_table()?.get("name")
 }
 
-/// What a sentence says behind the name of the resource.
+/// The part of a message after the name of the resource.
 fn beside_name(sentence: &str) -> &str {
     sentence.strip_prefix("resource `").and_then(|rest| rest.split_once("`: ")).map_or(sentence, |(_, rest)| rest)
 }
@@ -274,7 +280,7 @@ fn not_utf8(bytes: &[u8], valid: usize, path: &Path) -> ConfigError {
     ConfigError::new("a byte that is not UTF-8, as all of TOML is").at(Some(&place))
 }
 
-/// Whether nothing has this name: a link that leads nowhere is there, and what it leads to was meant to be.
+/// Whether the path itself does not exist. A dangling link exists, and the user meant its target.
 fn is_absent(path: &Path, error: &io::Error) -> bool {
     let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     is_missing(error) && path.symlink_metadata().is_err_and(|error| is_missing(&error))
@@ -296,7 +302,8 @@ fn drop_ins(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
         Err(error) if is_absent(&dir, &error) => return Ok(Vec::new()),
         Err(error) => return Err(unreadable(&dir, &error, "")),
     };
-    // As a shell's `*.toml`: what begins with a dot is an editor's. Emacs' `.#site.toml` is a link that leads nowhere.
+    // Like a shell's `*.toml`. Hidden files belong to editors: Emacs' `.#site.toml` is a dangling
+    // link.
     let is_drop_in = |path: &PathBuf| {
         let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
         !is_hidden && path.extension().is_some_and(|extension| extension == "toml")
@@ -505,7 +512,7 @@ mod tests {
         let of_node = |regex: &str| ("d/{node}".to_owned(), regex.to_owned());
         let plain = ("a.b/c".to_owned(), String::new());
         assert_eq!(of("y"), [plain.clone(), of_node("^i2c-[0-9]*$"), of_node("^video")]);
-        // What is for one node comes before what is for all of them.
+        // A section for one node comes before one for all nodes.
         assert_eq!(of("x"), [plain, of_node("^i2c-9$"), of_node("^i2c-8$"), of_node("^i2c-[0-9]*$"), of_node("^video")]);
     }
 

@@ -1,12 +1,21 @@
-//! Configuration: TOML files and drop-ins, merged, then validated into what the daemon runs on.
+//! The configuration: TOML files and drop-ins, merged and validated.
 //!
-//! A file is read as a `tree` in which every value knows its place. `merge` looks at each part of it alone, so that every
-//! mistake is one sentence with its place, and lays `config.toml`, the drop-ins of `config.d/` (by name) and the sections
-//! for this `node` over each other — a later key wins, resources add up. `effective` shows what comes out, as TOML again;
-//! `fragments` is what it may say, as `typed` reads it, and `validate` turns that into a [`Config`] (`contract` does so for the
-//! options of a contract, `sharing` for how many containers have a device, `health` for how it is judged, `text` for
-//! what can reach a container or a program as it is written). `keys` has every
-//! key with its default; `import` writes such a file from another plugin's; `change` tells two configurations apart.
+//! | part | its work |
+//! | --- | --- |
+//! | `tree` | a file as a tree of values that know their place |
+//! | `merge` | checks each part of a file separately, so that every error is one sentence |
+//! | | with its place; then merges `config.toml`, the drop-ins of `config.d/` by name, and the |
+//! | | sections for this `node`: a later key wins, resources add up |
+//! | `effective` | the result as TOML again |
+//! | `fragments` | the keys of a file, read by `typed` |
+//! | `validate` | turns them into a [`Config`] |
+//! | `contract` | validates the options of a contract |
+//! | `sharing` | validates how many containers share a device |
+//! | `health` | validates the policy of device health |
+//! | `text` | validates text that reaches a container or a program unchanged |
+//! | `keys` | every key with its default |
+//! | `import` | converts another plugin's file to ours |
+//! | `change` | compares two configurations |
 
 mod change;
 mod contract;
@@ -39,19 +48,19 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where the configuration is looked for when `--config` does not say.
+/// The path of the configuration without `--config`.
 pub const DEFAULT_PATH: &str = "/etc/holdfast/config.toml";
 
-/// The four roots that everything hangs off.
+/// The four root directories of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
-    /// `sys`, `proc`, `dev`, `run/udev` and `var/log/pods` of the node lie below it.
+    /// The node's root: `sys`, `proc`, `dev`, `run/udev` and `var/log/pods` are below it.
     pub host: PathBuf,
     /// The kubelet's directory.
     pub kubelet: PathBuf,
     /// The ledger's directory.
     pub state: PathBuf,
-    /// Sockets and other things that do not outlive the boot.
+    /// Sockets and other files that do not outlive the boot.
     pub run: PathBuf,
 }
 
@@ -62,34 +71,36 @@ pub struct Config {
     pub durability: Durability,
     /// How much of the history is kept.
     pub retention: Retention,
-    /// What the ledger does where no answer is right for everybody.
+    /// The ledger's decisions that depend on the operator's preference.
     pub policy: Policy,
-    /// Where `/metrics`, `/healthz` and `/readyz` are served; `None` is nowhere.
+    /// The address of `/metrics`, `/healthz` and `/readyz`; `None` serves none of them.
     pub listen: Option<SocketAddr>,
-    /// The token that readers of `/metrics` and `/` have to send is in this file; `None` lets everybody read.
+    /// The file with the token that readers of `/metrics` and `/` must send. `None` lets every peer
+    /// read.
     pub token_file: Option<PathBuf>,
-    /// The pod-resources socket, where it is not the kubelet directory's own.
+    /// The pod-resources socket, if it is not the one in the kubelet's directory.
     pub pod_resources_socket: Option<PathBuf>,
-    /// Where CDI files are written, if a resource asks for them.
+    /// The directory of CDI files, for resources that use them.
     pub cdi_directory: PathBuf,
-    /// Where device-info files are written, for resources with the contract `sriov`.
+    /// The directory of device-info files, for resources with the contract `sriov`.
     pub device_info_directory: PathBuf,
-    /// Where the node's labels are written for Node Feature Discovery; `None` is nowhere.
+    /// The directory of the node's labels for Node Feature Discovery; `None` writes none.
     pub features_directory: Option<PathBuf>,
-    /// Which NVML is asked for what NVIDIA's driver does not tell in its files.
+    /// The NVML library for facts that NVIDIA's driver files leave open.
     pub nvml: NvmlLibrary,
-    /// How devices are judged.
+    /// The policy of device health.
     pub health: HealthPolicy,
-    /// Whether an instance that takes over has the kubelet forget the former one first (`app/handover`).
+    /// Whether an instance that takes over first makes the kubelet forget the former one
+    /// (`app/handover`).
     pub detaches: bool,
-    /// The resources in the order of the files: the first that selects a device gets it. Empty means that known
-    /// hardware is offered under its usual names.
+    /// The resources in the order of the files: the first that selects a device gets it. If empty,
+    /// known hardware is offered under its usual names.
     pub resources: Vec<Arc<ResourceSpec>>,
     /// The files that were read.
     pub files: Vec<PathBuf>,
-    /// The file that was asked for; `None` is the default one, which may be missing.
+    /// The file that `--config` names; `None` is the default one, which may be missing.
     pub asked: Option<PathBuf>,
-    /// The node that it was read for.
+    /// The node that the files were read for.
     pub node: Node,
     /// CRC-32 of the texts of the files.
     pub hash: u32,
@@ -102,7 +113,7 @@ impl Config {
         self.asked.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
     }
 
-    /// Reads what it was read from again.
+    /// Reads the same files again, for the same node.
     ///
     /// # Errors
     /// As [`load`].

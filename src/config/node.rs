@@ -1,7 +1,7 @@
-//! `[[node]]`: what only some nodes read, so that one file serves all of them.
+//! `[[node]]`: sections for some nodes only, so that one file serves all nodes.
 //!
-//! A section is a drop-in with a condition. Those that match are laid over everything else, in the order of the files; a
-//! resource that has the name of one that is there takes its place.
+//! A section is a drop-in with a condition. Matching sections are merged over all files, in the
+//! order of the files. A resource in a section replaces the resource with its name.
 
 use super::ConfigError;
 use super::error::{hidden, printable, unknown};
@@ -9,22 +9,23 @@ use super::tree::{Is, Place, Table, Value};
 use crate::host::HostRoot;
 use std::path::{Path, PathBuf};
 
-/// What tells the daemon which node it is on where it has a host name of its own, as in a pod.
+/// The variable with the node's name, for a daemon with a host name of its own, as in a pod.
 const NODE_NAME: &str = "NODE_NAME";
 
 /// The node that a configuration is read for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     name: Option<String>,
-    /// Below which its files lie.
+    /// The root directory of its files.
     root: PathBuf,
 }
 
 impl Node {
-    /// This node: by `NODE_NAME` of the environment, which the DaemonSet sets, else by the kernel's host name.
+    /// This node: by `NODE_NAME` of the environment, which the DaemonSet sets, else by the kernel's
+    /// host name.
     ///
-    /// A pod reads its own name in the kernel's file, whatever root it reads it below: the kernel tells everybody the name
-    /// of their own namespace.
+    /// In a pod the kernel's file contains the pod's name, below any root: the kernel answers each
+    /// process with the name of its own namespace.
     #[must_use]
     pub fn here(host_root: &Path) -> Self {
         let told = std::env::var(NODE_NAME).ok().filter(|name| !name.is_empty());
@@ -32,13 +33,13 @@ impl Node {
         Node { name: name.filter(|name| !name.is_empty()), root: host_root.to_owned() }
     }
 
-    /// A node of this name, with the files of this one.
+    /// A node of this name, with the files of this host.
     #[must_use]
     pub fn named(name: &str, host_root: &Path) -> Self {
         Node { name: Some(name.to_owned()), root: host_root.to_owned() }
     }
 
-    /// Its name, where it is known.
+    /// Its name, if it is known.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
@@ -51,33 +52,33 @@ pub struct Section {
     pub(super) place: Option<Place>,
     pub(super) table: Table,
     pub(super) matches: bool,
-    /// What decided.
+    /// The reason of `matches`.
     pub(super) why: String,
 }
 
 impl Section {
-    /// The file that has it, and the line.
+    /// The file and line of the section.
     #[must_use]
     pub fn place(&self) -> Option<(&Path, usize)> {
         self.place.as_ref().map(|place| (&*place.file, place.line))
     }
 
-    /// Whether it is for the node.
+    /// Whether it applies to the node.
     #[must_use]
     pub fn matches(&self) -> bool {
         self.matches
     }
 
-    /// What decided that, such as ``the name is like `gpu-*` ``.
+    /// The reason, such as ``the name is like `gpu-*` ``.
     #[must_use]
     pub fn why(&self) -> &str {
         &self.why
     }
 
-    /// Reads a section, and whether it is for this node.
+    /// Reads a section, and evaluates its condition for this node.
     ///
     /// # Errors
-    /// What is wrong with its condition.
+    /// An invalid condition.
     pub(super) fn read(value: &Value, node: &Node) -> Result<Self, ConfigError> {
         let wrong = |problem: String, place: Option<&Place>| Err(ConfigError::new(problem).at(place.or(value.place.as_ref())));
         let Some(table) = value.as_table() else {
@@ -144,7 +145,7 @@ fn by_file(value: &Value, node: &Node) -> Result<(bool, String), String> {
     Ok((is_there, format!("the file `{text}` is {}there", if is_there { "" } else { "not " })))
 }
 
-/// A node of which nothing is known, for tests and trials.
+/// A node without a name, for tests and trials.
 impl Default for Node {
     fn default() -> Self {
         Node { name: None, root: PathBuf::from("/") }

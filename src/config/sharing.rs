@@ -1,11 +1,12 @@
-//! How many containers have a device, and how much of it one may have.
+//! How many containers share a device, and how many shares one container may have.
 
 use super::error::hidden;
 use super::fragments::Resource;
 use crate::domain::{Contract, PerContainer, Sharing};
 
-/// One device in so many shares is a list of 1 MB for the kubelet, which takes 4 MiB in one message, and an entry of 1.8 MB in the
-/// ledger, which takes 2 MB (`store/codec.rs`): 64 and 109 bytes for an id such as `GPU-<uuid>::16383`.
+/// The limit of shares of a device. With this many, the kubelet's list has 1 MB, and one message
+/// may have 4 MiB. An entry in the ledger has 1.8 MB, and the limit is 2 MB (`store/codec.rs`). An
+/// id such as `GPU-<uuid>::16383` takes 64 bytes in the list and 109 in the ledger.
 pub(super) const SHARES_MAX: u32 = 16_384;
 
 pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Sharing, PerContainer), String> {
@@ -29,7 +30,7 @@ pub(super) fn sharing(resource: &Resource, contract: &Contract) -> Result<(Shari
         }
         _ => {}
     }
-    // A client of MPS has one share, and NVIDIA's plugin leaves no choice there.
+    // A client of MPS has one share; NVIDIA's plugin offers no other choice there.
     let usual = || match contract {
         Contract::Nvidia(options) if options.mps_root.is_some() => PerContainer::One,
         _ => PerContainer::Any,
@@ -51,7 +52,7 @@ mod tests {
     use super::super::{Node, load};
     use crate::domain::{PerContainer, Sharing};
 
-    /// What a resource that says this has, or the sentence.
+    /// The sharing of a resource with these keys, or the error message.
     fn sharing(text: &str) -> Result<(Sharing, PerContainer), String> {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");

@@ -1,24 +1,26 @@
-//! Damaged configuration files: each is a sentence with its place, or is still valid; and everything that is wrong is said at once.
+//! Tests with damaged configuration files.
+//!
+//! Each file must be valid, or lead to errors with their places; all errors are reported at once.
 
 use super::{Examined, Node, PROBLEMS_MAX, read_file};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Runs, TestRunner};
 use std::path::Path;
 
-/// How many variants a test plays, unless the environment says.
+/// The number of variants that a test plays; `HOLDFAST_VARIANTS` overrides it.
 pub(super) fn variants(usual: u32) -> u32 {
     std::env::var("HOLDFAST_VARIANTS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
-/// One damage to a file; places are in thousandths of it.
+/// One damage to a file; places are in thousandths of its length.
 #[derive(Debug, Clone)]
 pub(super) enum Damage {
     Cut(usize),
     Flip(usize, u8),
     Insert(usize, &'static str),
-    /// From, and how many bytes.
+    /// The place, and the number of bytes.
     Remove(usize, usize),
-    /// A line once more, elsewhere.
+    /// Repeats a line at another place.
     Repeat(usize, usize),
 }
 
@@ -85,7 +87,7 @@ pub(super) fn damage() -> impl Strategy<Value = Vec<Damage>> {
     prop::collection::vec(one, 1..4)
 }
 
-/// Something of everything.
+/// A configuration with every kind of table.
 const WHOLE: &str = r#"
 [ledger]
 durability = "power-loss"
@@ -204,7 +206,7 @@ fn of_very_many_mistakes_the_first_are_told_and_the_others_counted() {
         assert_eq!((examined.problems.len(), examined.more_problems), (PROBLEMS_MAX, count - PROBLEMS_MAX));
         let told = examined.problems.last().unwrap().problem();
         assert!(told.contains(last), "{told}");
-        // What is no key is in no list that is searched for each of them.
+        // Unknown keys are left out of the lists that are searched for each key.
         assert!(examined.merged.0.iter().all(|entry| entry.key == "resource"), "{:?}", examined.merged.0.len());
         assert!(examined.config().is_err());
     }
@@ -222,8 +224,9 @@ fn a_file_without_an_end_is_no_configuration() {
     assert!(told.contains("`/dev/zero`: cannot be read: it is a device, not a regular file"), "{told}");
 }
 
-/// A value may be a secret in the wrong place: a token where a number belongs, a password in a list. The sentence that the log, the page and
-/// reports of faults have shows none, whatever the key and the type; that of `holdfast config check` does.
+/// A value may be a secret in the wrong place: a token where a number belongs, a password in a
+/// list. The message in the log, the page and doctor's archive shows no value, for any key and
+/// type. The message of `holdfast config check` does.
 #[test]
 fn no_value_is_in_what_others_than_the_operator_read() {
     let secrets = ["hunter2, expected `u32`", "hunter2\n\"x\" = 1", "4242424242", "hunter2"];
@@ -273,7 +276,7 @@ fn no_value_is_in_what_others_than_the_operator_read() {
         }
     }
     assert!(seen > 1000 && told > 500, "{seen} {told}");
-    // Keys and the parser's own complaints.
+    // Keys, and the parser's own errors.
     for text in [
         "\"TOKEN=hunter2\" = 1",
         "hunter2",

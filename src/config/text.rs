@@ -1,14 +1,16 @@
-//! Paths and texts that can reach a container, a program or the kernel as they are written.
+//! Validates paths and texts that reach a container, a program or the kernel unchanged.
 
 use super::error::hidden;
 use std::collections::BTreeMap;
 
-/// One text that a program is given, with its name and the NUL behind it (`MAX_ARG_STRLEN` of Linux): longer, and nothing starts.
+/// The limit of one argument or variable with its name and NUL (`MAX_ARG_STRLEN` of Linux). With a
+/// longer one no program starts.
 const WORD_BYTES_MAX: usize = 128 * 1024;
-/// All of a resource's environment. It is in every answer and in every record of a grant, which has room for 2 MB.
+/// The limit of a resource's environment in total. It is in every answer and in every record of a
+/// grant, and a record has at most 2 MB.
 const ENV_BYTES_MAX: usize = 1_000_000;
 
-/// A path must be absolute and go straight down. `of` names its key.
+/// A path must be absolute, without `.` and `..`. `of` names its key.
 pub(super) fn path(path: &str, of: &str) -> Result<(), String> {
     if path.contains(char::is_control) {
         return Err(format!("the path `{}` of `{of}` has a control character in it", hidden(path)));
@@ -37,7 +39,8 @@ pub(super) fn word(word: &str, of: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The environment that every container of a resource gets. A value may have several lines, as a certificate has.
+/// The environment that every container of a resource gets. A value may have several lines, as a
+/// certificate has.
 pub(super) fn environment(env: &BTreeMap<String, String>) -> Result<(), String> {
     let mut all = 0;
     for (name, value) in env {
@@ -66,7 +69,7 @@ pub(super) fn environment(env: &BTreeMap<String, String>) -> Result<(), String> 
 mod tests {
     use super::super::{Node, load};
 
-    /// The mistake that `config check` finds in a resource, with its line.
+    /// The error that `config check` finds in a resource, with its line.
     fn problem(text: &str) -> Option<(String, usize)> {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");

@@ -1,4 +1,4 @@
-//! TOML as a tree in which every value knows where it stands: what is merged, shown and complained about.
+//! TOML as a tree in which every value knows its place: the form that is merged, shown and checked.
 
 use super::ConfigError;
 use super::error::printable;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Where something stands; both numbers begin at 1, and a column counts characters.
+/// A place in a file. Both numbers begin at 1, and a column counts characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) file: Arc<Path>,
@@ -16,7 +16,7 @@ pub(super) struct Place {
     pub(super) column: usize,
 }
 
-/// A value, and where it stands; one that is in no file has no place.
+/// A value and its place. A value that is not from a file has no place.
 #[derive(Debug, Clone)]
 pub(super) struct Value {
     pub(super) place: Option<Place>,
@@ -26,13 +26,13 @@ pub(super) struct Value {
 #[derive(Debug, Clone)]
 pub(super) enum Is {
     Text(String),
-    /// A number, a boolean, a date: as it is written.
+    /// A number, a boolean or a date, in its spelling.
     Plain(String),
     List(Vec<Value>),
     Table(Table),
 }
 
-/// Keys in the order in which they were put in.
+/// Keys in the order of insertion.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Table(pub(super) Vec<Entry>);
 
@@ -44,10 +44,10 @@ pub(super) struct Entry {
 }
 
 impl Table {
-    /// Reads a file.
+    /// Parses a file.
     ///
     /// # Errors
-    /// What is not TOML.
+    /// Invalid TOML.
     pub(super) fn parse(text: &str, file: &Path) -> Result<Self, ConfigError> {
         let source = Source { file: file.into(), text, starts: line_starts(text), marks: marks(text) };
         match DeTable::parse(text) {
@@ -63,13 +63,13 @@ impl Table {
         self.0.iter().find(|entry| entry.key == key).map(|entry| &entry.value)
     }
 
-    /// Takes a key out.
+    /// Removes a key and returns its entry.
     pub(super) fn take(&mut self, key: &str) -> Option<Entry> {
         let index = self.0.iter().position(|entry| entry.key == key)?;
         Some(self.0.remove(index))
     }
 
-    /// Puts an entry in the place of the one with its key, if there is one.
+    /// Adds an entry, or replaces the one with its key.
     pub(super) fn put(&mut self, entry: Entry) {
         match self.0.iter_mut().find(|there| there.key == entry.key) {
             Some(there) => *there = entry,
@@ -77,12 +77,12 @@ impl Table {
         }
     }
 
-    /// Puts a value that is in no file.
+    /// Sets a value that is not from a file.
     pub(super) fn set(&mut self, key: &str, is: Is) {
         self.put(Entry { key: key.to_owned(), place: None, value: Value { place: None, is } });
     }
 
-    /// The list below a key; made if there is none. `None` when something else is there.
+    /// The list below a key; created if the key is missing. `None` if the value is not a list.
     pub(super) fn list_mut(&mut self, key: &str) -> Option<&mut Vec<Value>> {
         if self.get(key).is_none() {
             self.set(key, Is::List(Vec::new()));
@@ -116,7 +116,7 @@ impl Value {
         }
     }
 
-    /// The text of a text, or of a number as it is written.
+    /// The text of a text, or of a number in its spelling.
     fn as_word(&self) -> Option<&str> {
         match &self.is {
             Is::Text(word) | Is::Plain(word) => Some(word),
@@ -124,7 +124,8 @@ impl Value {
         }
     }
 
-    /// The place of what a sentence speaks of: of its first word in backticks that is a key, or a value, in here.
+    /// The place that a message is about: that of its first word in backticks that is a key, or a
+    /// value, in this tree.
     pub(super) fn place_of(&self, sentence: &str) -> Option<Place> {
         let words = || sentence.split('`').skip(1).step_by(2);
         let found = words().find_map(|word| {
@@ -134,7 +135,7 @@ impl Value {
         found.or_else(|| self.place.clone())
     }
 
-    /// The first key that is meant, in this order of the tree, else the first value that is.
+    /// The first matching key in the order of the tree, else the first matching value.
     fn find(&self, is_key: &dyn Fn(&Entry) -> bool, is_value: &dyn Fn(&Value) -> bool) -> Option<Place> {
         self.find_key(is_key).or_else(|| self.find_value(is_value))
     }
@@ -163,7 +164,8 @@ struct Source<'a> {
     file: Arc<Path>,
     text: &'a str,
     starts: Vec<usize>,
-    /// How many characters begin before each [`MARK`]th byte: a line may be as long as the file, and all that is in it has a column.
+    /// The number of characters that begin before each [`MARK`]th byte. A line may be as long as
+    /// the file, and every value in it needs a column. Marks make that cheap.
     marks: Vec<usize>,
 }
 
@@ -213,7 +215,7 @@ impl Source<'_> {
             let entry = Entry { place: Some(self.place(start)), value: self.value(value), key: key.into_inner().into_owned() };
             entries.push((start, entry));
         }
-        // The parser has them by their names.
+        // The parser sorts the entries by name.
         entries.sort_by_key(|(start, _)| *start);
         Table(entries.into_iter().map(|(_, entry)| entry).collect())
     }
@@ -233,10 +235,10 @@ impl Source<'_> {
     }
 }
 
-/// What is told behind a value of its place.
+/// Makes the comment behind a value from its place.
 type Tell<'a> = Option<&'a dyn Fn(Option<&Place>) -> String>;
 
-/// A tree as TOML text: one line for each key. With `origin`, what it says of the place of a value is a comment behind it.
+/// A tree as TOML text, one line for each key. `origin` makes a comment behind each value.
 pub(super) fn written(table: &Table, origin: Tell<'_>) -> String {
     let mut writer = Writer::default();
     writer.table("", table, origin);
@@ -268,7 +270,8 @@ impl Writer {
             let path = if path.is_empty() { key_text(key) } else { format!("{path}.{}", key_text(key)) };
             match &value.is {
                 Is::Table(table) => {
-                    // The headers of what is in it say it all, where there is nothing else.
+                    // A table that contains only blocks needs no header: the headers of the blocks
+                    // imply it.
                     if table.0.is_empty() || !table.0.iter().all(is_block) {
                         self.gap();
                         self.text.push_str(&format!("[{path}]"));
@@ -324,7 +327,8 @@ impl Writer {
     }
 }
 
-/// Whether it has a header of its own. Lists of tables do where people write them so.
+/// Whether an entry has a header of its own. Lists of tables have one where people usually write
+/// one.
 fn is_block(entry: &Entry) -> bool {
     match &entry.value.is {
         Is::Table(_) => true,

@@ -1,4 +1,5 @@
-//! The tree as what serde reads: a configuration's types looked at where they stand, so that every mistake has its place.
+//! The tree as a serde deserializer: types are read from values with places, so every error has its
+//! place.
 
 use super::ConfigError;
 use super::error::{hidden, unknown, wrong_type};
@@ -8,10 +9,11 @@ use serde::de::{DeserializeSeed, Deserializer, EnumAccess, Error, Expected, MapA
 use serde::{Deserialize, forward_to_deserialize_any};
 use std::fmt;
 
-/// Reads what a table says.
+/// Reads a table.
 ///
 /// # Errors
-/// The first mistake, at its key or its value; at no place where something is missing in the table itself.
+/// The first error, with the place of its key or its value; without a place if a key of the table
+/// itself is missing.
 pub(super) fn read<'de, T: Deserialize<'de>>(table: &'de Table) -> Result<T, ConfigError> {
     T::deserialize(Whole(table)).map_err(|Mistake(error)| *error)
 }
@@ -23,7 +25,7 @@ pub(super) fn number(text: &str) -> Option<i64> {
     i64::from_str_radix(digits, radix).ok()
 }
 
-/// What serde finds wrong, in our words.
+/// An error that serde finds, in our words.
 #[derive(Debug)]
 pub(super) struct Mistake(Box<ConfigError>);
 
@@ -32,7 +34,7 @@ impl Mistake {
         Mistake(Box::new(ConfigError::new(problem)))
     }
 
-    /// At a place, unless it has a nearer one.
+    /// Adds a place, unless the error has a nearer one.
     fn at(self, place: Option<&Place>) -> Self {
         if self.0.line().is_some() { self } else { Mistake(Box::new(self.0.at(place))) }
     }
@@ -47,7 +49,7 @@ impl fmt::Display for Mistake {
 impl std::error::Error for Mistake {}
 
 impl Error for Mistake {
-    /// What somebody else says may quote anything.
+    /// A custom message may quote any value of the file.
     fn custom<T: fmt::Display>(message: T) -> Self {
         Mistake::saying(hidden(message))
     }
@@ -155,7 +157,7 @@ impl<'de> SeqAccess<'de> for Items<'de> {
 
 struct Entries<'de> {
     left: &'de [Entry],
-    /// Of the key that was read last.
+    /// The value of the key that was read last.
     value: Option<&'de Value>,
 }
 
@@ -176,7 +178,7 @@ impl<'de> MapAccess<'de> for Entries<'de> {
     }
 }
 
-/// A word out of several.
+/// One word of an enumeration.
 struct Word<'de>(&'de str);
 
 impl<'de> EnumAccess<'de> for Word<'de> {

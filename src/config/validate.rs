@@ -1,4 +1,4 @@
-//! From what the files say to what the daemon runs on.
+//! Turns the keys of the files into the validated configuration.
 
 use super::contract::contract;
 use super::error::{hidden, hidden_in};
@@ -18,32 +18,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where telemetry listens when nothing is said.
+/// The default address of telemetry.
 const DEFAULT_LISTEN: &str = "127.0.0.1:9477";
 
-/// Where runtimes look for CDI files that do not outlive the boot.
+/// The directory of CDI files that do not outlive the boot, where container runtimes read them.
 const CDI_DIRECTORY: &str = "/var/run/cdi";
 
-/// Where Multus looks for the device-info files of device plugins; it knows no other place.
+/// The only directory where Multus reads the device-info files of device plugins.
 const DEVICE_INFO_DIRECTORY: &str = "/var/run/k8s.cni.cncf.io/devinfo/dp";
 
-/// Where the worker of Node Feature Discovery looks for feature files; it knows no other place.
+/// The only directory where the worker of Node Feature Discovery reads feature files.
 const FEATURES_DIRECTORY: &str = "/etc/kubernetes/node-feature-discovery/features.d";
 
-/// What was given back a day ago may still be in the kubelet's checkpoint, or live in a copy of the ledger that lags behind:
-/// the history is what tells that it is not held.
+/// The shortest history. A device that was released a day ago may still be in the kubelet's
+/// checkpoint, or in an older copy of the ledger. Only the history shows that it is no longer held.
 const HISTORY_AGE_MIN: Duration = Duration::from_secs(24 * 3600);
-/// For the same reason.
+/// The smallest history, for the same reason.
 const HISTORY_SIZE_MIN: u64 = 1000;
-/// What a regular expression may come to in memory: thousands of times what one for names has.
+/// The memory limit of a regular expression: thousands of times the size of one for names.
 const REGEX_BYTES_MAX: usize = 256 * 1024;
 
-/// The name of a resource, which is shown where it is one.
+/// The name of a resource; hidden if it is not a valid name.
 pub(super) fn name_of(text: &str) -> String {
     if text.parse::<ResourceName>().is_ok() { text.to_owned() } else { hidden(text) }
 }
 
-/// Names of resources are compared where it is known who may have the same (`merge`).
+/// Names of resources are compared in `merge`, which knows which ones may be equal.
 pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Config, ConfigError> {
     let mut resources = Vec::with_capacity(fragment.resource.len());
     for resource in &fragment.resource {
@@ -95,7 +95,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
     })
 }
 
-/// A path that goes straight down from the root.
+/// Checks that a path is absolute, without `.` and `..`.
 fn straight(path: &Path, of: &str) -> Result<(), ConfigError> {
     text::path(&path.to_string_lossy(), of).map_err(ConfigError::new)
 }
@@ -192,7 +192,8 @@ fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     if is_char && select != (Select { id: select.id.clone(), ..Select::default() }) {
         return Err("the class `char` is selected by `paths`; of `select` it knows `id` only".into());
     }
-    // Where a container, or a resource, has one device, all of them may be the same path in it.
+    // If a container, or a resource, has only one device, several hosts may have the same path in
+    // the container.
     let is_one = resource.per_container == Some(PerContainer::One) || is_each;
     let paths = resource.paths.iter().map(|path| self::path(path, is_one)).collect::<Result<Vec<_>, _>>()?;
     if let Some((target, first, second)) = clash(&paths).filter(|_| !is_one) {
@@ -317,7 +318,7 @@ fn regex(regex: &str) -> Result<(), String> {
     if regex.is_empty() || regex.contains(char::is_control) {
         return Err(format!("`regex` is `{shown}`, but must be a regular expression for paths below /dev, such as `^video[0-9]+$`"));
     }
-    // The beginning of a path of the host, where everything is told by what is below /dev.
+    // The beginning of a host path. A regular expression is matched with the part below /dev.
     if regex.trim_start_matches('^').starts_with("/dev/") {
         return Err(format!("`regex` is `{shown}`, but is looked for in paths below /dev, which do not begin with `/dev/`"));
     }
@@ -328,7 +329,8 @@ fn regex(regex: &str) -> Result<(), String> {
         .map_err(|error| format!("`regex` is `{shown}`, which is no regular expression: {error}"))
 }
 
-/// Two hosts with one path in the container, and that path. A host counts by its name; what a wildcard matches is not known here.
+/// Two hosts with the same path in the container, and that path. Hosts are compared by name; the
+/// matches of a wildcard are not known here.
 fn clash(paths: &[CharPath]) -> Option<(String, &str, &str)> {
     let mut taken = BTreeMap::new();
     paths.iter().filter_map(|path| Some((path.host.literal()?, &path.container))).find_map(|(host, container)| {

@@ -1,8 +1,9 @@
-//! Reading `kubelet_internal_checkpoint`: the kubelet's own record of which container has which ids.
+//! Reads `kubelet_internal_checkpoint`: the kubelet's own record of the ids of each container.
 //!
-//! The file is advisory. Its checksum cannot be computed outside Go (FNV over a Go dump of the value) and is ignored, as
-//! are unknown fields; entries of pods that have gone stay until the next write. What makes it precious is that it keeps
-//! our own response, and with it the annotation that carries the alloc-id.
+//! The file is advisory. Its checksum cannot be computed outside Go (FNV over a Go dump of the
+//! value) and is ignored, as are unknown fields. Entries of removed pods stay until the next write.
+//! The file is valuable because it contains our own response, with the annotation that carries the
+//! alloc-id.
 
 mod reader;
 
@@ -26,10 +27,11 @@ use std::time::UNIX_EPOCH;
 
 /// File name in the device-plugin directory.
 pub const FILE_NAME: &str = "kubelet_internal_checkpoint";
-/// A larger file is not read. 250 pods with 64 devices and 20 KiB of response each come to some 7 MiB.
+/// A larger file is not read. 250 pods with 64 devices and 20 KiB of response each make about 7
+/// MiB.
 pub const BYTES_MAX: u64 = 32 * 1024 * 1024;
 
-/// Why the checkpoint tells nothing.
+/// Why the checkpoint is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// It could not be read; `NotFound` on a node where no device was ever allocated.
@@ -37,7 +39,7 @@ pub enum CheckpointError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// It is larger than any kubelet writes.
@@ -59,7 +61,7 @@ impl CheckpointError {
     }
 }
 
-/// What is wrong, without the values: they may be what a container is given.
+/// The kind of the error, without values of the file: they may be secrets of a container.
 fn kind(error: &serde_json::Error) -> &'static str {
     match error.classify() {
         Category::Eof => "it ends too soon,",
@@ -68,7 +70,7 @@ fn kind(error: &serde_json::Error) -> &'static str {
     }
 }
 
-/// The file, with what is kept of each entry: it may have 100,000 of them, with an answer each.
+/// The file, with the used part of each entry: it may have 100,000 entries, each with an answer.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", bound = "T: Deserialize<'de>")]
 struct Document<T> {
@@ -78,22 +80,24 @@ struct Document<T> {
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", bound = "T: Deserialize<'de>")]
 struct Data<T> {
-    /// Null on a node without device pods; every kubelet writes the key. Whoever writes another one has not said that there are none.
+    /// Null on a node without device pods; every kubelet writes the key. A file without it is not
+    /// taken to mean that there are no entries.
     #[serde(deserialize_with = "Option::deserialize")]
     pod_device_entries: Option<Vec<T>>,
 }
 
-/// An entry of any plugin; `None` for a resource name that no kubelet accepts, which therefore is not ours.
+/// An entry of any plugin; `None` for an invalid resource name. No kubelet accepts one, so it is
+/// not ours.
 #[derive(Deserialize)]
 #[serde(from = "PodDeviceEntry")]
 struct Any(Option<CheckpointEntry>);
 
-/// An entry whose answer is ours.
+/// An entry with our answer.
 #[derive(Deserialize)]
 #[serde(from = "PodDeviceEntry")]
 struct Ours(Option<KeptGrant>);
 
-/// An entry whose answer is another plugin's.
+/// An entry with another plugin's answer.
 #[derive(Deserialize)]
 #[serde(from = "PodDeviceEntry")]
 struct Others(Option<KeptGrant>);
@@ -106,7 +110,7 @@ struct PodDeviceEntry {
     container_name: String,
     #[serde(rename = "ResourceName")]
     resource_name: String,
-    /// By NUMA node, `-1` for none. An id near two nodes stands under both.
+    /// By NUMA node, `-1` for none. An id near two nodes is listed under both.
     #[serde(rename = "DeviceIDs", default)]
     device_ids: Option<BTreeMap<String, Option<BTreeSet<DeviceId>>>>,
     /// Base64 of the protobuf message.
@@ -117,14 +121,16 @@ struct PodDeviceEntry {
 /// Reads the checkpoint in the device-plugin directory.
 ///
 /// # Errors
-/// When it is not there, cannot be read or is not understood: then nothing is known, and nothing follows from that.
+/// When it is missing, unreadable or malformed. Then the grants are unknown, and no conclusion may
+/// be drawn from it.
 pub fn read(device_plugin_dir: &Path) -> Result<Checkpoint, CheckpointError> {
     let opened = open(device_plugin_dir)?;
     let written_at = opened.written_at();
     parse(&opened.read()?, written_at)
 }
 
-/// Reads every answer of ours that the kubelet has kept: what a ledger that lost both its copies is rebuilt from.
+/// Reads every answer of ours in the checkpoint: the source to rebuild a ledger that lost both
+/// copies.
 ///
 /// # Errors
 /// As [`read`].
@@ -133,7 +139,8 @@ pub fn read_kept(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, CheckpointE
     Ok(entries.into_iter().filter_map(|Ours(kept)| kept).collect())
 }
 
-/// Reads every answer of another plugin that the kubelet has kept: who has what on a node that comes from one.
+/// Reads every answer of another plugin in the checkpoint: the holders on a node that used one
+/// before.
 ///
 /// # Errors
 /// As [`read`].
@@ -142,7 +149,8 @@ pub fn read_others(device_plugin_dir: &Path) -> Result<Vec<KeptGrant>, Checkpoin
     Ok(entries.into_iter().filter_map(|Others(kept)| kept).collect())
 }
 
-/// The file, open: the kubelet replaces it by rename, and its times are to be those of what is read.
+/// The open file. The kubelet replaces it by rename, and the times must be those of the bytes that
+/// are read.
 struct Opened {
     path: PathBuf,
     file: File,
@@ -217,7 +225,8 @@ fn kept(entry: PodDeviceEntry) -> Option<KeptGrant> {
     Some(kept_as(entry, resource, alloc_id, api::v1beta1::edits(response)))
 }
 
-/// One entry whose answer is another plugin's. Some keep nothing of it, and what cannot be decoded is as good as nothing.
+/// One entry with another plugin's answer. Some checkpoints have no answer; one that cannot be
+/// decoded counts as empty.
 fn of_other(entry: PodDeviceEntry) -> Option<KeptGrant> {
     let resource: ResourceName = entry.resource_name.parse().ok()?;
     let response = entry.alloc_resp.as_deref().and_then(response).unwrap_or_default();
@@ -243,7 +252,7 @@ fn alloc_id(text: &str) -> Option<AllocId> {
     response(text)?.annotations.remove(AllocId::ANNOTATION).map(AllocId::new)
 }
 
-/// A stored response. One that cannot be decoded is another plugin's business.
+/// A stored response. One that cannot be decoded is not ours.
 fn response(text: &str) -> Option<ContainerAllocateResponse> {
     let bytes = STANDARD.decode(text).ok()?;
     ContainerAllocateResponse::decode(bytes.as_slice()).ok()

@@ -1,7 +1,8 @@
-//! How messages become bytes: as prost does it, in a buffer that is as long as the message.
+//! Encodes messages with prost, into a buffer that is as long as the message.
 //!
-//! tonic's own codec takes 8 KiB for each stream before there is a message, and keeps them for as long as it is open. Every registration
-//! leaves the kubelet a stream, and most lists are a few hundred bytes.
+//! tonic's own codec allocates 8 KiB for each stream before there is a message, and keeps them
+//! while the stream is open. Every registration leaves the kubelet a stream, and most lists have a
+//! few hundred bytes.
 
 use prost::Message;
 use std::marker::PhantomData;
@@ -9,10 +10,11 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, EncodeBuf, Encoder};
 use tonic_prost::{ProstCodec, ProstDecoder};
 
-/// A stream that has so many bytes to send does not wait for more: what tonic's own codec has.
+/// A stream with this many bytes to send does not wait for more. tonic's own codec has the same
+/// limit.
 const SENDS_AT: usize = 32 << 10;
 
-/// Sends `T`, takes `U`.
+/// A codec that sends `T` and receives `U`.
 #[derive(Debug)]
 pub struct Exact<T, U>(PhantomData<(T, U)>);
 
@@ -41,7 +43,7 @@ where
     }
 }
 
-/// Writes a message where there is room for it and for nothing else.
+/// Reserves the exact length of a message, then writes it.
 #[derive(Debug)]
 pub struct ExactEncoder<T>(PhantomData<T>);
 

@@ -1,4 +1,4 @@
-//! The kubelet's side: its APIs on the wire, its sockets and its files, turned into the domain's values.
+//! The kubelet's APIs on the wire, its sockets and its files, translated to the domain's types.
 
 pub mod api;
 pub mod checkpoint;

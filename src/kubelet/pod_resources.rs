@@ -1,11 +1,13 @@
-//! The kubelet's pod-resources API, asked: who holds what, by pod name and container name, without UIDs.
+//! A client of the kubelet's pod-resources API: the devices of containers by pod name and container
+//! name, without UIDs.
 //!
-//! Kubelets before 1.20 have v1alpha1 alone, which lists and nothing else: pods that have ended among the others, as v1
-//! does before 1.34, and application containers only. That a container is not in a listing proves nothing in either
-//! version, v1 leaves out the init containers; the sidecars that v1alpha1 would leave out as well came with 1.28.
+//! Kubelets before 1.20 have only v1alpha1, and of its calls only List. It lists pods that have
+//! ended too, as v1 does before 1.34, and application containers only. A missing container proves
+//! nothing in either version, because v1 leaves out init containers. v1alpha1 would also leave out
+//! sidecars, but those came with 1.28.
 //!
-//! Never ask [`PodResources::list`] while an Allocate is under way: the kubelet frees what dead pods held before it
-//! answers, and forgets the reservation of that Allocate with it.
+//! Never call [`PodResources::list`] while an Allocate is in flight. Before the kubelet answers it,
+//! it frees the devices of dead pods, and with them the reservation of that Allocate.
 
 use super::proto::podresources_v1 as api;
 use super::proto::podresources_v1::pod_resources_lister_client::PodResourcesListerClient;
@@ -20,36 +22,38 @@ use tokio::sync::RwLock;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-/// How long an Allocate may have to wait for a listing that is under way.
+/// How long an Allocate may have to wait for a listing in flight.
 const LIST_WHEN_IDLE_DEADLINE: Duration = Duration::from_millis(500);
 
-/// A busy kubelet answers in milliseconds; one that takes longer is asked again later.
+/// The deadline of a call. A busy kubelet answers in milliseconds; a slower one is called again
+/// later.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// A node of 110 pods with 64 devices each stays below 1 MiB; tonic's own limit of 4 MiB leaves too little room.
+/// A node of 110 pods with 64 devices each needs less than 1 MiB. tonic's default of 4 MiB leaves
+/// too little reserve.
 const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// The kubelet could not be asked.
+/// A failed call.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PodResourcesError {
-    /// It did not answer in time.
+    /// The kubelet did not answer in time.
     #[error("the kubelet did not answer `{method}` within {DEADLINE:?}")]
     Late {
         /// The called method.
         method: &'static str,
     },
-    /// It answered with an error, or does not listen.
+    /// The kubelet answered with an error, or does not listen.
     #[error("the kubelet refused `{method}`")]
     Refused {
         /// The called method.
         method: &'static str,
-        /// What it answered.
+        /// Its answer.
         #[source]
         status: Box<Status>,
     },
 }
 
-/// The client. It connects with its first call, and again when the kubelet was restarted.
+/// The client. It connects at its first call, and again after a restart of the kubelet.
 #[derive(Debug, Clone)]
 pub struct PodResources {
     client: PodResourcesListerClient<Channel>,
@@ -57,7 +61,7 @@ pub struct PodResources {
 }
 
 impl PodResources {
-    /// A client of the kubelet that listens at `socket`, now or later.
+    /// A client of the kubelet with this socket, which need not exist yet.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         let channel = uds::connect_lazy(socket);
         PodResources {
@@ -66,8 +70,8 @@ impl PodResources {
         }
     }
 
-    /// Every active pod; of an older kubelet also those that have ended. v1alpha1 where the kubelet has no v1: it is asked
-    /// for v1 every time, so that an upgraded one is noticed.
+    /// Every active pod; older kubelets also list pods that have ended. If the kubelet has no v1,
+    /// this uses v1alpha1. Each call tries v1 first, so that an upgrade is noticed.
     pub async fn list(&self) -> Result<Vec<ListedPod>, PodResourcesError> {
         let (mut client, mut fallback) = (self.client.clone(), self.fallback.clone());
         match in_time("List", client.list(with_deadline(api::ListPodResourcesRequest {}))).await {
@@ -81,9 +85,10 @@ impl PodResources {
         }
     }
 
-    /// The listing, unless an Allocate is under way or the kubelet does not answer at once. Allocates hold `gate`: the kubelet
-    /// frees what dead pods held before it answers, and forgets with it what it has just reserved. An Allocate that comes
-    /// meanwhile waits for the listing.
+    /// The listing; `None` if an Allocate is in flight or the kubelet does not answer at once.
+    /// Allocates hold `gate`: before the kubelet answers List, it frees the devices of dead pods,
+    /// and drops its newest reservation with them. An Allocate that arrives during the listing
+    /// waits for it.
     pub async fn list_when_idle(&self, gate: &RwLock<()>) -> Option<Vec<ListedPod>> {
         let _gate = gate.try_write().ok()?;
         match tokio::time::timeout(LIST_WHEN_IDLE_DEADLINE, self.list()).await {
@@ -96,8 +101,9 @@ impl PodResources {
         }
     }
 
-    /// Every healthy id that the kubelet has, held ones too, by resource; resources without one are left out. Frees nothing.
-    /// Kubelets before 1.23 do not know the call, or have it turned off: there this is refused.
+    /// Every healthy id that the kubelet has, held ones included, by resource. Resources without an
+    /// id are left out. Frees nothing. Kubelets before 1.23 do not have the call, or have it
+    /// switched off: then it is refused.
     pub async fn allocatable(&self) -> Result<BTreeMap<ResourceName, BTreeSet<DeviceId>>, PodResourcesError> {
         let mut client = self.client.clone();
         let call = client.get_allocatable_resources(with_deadline(api::AllocatableResourcesRequest {}));
@@ -105,7 +111,8 @@ impl PodResources {
         Ok(by_resource(response.devices.into_iter().map(|found| (found.resource_name, found.device_ids))))
     }
 
-    /// One active pod; `None` where the kubelet knows none of that name. v1alpha1 has no such call: there this is refused.
+    /// One active pod; `None` if the kubelet has none with that name. v1alpha1 has no such call, so
+    /// it is refused there.
     pub async fn get(&self, namespace: &str, name: &str) -> Result<Option<ListedPod>, PodResourcesError> {
         let mut client = self.client.clone();
         let request = api::GetPodResourcesRequest { pod_name: name.to_owned(), pod_namespace: namespace.to_owned() };
@@ -126,7 +133,8 @@ fn with_deadline<T>(message: T) -> Request<T> {
     request
 }
 
-/// The deadline of the request reaches the kubelet; this one also holds when nobody reads the connection.
+/// Limits a call on our side. The request's own deadline reaches the kubelet; this one also holds
+/// when no process reads the connection.
 async fn in_time<T>(method: &'static str, call: impl Future<Output = Result<T, Status>>) -> Result<T, PodResourcesError> {
     let answer = tokio::time::timeout(DEADLINE, call).await.map_err(|_elapsed| PodResourcesError::Late { method })?;
     answer.map_err(|status| PodResourcesError::Refused { method, status: Box::new(status) })
@@ -135,7 +143,7 @@ async fn in_time<T>(method: &'static str, call: impl Future<Output = Result<T, S
 fn listed(pod: api::PodResources) -> ListedPod {
     let devices = |found: Vec<api::ContainerDevices>| found.into_iter().map(|found| (found.resource_name, found.device_ids));
     let container = |found: api::ContainerResources| {
-        // Of processors the kubelet has 0 and above.
+        // The kubelet's CPU ids are never negative.
         let cpus = found.cpu_ids.into_iter().filter_map(|cpu| u32::try_from(cpu).ok()).collect();
         ListedContainer { name: found.name, devices: by_resource(devices(found.devices)), cpus }
     };
@@ -152,11 +160,11 @@ fn listed_v1alpha1(pod: api_v1alpha1::PodResources) -> ListedPod {
     ListedPod { namespace: pod.namespace, name: pod.name, containers: pod.containers.into_iter().map(container).collect() }
 }
 
-/// The kubelet sends one message for each id and NUMA node: they are put together by resource.
+/// The kubelet sends one message for each id and NUMA node; this merges them by resource.
 fn by_resource(messages: impl Iterator<Item = (String, Vec<String>)>) -> BTreeMap<ResourceName, BTreeSet<DeviceId>> {
     let mut devices: BTreeMap<ResourceName, BTreeSet<DeviceId>> = BTreeMap::new();
     for (resource, ids) in messages {
-        // What is not a resource name was not registered by a device plugin: nothing of ours.
+        // A device plugin cannot register an invalid resource name, so this is not ours.
         if let Ok(resource) = resource.parse() {
             devices.entry(resource).or_default().extend(ids.into_iter().map(DeviceId::new));
         }

@@ -1,4 +1,5 @@
-//! The kubelet's APIs as generated from `proto/`. Nothing above `kubelet/` speaks these types, simulated kubelets aside.
+//! The kubelet's APIs, generated from `proto/`. Only `kubelet/` and the simulated kubelets use
+//! these types.
 
 #![allow(
     missing_docs,

@@ -1,5 +1,5 @@
-//! The registration client: tells the kubelet of one resource and the socket that serves it, in a version of the API that
-//! both speak.
+//! The registration client: registers one resource and its socket with the kubelet, in a version of
+//! the API that both speak.
 
 use super::api::negotiation::Negotiation;
 use super::api::{Announcement, Version};
@@ -12,14 +12,15 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::transport::Channel;
 
-/// Bounds the kubelet's dial of our socket and its call for the options, which both happen inside Register, and the tries
-/// of other versions. The kubelet itself would dial for ten seconds and wait for the options for ever.
+/// The deadline of a Register with the tries of all versions. During Register the kubelet dials our
+/// socket and calls for the options. Without a deadline it would dial for ten seconds, and wait for
+/// the options without end.
 pub const REGISTER_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Why a Register did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// Nobody listens on the kubelet's socket: the kubelet is absent, or just starting.
+    /// No process listens on the kubelet's socket: the kubelet is absent, or just starting.
     #[error("the kubelet's registration socket does not answer: {0}")]
     Absent(String),
     /// The kubelet answered with an error.
@@ -35,31 +36,32 @@ impl Registrar {
     /// Connects to the kubelet's socket.
     ///
     /// # Errors
-    /// [`RegisterError::Absent`] when nobody listens.
+    /// [`RegisterError::Absent`] when no process listens.
     pub async fn connect(kubelet_socket: &Path) -> Result<Self, RegisterError> {
         match tokio::time::timeout(REGISTER_DEADLINE, uds::connect(kubelet_socket)).await {
             Ok(Ok(channel)) => Ok(Registrar(channel)),
-            // The transport's own words say nothing; its cause is the system's error.
+            // The transport's own message has no details; its cause is the system's error.
             Ok(Err(error)) => Err(RegisterError::Absent(error.source().map_or_else(|| error.to_string(), ToString::to_string))),
             Err(_) => Err(RegisterError::Absent(format!("no connection within {REGISTER_DEADLINE:?}"))),
         }
     }
 
-    /// Registers once, in one version of the API; the kubelet is to give up when the time is over.
+    /// Registers once, in one version of the API. The kubelet must give up after `time`.
     ///
     /// # Errors
-    /// [`RegisterError::Refused`] with the kubelet's words, or when it has none in time.
+    /// [`RegisterError::Refused`] with the kubelet's message, or when it does not answer in time.
     pub async fn try_once(self, announcement: Announcement, time: Duration) -> Result<(), RegisterError> {
         let dialect = announcement.version.dialect();
         dialect.register(self.0, announcement, time).await.map_err(|status| RegisterError::Refused(Box::new(status)))
     }
 
-    /// Registers `resource`, served on `endpoint` (a path below the device-plugin directory), in a version of the API that
-    /// the kubelet speaks; `worked` is tried first. `pre_start` asks for a call before a container starts. Answers the version.
+    /// Registers `resource` with the socket `endpoint` (a path below the device-plugin directory),
+    /// in a version of the API that the kubelet speaks. `worked` is tried first. `pre_start`
+    /// requests a call before a container starts. Returns the version.
     ///
     /// # Errors
-    /// [`RegisterError::Refused`] when the kubelet says no, speaks no version that we speak, or takes longer than
-    /// [`REGISTER_DEADLINE`].
+    /// [`RegisterError::Refused`] when the kubelet refuses, speaks no version that we speak, or
+    /// takes longer than [`REGISTER_DEADLINE`].
     pub async fn register(
         self,
         resource: &ResourceName,
@@ -73,12 +75,14 @@ impl Registrar {
         let mut said = Vec::new();
         while let Some(version) = negotiation.next() {
             let announcement = Announcement { version, resource: resource.clone(), endpoint: endpoint.to_owned(), pre_start };
-            // The kubelet gives up with us, instead of registering after we stopped waiting.
+            // The kubelet gives up at the same time as we do, so it does not register after we
+            // stopped waiting.
             let within = until.saturating_duration_since(Instant::now());
             match tokio::time::timeout_at(until, version.dialect().register(self.0.clone(), announcement, within)).await {
                 Ok(Ok(())) => return Ok(version),
                 Ok(Err(_)) if Instant::now() >= until => return refused(Status::deadline_exceeded("no answer in time")),
-                // A status with a cause was made on our side: the connection broke, the kubelet said nothing.
+                // A status with a cause was made on our side: the connection broke without an
+                // answer.
                 Ok(Err(status)) if status.source().is_some() => return Err(RegisterError::Absent("it closed the connection".into())),
                 Ok(Err(status)) if negotiation.refused(version, &status) => {
                     said.push(format!("{}: {}", version.name(), status.message()));

@@ -1,6 +1,6 @@
-//! Several gRPC services on one socket: a call goes to the one that its path names.
+//! Several gRPC services on one socket: the path of a call selects the service.
 //!
-//! tonic has a router for that, which is axum's and made for paths of any form. Here two names are compared.
+//! tonic's router is axum's, made for paths of any form. Here two names are compared.
 
 use super::conversation::Conversation;
 use crate::telemetry::metrics;
@@ -17,10 +17,11 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{self, BoxFuture, Bytes, Service};
 use tonic::server::NamedService;
 
-/// Bytes of all requests in flight: two of the largest (`api`), and many small ones.
+/// The limit of the bytes of all requests in flight: two of the largest (`api`), and many small
+/// ones.
 const IN_FLIGHT_BYTES_MAX: usize = 16 << 20;
 
-/// The bytes of all requests in flight, of all sockets.
+/// The bytes of all requests in flight, on all sockets.
 static IN_FLIGHT_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// The bytes of one request, until it is answered.
@@ -30,12 +31,12 @@ struct RequestBytes {
 }
 
 impl RequestBytes {
-    /// A request without bytes, one of those whose bytes `all` counts.
+    /// A request without bytes so far; `all` counts the bytes of all requests.
     fn among(all: &'static AtomicUsize) -> Self {
         RequestBytes { own: AtomicUsize::new(0), all }
     }
 
-    /// Adds bytes, unless all requests together are too large.
+    /// Adds bytes, unless all requests in flight are too large together.
     fn add(&self, bytes: usize) -> Result<(), Status> {
         self.own.fetch_add(bytes, Ordering::Relaxed);
         if self.all.fetch_add(bytes, Ordering::Relaxed) + bytes <= IN_FLIGHT_BYTES_MAX {
@@ -52,7 +53,7 @@ impl Drop for RequestBytes {
     }
 }
 
-/// The body of a request, whose bytes are counted.
+/// A body of a request that counts its bytes.
 struct CountedBody {
     body: Body,
     bytes: Arc<RequestBytes>,
@@ -73,7 +74,7 @@ impl codegen::Body for CountedBody {
     }
 }
 
-/// What becomes of a call.
+/// The answer of a call.
 type Answer = BoxFuture<Response<Body>, Infallible>;
 type Answers = Arc<dyn Fn(Request<Body>) -> Answer + Send + Sync>;
 
@@ -82,7 +83,7 @@ type Answers = Arc<dyn Fn(Request<Body>) -> Answer + Send + Sync>;
 pub struct Services(Arc<[(&'static str, Answers)]>);
 
 impl Services {
-    /// These and one more.
+    /// These services and one more.
     #[must_use]
     pub fn and<S>(self, service: S) -> Self
     where
@@ -93,7 +94,7 @@ impl Services {
         Services(self.0.iter().cloned().chain([(S::NAME, answers)]).collect())
     }
 
-    /// Who answers for a service.
+    /// The service with this name.
     fn named(&self, name: &str) -> Option<&Answers> {
         self.0.iter().find(|(known, _)| *known == name).map(|(_, answers)| answers)
     }
@@ -117,7 +118,7 @@ impl Service<Request<Body>> for Services {
     fn call(&mut self, request: Request<Body>) -> Answer {
         // `/package.Service/Method`.
         let (name, method) = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/')).unwrap_or_default();
-        // Here they still are in their order.
+        // At this point the calls are still in the order of their arrival.
         let conversation = request.extensions().get::<Conversation>().cloned().unwrap_or_default();
         conversation.called(method);
         match self.named(name) {
@@ -141,7 +142,7 @@ impl Service<Request<Body>> for Services {
 mod tests {
     use super::*;
 
-    /// Tells its name in place of an answer.
+    /// A service that answers with its name.
     #[derive(Clone)]
     struct Named<const ALPHA: bool>;
 
@@ -170,7 +171,7 @@ mod tests {
 
     #[test]
     fn the_bytes_of_requests_in_flight_are_limited() {
-        // Not the process's own: other tests make requests meanwhile.
+        // A counter of its own, because other tests make requests at the same time.
         static ALL: AtomicUsize = AtomicUsize::new(0);
         let large = RequestBytes::among(&ALL);
         assert!(large.add(IN_FLIGHT_BYTES_MAX - 1).is_ok());

@@ -1,4 +1,4 @@
-//! The connections of one HTTP server: which there are, what they are used for, and how many pages they get.
+//! The connections of one HTTP server, with their use and the number of pages that they get.
 
 use super::metrics;
 use crate::domain::limits::{ConnectionId, ConnectionTable};
@@ -62,7 +62,8 @@ impl Connections {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a connection, and closes another one when the table is full. [`Connections::set_task`] has to follow.
+    /// Adds a connection, and closes another one when the table is full. The caller must then call
+    /// [`Connections::set_task`].
     pub(super) fn add(self: &Arc<Self>, peer: Peer) -> Connection {
         let (id, evicted) = self.table().add(peer, State::default());
         self.close(evicted);
@@ -102,7 +103,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// How many requests came on it.
+    /// The number of requests on this connection.
     pub(super) fn requests(&self) -> u32 {
         self.requests.load(Ordering::Relaxed)
     }
@@ -114,7 +115,8 @@ impl Connection {
         InFlight(Arc::clone(self))
     }
 
-    /// A slot for a page, until it is dropped. `None` when all slots are taken, or all of this peer.
+    /// A slot for a page, until it is dropped. `None` when all slots are taken, or all slots of
+    /// this peer.
     pub(super) fn page_slot(self: &Arc<Self>) -> Option<PageSlot> {
         let mut table = self.all.table();
         let pages = |of: &mut dyn Iterator<Item = &State>| of.map(|state| state.pages).sum::<usize>();

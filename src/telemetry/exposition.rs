@@ -3,7 +3,7 @@
 use super::table::{Metric, Row};
 use crate::domain::printable;
 
-/// A page under way. Samples of one metric follow each other: the format wants them together.
+/// A page while it is written. The format requires that all samples of one metric are consecutive.
 #[derive(Debug, Default)]
 pub struct Page {
     text: String,
@@ -17,7 +17,7 @@ impl Page {
         self.line(metric.row(), "", labels, None, value);
     }
 
-    /// What is above the samples of a metric, once.
+    /// The header of a metric, once before its first sample.
     pub(super) fn begin(&mut self, metric: Metric) {
         if self.last != Some(metric) {
             self.last = Some(metric);
@@ -48,7 +48,8 @@ impl Page {
     }
 
     fn push_escaped(&mut self, value: &str) {
-        // The format takes any character, and those who read a dashboard or an alert see it in a terminal or a browser.
+        // The format allows any character, but dashboards and alerts are shown in a browser or a
+        // terminal.
         for c in printable(value).chars() {
             match c {
                 '\\' => self.text.push_str("\\\\"),

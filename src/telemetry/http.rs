@@ -1,8 +1,9 @@
-//! `/metrics`, `/healthz` and `/readyz`, on one TCP address, beside the page that `app` puts at `/`. They have a thread (`telemetry/thread.rs`) of
-//! their own, and the limits of `telemetry/server.rs`.
+//! `/metrics`, `/healthz` and `/readyz` on one TCP address, together with the page that `app`
+//! serves at `/`.
 //!
-//! `/healthz` and `/readyz` are answered at once, without a token. Pages come from the renderer (`telemetry/render.rs`), and may need a
-//! token (`telemetry/token.rs`).
+//! They run on a thread of their own (`telemetry/thread.rs`), with the limits of
+//! `telemetry/server.rs`. `/healthz` and `/readyz` are answered at once, without a token. Pages
+//! come from the renderer (`telemetry/render.rs`), and may need a token (`telemetry/token.rs`).
 
 use super::connections::{Connection, PageSlot};
 use super::render::{PageKey, Renderer};
@@ -25,12 +26,14 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
-/// What is served, in words.
+/// The served paths, for log messages.
 const WHAT: &str = "/metrics, /healthz and /readyz";
 
-/// A probe or a scraper sends the head of its request in one packet. An idle connection is closed after the same time.
+/// A probe or a scraper sends the head of its request in one packet. An idle connection is closed
+/// after the same time.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
-/// A slow reader has this long, and a few seconds more for the last answer. Prometheus gives up after ten seconds.
+/// How long a slow reader may take; the last answer gets a few seconds more. Prometheus gives up
+/// after ten seconds.
 const LIFETIME: Duration = Duration::from_secs(15);
 /// The `Retry-After` of a refusal, in seconds.
 const RETRY_AFTER_SECONDS: &str = "1";
@@ -46,7 +49,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// With a token for requests that have it, otherwise for all requests.
+    /// With a token, only requests that carry it get pages; without one, all requests do.
     #[must_use]
     pub fn new(token: Option<Token>) -> Self {
         Pages { renderer: Arc::default(), token }
@@ -126,8 +129,9 @@ impl IntoResponse for Refused {
     }
 }
 
-/// The routes. `scrape` writes what `/metrics` says; `ready` becomes true when the ledger is recovered, the first scan is done and every
-/// resource is registered or waits for an absent kubelet (I11).
+/// The routes. `scrape` writes the page of `/metrics`. `ready` becomes true when the ledger is
+/// recovered, the first scan is done and every resource is registered or waits for an absent
+/// kubelet (I11).
 pub fn routes(scrape: Scrape, ready: watch::Receiver<bool>, pages: Pages) -> Router {
     let metrics = move |Extension(connection): Extension<Arc<Connection>>, headers: HeaderMap| async move {
         let page = pages.page(&connection, &headers, PageKey::Metrics, move || scrape()).await?;
@@ -150,8 +154,8 @@ fn bind(address: SocketAddr) -> io::Result<Listener> {
     Listener::bind(address)
 }
 
-/// Says that this process is alive, while another instance serves: what that one's probes see is its own. Where it has the
-/// address, nothing is said here.
+/// Answers probes of this process while another instance serves: that instance answers only its own
+/// probes. If the other instance has the address, this one serves nothing.
 pub async fn stand_by(address: SocketAddr, connections: usize) {
     if let (Ok(listener), Ok(thread)) = (bind(address), thread::handle()) {
         let alive = || async { "standing by\n" };
@@ -167,16 +171,17 @@ async fn run_on(thread: &Handle, task: impl Future<Output = ()> + Send + 'static
     drop(tasks.join_next().await);
 }
 
-/// Between tries at an address that another process has.
+/// The pause between tries at an address that another process has.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
-/// Serves `routes` on `address`, with so many connections at a time. Where that fails, the daemon works without, tells why in the log and in
-/// `not_served`, and tries again. When the returned task has ended, the address is free.
+/// Serves `routes` on `address`, with at most `connections` connections at a time. If that fails,
+/// the daemon continues without it, reports the reason in the log and in `not_served`, and tries
+/// again. When the returned task has ended, the address is free.
 pub fn serve(address: SocketAddr, routes: Router, connections: usize, not_served: watch::Sender<Option<String>>) -> JoinHandle<()> {
     let serving = Serving { address, routes, connections, not_served };
     match thread::handle() {
         Ok(thread) => {
-            // The first try before anything else, so that what is served is served when READY is said.
+            // The first try comes before READY is reported, so that the routes are served by then.
             let bound = bind(address);
             thread.spawn(serving.run(bound))
         }
@@ -212,7 +217,7 @@ impl Serving {
             bound = bind(self.address);
         };
         self.not_served.send_replace(None);
-        // Port 0 asks for any.
+        // With port 0 the system chooses the port.
         let address = listener.address().unwrap_or(self.address);
         tracing::info!(%address, "serving {WHAT}");
         server::serve(listener, self.routes, limits(self.connections)).await;

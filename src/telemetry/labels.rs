@@ -1,11 +1,12 @@
-//! What the node's labels say of its devices: a feature file for the local source of Node Feature Discovery (NFD).
+//! The node's labels: a feature file for the local source of Node Feature Discovery (NFD).
 //!
-//! NFD reads every file of its folder that does not begin with a dot, a label in each line, and takes none of a file of more than
-//! 64 KiB (its `source/local/local.go`). A label that Kubernetes does not take has it refuse the label: names and values have
-//! at most 63 characters, of letters, digits, `-`, `_` and `.`, and begin and end with a letter or digit.
+//! NFD reads every file of its folder that does not begin with a dot, one label per line. It
+//! ignores a file of more than 64 KiB (its `source/local/local.go`). NFD refuses a label that is
+//! invalid in Kubernetes. Names and values have at most 63 characters, of letters, digits, `-`, `_`
+//! and `.`, and begin and end with a letter or digit.
 //!
-//! A label says what the node has and not how that is at the moment: it changes when a device comes or goes, not with its health, so
-//! that pods are not placed by the weather.
+//! A label describes the devices of a node, not their health. It changes when a device is added or
+//! removed, so that a short failure does not change where pods are placed.
 
 use crate::domain::{Device, DeviceId, Inventory, Offering};
 use std::collections::BTreeMap;
@@ -13,11 +14,12 @@ use std::collections::BTreeMap;
 /// The file's name.
 pub const FILE: &str = "holdfast";
 
-/// NFD reads no larger one.
+/// The largest file that NFD reads.
 const SIZE_MAX: usize = 65_536;
-/// Of a label's name without its prefix, and of its value (Kubernetes' `validation.IsQualifiedName`, `IsValidLabelValue`).
+/// The limit of a label's name without its prefix, and of its value (Kubernetes'
+/// `validation.IsQualifiedName`, `IsValidLabelValue`).
 const LENGTH_MAX: usize = 63;
-/// What is before the names: a domain of ours, since NFD takes none of Kubernetes' own.
+/// The prefix of the names: a domain of ours, because NFD refuses Kubernetes' own.
 const PREFIX: &str = "holdfast.dev/";
 
 /// The file's text.
@@ -35,7 +37,7 @@ pub fn features(inventory: &Inventory) -> String {
     text
 }
 
-/// How many devices there are, and what all of them have in common.
+/// The number of devices, and the attributes that all of them share.
 fn of_resource(offering: &Offering) -> Vec<(&'static str, String)> {
     let devices: BTreeMap<&DeviceId, &Device> =
         offering.devices.values().map(|offered| (&offered.device.id, offered.device.as_ref())).collect();
@@ -53,7 +55,8 @@ fn of_resource(offering: &Offering) -> Vec<(&'static str, String)> {
     labels
 }
 
-/// `nvidia.com_gpu.count`. A name that is too long is cut, and tells from others by the sum of the whole.
+/// `nvidia.com_gpu.count`. A name that is too long is cut, and made unique by the checksum of the
+/// whole name.
 fn name(resource: &str, what: &str) -> String {
     let plain = resource.replace('/', "_");
     let room = LENGTH_MAX - what.len() - 1;
@@ -65,7 +68,8 @@ fn name(resource: &str, what: &str) -> String {
     format!("{}-{sum}.{what}", &plain[..room - sum.len() - 1])
 }
 
-/// A text as a label's value may be: `NVIDIA H100 80GB HBM3` is `NVIDIA-H100-80GB-HBM3`. `None` where nothing is left of it.
+/// A text as a valid label value: `NVIDIA H100 80GB HBM3` is `NVIDIA-H100-80GB-HBM3`. `None` if no
+/// character is left.
 fn value(text: &str) -> Option<String> {
     let plain: String = text.chars().map(|c| if c.is_ascii_alphanumeric() || matches!(c, '_' | '.') { c } else { '-' }).collect();
     let words: Vec<&str> = plain.split('-').filter(|word| !word.is_empty()).collect();
@@ -95,7 +99,7 @@ mod tests {
                 nodes: Vec::new(),
                 attributes: model.map(|model| ("model", model.to_owned())).into_iter().collect(),
             });
-            // Two shares of each, one of them sick: neither is a matter of labels.
+            // Two shares of each, one of them unhealthy: labels depend on neither.
             ids.insert(device.id.share(0), Offered { device: Arc::clone(&device), health: Health::Healthy });
             ids.insert(device.id.share(1), Offered { device, health: Health::Unhealthy(Reason::Xid) });
         }
@@ -123,7 +127,8 @@ mod tests {
         assert_eq!(features(&inventory(vec![gpus, mixed, some, none])), wanted);
     }
 
-    /// What Kubernetes takes for the name of a label without its prefix, and for a value that is not empty.
+    /// The rule of Kubernetes for a label's name without its prefix, and for a value that is not
+    /// empty.
     fn is_valid(text: &str) -> bool {
         let (Some(first), Some(last)) = (text.chars().next(), text.chars().last()) else { return false };
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');

@@ -1,5 +1,8 @@
-//! Where the log goes, which perhaps nobody reads: a journal or a container runtime that hangs leaves a pipe full, and whoever
-//! writes into that waits. No Allocate waits for the log: what finds no room is lost, counted (also as a metric), and told of when there is room.
+//! The destination of the log, whose reader may hang without blocking an Allocate.
+//!
+//! If a journal or a container runtime hangs, its pipe stays full, and a blocking write would wait.
+//! So a line that finds no space in the pipe is dropped and counted (also as a metric). When there
+//! is space again, a notice reports the number of dropped lines.
 
 use super::logging::LogFormat;
 use super::metrics;
@@ -12,13 +15,15 @@ use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// How long, in milliseconds, a line waits for a reader that is behind. Once one was lost, none waits until there is room again.
+/// How long, in milliseconds, a line waits for a slow reader. After a line was dropped, no further
+/// line waits until there is space again.
 const PATIENCE_MS: u8 = 20;
 
-/// As much as fits wherever there is room at all: a page, the unit in which a pipe is filled (pipe(7)).
+/// The bytes of one write: a page, the unit in which a pipe is filled (pipe(7)). If there is any
+/// space, this much fits.
 const PIECE: usize = 4096;
 
-/// A writer for [`mod@tracing_subscriber::fmt`] that does not wait.
+/// A writer for [`mod@tracing_subscriber::fmt`] that does not block.
 #[derive(Debug)]
 pub(super) struct LogWriter<W> {
     to: W,
@@ -26,16 +31,16 @@ pub(super) struct LogWriter<W> {
     missed: Mutex<Missed>,
 }
 
-/// What found no room since the last line that did.
+/// The lines that were dropped since the last complete line.
 #[derive(Debug, Default)]
 struct Missed {
     lines: u64,
-    /// The last one was begun.
+    /// A part of the last line was written.
     is_torn: bool,
 }
 
 impl<W> LogWriter<W> {
-    /// Writes to a pipe, a socket, a terminal or a file. Files have room always.
+    /// Writes to a pipe, a socket, a terminal or a file. A file always has space.
     pub(super) fn new(to: W, format: LogFormat) -> LogWriter<W> {
         metrics::log_lines_lost(0);
         LogWriter { to, format, missed: Mutex::default() }
@@ -54,7 +59,7 @@ where
     }
 }
 
-/// Takes one line at a time.
+/// Writes one line at a time.
 #[derive(Debug)]
 pub(super) struct Line<'a, W>(&'a LogWriter<W>);
 
@@ -65,7 +70,7 @@ where
 {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let LogWriter { to, format, missed } = self.0;
-        // Held for all of it: what one thread has seen room for no other one takes.
+        // Held for the whole line: no other thread may use the space that this one has found.
         let mut missed = missed.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = if missed.lines == 0 { PATIENCE_MS } else { 0 };
         if missed.lines > 0 && has_room(to, patience)? {
@@ -95,7 +100,8 @@ where
     }
 }
 
-/// A line without what acts on a terminal. In text it has only the escapes of our own colours: the fields were written printable.
+/// A line without terminal control characters. A text line has only the escapes of our own colours,
+/// because its fields were written printable.
 fn shown(format: LogFormat, line: &[u8]) -> Cow<'_, [u8]> {
     match (format, std::str::from_utf8(line).map(printable_json)) {
         (LogFormat::Json, Ok(Cow::Owned(line))) => Cow::Owned(line.into_bytes()),
@@ -123,7 +129,8 @@ mod tests {
         String::from_utf8(text).unwrap()
     }
 
-    /// Lines until there is no room: how many bytes went in, and how many lines did not.
+    /// Writes lines until there is no space. Returns the bytes that were written, and the lines
+    /// that were not.
     fn fill(log: &LogWriter<io::PipeWriter>, line: &str) -> (usize, u64) {
         let mut bytes = 0;
         while log.missed.lock().unwrap().lines == 0 {
@@ -164,7 +171,7 @@ mod tests {
         assert_eq!(read(&mut reader, long.len()), long);
         let (_, lost) = fill(&log, &long);
         assert_eq!(lost, 2);
-        // Room for two pages, which the notice and a line need.
+        // Space for two pages, which the notice and a line need.
         read(&mut reader, 3 * PIECE);
         log.make_writer().write_all(b"and on\n").unwrap();
         drop(log);

@@ -1,9 +1,11 @@
-//! Logs, on standard error, as text for people or JSON for machines.
+//! Logs on standard error, as text for people or JSON for machines.
 //!
-//! ERROR: the daemon cannot keep a promise. WARN: somebody should look, not tonight. INFO: one line for each change
-//! of state. DEBUG: every step. `HOLDFAST_LOG` takes filters such as `debug` or `holdfast::registration=debug`.
+//! ERROR: the daemon cannot keep a promise. WARN: an operator should check, but not at night. INFO:
+//! one line for each change of state. DEBUG: every step. `HOLDFAST_LOG` takes filters such as
+//! `debug` or `holdfast::registration=debug`.
 //!
-//! An event is one line, whatever names it quotes: see [`Printable`]. In JSON `LogWriter` sees to that.
+//! An event is one line, even if it quotes names with line breaks: see [`Printable`]. In JSON
+//! `LogWriter` ensures that.
 
 use super::log_writer::LogWriter;
 use crate::domain::Printable;
@@ -18,26 +20,28 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
 
-/// How a log line looks.
+/// The format of a log line.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// One line of text.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Starts logging for the whole process, and has panics logged as errors. The first call wins.
+/// Starts logging for the whole process, and logs panics as errors. Later calls have no effect.
 pub fn init(format: LogFormat, default_level: &str) {
-    // `Targets`, not `EnvFilter`: that one brings a regular-expression engine, a megabyte of the daemon's memory.
+    // `Targets`, not `EnvFilter`: the latter contains a regular-expression engine, a megabyte of
+    // the daemon's memory.
     let wanted = std::env::var("HOLDFAST_LOG").ok().and_then(|filter| filter.parse::<Targets>().ok());
     let filter = wanted.or_else(|| default_level.parse().ok()).unwrap_or_default();
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let layer = fmt::layer()
         .with_writer(LogWriter::new(std::io::stderr(), format))
         .with_ansi(colour)
-        // A reader of the log that has gone must not end the daemon: the layer would report it there, and panic.
+        // A reader of the log that disconnects must not end the daemon: the layer would report the
+        // error on the same stream, and panic.
         .log_internal_errors(false);
     let layer = match format {
         LogFormat::Text => layer.with_target(false).fmt_fields(fields()).boxed(),
@@ -72,7 +76,7 @@ mod tests {
     use crate::domain::is_unprintable;
     use proptest::prelude::*;
 
-    /// What an event with a foreign name in its message and its fields writes in this form.
+    /// The output for an event with a foreign name in its message and its fields, in this form.
     fn logged(format: LogFormat, colour: bool, name: &str) -> String {
         let (reader, writer) = std::io::pipe().unwrap();
         let layer = fmt::layer().with_writer(LogWriter::new(writer, format)).with_ansi(colour);

@@ -1,9 +1,10 @@
-//! What has happened, counted through the facade of the `metrics` crate, and kept by its recorder here, which knows the
-//! [table](super::table): what is not in it is not counted.
+//! The counters of events, used through the facade of the `metrics` crate and stored by the
+//! recorder in this file.
 //!
-//! They belong to the process and outlive every actor. What is so at the moment (devices, grants, who holds them) is not kept
-//! here: it is read from the daemon's snapshots when somebody scrapes. An exporter keeps every series that it has ever seen,
-//! and pods come and go; so the page is [our own](super::exposition).
+//! The recorder ignores metrics that are not in the [table](super::table). The counters belong to
+//! the process and outlive every actor. The current state (devices, grants, holders) is not stored
+//! here: each scrape reads it from the daemon's snapshots. The usual exporters keep every series
+//! that they have ever seen, and pods come and go. So the page is [our own](super::exposition).
 
 use super::exposition::Page;
 use super::table::{Kind, Metric, TABLE};
@@ -13,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-/// Upper bounds of the histograms' buckets, in microseconds and as the format writes them in seconds: from a call without a disk to
-/// the internal deadline.
+/// Upper bounds of the histograms' buckets, in microseconds, and in seconds as the format writes
+/// them. They reach from a call without a disk to the internal deadline.
 const BUCKETS: [(u64, &str); 14] = [
     (50, "0.00005"),
     (100, "0.0001"),
@@ -32,11 +33,11 @@ const BUCKETS: [(u64, &str); 14] = [
     (2_000_000, "2"),
 ];
 
-/// So many series has a metric at most; what comes after them is not counted. A node has some ten resources.
+/// The limit of series per metric; further ones are not counted. A node has about ten resources.
 const SERIES_MAX: usize = 1000;
 
-/// A lock for each metric. It is held only to find or to copy series: the thread that renders a page has a low priority, and an Allocate
-/// may wait for the lock.
+/// A lock for each metric. It is held only to find or to copy series. The thread that renders a
+/// page has a low priority, and an Allocate may wait for the lock.
 static SERIES: [Mutex<Vec<Series>>; TABLE.len()] = [const { Mutex::new(Vec::new()) }; TABLE.len()];
 
 #[derive(Clone)]
@@ -55,7 +56,7 @@ enum Value {
 
 #[derive(Default)]
 struct Histogram {
-    /// By bucket, the last one without a bound; each sample is in one of them.
+    /// One count for each bucket, the last one without a bound. Each sample is in one bucket.
     counts: [AtomicU64; BUCKETS.len() + 1],
     sum_ns: AtomicU64,
 }
@@ -63,7 +64,7 @@ struct Histogram {
 impl HistogramFn for Histogram {
     fn record(&self, seconds: f64) {
         let took = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-        // A sample at a bound is below it, and one of a fraction more is not.
+        // A sample equal to a bound belongs below it; a sample a fraction larger does not.
         let us = u64::try_from(took.as_nanos().div_ceil(1000)).unwrap_or(u64::MAX);
         self.counts[BUCKETS.partition_point(|(bound, _)| *bound < us)].fetch_add(1, Ordering::Relaxed);
         self.sum_ns.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -74,11 +75,12 @@ fn series(metric: Metric) -> MutexGuard<'static, Vec<Series>> {
     SERIES[metric as usize].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps what the facade is told.
+/// The recorder of the facade.
 struct Keeper;
 
 impl Keeper {
-    /// The series of a key, which begins at 0; `None` for what is not in the table, or is one too many.
+    /// The series of a key, which begins at 0; `None` for a metric that is not in the table, and
+    /// beyond the limit of series.
     fn value(key: &Key, kind: Kind) -> Option<Value> {
         let metric = Metric::named(key.name()).filter(|metric| metric.row().kind == kind)?;
         let mut all = series(metric);
@@ -97,7 +99,7 @@ impl Keeper {
 }
 
 impl Recorder for Keeper {
-    // The table has all of it.
+    // The table has all descriptions.
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
@@ -127,7 +129,8 @@ impl Recorder for Keeper {
 /// A row's labels with these values, for the facade.
 fn labels(metric: Metric, values: &[&str]) -> Vec<Label> {
     static KEPT: Once = Once::new();
-    // A process has one recorder; another one that is there already has been asked for by whoever embeds this crate.
+    // A process has one recorder. If there is another one already, the program that embeds this
+    // crate installed it.
     KEPT.call_once(|| drop(metrics::set_global_recorder(Keeper)));
     let names = metric.row().labels.iter();
     names.zip(values).map(|(name, value)| Label::new(*name, (*value).to_owned())).collect()
@@ -137,7 +140,8 @@ fn count(metric: Metric, values: &[&str]) {
     add(metric, values, 1);
 }
 
-/// Adds to a counter. With 0 it is there before it has counted anything: a rate over its first count is then no riddle.
+/// Adds to a counter. Adding 0 creates the series before its first count, so that a rate over that
+/// count is correct.
 fn add(metric: Metric, values: &[&str], more: u64) {
     metrics::counter!(metric.row().name, labels(metric, values)).increment(more);
 }
@@ -151,7 +155,8 @@ fn took(metric: Metric, values: &[&str], took: Duration) {
     metrics::histogram!(metric.row().name, labels(metric, values)).record(took);
 }
 
-/// Counters whose labels are few words, on every node the same: `increase` does not see the first count of a series that was not there.
+/// Counters with a fixed, small set of label values. They are created at 0, because `increase`
+/// ignores the first count of a series that did not exist.
 const FORESEEN: [(Metric, &[&str]); 4] = [
     (Metric::Evicted, &["control", "handover", "plugin", "telemetry"]),
     (Metric::Reconciliations, &["blind", "changed", "unchanged"]),
@@ -169,7 +174,7 @@ const FORESEEN_BY: [(Metric, &str, &[&str]); 2] = [
     (Metric::RequestsRefused, "plugin", &["lists", "memory"]),
 ];
 
-/// Writes everything that has been counted, behind what `now` writes of the moment.
+/// Writes all counters, after the samples of the current state that `now` writes.
 #[must_use]
 pub fn page(now: impl FnOnce(&mut Page)) -> String {
     let mut page = Page::default();
@@ -213,7 +218,7 @@ fn write_histogram(page: &mut Page, metric: Metric, labels: &[&str], Histogram {
     page.line(metric.row(), "_count", labels, None, below);
 }
 
-/// How often something was counted: one series of a counter.
+/// The value of one series of a counter.
 #[must_use]
 pub fn counted(metric: Metric, labels: &[&str]) -> u64 {
     let all = series(metric);
@@ -228,7 +233,7 @@ fn result(ok: bool) -> &'static str {
     if ok { "ok" } else { "error" }
 }
 
-/// There is an actor of this name.
+/// An actor of this name exists.
 pub fn actor_begins(actor: &'static str) {
     add(Metric::ActorRestarts, &[actor], 0);
 }
@@ -238,22 +243,24 @@ pub fn actor_restarted(actor: &'static str) {
     count(Metric::ActorRestarts, &[actor]);
 }
 
-/// A connection was closed to make room for another one; `socket` is `telemetry`, `plugin`, `control` or `handover`.
+/// A connection was closed to free its place for another one; `socket` is `telemetry`, `plugin`,
+/// `control` or `handover`.
 pub fn connection_evicted(socket: &'static str) {
     count(Metric::Evicted, &[socket]);
 }
 
-/// A request was refused, or a connection before its first request, by a limit or without the token.
+/// A limit or a missing token refused a request, or a connection before its first request.
 pub fn request_refused(socket: &'static str, reason: &'static str) {
     count(Metric::RequestsRefused, &[socket, reason]);
 }
 
-/// A connection of somebody who may not ask was refused; `socket` is `plugin`, `control` or `handover`.
+/// A connection of a peer without permission was refused; `socket` is `plugin`, `control` or
+/// `handover`.
 pub fn refused(socket: &'static str) {
     count(Metric::Refused, &[socket]);
 }
 
-/// A resource is offered: what may happen to it has not happened yet.
+/// A resource is offered: creates its series at 0.
 pub fn offered(resource: &str) {
     for result in ["ok", "error"] {
         add(Metric::Allocations, &[resource, result], 0);
@@ -276,7 +283,8 @@ pub fn allocated(resource: &str, ok: bool, time: Duration) {
     took(Metric::AllocateDuration, &[resource, result(ok)], time);
 }
 
-/// The configuration was read, at the start or later; where that failed the earlier one stays in force.
+/// The configuration was read, at the start or later. If that failed, the earlier one stays in
+/// force.
 pub fn config_loaded(ok: bool, at: Timestamp) {
     add(Metric::ConfigReloads, &[result(!ok)], 0);
     count(Metric::ConfigReloads, &[result(ok)]);
@@ -306,12 +314,13 @@ pub fn registered(resource: &str, ok: bool) {
     count(Metric::Registrations, &[resource, result(ok)]);
 }
 
-/// The kubelet has opened our stream, so long after the registration began.
+/// The kubelet opened our stream, this long after the registration began.
 pub fn registration_took(resource: &str, time: Duration) {
     took(Metric::RegistrationDuration, &[resource], time);
 }
 
-/// An exclusive device was asked for while a running pod has it, provably or not.
+/// An Allocate requested an exclusive device of a running pod. `proven` is whether that pod
+/// provably has it.
 pub fn doubted(resource: &str, proven: bool, refused: bool) {
     let (proof, result) = (if proven { "yes" } else { "no" }, if refused { "refused" } else { "granted" });
     count(Metric::Doubts, &[resource, proof, result]);
@@ -327,12 +336,12 @@ pub fn stream_ended(resource: &str, reason: &'static str) {
     count(Metric::StreamEnds, &[resource, reason]);
 }
 
-/// A look at the kubelet has come to an end; `result` is `changed`, `unchanged` or `blind`.
+/// A reconcile ended; `result` is `changed`, `unchanged` or `blind`.
 pub fn reconciled(result: &'static str) {
     count(Metric::Reconciliations, &[result]);
 }
 
-/// A grant was given back, by this proof.
+/// A grant was released by this proof.
 pub fn released(released_by: &str) {
     count(Metric::Releases, &[released_by]);
 }
@@ -342,12 +351,12 @@ pub fn journal_synced(time: Duration) {
     took(Metric::JournalSync, &[], time);
 }
 
-/// A group commit, or a sync behind it, failed.
+/// A group commit, or a sync after it, failed.
 pub fn journal_failed() {
     count(Metric::JournalFailures, &[]);
 }
 
-/// So many lines of the log found no room; with 0 there is a log.
+/// Log lines were dropped. With 0 the series is created.
 pub fn log_lines_lost(lines: u64) {
     add(Metric::LogLinesLost, &[], lines);
 }
@@ -409,7 +418,7 @@ mod tests {
 
     #[test]
     fn the_number_of_series_is_bounded() {
-        // No daemon's: other tests of this process count those.
+        // No series of the daemon: other tests of this process count those.
         for number in 0..SERIES_MAX + 10 {
             set(Metric::UnhealthyDevice, &["test.dev/many", &number.to_string(), "xid"], 1);
         }

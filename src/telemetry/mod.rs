@@ -1,5 +1,5 @@
-//! Telemetry: logs, the one table of metrics, what is counted of it, and the HTTP that serves them;
-//! and the labels of the node.
+//! Telemetry: logs, the table of metrics, their counters, the HTTP server that serves them, and the
+//! node's labels.
 
 mod connections;
 pub mod exposition;

@@ -1,5 +1,7 @@
-//! Renders pages, one at a time, on the thread that the runtime's pool always has: a page takes some milliseconds, and `/metrics` asks the
-//! disk for its free space. Requests that wait for the same page at the same time get the same one.
+//! Renders pages, one at a time, on the thread that the runtime's pool always has.
+//!
+//! A page takes some milliseconds, and `/metrics` reads the disk's free space. Requests that wait
+//! for the same page at the same time get the same one.
 
 use crate::host;
 use std::sync::{Arc, Weak};
@@ -8,16 +10,19 @@ use tokio::sync::{Mutex, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// How long a request waits for its page, with the pages before it. Prometheus gives up after ten seconds.
+/// How long a request waits for its page, including the pages before it. Prometheus gives up after
+/// ten seconds.
 const WITHIN: Duration = Duration::from_secs(3);
-/// After a page there is a pause of this many times its duration, so that pages take a fifth of a processor at most.
+/// The pause after a page, as a multiple of its duration. So pages use at most a fifth of a
+/// processor.
 const PAUSE: u32 = 4;
-/// The longest pause: a page that was slow on a busy machine must not delay the next one beyond its deadline.
+/// The longest pause: a page that was slow on a busy machine must not delay the next one beyond its
+/// deadline.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// The niceness of the thread that renders, beside that of the thread that answers probes.
+/// The niceness of the thread that renders, in addition to that of the thread that answers probes.
 const NICENESS: i32 = 5;
 
-/// Names a page. Requests for the same page may share one.
+/// Identifies a page. Requests for the same page may share one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageKey {
     /// `/metrics`.
@@ -58,7 +63,7 @@ impl Renderer {
         let asked = Instant::now();
         let page = async {
             let mut state = self.state.lock().await;
-            // It began before this request: it may lack what the caller has just done.
+            // That page began before this request, so it may lack the caller's latest change.
             drop(state.finish().await);
             if let Some(page) = state.rendered_since(key, asked) {
                 return Ok(page);
@@ -83,13 +88,14 @@ impl State {
         let (send, receive) = oneshot::channel();
         drop(spawn_blocking(move || {
             host::lower_priority(NICENESS);
-            // The receiver may have gone.
+            // The receiver may have been dropped.
             drop(send.send(render()));
         }));
         self.running = Some((key, Instant::now(), receive));
     }
 
-    /// Waits for the page that is being rendered. `None` when there is none, or its thread panicked.
+    /// Waits for the page that is being rendered. `None` if there is none, or if its thread
+    /// panicked.
     async fn finish(&mut self) -> Option<Arc<String>> {
         let (key, began, receive) = self.running.as_mut()?;
         let page = receive.await.map(Arc::new);
@@ -110,7 +116,7 @@ mod tests {
     async fn requests_that_wait_while_a_page_is_rendered_share_the_next_one() {
         let (renderer, rendered) = (Renderer::default(), Arc::new(AtomicUsize::new(0)));
         let (release, wait) = mpsc::channel();
-        // A page is the number of pages before it.
+        // The content of a page is the number of pages before it.
         let count = |wait: Option<mpsc::Receiver<()>>| {
             let rendered = Arc::clone(&rendered);
             move || {

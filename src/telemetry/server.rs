@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   accept ─▶ Connections, which may evict another one ─▶ a task, until the first of these:
-//!               the peer closes it · no whole head in time · the last allowed request · the end of its time · eviction
+//!               the peer closes it · no whole head in time · the last allowed request
+//!               · the end of its lifetime · eviction
 //! ```
 //!
-//! Every wait for a peer has a bound. A TCP connection that does not end in order is reset, so the kernel keeps no unsent answer for a
-//! peer that does not read.
+//! Every wait for a peer has a bound. A TCP connection that is not shut down cleanly is reset, so
+//! the kernel keeps no unsent answer for a peer that does not read.
 
 use super::connections::{Connection, Connections, Peer, ResponseBody};
 use super::rate::RateLimit;
@@ -35,24 +36,27 @@ use tokio::time::{sleep, timeout};
 use tokio_util::either::Either;
 use tower::ServiceExt as _;
 
-/// Bytes of the head of a request. A long token fits, and the cookies that a browser has of other services on this host. A connection keeps
-/// no more than this of unread input in memory.
+/// Bytes of the head of a request. A long token fits, and the cookies that a browser has of other
+/// services on this host. A connection keeps at most this much unread input in memory.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Headers of a request. A browser sends about twenty, and a proxy adds some.
 const HEADERS_MAX: usize = 64;
-/// Requests on one connection. A scraper sends fewer in the lifetime of a connection, and a flood has to connect again.
+/// Requests on one connection. A scraper sends fewer in the lifetime of a connection, and a flood
+/// has to connect again.
 const REQUESTS_MAX: u32 = 32;
 /// At the end of its lifetime a connection may still finish its answer, for this long.
 const SHUTDOWN_WITHIN: Duration = Duration::from_secs(5);
-/// Accepted connections in a second, and the burst. Scrapers make a hundredth of that. A peer that connects faster has to wait, and does
-/// not keep the processors busy.
+/// Accepted connections per second, and the burst. Scrapers make a hundredth of that. A peer that
+/// connects faster has to wait, and does not keep the processors busy.
 const ACCEPT_RATE: (u32, u32) = (2000, 32);
-/// Answered requests in a second, and the burst, without the first request of each connection.
+/// Answered requests per second, and the burst, without the first request of each connection.
 const REQUEST_RATE: (u32, u32) = (2000, 32);
-/// The accept queue of the kernel. When it is full, the kernel drops the first packet of a connection, and the peer sends it again after a
-/// second: this stops a peer that connects faster than the accept rate. A probe behind a full queue waits for an eighth of a second.
+/// The accept queue of the kernel. When it is full, the kernel drops the first packet of a
+/// connection, and the peer sends it again after a second. This stops a peer that connects faster
+/// than the accept rate. A probe behind a full queue waits for an eighth of a second.
 const BACKLOG: u32 = 256;
-/// Bytes of an unread answer that the kernel keeps. Without this they may be megabytes, and they count as memory of the container.
+/// Bytes of an unread answer that the kernel keeps. Without this they may be megabytes, and they
+/// count as memory of the container.
 const SEND_BUFFER: u32 = 64 << 10;
 /// Bytes of an unread request that the kernel keeps.
 const RECEIVE_BUFFER: u32 = 16 << 10;
@@ -66,7 +70,8 @@ pub struct Limits {
     pub socket: &'static str,
     /// Connections that are open at a time.
     pub connections: usize,
-    /// How long the head of a request may take, since the connection began or since the last answer.
+    /// How long the head of a request may take, from the connection's start or from the last
+    /// answer.
     pub head_within: Duration,
     /// The lifetime of a connection.
     pub lifetime: Duration,
@@ -74,7 +79,7 @@ pub struct Limits {
     pub bodies: bool,
 }
 
-/// Where the server listens. One type for both, so that its code is in the binary once.
+/// The server's listener. One type for both kinds, so that the server's code is in the binary once.
 #[derive(Debug)]
 pub enum Listener {
     /// On an address, for every peer that reaches it.
@@ -111,7 +116,8 @@ impl Listener {
         match self {
             Listener::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                // A reset at its end, unless it is shut down in order. A connection that has ended has no options.
+                // Resets the connection at its end, unless it is shut down cleanly. Setting the
+                // option fails on a connection that has ended.
                 let _ended = set_socket_linger(&stream, Some(Duration::ZERO));
                 Ok((Stream(Either::Left(stream)), Peer::from(address.ip())))
             }
@@ -175,7 +181,7 @@ async fn serve_connection(stream: Stream, service: Service) {
         }
     };
     match ended {
-        // After an answer the connection was only kept open: there need not be another request.
+        // After an answer the connection was only kept open; another request is not required.
         Err(error) if error.is_timeout() && connection.requests() == 0 => connection.refused("head_late"),
         Err(error) if error.is_parse_too_large() => connection.refused("head_too_large"),
         Err(error) if error.is_parse() => connection.refused("not_understood"),
@@ -219,7 +225,7 @@ fn has_body(headers: &HeaderMap) -> bool {
     headers.contains_key(TRANSFER_ENCODING) || headers.get(CONTENT_LENGTH).is_some_and(|length| length != "0")
 }
 
-/// A connection. A TCP connection is reset when it is dropped before it was shut down.
+/// A connection. A TCP connection is reset if it is dropped before it was shut down.
 struct Stream(Either<TcpStream, UnixStream>);
 
 impl AsyncRead for Stream {
@@ -247,7 +253,7 @@ impl AsyncWrite for Stream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Either::Left(stream) = &self.0 {
-            // An end in order: the kernel still sends what was written.
+            // A clean shutdown: the kernel still sends the bytes that were written.
             let _ended = set_socket_linger(stream, None);
         }
         Pin::new(&mut self.0).poll_shutdown(context)

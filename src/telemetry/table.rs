@@ -1,17 +1,19 @@
-//! The one table of metrics: every name, its kind, its labels and its help. What is not in it cannot be told.
+//! The table of metrics: every name, its kind, its labels and its help. Only metrics of this table
+//! can be counted.
 //!
-//! Names follow Prometheus' conventions: `holdfast_` first, base units, the unit last, `_total` for what only rises. Labels of
-//! Kubernetes' objects are named as its instrumentation guidelines name them (`namespace`, `pod`, `container`). A row that
-//! changes breaks somebody's alert: `docs/metrics.md` has the same list, and `tests/daemon/metrics.rs` compares them.
+//! Names follow Prometheus' conventions: `holdfast_` first, base units, the unit last, `_total` for
+//! values that only rise. Labels of Kubernetes' objects are named as its instrumentation guidelines
+//! name them (`namespace`, `pod`, `container`). A row that changes breaks users' alerts:
+//! `docs/metrics.md` has the same list, and `tests/daemon/metrics.rs` compares them.
 
-/// How a metric moves.
+/// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// It only rises, and begins at 0 with the process.
     Counter,
     /// It rises and falls.
     Gauge,
-    /// How often something took how long.
+    /// A distribution of durations.
     Histogram,
 }
 
@@ -30,18 +32,18 @@ impl Kind {
 /// One row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row {
-    /// Its name.
+    /// The metric's name.
     pub name: &'static str,
-    /// How it moves.
+    /// The kind.
     pub kind: Kind,
-    /// The names of its labels, in the order in which their values are given.
+    /// The names of its labels, in the order of their values.
     pub labels: &'static [&'static str],
-    /// One line for who reads `/metrics`.
+    /// One line for the readers of `/metrics`.
     pub help: &'static str,
 }
 
 impl Row {
-    /// Its unit, which its name tells; `None` where it counts.
+    /// The unit in the name; `None` for a count.
     #[must_use]
     pub fn unit(&self) -> Option<&'static str> {
         let name = self.name.strip_suffix("_total").unwrap_or(self.name);
@@ -166,13 +168,13 @@ impl Metric {
         &TABLE[self as usize]
     }
 
-    /// The one of this name; the table is in their order.
+    /// The metric of this name; the table is sorted by name.
     #[must_use]
     pub fn named(name: &str) -> Option<Metric> {
         TABLE.binary_search_by(|row| row.name.cmp(name)).ok().map(|at| Metric::ALL[at])
     }
 
-    /// All of them.
+    /// All metrics.
     pub fn all() -> impl Iterator<Item = Metric> {
         Metric::ALL.iter().copied()
     }

@@ -1,5 +1,7 @@
-//! The thread of telemetry. Any peer that reaches its address causes work, so it is not the thread that answers the kubelet, and it has a
-//! lower priority.
+//! The thread of telemetry.
+//!
+//! Any peer that reaches its address causes work. So it is not the thread that answers the kubelet,
+//! and it has a lower priority.
 
 use crate::host;
 use std::future::pending;
@@ -8,10 +10,11 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use tokio::runtime::{Builder, Handle};
 
-/// Tasks that run between two polls of the sockets. A connection that is evicted was open for several of these polls.
+/// Tasks that run between two polls of the sockets. A connection that is evicted was open for
+/// several of these polls.
 const EVENT_INTERVAL: u32 = 16;
-/// Under contention the thread gets a third of the processor time of the kubelet's thread. With less, probes would be late on a node
-/// without spare processors.
+/// Under contention the thread gets a third of the processor time of the kubelet's thread. With
+/// less, probes would be late on a node without spare processors.
 const NICENESS: i32 = 5;
 
 /// The runtime of the thread. The first call starts it, and it lasts as long as the process.

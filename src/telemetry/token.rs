@@ -1,4 +1,4 @@
-//! The token of requests for pages: `Authorization: Bearer …` (RFC 6750), compared with the content of a file.
+//! The token for pages: `Authorization: Bearer …` (RFC 6750), compared with the content of a file.
 
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
@@ -19,7 +19,7 @@ pub struct Token(Arc<TokenFile>);
 #[derive(Debug)]
 struct TokenFile {
     path: PathBuf,
-    /// Whether the log already tells that it cannot be read.
+    /// Whether the log already reports that it cannot be read.
     logged: AtomicBool,
 }
 

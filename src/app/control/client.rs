@@ -1,4 +1,4 @@
-//! The other side of the control socket: how a verb asks the running daemon.
+//! The client side of the control socket: how a verb queries the running daemon.
 
 use super::{LedgerEnd, Line, Order, Upgrade, socket_path};
 use crate::app::handover::Installed;
@@ -13,38 +13,39 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// How long a verb waits for the daemon, or for its next words.
+/// How long a verb waits for the daemon, or for the next bytes of an answer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
-/// How long another instance may take to start and to take over: it takes two seconds, most of them to be sure.
+/// How long a handover may take. It takes two seconds, most of them to make sure that the new
+/// instance serves.
 const HANDOVER_DEADLINE: Duration = Duration::from_secs(180);
-/// How long it may take to read both copies of the ledger.
+/// How long reading both copies of the ledger may take.
 const VERIFY_DEADLINE: Duration = Duration::from_secs(300);
 
-/// What is said of a daemon that goes away while it tells its ledger.
+/// The error when the daemon ends while it sends its ledger.
 const CUT_SHORT: &str = "it ended before everything was told";
 
-/// Why the daemon could not be asked.
+/// Why the daemon could not be queried.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// There is no daemon.
+    /// No daemon runs.
     #[error("no holdfast answers on `{}`: {source}", path.display())]
     Absent {
         /// The control socket.
         path: PathBuf,
-        /// The system's words.
+        /// The system's error.
         source: io::Error,
     },
-    /// It answered with an error, or with something else than was asked for.
+    /// The daemon answered with an error, or with an answer that does not fit the request.
     #[error("holdfast on `{}` cannot answer: {why}", path.display())]
     Failed {
         /// The control socket.
         path: PathBuf,
-        /// What came back.
+        /// The daemon's error.
         why: String,
     },
 }
 
-/// Asks the daemon of `run_dir` for `resource`, such as `/v1/status`.
+/// Queries the daemon of `run_dir` for `resource`, such as `/v1/status`.
 ///
 /// # Errors
 /// [`ControlError::Absent`] when no daemon listens.
@@ -52,7 +53,7 @@ pub async fn get<T: DeserializeOwned>(run_dir: &Path, resource: &str) -> Result<
     get_within(run_dir, resource, ANSWER_DEADLINE).await
 }
 
-/// Has the daemon of `run_dir` check both copies of its ledger.
+/// Makes the daemon of `run_dir` verify both copies of its ledger.
 ///
 /// # Errors
 /// As [`get`].
@@ -60,7 +61,7 @@ pub async fn verify(run_dir: &Path) -> Result<Verification, ControlError> {
     get_within(run_dir, "/v1/verify", VERIFY_DEADLINE).await
 }
 
-/// Has the daemon of `run_dir` do what an operator asks for; returns when it is durable.
+/// Makes the daemon of `run_dir` carry out an operator's order. Returns when the order is durable.
 ///
 /// # Errors
 /// As [`get`].
@@ -73,10 +74,10 @@ pub async fn order(run_dir: &Path, order: &Order) -> Result<(), ControlError> {
     with(run_dir, ask).await
 }
 
-/// Has the daemon of `run_dir` hand over to another binary; returns when that one serves.
+/// Makes the daemon of `run_dir` hand over to another binary. Returns when that instance serves.
 ///
 /// # Errors
-/// As [`get`]; the former daemon then goes on, unless it says otherwise.
+/// As [`get`]. The former daemon then continues to serve, unless its error states otherwise.
 pub async fn hand_over(run_dir: &Path, upgrade: &Upgrade) -> Result<Installed, ControlError> {
     let ask = async |stream| {
         let upgrade = serde_json::to_vec(upgrade).map_err(|error| error.to_string())?;
@@ -97,10 +98,11 @@ async fn get_within<T: DeserializeOwned>(run_dir: &Path, resource: &str, deadlin
     with(run_dir, ask).await
 }
 
-/// Has the daemon of `run_dir` tell its ledger, until `take` says no more. Returns what is said at its end.
+/// Reads the ledger of the daemon of `run_dir`, until the end or until `take` returns false.
+/// Returns the last line of the ledger.
 ///
 /// # Errors
-/// As [`get`]; [`ControlError::Absent`] only where nothing was told yet.
+/// As [`get`]; [`ControlError::Absent`] only before the first line was read.
 pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> Result<LedgerEnd, ControlError> {
     let mut has_told = false;
     let ask = async |stream| {
@@ -131,7 +133,7 @@ pub async fn read_ledger(run_dir: &Path, mut take: impl FnMut(Told) -> bool) -> 
     })
 }
 
-/// Connects, and says of whom it was that could not answer.
+/// Connects and runs `ask`. An error names the socket that could not answer.
 async fn with<T>(run_dir: &Path, ask: impl AsyncFnOnce(UnixStream) -> Result<T, String>) -> Result<T, ControlError> {
     let path = socket_path(run_dir);
     let stream = match UnixStream::connect(&path).await {
@@ -146,7 +148,7 @@ async fn with<T>(run_dir: &Path, ask: impl AsyncFnOnce(UnixStream) -> Result<T, 
     };
     match ask(stream).await {
         Ok(answer) => Ok(answer),
-        // It may have died over the question, and then nobody is there any more.
+        // The daemon may have died while it answered, and then no daemon is left.
         Err(why) => match UnixStream::connect(&path).await {
             Err(source) if is_absence(&source) => Err(ControlError::Absent { path, source }),
             Ok(_) | Err(_) => Err(ControlError::Failed { path, why }),
@@ -158,12 +160,12 @@ fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-/// Asks for a resource. The body of the answer.
+/// Sends a GET request for a resource. Returns the body of the answer.
 async fn ask(stream: UnixStream, resource: &str) -> Result<Incoming, String> {
     send(stream, resource, hyper::Request::get(resource), Vec::new()).await
 }
 
-/// Sends the request. The body of the answer.
+/// Sends a request. Returns the body of the answer.
 async fn send(stream: UnixStream, resource: &str, request: hyper::http::request::Builder, body: Vec<u8>) -> Result<Incoming, String> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
     tokio::spawn(connection);
@@ -195,7 +197,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::UnixListener;
 
-    /// What comes of a question to a daemon that says this and dies.
+    /// The result of a request to a daemon that sends this answer and then dies.
     async fn asked(says: &str) -> Result<LedgerEnd, ControlError> {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(socket_path(dir.path())).unwrap();

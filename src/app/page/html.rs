@@ -1,4 +1,4 @@
-//! The page as text: no scripts, no other files, everything that comes from outside escaped.
+//! The page as text: no scripts, no other files, and all input escaped.
 
 use super::kubelet_since;
 use crate::app::{DeviceReport, Problem, ResourceReport, Status, verdict};
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 /// The style sheet.
 pub(super) const LOOKS: &str = include_str!("looks.css");
-/// Rows of a table: a longer one is nobody's page, and verbs print all of it.
+/// Rows of a table. A longer table is not readable on a page; the verbs print all rows.
 const ROWS_MAX: usize = 128;
-/// Events that are told.
+/// Events on the page.
 const EVENTS_MAX: usize = 20;
 
-/// What a page tells.
+/// The content of a page.
 #[derive(Debug)]
 pub(super) struct Facts<'a> {
     pub(super) status: &'a Status,
@@ -28,7 +28,7 @@ pub(super) struct Facts<'a> {
     pub(super) now: Timestamp,
 }
 
-/// Writes the page, which is XML too.
+/// Writes the page, which is also valid XML.
 pub(super) fn page(facts: &Facts<'_>, looks: &str) -> String {
     let Facts { status, devices, grants, picture, refresh, now, .. } = facts;
     let problems = status.problems();
@@ -64,7 +64,7 @@ pub(super) fn page(facts: &Facts<'_>, looks: &str) -> String {
 }
 
 fn add(html: &mut String, text: std::fmt::Arguments<'_>) {
-    // Memory takes everything.
+    // Writing to memory cannot fail.
     let _infallible = html.write_fmt(text);
 }
 
@@ -72,7 +72,7 @@ fn section(title: &str, body: &str) -> String {
     format!("<section>\n<h2>{title}</h2>\n{body}</section>\n")
 }
 
-/// With what is quoted by back-ticks as code.
+/// Text with its parts in backticks as code.
 fn prose(text: &str) -> String {
     let parts = text.split('`').enumerate();
     parts.map(|(n, part)| if n % 2 == 1 { format!("<code>{}</code>", escape(part)) } else { escape(part) }).collect()
@@ -122,8 +122,8 @@ fn about(facts: &Facts<'_>) -> String {
     html + "</dl>\n"
 }
 
-/// A table that scrolls by itself. A heading or a cell that begins with `#` is a number, one with `=` is words that may wrap; a
-/// cell is HTML already.
+/// A table that scrolls on its own. A heading or a cell that begins with `#` is a number; one that
+/// begins with `=` is text that may wrap. A cell is already HTML.
 fn table(headings: &[&str], rows: &[Vec<String>], more: &str) -> String {
     let class = |text: &str| match text.chars().next() {
         Some('#') => " class=\"number\"",
@@ -167,7 +167,7 @@ fn resources(reports: &[ResourceReport]) -> String {
     table(&["resource", "registered", "#devices", "#healthy", "#held", "API", "#registered in"], &rows, "holdfast status")
 }
 
-/// What is not healthy, in sight; the others behind their number.
+/// Unhealthy devices are visible; healthy ones are folded behind their number.
 fn all_devices(devices: &[DeviceReport]) -> String {
     let is_well = |device: &&DeviceReport| device.health.as_deref() == Some("Healthy") && device.state != "suspect";
     let (well, ailing): (Vec<&DeviceReport>, Vec<&DeviceReport>) = devices.iter().partition(is_well);
@@ -226,7 +226,7 @@ fn holders(grants: &[Arc<Grant>]) -> String {
     format!("<details{}><summary>{count} held</summary>\n{table}</details>\n", if live.len() <= 16 { " open=\"open\"" } else { "" })
 }
 
-/// What has happened of late: starts, failures and their ends, grants. The newest first.
+/// Recent events, newest first: starts, failures and their ends, grants.
 fn events(facts: &Facts<'_>) -> String {
     let Facts { status, devices, grants, now, .. } = facts;
     let mut events = vec![(Timestamp(now.0.saturating_sub(status.uptime_seconds.saturating_mul(1000))), "holdfast has started".to_owned())];

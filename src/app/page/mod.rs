@@ -1,8 +1,9 @@
-//! The page at `/` of the telemetry address: the daemon at a glance, for a browser. Made when it is asked for, out of the same
-//! snapshots as `status`; nothing of it is kept.
+//! The page at `/` of the telemetry address: the daemon's state in a browser.
 //!
-//! Without a token every peer that reaches the address may read it. So it says who has which device and how devices are, and nothing of what a
-//! container was given: no environment, no paths of mounts.
+//! It is made at each request from the same snapshots as `status`, and nothing of it is kept.
+//! Without a token every peer that reaches the address may read it. So it shows which pod has which
+//! device, and how healthy devices are. It shows nothing that a container was given: no
+//! environment, no paths of mounts.
 
 mod html;
 
@@ -22,9 +23,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// Boxes of the picture: more cannot be looked at, and they are most of a page's bytes.
+/// Boxes of the picture. More are not readable, and they are most of a page's bytes.
 const BOXES_MAX: usize = 128;
-/// Seconds after which a page may ask to be loaded anew.
+/// Seconds after which a page may request to be loaded again.
 const REFRESH: std::ops::RangeInclusive<u32> = 1..=3600;
 
 /// The route.
@@ -45,7 +46,7 @@ pub(super) fn routes(views: Views, pages: Pages) -> Router {
     Router::new().route("/", get(page))
 }
 
-/// `refresh=5` of a query; nothing else is understood, and nothing else is an error.
+/// The value of `refresh=5` in a query. Anything else is ignored and is not an error.
 fn refresh(query: &str) -> Option<u32> {
     let value = query.split('&').find_map(|pair| pair.strip_prefix("refresh="))?;
     value.parse().ok().filter(|seconds| REFRESH.contains(seconds))
@@ -67,7 +68,7 @@ fn page(views: &Views, started: Instant, refresh: Option<u32>) -> String {
     html::page(&facts, LOOKS)
 }
 
-/// What is offered, each device once, with those who have shares of it.
+/// The offered devices, each once, with the holders of its shares.
 fn leaves(views: &Views) -> Vec<Leaf> {
     // Copies: a publisher must not wait for the page.
     let (grants, inventory) = (Arc::clone(&views.grants.borrow()), Arc::clone(&views.inventory.borrow()));
@@ -80,7 +81,8 @@ fn leaves(views: &Views) -> Vec<Leaf> {
             if !leaf.resources.iter().any(|known| known == resource.as_str()) {
                 leaf.resources.push(resource.to_string());
             }
-            // A resource that has it otherwise (held, and not selected) has another word for it.
+            // Another resource that lists the device may give another reason (held, and not
+            // selected).
             if leaf.health.is_none() || !offered.health.is_healthy() {
                 leaf.health = Some(offered.health.as_str());
                 leaf.reason = offered.health.reason().map(|reason| reason.to_string());
@@ -97,7 +99,7 @@ fn leaves(views: &Views) -> Vec<Leaf> {
     leaves.into_values().collect()
 }
 
-/// When the kubelet made its socket.
+/// When the kubelet created its socket.
 fn kubelet_since(status: &Status) -> Option<Timestamp> {
     status.kubelet?.made_at()
 }

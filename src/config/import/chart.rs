@@ -1,4 +1,5 @@
-//! The values of a Helm chart: a file of their own, or a part of the object that installs the chart.
+//! The values of a Helm chart: a file of their own, or a part of the object that installs the
+//! chart.
 
 use super::doc::{Doc, Is};
 use super::field::{Decoder, Field, join};
@@ -6,7 +7,8 @@ use super::flags::{Flag, Flags};
 use super::source::{Candidate, Facts, Part, looks_right};
 use super::{ImportError, Peer};
 
-/// Which objects have values, and where: Flux' as a tree, k3s' as a text, Argo's as either. `[]` is every element of a list.
+/// The kinds of objects that contain values, and the path of the values. Flux has them as a tree,
+/// k3s as a text, Argo as either. `[]` is every element of a list.
 const PLACES: &[(&str, &[&str])] = &[
     ("HelmRelease", &["spec", "values"]),
     ("HelmChart", &["spec", "valuesContent"]),
@@ -16,28 +18,28 @@ const PLACES: &[(&str, &[&str])] = &[
     ("Application", &["spec", "sources", "[]", "helm", "valuesObject"]),
     ("Application", &["spec", "sources", "[]", "helm", "values"]),
 ];
-/// Below these keys is what a container is started with, and no file.
+/// Below these keys are the words of a container's command line, and no file.
 const WORDS: [&str; 3] = ["args", "command", "initContainers"];
 
-/// What values have of a plugin.
+/// The parts of chart values that concern the plugin.
 #[derive(Default)]
 pub(super) struct Found<'a> {
     pub(super) candidates: Vec<Candidate<'a>>,
     pub(super) containers: Vec<Field<'a>>,
-    /// What NVIDIA's own chart takes.
+    /// The values of NVIDIA's own chart.
     nvidia: Option<Field<'a>>,
 }
 
-/// The values that objects of Kubernetes have. `texts` are those of them that stood there as texts.
+/// The values that Kubernetes objects contain. `texts` are those that the objects contain as text.
 pub(super) fn values<'a>(objects: &[Field<'a>], texts: &'a [(String, Doc)]) -> Vec<Field<'a>> {
     let trees = places(objects).into_iter().filter(Field::is_map);
     trees.chain(texts.iter().map(|(path, doc)| Field::at(doc, Decoder::Yaml, path))).collect()
 }
 
-/// Those that stand there as texts.
+/// The values that the objects contain as text, parsed.
 ///
 /// # Errors
-/// Where one of them is no YAML.
+/// When one of them is not YAML.
 pub(super) fn texts(objects: &[Field<'_>]) -> Result<Vec<(String, Doc)>, ImportError> {
     let mut texts = Vec::new();
     for place in places(objects) {
@@ -64,7 +66,7 @@ fn places<'a>(objects: &[Field<'a>]) -> Vec<Field<'a>> {
     found
 }
 
-/// Looks through values for a plugin's file, wherever the chart has it, and for its container.
+/// Searches values for the plugin's file and its container, wherever the chart has them.
 pub(super) fn look<'a>(peer: Peer, facts: &Facts, values: &Field<'a>, found: &mut Found<'a>) {
     look_in(peer, facts, &values.path, values.doc(), found);
 }
@@ -81,7 +83,7 @@ fn look_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mut 
         _ if is_file(peer, doc) && !path.is_empty() => candidate(Part::Tree(doc)),
         Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| look_in(peer, facts, &format!("{path}[{index}]"), doc, found)),
         Is::Map(map) => {
-            // It may yet be a plugin's file: nothing of it is read here.
+            // This may still be a plugin's file, so nothing of it is marked as read here.
             let image = doc.value("image");
             let image = image.and_then(|image| image.value("repository")).or(image);
             let is_mine = matches!(image.map(|image| &image.is), Some(Is::Scalar(image)) if image.text.contains(facts.image));
@@ -100,7 +102,7 @@ fn look_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mut 
     }
 }
 
-/// Whether this is the plugin's file, in values that have it as a tree.
+/// Whether this is the plugin's file, in values that contain it as a tree.
 fn is_file(peer: Peer, doc: &Doc) -> bool {
     let first_has = |list: &Doc, key: &str| match &list.is {
         Is::List(list) => list.first().is_some_and(|first| first.value(key).is_some()),
@@ -116,7 +118,8 @@ fn is_file(peer: Peer, doc: &Doc) -> bool {
     }
 }
 
-/// What NVIDIA's chart takes beside the files: which of them is the usual one, and variables of the container.
+/// The values that NVIDIA's chart has in addition to the files: the name of the default file, and
+/// variables of the container.
 pub(super) fn read_nvidia(found: &Found<'_>, usual: &mut String, flags: &mut Flags) {
     const VARIABLES: [(&str, &str); 10] = [
         ("migStrategy", "MIG_STRATEGY"),
@@ -150,7 +153,7 @@ mod tests {
     use super::super::{Imported, import};
     use super::*;
 
-    /// The text with this before each of its lines.
+    /// The text with `by` spaces before each of its lines.
     fn indented(by: usize, text: &str) -> String {
         text.lines().map(|line| format!("{:by$}{line}\n", "")).collect()
     }
@@ -159,7 +162,7 @@ mod tests {
         import(peer, text, None, None).unwrap_or_else(|error| panic!("{error}: {:?}\n{text}", error.warnings))
     }
 
-    /// Values as a file, and in what installs a chart.
+    /// Values as a file, and in each object that installs a chart.
     fn forms(values: &str) -> [String; 6] {
         let text = |before: &str, by| format!("{before}{}", indented(by, values));
         [

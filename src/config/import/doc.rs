@@ -1,15 +1,17 @@
-//! The other plugin's file: YAML, of which JSON is a part, as a tree in which every value knows its line and whether it was read.
+//! The other plugin's file as a tree: YAML, with JSON as a subset of it.
+//!
+//! Every value knows its line and whether it was read.
 
 use super::ImportError;
 use granit_parser::{Event, Parser, ScalarStyle, StrInput, Tag};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-/// Deeper than any plugin's configuration; each step is a call within a call.
+/// The nesting limit: more than any plugin's configuration needs. Each level is one recursive call.
 const DEPTH_MAX: usize = 32;
-/// A file may name a part of itself again and again: what comes of it has an end.
+/// The limit of nodes. Aliases may repeat a part of the file many times.
 const NODES_MAX: usize = 50_000;
-/// So has the text in it, in bytes.
+/// The limit of text that aliases copy, in bytes.
 const COPIED_MAX: usize = 4 << 20;
 
 /// A node of the file.
@@ -20,12 +22,12 @@ pub(super) struct Doc {
     pub(super) state: Cell<State>,
 }
 
-/// What became of a node.
+/// Whether a node was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Unread,
     Read,
-    /// The same key stands in this line too, and that one counts.
+    /// The same key is in this line too, and that one counts.
     Overruled(usize),
 }
 
@@ -41,18 +43,19 @@ pub(super) enum Is {
 #[derive(Debug, Clone)]
 pub(super) struct Scalar {
     pub(super) text: String,
-    /// Without quotes, and so perhaps a number or a truth value.
+    /// Without quotes, so it may be a number or a truth value.
     pub(super) is_plain: bool,
-    /// Where the lines of the text stand in the file.
+    /// The lines of the text in the file.
     pub(super) lines: Lines,
 }
 
-/// The lines of a text, of which parts may be looked for in the file that holds it.
+/// The lines of a text that contains a file of its own. They give errors in it a line of the outer
+/// file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lines {
-    /// One behind the other, the first one here.
+    /// Consecutive lines; this is the first.
     From(usize),
-    /// All of them in this line, as in JSON.
+    /// All in this line, as in JSON.
     In(usize),
 }
 
@@ -66,12 +69,12 @@ impl Lines {
 }
 
 impl Doc {
-    /// Every document of a text, whose lines stand there in the user's file.
+    /// Parses every document of a text. `lines` are the lines of the text in the user's file.
     ///
     /// # Errors
-    /// What is neither YAML nor JSON, with its line.
+    /// Text that is neither YAML nor JSON, with its line.
     pub(super) fn parse(text: &str, lines: Lines) -> Result<Vec<Doc>, ImportError> {
-        // Of many short texts in one file none may become a long one.
+        // A file may contain many short texts; none of them may expand into a long one.
         let nodes_max = NODES_MAX.min(2 * text.len());
         let mut builder = Builder { events: Parser::new_from_str(text), lines, anchors: BTreeMap::new(), nodes: 0, nodes_max, copied: 0 };
         let mut documents = Vec::new();
@@ -80,7 +83,7 @@ impl Doc {
                 Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) | Event::Alias(_) => {
                     documents.push(builder.node(event, line, 0)?);
                 }
-                // An anchor belongs to its document.
+                // An anchor is valid in its own document only.
                 Event::DocumentStart(..) => builder.anchors.clear(),
                 _ => {}
             }
@@ -92,13 +95,13 @@ impl Doc {
         Doc { line, is, state: Cell::new(State::Unread) }
     }
 
-    /// What stands at a key of a map, as it is spelt.
+    /// The value of a key of a map; the spelling must be equal.
     pub(super) fn value(&self, key: &str) -> Option<&Doc> {
         let Is::Map(map) = &self.is else { return None };
         map.iter().find(|(known, _)| known == key).map(|(_, doc)| doc)
     }
 
-    /// How many nodes it has, and how many bytes of text.
+    /// The number of nodes, and of bytes of text.
     fn size(&self) -> (usize, usize) {
         let (nodes, bytes) = match &self.is {
             Is::Null => (0, 0),
@@ -109,7 +112,7 @@ impl Doc {
         (nodes + 1, bytes)
     }
 
-    /// Everything here and below counts as read.
+    /// Marks this node and all nodes below it as read.
     pub(super) fn read_all(&self) {
         if self.state.get() == State::Unread {
             self.state.set(State::Read);
@@ -133,11 +136,11 @@ fn sum(a: (usize, usize), b: (usize, usize)) -> (usize, usize) {
 struct Builder<'a> {
     events: Parser<'a, StrInput<'a>>,
     lines: Lines,
-    /// What an alias stands for, by the anchor's number.
+    /// The node of each anchor, by the anchor's number.
     anchors: BTreeMap<usize, Doc>,
     nodes: usize,
     nodes_max: usize,
-    /// How many bytes of text were copied.
+    /// The bytes of text that were copied.
     copied: usize,
 }
 
@@ -223,7 +226,8 @@ impl<'a> Builder<'a> {
         if is_plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL") {
             return Is::Null;
         }
-        // Lines that were folded cannot be told apart again. A block is told from its first line on that is not empty.
+        // A folded text no longer shows where its lines began. For a literal block the parser
+        // reports the first line that is not empty.
         let empty = text.chars().take_while(|c| *c == '\n').count();
         let lines = match self.lines {
             Lines::From(_) if style == ScalarStyle::Literal => Lines::From(line.saturating_sub(empty)),
@@ -248,7 +252,7 @@ impl<'a> Builder<'a> {
             };
             let (event, value_line) = self.expect()?;
             let mut value = self.node(event, value_line, depth + 1)?;
-            // A value is told by its key, which may stand above it.
+            // An error names the line of the key, which may be above the value.
             value.line = line;
             if is_merge {
                 merged.push(value);
@@ -259,7 +263,7 @@ impl<'a> Builder<'a> {
             }
             map.push((key, value));
         }
-        // YAML's merge: what another map says, where this one does not say it.
+        // YAML's merge key: the keys of another map that this map does not have.
         let maps = merged.into_iter().flat_map(|value| match value.is {
             Is::List(list) => list,
             is => vec![Doc::new(value.line, is)],
@@ -331,7 +335,7 @@ mod tests {
             .map(|n| format!("a{n}: &a{n} [{}]\n", if n == 0 { "x, x".into() } else { vec![format!("*a{}", n - 1); 9].join(", ") }))
             .collect();
         assert!(read(&bomb).unwrap_err().contains("larger or deeper"));
-        // Few nodes, and gigabytes of text.
+        // Few nodes, but gigabytes of text.
         for text in [
             format!("a: &a {}\nb:\n", "x".repeat(1 << 20)) + &"- *a\n".repeat(4000),
             format!("a: &a {{ ? {} : 1 }}\nb:\n", "x".repeat(1 << 20)) + &"- *a\n".repeat(4000),
@@ -339,7 +343,7 @@ mod tests {
             assert!(read(&text).unwrap_err().contains("larger or deeper"));
         }
         assert!(read("a: &a { b: c }\nd: [*a, *a, *a]").is_ok());
-        // Many such texts in one file cost no more than it is long.
+        // Many such texts in one file cost at most the file's length.
         let short = "a: &a [1, 1, 1, 1, 1, 1, 1, 1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b]\n";
         assert!(read(short).unwrap_err().contains("line 3: larger or deeper"));
         let doc = read("a: [b]").unwrap();

@@ -1,24 +1,24 @@
-//! A node of the other plugin's file and the way to it, read as that plugin's decoder reads it.
+//! A node of the other plugin's file with its path, read by the rules of that plugin's decoder.
 
 use super::ImportError;
 use super::doc::{Doc, Is, Scalar, State};
 
-/// What a plugin reads its file with. All of them pass over keys that they do not know, and a key that stands twice is taken where it
-/// stands last.
+/// The decoder that a plugin reads its file with. Every decoder ignores unknown keys. If a key
+/// occurs twice, the last one counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Decoder {
     /// Go's encoding/json: keys in any case; a number is no text.
     Json,
-    /// sigs.k8s.io/yaml and github.com/ghodss/yaml: YAML 1.1, which becomes JSON with its keys in order, then the same. A number is a
-    /// text where one is wanted, and `yes` and `on` are `true`.
+    /// sigs.k8s.io/yaml and github.com/ghodss/yaml: YAML 1.1, converted to JSON with sorted keys,
+    /// then read as JSON. A number is accepted as a text, and `yes` and `on` are `true`.
     JsonOfYaml,
     /// viper and mapstructure: keys in any case, YAML 1.2.
     Viper,
-    /// gopkg.in/yaml.v2: keys as they are spelt, YAML 1.1.
+    /// gopkg.in/yaml.v2: keys in their exact spelling, YAML 1.1.
     Yaml,
 }
 
-/// What a scalar is to a decoder.
+/// The type that a decoder gives a scalar.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     Text,
@@ -34,16 +34,17 @@ pub(super) struct Field<'a> {
     /// Such as `flags.plugin.deviceListStrategy` or `devices[0].name`.
     pub(super) path: String,
     decoder: Decoder,
-    /// The plugin looks keys up itself below here: as they are spelt, and without turning a number into a text.
+    /// Below here the plugin looks keys up itself: in their exact spelling, and without converting
+    /// a number to a text.
     is_exact: bool,
 }
 
-/// What nobody has read of a file.
+/// A part of a file that was not read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Unread {
     pub(super) path: String,
     pub(super) line: usize,
-    /// The line in which the same key stands, and counts.
+    /// The line of the same key that counts instead.
     pub(super) overruled_by: Option<usize>,
 }
 
@@ -52,13 +53,13 @@ impl<'a> Field<'a> {
         Field::at(doc, decoder, "")
     }
 
-    /// A part of a file that stands for itself, with the way to it.
+    /// A part of a file that is a file of its own, with its path.
     pub(super) fn at(doc: &'a Doc, decoder: Decoder, path: &str) -> Self {
         doc.state.set(State::Read);
         Field { doc, path: path.to_owned(), decoder, is_exact: false }
     }
 
-    /// The same, where the plugin looks keys up itself.
+    /// The same field, where the plugin looks keys up itself.
     pub(super) fn exact(&self) -> Self {
         Field { is_exact: true, ..self.clone() }
     }
@@ -71,18 +72,18 @@ impl<'a> Field<'a> {
         self.doc.line
     }
 
-    /// The way to it, with its line.
+    /// The path and the line, for a message.
     pub(super) fn place(&self) -> String {
         let path = if self.path.is_empty() { "the file" } else { &self.path };
         format!("`{path}` (line {})", self.doc.line)
     }
 
-    /// The same, of something that comes to a resource of this name.
+    /// The same, for a part of the resource of this name.
     pub(super) fn place_of(&self, name: &str) -> String {
         format!("`{}` (line {}, {name})", self.path, self.doc.line)
     }
 
-    /// What is below a key; `None` when it is not there, or null.
+    /// The field below a key; `None` if it is absent or null.
     pub(super) fn get(&self, key: &str) -> Option<Field<'a>> {
         #[cfg(test)]
         super::tests::asked(&join(&self.path, key));
@@ -91,7 +92,7 @@ impl<'a> Field<'a> {
         let mut found: Option<&'a (String, Doc)> = None;
         for entry in map.iter().filter(|(name, doc)| is_meant(name) && !matches!(doc.state.get(), State::Overruled(_))) {
             entry.1.state.set(State::Read);
-            // Null says nothing, wherever it stands.
+            // Null never overrides another value.
             let counts = |former: &(String, Doc)| !matches!(entry.1.is, Is::Null) && (!self.sorts() || former.0 <= entry.0);
             match found {
                 Some(former) if matches!(former.1.is, Is::Null) || counts(former) => {
@@ -114,7 +115,7 @@ impl<'a> Field<'a> {
         !self.is_exact && self.decoder != Decoder::Yaml
     }
 
-    /// Whether keys are in order before they are read, so that the last one is that of the last letters.
+    /// Whether keys are sorted before they are read, so that the alphabetically last one counts.
     fn sorts(&self) -> bool {
         self.decoder == Decoder::JsonOfYaml
     }
@@ -127,7 +128,7 @@ impl<'a> Field<'a> {
         matches!(self.doc.is, Is::List(_))
     }
 
-    /// The keys of a map with what is below them, less what is null.
+    /// The keys of a map and their fields, without null values.
     pub(super) fn entries(&self) -> Result<Vec<(&'a str, Field<'a>)>, ImportError> {
         let Is::Map(map) = &self.doc.is else { return Err(self.wrong("keys and values")) };
         let mut entries = Vec::with_capacity(map.len());
@@ -168,7 +169,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// A text that holds a file, and where it stands.
+    /// A text that contains a file, with its lines.
     pub(super) fn holding(&self) -> Result<&'a Scalar, ImportError> {
         self.scalar().ok_or_else(|| self.wrong("a text"))
     }
@@ -184,7 +185,7 @@ impl<'a> Field<'a> {
         const WANTED: &str = "a whole number that is not negative";
         let whole = match (self.scalar(), self.kind()) {
             (_, Some(Kind::Whole(whole))) => Some(whole),
-            // JSON that comes of YAML, and Go's conversions, have no fraction where it is zero.
+            // JSON made from YAML, and Go's conversions, drop a fraction of zero.
             (Some(scalar), Some(Kind::Real)) if self.decoder != Decoder::Json => {
                 scalar.text.strip_suffix(".0").and_then(|whole| whole.parse().ok())
             }
@@ -198,7 +199,7 @@ impl<'a> Field<'a> {
         self.items()?.iter().map(|item| item.text().map(str::to_owned)).collect()
     }
 
-    /// Whether anything is said: not an empty text, list or map, not `false`.
+    /// Whether the value has a meaning: it is not an empty text, list or map, and not `false`.
     pub(super) fn says_something(&self) -> bool {
         match &self.doc.is {
             Is::Null => false,
@@ -208,12 +209,13 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Everything below counts as read.
+    /// Marks all nodes below as read.
     pub(super) fn read_all(&self) {
         self.doc.read_all();
     }
 
-    /// The way to the first `most` of what nobody read, not to what lies below; and how many more there are.
+    /// The first `most` parts that were not read, and the number of further ones. Nodes below an
+    /// unread node are not counted.
     pub(super) fn unread(&self, most: usize) -> (Vec<Unread>, usize) {
         fn walk(path: &str, doc: &Doc, told: &mut dyn FnMut(&str, &Doc)) {
             if doc.state.get() != State::Read {
@@ -252,7 +254,8 @@ impl<'a> Field<'a> {
     }
 }
 
-/// What a scalar without quotes is; in YAML 1.1 `yes` and `on` are truth values too, and numbers with a leading 0 are octal.
+/// The type of a scalar without quotes. In YAML 1.1 `yes` and `on` are truth values too, and
+/// numbers with a leading 0 are octal.
 fn kind(text: &str, is_old: bool) -> Kind {
     match text {
         "true" | "True" | "TRUE" => return Kind::Truth(true),
@@ -301,15 +304,15 @@ mod tests {
             ("{\"ISRDMA\": true}", Viper, Some(true)),
             ("IsRdma: true", Yaml, None),
             ("isRdma: true", Yaml, Some(true)),
-            // The last one counts, in whatever case.
+            // The last one counts, in any case.
             ("{\"isRdma\": true, \"IsRdma\": false}", Json, Some(false)),
             ("{\"IsRdma\": false, \"isRdma\": true}", Json, Some(true)),
             ("{\"isRdma\": true, \"isRdma\": false}", Json, Some(false)),
-            // Of YAML that becomes JSON the keys are in order before.
+            // YAML that becomes JSON has its keys sorted first.
             ("isRdma: true\nIsRdma: false", JsonOfYaml, Some(true)),
             ("isRdma: true\nisRdma: false", JsonOfYaml, Some(false)),
             ("isRdma: true\nIsRdma: false\n", Yaml, Some(true)),
-            // Null says nothing.
+            // Null has no effect.
             ("{\"isRdma\": true, \"IsRdma\": null}", Json, Some(true)),
             ("{\"isRdma\": null}", Json, None),
             ("{}", Json, None),

@@ -1,4 +1,4 @@
-//! What a plugin's container is started with: the flags of its command line, and the variables of its environment.
+//! The flags of a plugin's command line and the variables of its container's environment.
 
 use super::doc::{Doc, Is, Lines, Scalar};
 use super::field::{Decoder, Field};
@@ -9,20 +9,20 @@ pub(super) struct Flag {
     /// Without the dashes.
     pub(super) name: String,
     pub(super) value: Doc,
-    /// Where it is in the manifest.
+    /// Its path in the manifest.
     pub(super) path: String,
 }
 
-/// All of them.
+/// The flags and variables of a container.
 #[derive(Debug, Default)]
 pub(super) struct Flags {
     pub(super) flags: Vec<Flag>,
     pub(super) variables: Vec<Flag>,
-    /// Variables that get their value elsewhere, and what of the command line comes of such.
+    /// Variables with a value from elsewhere, and flags that use such a variable.
     pub(super) elsewhere: Vec<Elsewhere>,
 }
 
-/// What the manifest does not tell.
+/// A value that the manifest does not contain.
 #[derive(Debug)]
 pub(super) struct Elsewhere {
     /// The name of the flag or variable.
@@ -31,10 +31,10 @@ pub(super) struct Elsewhere {
 }
 
 impl Flags {
-    /// Adds those of a container. `booleans` are flags that take no word behind them.
+    /// Adds the flags and variables of a container. `booleans` are flags without a following value.
     pub(super) fn read(&mut self, container: &Field<'_>, booleans: &[&str]) {
         for (name, variable) in variables(container) {
-            // Charts have the value at the name.
+            // In charts the value is directly below the name.
             let value = variable.get("value").or_else(|| Some(variable.clone()).filter(|value| !value.is_map()));
             match value.and_then(|value| value.holding().ok().map(|scalar| (value, scalar))) {
                 Some((value, scalar)) => {
@@ -77,7 +77,8 @@ impl Flags {
         }
     }
 
-    /// With the variables that Kubernetes puts in; `None` where one of them is not known.
+    /// The text with the variables that Kubernetes substitutes; `None` if the value of one is
+    /// unknown.
     fn expanded(&self, text: &str) -> Option<String> {
         let mut expanded = String::with_capacity(text.len());
         let mut rest = text;
@@ -96,7 +97,7 @@ impl Flags {
         Some(expanded)
     }
 
-    /// The last flag of one of these names, else the variable.
+    /// The last flag with one of these names, else the variable.
     pub(super) fn last(&self, names: &[&str], variable: &str) -> Option<&Flag> {
         let flag = self.flags.iter().rev().find(|flag| names.contains(&&*flag.name));
         flag.or_else(|| self.variables.iter().rev().find(|known| !variable.is_empty() && known.name == variable))
@@ -109,7 +110,7 @@ impl Flag {
     }
 }
 
-/// The variables of a container: a list in Kubernetes, by their names in charts.
+/// The variables of a container: a list in Kubernetes, a map by name in charts.
 fn variables<'a>(container: &Field<'a>) -> Vec<(String, Field<'a>)> {
     let Some(env) = container.get("env") else { return Vec::new() };
     if let Ok(entries) = env.entries() {
@@ -119,7 +120,7 @@ fn variables<'a>(container: &Field<'a>) -> Vec<(String, Field<'a>)> {
     env.items().unwrap_or_default().into_iter().filter_map(named).collect()
 }
 
-/// The words of the command line behind the program, with their places.
+/// The words of the command line after the program, with their places.
 fn words<'a>(container: &Field<'a>) -> Vec<(Field<'a>, Scalar)> {
     let list = |key: &str| container.get(key).and_then(|list| list.items().ok()).unwrap_or_default();
     let command = list("command").into_iter().skip(1);
@@ -127,7 +128,7 @@ fn words<'a>(container: &Field<'a>) -> Vec<(Field<'a>, Scalar)> {
     command.chain(list("args")).filter_map(word).collect()
 }
 
-/// A part of a word, of which nobody knows any more whether it was in quotes.
+/// A part of a word. It no longer shows whether it was in quotes.
 fn unquoted(word: &Scalar, text: &str) -> Scalar {
     Scalar { text: text.to_owned(), is_plain: true, lines: word.lines }
 }

@@ -6,10 +6,10 @@ use super::field::{Decoder, Field};
 use super::source::Source;
 use super::{Draft, ImportError, plain, resource, set_from, text};
 
-/// What the plugin lets a container do with a node unless the file says otherwise.
+/// The plugin's default permissions of a container for a node.
 const PERMISSIONS: &str = "mrw";
 
-/// The domain of resources where none is given, and that since a version.
+/// The plugin's default domain of resources, and the one since version 0.2.
 const DOMAIN: &str = "squat.ai";
 const NEW_DOMAIN: ((u32, u32), &str) = ((0, 2), "devic.es");
 
@@ -90,14 +90,14 @@ pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> 
     Ok(())
 }
 
-/// The version that an image's tag tells, such as `0.2` of `squat/generic-device-plugin:0.2.0@sha256:…`.
+/// The version in an image's tag, such as `0.2` of `squat/generic-device-plugin:0.2.0@sha256:…`.
 fn minor_version(image: &str) -> Option<(u32, u32)> {
     let (_, tag) = image.split('@').next()?.rsplit('/').next()?.split_once(':')?;
     let mut numbers = tag.strip_prefix('v').unwrap_or(tag).split(['.', '-']).map(|number| number.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// What the `--device` flags say, each a file of its own.
+/// The contents of the `--device` flags, each parsed as a file of its own.
 fn flags(source: &Source, draft: &mut Draft) -> Vec<(String, Doc)> {
     let mut devices = Vec::new();
     for (n, flag) in source.flags.flags.iter().filter(|flag| flag.name == "device").enumerate() {
@@ -113,7 +113,7 @@ fn flags(source: &Source, draft: &mut Draft) -> Vec<(String, Doc)> {
     devices
 }
 
-/// The devices of a file: those of a configuration, or what one flag or several say.
+/// The devices of a configuration, or those of one or several flags.
 fn listed<'a>(root: &Field<'a>) -> Result<Vec<Field<'a>>, ImportError> {
     if root.is_list() {
         return root.items();
@@ -133,17 +133,17 @@ fn name_of(device: &Field<'_>, domain: &str) -> Result<String, ImportError> {
     Ok(format!("{domain}/{}", name.text()?.trim()))
 }
 
-/// A group, as far as it can be said here: one node for each device.
+/// A group that can be converted: each of its devices is one node.
 struct Group {
     path: Table,
     mounts: Vec<Table>,
-    /// How many containers may have each node.
+    /// How many containers may share each node.
     count: u32,
-    /// All that it matches is this one path in the container.
+    /// The path in the container, if it is the same for every match.
     one_path: Option<String>,
 }
 
-/// The resource, or why it cannot be said here.
+/// The resource, or the reason why it cannot be expressed here.
 fn offer(device: &Field<'_>, domain: &str, draft: &mut Draft) -> Result<Result<Table, String>, ImportError> {
     let name = name_of(device, domain)?;
     let groups = device.get("groups").ok_or_else(|| device.wrong("a `name` and `groups`"))?;
@@ -164,7 +164,7 @@ fn offer(device: &Field<'_>, domain: &str, draft: &mut Draft) -> Result<Result<T
     if told.iter().any(|group| written(&group.mounts) != written(&first.mounts)) {
         return Ok(Err("its groups have different mounts, and those of a resource go to every container".into()));
     }
-    // Each group has devices of its own.
+    // A group that is left out does not affect the others: each has its own devices.
     left_out.iter().for_each(|why| draft.warn(format!("a group of {name} is left out: {why}")));
     let mut offered = resource(&name, "char");
     let (count, mounts) = (first.count, first.mounts.clone());
@@ -220,7 +220,8 @@ fn group_of(group: &Field<'_>, draft: &mut Draft) -> Result<Result<Group, String
     let Some(Node { table, host, container, limit }) = node else {
         return Ok(Err(format!("{} has mounts alone, and no device", paths.place())));
     };
-    // Beside another path that matches more often, a match is used `limit` times. A mount matches once.
+    // If another path of the group has more matches, a match is used up to `limit` times. A mount
+    // has one match.
     match mounts.iter().map(|(_, limit)| *limit).min() {
         Some(least) if is_glob(&host) && least == 1 => {
             return Ok(Err(format!(
@@ -254,7 +255,8 @@ struct Node {
 fn node(item: &Field<'_>) -> Result<Result<Node, String>, ImportError> {
     let path = path_of(item)?;
     let container = container_of(item)?;
-    // A node that is missing is a device less, whatever the file says of it; only a node is mounted for writing or not.
+    // A missing node is one device fewer, `optional` or not. `readOnly` has an effect on mounts
+    // only.
     let _optional = item.get("optional").map(|optional| optional.truth()).transpose()?;
     let _read_only = item.get("readOnly").map(|read_only| read_only.truth()).transpose()?;
     let limit = item.get("limit").map_or(Ok(1), |limit| limit.number())?.max(1);
@@ -281,7 +283,7 @@ fn mount(item: &Field<'_>, draft: &mut Draft) -> Result<Result<(Table, u32), Str
     if is_glob(&path) {
         return Ok(Err(format!("{}: a mount is one path here, and `{path}` may be several", item.place())));
     }
-    // A folder that keeps the name.
+    // A folder: the file keeps its name.
     let container = match container_of(item)? {
         None => path.clone(),
         Some(folder) if folder.ends_with('/') => format!("{folder}{}", path.rsplit('/').next().unwrap_or(&path)),
@@ -300,7 +302,7 @@ fn mount(item: &Field<'_>, draft: &mut Draft) -> Result<Result<(Table, u32), Str
     Ok(Ok((mount, limit)))
 }
 
-/// The path, as Go cleans it.
+/// The path, cleaned as Go does.
 fn path_of(item: &Field<'_>) -> Result<String, ImportError> {
     let path = item.get("path").ok_or_else(|| item.wrong("a `path`"))?;
     let steps: Vec<&str> = path.text()?.trim().split('/').filter(|step| !matches!(*step, "" | ".")).collect();
@@ -316,14 +318,14 @@ fn is_glob(path: &str) -> bool {
     path.contains(['*', '?', '['])
 }
 
-/// A pattern of Go's path.Match as one of ours, or why there is none.
+/// A pattern of Go's path.Match in our syntax, or the reason why that is impossible.
 fn glob(pattern: &str) -> Result<String, &'static str> {
     let mut ours = String::with_capacity(pattern.len());
     let mut rest = pattern;
     while let Some(next) = rest.chars().next() {
         rest = &rest[next.len_utf8()..];
         match next {
-            // Ours go down folders by two of them.
+            // In our syntax two stars also match folders.
             '*' if ours.ends_with('*') => {}
             '\\' => {
                 let literal = rest.chars().next().ok_or("is not a pattern")?;

@@ -1,11 +1,15 @@
-//! Takes over the configuration of another plugin: its file in, ours out, and a warning for whatever has no equal.
+//! Converts the configuration of another plugin to ours, with a warning for each setting without an
+//! equivalent.
 //!
-//! `source` finds the plugin's file, and the flags of its container, in what the user has: the file, a ConfigMap, a manifest (`flags`
-//! reads a command line, `chart` the values of a chart). `doc` is the file as a tree, `field` reads it as the plugin's own decoder does. Each peer has a file that
-//! says what its settings mean here; docs/importers.md has them all, and a test (`table`) holds both together.
+//! `source` finds the plugin's file and the flags of its container in the user's input: the file, a
+//! ConfigMap or a manifest. `flags` reads a command line, `chart` the values of a chart. `doc` is
+//! the file as a tree, and `field` reads it by the rules of the plugin's decoder. Each peer has a
+//! file with the meaning of its settings. docs/importers.md lists all of them, and a test (`table`)
+//! compares it with the code.
 //!
-//! One wrong value costs what it touches, a resource or a setting, and is told with its line. Whatever nobody read of the source
-//! becomes a warning by itself, and what comes out has passed our own validation.
+//! A wrong value drops only the resource or setting that it belongs to, with a warning that names
+//! its line. Each part of the source that was not read causes a warning automatically. The result
+//! has passed our own validation.
 
 mod chart;
 mod doc;
@@ -33,10 +37,10 @@ use clap::ValueEnum;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// So many settings that nobody knows are told: a file with more is another file.
+/// The limit of warnings about unknown settings. A file with more is probably not the plugin's.
 const UNKNOWN_MAX: usize = 100;
 
-/// The plugins whose files can be taken over.
+/// The plugins whose files can be converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Peer {
     /// NVIDIA/k8s-device-plugin: its YAML, `version: v1`.
@@ -51,34 +55,35 @@ pub enum Peer {
     Smarter,
 }
 
-/// Why nothing came of it, in one sentence.
+/// Why an import failed, in one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
 pub struct ImportError {
     problem: String,
-    /// What is to be said besides, one sentence each.
+    /// Additional warnings, one sentence each.
     pub warnings: Vec<String>,
 }
 
 impl ImportError {
-    /// A key may have a line's end in it, or what a terminal obeys.
+    /// The message is made printable: a key may contain a line break or terminal control
+    /// characters.
     fn new(problem: impl AsRef<str>) -> Self {
         ImportError { problem: printable(problem.as_ref()), warnings: Vec::new() }
     }
 }
 
-/// What came of it.
+/// A successful import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
-    /// A configuration file, which is valid.
+    /// A valid configuration file.
     pub toml: String,
-    /// One sentence each: what was left out, and what is to be done before.
+    /// One sentence each: settings that were left out, and steps before the change.
     pub warnings: Vec<String>,
     /// How many parts were left out because a value in them is wrong.
     pub wrong: usize,
 }
 
-/// What the importers write.
+/// The result of an importer before validation.
 #[derive(Debug, Default)]
 struct Draft {
     offers: Vec<Offer>,
@@ -86,7 +91,7 @@ struct Draft {
     wrong: usize,
 }
 
-/// A resource, and where it is in the source.
+/// A resource, and its place in the source.
 #[derive(Debug)]
 struct Offer {
     table: Table,
@@ -102,13 +107,13 @@ impl Draft {
         self.warnings.push(printable(warning.as_ref()));
     }
 
-    /// Something is left out, because a value in it is wrong.
+    /// Warns of a part that is left out because a value in it is wrong.
     fn wrong(&mut self, what: &str, why: &ImportError) {
         self.wrong += 1;
         self.warn(format!("{what} is left out: {why}"));
     }
 
-    /// What a setting says; one with a wrong value is left out.
+    /// The value of a setting. A setting with a wrong value is left out with a warning.
     fn setting<'a, T>(&mut self, field: Option<Field<'a>>, read: impl FnOnce(&Field<'a>) -> Result<T, ImportError>) -> Option<T> {
         let field = field?;
         match read(&field) {
@@ -121,7 +126,7 @@ impl Draft {
         }
     }
 
-    /// Warns of a setting that says something, and has no equal for this reason.
+    /// Warns of a setting that has an effect in the plugin and no equivalent here.
     fn no_equal(&mut self, setting: Option<Field<'_>>, why: &str) {
         let Some(setting) = setting else { return };
         setting.read_all();
@@ -130,7 +135,7 @@ impl Draft {
         }
     }
 
-    /// Warns of whatever nobody read, and says where it would have been.
+    /// Warns of every part that was not read, with a hint for each.
     fn unknown(&mut self, root: &Field<'_>, known: &[&str]) {
         let (unread, more) = root.unread(UNKNOWN_MAX);
         for unknown in &unread {
@@ -147,7 +152,7 @@ impl Draft {
     }
 }
 
-/// Where a key that nobody knows may have been meant to stand, or what it may have been meant to be.
+/// The keys where an unknown key would be read, or the known key that it resembles.
 fn hint(path: &str, known: &[&str]) -> String {
     let key = path.rsplit('.').next().unwrap_or(path);
     let of = |path: &str| path.rsplit('.').next().unwrap_or(path).to_owned();
@@ -160,11 +165,11 @@ fn hint(path: &str, known: &[&str]) -> String {
     nearest(key, &keys).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default()
 }
 
-/// Reads the file of another plugin, or a manifest that holds it. `key` names an entry of a ConfigMap; `prefix` is the domain that the
-/// plugin was told by a flag.
+/// Converts the file of another plugin, or a manifest that contains it. `key` names an entry of a
+/// ConfigMap. `prefix` is the domain that the plugin gets by a flag.
 ///
 /// # Errors
-/// When the file cannot be read, or when nothing of it can be a configuration: why, and where.
+/// When the file cannot be read, or when no part of it can be converted: the reason and the place.
 pub fn import(peer: Peer, text: &str, key: Option<&str>, prefix: Option<&str>) -> Result<Imported, ImportError> {
     let documents = doc::Doc::parse(text, Lines::From(1))?;
     let source = source::find(peer, &documents, key)?;
@@ -189,7 +194,8 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
         let name = table.get("name").and_then(Value::as_text).unwrap_or_default().to_owned();
         let resource = Value { place: None, is: Is::Table(table) };
         if let Some(problem) = problem_of("resource", Is::List(vec![resource.clone()]), &resource) {
-            // A value has the place that it has in the source: its path in that of the file.
+            // A value keeps its place in the source: the path in the source is in the place of the
+            // file's path.
             let at = problem.file().zip(problem.line()).map_or(place, |(path, line)| format!("`{}` (line {line})", path.display()));
             let why = problem.problem().strip_prefix(&format!("resource `{name}`: ")).unwrap_or(problem.problem());
             draft.wrong(&name, &ImportError::new(format!("{at}: {why}")));
@@ -201,7 +207,8 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
     }
     let Draft { warnings, wrong, .. } = draft;
     if resources.is_empty() {
-        // An empty configuration offers known hardware under its usual names, which nobody asked for.
+        // An empty configuration would offer known hardware under its usual names, which the user
+        // did not request.
         return Err(ImportError { warnings, ..ImportError::new("no resource can be taken over") });
     }
     let mut table = Table::default();
@@ -214,7 +221,7 @@ fn finish(peer: Peer, mut draft: Draft) -> Result<Imported, ImportError> {
     }
 }
 
-/// Texts of a list as a value.
+/// A list of texts as a value.
 fn texts<T: AsRef<str>>(list: &[T]) -> Is {
     Is::List(list.iter().map(|text| Value { place: None, is: Is::Text(text.as_ref().to_owned()) }).collect())
 }
@@ -227,7 +234,7 @@ fn plain(value: impl ToString) -> Is {
     Is::Plain(value.to_string())
 }
 
-/// Puts a value in that has its place in the source.
+/// Sets a value together with its place in the source.
 fn set_from(table: &mut Table, key: &str, mut is: Is, from: &Field<'_>) {
     let place = Some(Place { file: Path::new(&from.path).into(), line: from.line(), column: 1 });
     if let Is::List(values) = &mut is {
@@ -244,7 +251,7 @@ fn resource(name: &str, class: &str) -> Table {
     table
 }
 
-/// Puts a table in, unless it says nothing.
+/// Sets a table unless it is empty.
 fn set_table(resource: &mut Table, key: &str, table: Table) {
     if !table.0.is_empty() {
         resource.set(key, Is::Table(table));

@@ -1,4 +1,5 @@
-//! NVIDIA's k8s-device-plugin: the YAML of `version: v1`, its flags and variables, as its code reads them.
+//! NVIDIA's k8s-device-plugin: the YAML of `version: v1`, its flags and variables, as its code
+//! reads them.
 
 use super::super::sharing::SHARES_MAX;
 use super::super::tree::{Is, Table, Value};
@@ -9,7 +10,7 @@ use super::{Draft, ImportError, plain, resource, set_from, set_table, text, text
 const GPU: &str = "nvidia.com/gpu";
 const IGNORED: &str = "NVIDIA's plugin reads it and does not use it either";
 
-/// Every setting of the file, with the flag and the variable that count before it.
+/// Every setting of the file, with the flag and the variable that override it.
 const SETTINGS: &[(&str, &[&str], &str)] = &[
     ("flags.migStrategy", &["mig-strategy"], "MIG_STRATEGY"),
     ("flags.failOnInitError", &["fail-on-init-error"], "FAIL_ON_INIT_ERROR"),
@@ -136,7 +137,7 @@ struct Settings<'a> {
 }
 
 impl<'a> Settings<'a> {
-    /// What holds: a flag before a variable before the file.
+    /// The value in effect: the flag, else the variable, else the file.
     fn get(&self, path: &str) -> Option<Field<'a>> {
         let in_file = self.root.clone().and_then(|root| path.split('.').try_fold(root, |field, key| field.get(key)));
         let (_, flags, variable) = SETTINGS.iter().find(|(setting, ..)| *setting == path)?;
@@ -144,7 +145,7 @@ impl<'a> Settings<'a> {
         said.or(in_file)
     }
 
-    /// Flags and variables of which the manifest does not tell the value.
+    /// Warns of flags and variables without a value in the manifest.
     fn elsewhere(&self, draft: &mut Draft) {
         for elsewhere in &self.source.flags.elsewhere {
             let is_it = |(_, flags, variable): &&(&str, &[&str], &str)| flags.contains(&&*elsewhere.name) || *variable == elsewhere.name;
@@ -163,7 +164,7 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
     const STRATEGIES: [&str; 4] = ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"];
     let mut options = Table::default();
     if let Some(field) = settings.get("flags.plugin.deviceListStrategy").filter(Field::says_something) {
-        // One text of a flag may be several strategies.
+        // A flag's text may contain several strategies.
         let strategies = draft.setting(Some(field.clone()), |field| {
             let told = if field.is_list() { field.texts()? } else { vec![field.text()?.to_owned()] };
             let strategies: Vec<String> = told.iter().flat_map(|text| text.split(',')).map(|text| text.trim().to_owned()).collect();
@@ -220,7 +221,7 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
     options
 }
 
-/// Which GPUs, by MIG; whether there are whole ones only.
+/// Selects the GPUs by their MIG state. Returns whether only whole GPUs are offered.
 fn mig(settings: &Settings<'_>, select: &mut Table, draft: &mut Draft) -> bool {
     let drain = "ids of MIG instances are others here: drain nodes with MIG before the change";
     let known = |field: &Field<'_>| match field.text()? {
@@ -245,8 +246,8 @@ fn mig(settings: &Settings<'_>, select: &mut Table, draft: &mut Draft) -> bool {
     true
 }
 
-/// Which of several shares are preferred. NVIDIA's plugin asks its policy for shares and MIG instances only; whole GPUs it puts near to
-/// each other, as we do.
+/// The preference among several shares. NVIDIA's plugin applies its policy to shares and MIG
+/// instances only. It places whole GPUs near to each other, as we do.
 fn place(settings: &Settings<'_>, gpu: &mut Table, is_none: bool, draft: &mut Draft) {
     let field = settings.get("flags.plugin.sharedDevicesAllocationPolicy");
     let policy = draft.setting(field.clone(), |field| match field.text()? {
@@ -273,7 +274,7 @@ fn share(sharing: &Field<'_>, settings: &Settings<'_>, gpu: &mut Table, options:
         (None, Some(time_slicing)) => (time_slicing, false),
         (None, None) => return,
     };
-    // Here the plugin looks keys up itself, as they are spelt.
+    // The plugin itself looks up the keys below here, in their exact spelling.
     let way = way.exact();
     let renames = draft.setting(way.get("renameByDefault"), Field::truth).unwrap_or(false);
     let one = draft.setting(way.get("failRequestsGreaterThanOne"), Field::truth).unwrap_or(is_mps);
@@ -296,7 +297,8 @@ fn share(sharing: &Field<'_>, settings: &Settings<'_>, gpu: &mut Table, options:
                 if renames {
                     gpu.set("name", text("nvidia.com/gpu.shared"));
                 }
-                // A client of MPS has one share, unless the file says otherwise; other shares as many as it asks for.
+                // A client of MPS has one share unless the file sets otherwise. Of other shares a
+                // container gets as many as it requests.
                 match (is_mps, one) {
                     (false, true) => gpu.set("per_container", text("one")),
                     (true, false) => gpu.set("per_container", text("any")),
@@ -312,7 +314,7 @@ fn share(sharing: &Field<'_>, settings: &Settings<'_>, gpu: &mut Table, options:
     }
 }
 
-/// How often an entry has each GPU shared; `None` where it is of something else.
+/// The number of shares per GPU in an entry; `None` if the entry is about another resource.
 fn shared(entry: &Field<'_>, draft: &mut Draft) -> Result<Option<u32>, ImportError> {
     let need = || entry.wrong("a `name` and `replicas`");
     let name = entry.get("name").ok_or_else(need)?;

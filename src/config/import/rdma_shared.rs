@@ -74,7 +74,7 @@ fn pool(entry: &Field<'_>, prefix: &str) -> Result<Table, ImportError> {
     match (entry.get("devices").filter(Field::says_something), select.0.is_empty()) {
         (Some(interfaces), true) => set_from(&mut select, "interface", texts(&interfaces.texts()?), &interfaces),
         (Some(interfaces), false) => return Err(interfaces.wrong("one of `devices` and `selectors`")),
-        // All adapters would be one pool; the plugin does not start.
+        // All adapters would be one pool. The plugin refuses to start in this case.
         (None, true) => return Err(entry.wrong("`selectors`, or `devices`,")),
         (None, false) => {}
     }

@@ -1,4 +1,6 @@
-//! smarter-device-manager: `conf.yaml`, a list of regular expressions; each node that one is found in is a resource of its own.
+//! smarter-device-manager: `conf.yaml`, a list of regular expressions.
+//!
+//! Each node that matches one of them is a resource of its own.
 
 use super::super::sharing::SHARES_MAX;
 use super::super::tree::{Is, Table, Value};
@@ -10,10 +12,10 @@ use crate::domain::NODE;
 /// Every key that is read.
 pub(super) const KEYS: &[&str] = &["[].devicematch", "[].nummaxdevices"];
 
-/// What stands in the place of a pattern for Tegra's GPU, which is no node.
+/// A keyword in place of a pattern, for Tegra's GPU, which has no node.
 const TEGRA: &str = "nvidia-gpu";
 
-/// Folders of nodes that everybody has.
+/// Folders of nodes that every host has.
 const FOLDERS: [&str; 7] = ["snd", "dri", "input", "infiniband", "vfio", "bus", "net"];
 
 pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError> {
@@ -31,7 +33,7 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
             item.read_all();
             continue;
         };
-        // Of two that are the same the plugin registers the last one over the first.
+        // Of two equal patterns the plugin registers the last one over the first.
         if let Some(same) = patterns.iter().position(|(of, _)| *of == pattern) {
             draft.warn(format!(
                 "{} is left out: {} has the same pattern, and the plugin takes the last one",
@@ -57,7 +59,7 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     Ok(())
 }
 
-/// The pattern and its resource; nothing where it is left out.
+/// The pattern and its resource; `None` if it is left out.
 fn offer(item: &Field<'_>, draft: &mut Draft) -> Result<Option<(String, Table)>, ImportError> {
     let need = || item.wrong("a `devicematch` and `nummaxdevices`, in small letters,");
     let field = item.get("devicematch").ok_or_else(need)?;

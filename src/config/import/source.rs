@@ -1,5 +1,7 @@
-//! Finds what a plugin reads in what a user has: its file, a ConfigMap with one or several of them, a manifest, what `kubectl get -o
-//! yaml` prints, the values of a chart.
+//! Finds a plugin's file and container in the user's input.
+//!
+//! The input may be the file itself, a ConfigMap with one or several files, or a manifest. It may
+//! also be the output of `kubectl get -o yaml`, or the values of a chart.
 
 use super::chart;
 use super::doc::{Doc, Is, Scalar};
@@ -7,35 +9,35 @@ use super::field::{Decoder, Field};
 use super::flags::Flags;
 use super::{ImportError, Peer};
 
-/// So many entries of a ConfigMap are named.
+/// The limit of ConfigMap entries that a message names.
 const NAMES_MAX: usize = 30;
 
-/// What a plugin reads.
+/// The inputs of a plugin.
 #[derive(Debug)]
 pub(super) struct Source {
     /// Its file.
     pub(super) file: Option<Doc>,
-    /// What its container is started with; nothing where there is only the file.
+    /// The flags and variables of its container; empty without a container.
     pub(super) flags: Flags,
     /// The image of this container.
     pub(super) image: Option<String>,
-    /// What the user is to know of it.
+    /// Notes for the user.
     pub(super) notes: Vec<String>,
 }
 
-/// What tells a plugin's container, and its file.
+/// The marks of a plugin's container and of its file.
 pub(super) struct Facts {
     /// Part of its image's name.
     pub(super) image: &'static str,
     /// Its program.
     program: &'static str,
-    /// Flags that take no word behind them.
+    /// Flags without a following value.
     booleans: &'static [&'static str],
-    /// The flag that names its file, and the variable.
+    /// The flags and the variable that name its file.
     file: (&'static [&'static str], &'static str),
-    /// One of these keys begins its file.
+    /// A file of the plugin begins with one of these keys.
     keys: &'static [&'static str],
-    /// Where other objects of Kubernetes have it: kind and path.
+    /// Other Kubernetes objects that contain the file: kind and path.
     objects: &'static [(&'static str, &'static [&'static str])],
 }
 
@@ -88,12 +90,12 @@ fn facts(peer: Peer) -> Facts {
 pub(super) struct Candidate<'a> {
     /// Its key in the ConfigMap.
     pub(super) key: String,
-    /// What has it, such as `kube-system/sriovdp-config`.
+    /// The object that contains it, such as `kube-system/sriovdp-config`.
     pub(super) of: String,
     pub(super) part: Part<'a>,
 }
 
-/// How a file stands in something else.
+/// The form of a file inside another document.
 pub(super) enum Part<'a> {
     Text(&'a Scalar),
     Tree(&'a Doc),
@@ -108,10 +110,10 @@ impl Part<'_> {
     }
 }
 
-/// Finds it. `key` names an entry of a ConfigMap.
+/// Finds the plugin's file and container. `key` names an entry of a ConfigMap.
 ///
 /// # Errors
-/// Where nothing of this plugin is there, or more than one file of it.
+/// When the input has no part of this plugin, or more than one file of it.
 pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
     let facts = facts(peer);
     let objects = objects(documents);
@@ -135,7 +137,7 @@ pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<S
     let mut containers: Vec<Field<'_>> = objects.iter().flat_map(containers).collect();
     containers.extend(found.containers);
     let container = containers.iter().find(|container| is_meant(&facts, container));
-    // Whoever builds an image of their own may call it anything.
+    // A user's own image may have any name.
     let only = || containers.first().filter(|only| containers.len() == 1 && program(only).is_none());
     let container = container.or_else(only);
     if let Some(chosen) = choose(peer, &candidates, key, &usual, container.is_some(), &mut source.notes)? {
@@ -154,7 +156,7 @@ pub(super) fn find(peer: Peer, documents: &[Doc], key: Option<&str>) -> Result<S
     Ok(source)
 }
 
-/// The plugin's file itself.
+/// The input as the plugin's file itself.
 fn plain(documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
     if let Some(key) = key {
         return Err(ImportError::new(format!("the file is no ConfigMap, and has no entry `{key}`")));
@@ -165,7 +167,7 @@ fn plain(documents: &[Doc], key: Option<&str>) -> Result<Source, ImportError> {
     Ok(Source { file: Some(first.clone()), flags: Flags::default(), image: None, notes })
 }
 
-/// All of these plugins read the first document of a file.
+/// Each of these plugins reads only the first document of a file.
 fn note_more(documents: &[Doc], notes: &mut Vec<String>) {
     if let Some(second) = documents.get(1) {
         let (more, line) = (documents.len() - 1, second.line);
@@ -173,13 +175,13 @@ fn note_more(documents: &[Doc], notes: &mut Vec<String>) {
     }
 }
 
-/// The objects of Kubernetes in the documents, and in lists of them.
+/// The Kubernetes objects in the documents, and in lists of them.
 fn objects(documents: &[Doc]) -> Vec<Field<'_>> {
     fn add<'a>(object: Field<'a>, objects: &mut Vec<Field<'a>>) {
         match object.get("kind").and_then(|kind| kind.text().ok()) {
             Some(kind) if kind.ends_with("List") => {
                 let items = object.get("items").and_then(|items| items.items().ok()).unwrap_or_default();
-                // `kubectl` leaves out the kind of what is in a list of one kind.
+                // `kubectl` leaves out the kind of the items in a list of one kind.
                 let of_kind = kind.strip_suffix("List").filter(|kind| !kind.is_empty());
                 for item in items {
                     match of_kind {
@@ -207,7 +209,7 @@ fn name(object: &Field<'_>) -> String {
     }
 }
 
-/// The texts that an object holds.
+/// The texts in an object that may be the file.
 fn held<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     let kind = object.get("kind").and_then(|kind| kind.text().ok()).unwrap_or_default();
@@ -225,7 +227,7 @@ fn held<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candidate<'a>> {
     candidates
 }
 
-/// Whether it may be the plugin's file.
+/// Whether this part may be the plugin's file.
 pub(super) fn looks_right(peer: Peer, part: &Part<'_>) -> bool {
     let Ok(documents) = part.parse() else { return false };
     let keys = facts(peer).keys;
@@ -238,7 +240,7 @@ pub(super) fn looks_right(peer: Peer, part: &Part<'_>) -> bool {
     }
 }
 
-/// The one that is meant, if there is one. A container may go without.
+/// The candidate that the user means, if there is one. A container may run without a file.
 fn choose<'c, 'a>(
     peer: Peer,
     candidates: &'c [Candidate<'a>],
@@ -277,7 +279,8 @@ fn choose<'c, 'a>(
         ([], _) if has_container => Ok(None),
         ([], several) => Err(ImportError::new(format!("the ConfigMap has the entries {}; `--key` says which", names(several)))),
         (several, _) => {
-            // What NVIDIA's plugin falls back to on a node whose label names no other.
+            // NVIDIA's plugin falls back to this entry on a node without a label that names
+            // another.
             let Some(found) = several.iter().copied().find(|candidate| peer == Peer::Nvidia && candidate.key == usual) else {
                 let several = names(several);
                 return Err(ImportError::new(format!("the ConfigMap has the entries {several}; `--key` says which")));
@@ -292,7 +295,7 @@ fn choose<'c, 'a>(
     }
 }
 
-/// The containers of an object: its pod's, or those of the pods that it makes.
+/// The containers of a pod, or of the pod template of an object.
 fn containers<'a>(object: &Field<'a>) -> Vec<Field<'a>> {
     let spec = object.get("spec");
     let pod = spec.as_ref().and_then(|spec| spec.get("template")?.get("spec")).or(spec);
@@ -313,7 +316,7 @@ fn program(container: &Field<'_>) -> Option<String> {
     Some(path.rsplit('/').next().unwrap_or(path).to_owned())
 }
 
-/// The name of a container's image; charts have its parts below it.
+/// The name of a container's image. Charts have its parts as keys below it.
 fn image(container: &Field<'_>) -> String {
     let Some(image) = container.get("image") else { return String::new() };
     let part = |key: &str| image.get(key).and_then(|part| part.text().ok());
@@ -343,7 +346,7 @@ fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {
     }
 }
 
-/// Why there is nothing.
+/// The error when nothing was found.
 fn nothing(facts: &Facts, objects: &[Field<'_>], containers: &[Field<'_>]) -> ImportError {
     let images: Vec<String> = containers.iter().map(|container| format!("`{}`", image(container))).collect();
     let shell = containers.iter().any(|container| program(container).is_some_and(|program| matches!(&*program, "sh" | "bash" | "ash")));
@@ -442,7 +445,7 @@ mod tests {
         has(Peer::Nvidia, values, Some("whole"), &["pass_device_specs = true"], &[]);
     }
 
-    /// A DaemonSet of squat's plugin with this in its container.
+    /// A DaemonSet of squat's plugin with these lines in its container.
     fn daemon_set(container: &str) -> String {
         let indented: String = container.lines().map(|line| format!("          {line}\n")).collect();
         format!(

@@ -7,7 +7,7 @@ use super::{Draft, ImportError, plain, resource, set_from, set_table, text, text
 use crate::domain::PciAddress;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What selects, there and here; all lists of texts.
+/// The selectors of the plugin, and ours; all are lists of texts.
 const LISTS: [(&str, &str); 7] = [
     ("vendors", "vendor"),
     ("devices", "device"),
@@ -17,12 +17,13 @@ const LISTS: [(&str, &str); 7] = [
     ("rootDevices", "pf"),
     ("linkTypes", "link_type"),
 ];
-/// What selects there and has no equal: without it a pool would offer more than was meant.
+/// The plugin's selectors without an equivalent. Without them a pool would offer too many devices.
 const UNSAYABLE: [&str; 4] = ["acpiIndexes", "ddpProfiles", "pKeys", "auxTypes"];
-/// What hands a function to a guest or a program, which leaves it without an RDMA device. Under any other driver it may have one.
+/// Drivers that give a function to a guest or a user-space program, so that it has no RDMA device.
+/// With any other driver it may have one.
 const HANDS_OVER: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
-/// A word of the SR-IOV operator's policies, where it stands for the driver that a function has by itself.
+/// A word in the SR-IOV operator's policies that means the default driver of a function.
 const NO_DRIVER: &str = "netdevice";
 
 /// Every key that is read.
@@ -49,7 +50,8 @@ pub(super) const KEYS: &[&str] = &[
     "resourceList[].selectors.auxTypes",
 ];
 
-/// The plugin's own field of a pool, without a name of its own: the operator writes it, empty, and nobody reads it.
+/// Internal fields of the plugin's pool type, which have no JSON name of their own. The operator
+/// writes them, empty, and the plugin does not read them.
 const LEFT_OVERS: [&str; 2] = ["SelectorObj", "SelectorObjs"];
 
 pub(super) fn read(source: &Source, prefix: Option<&str>, draft: &mut Draft) -> Result<(), ImportError> {
@@ -97,7 +99,7 @@ fn name_of(pool: &Field<'_>, prefix: &str) -> Result<String, ImportError> {
     Ok(format!("{prefix}/{}", name.text()?))
 }
 
-/// What selects functions, and what a container gets of them.
+/// The selection of functions, and the extras that a container gets.
 #[derive(Default)]
 struct Selector<'a> {
     lists: BTreeMap<&'static str, Vec<String>>,
@@ -107,7 +109,7 @@ struct Selector<'a> {
     vdpa: Option<String>,
 }
 
-/// The resource, or why it cannot be said here.
+/// The resource, or the reason why it cannot be expressed here.
 fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Table, String>, ImportError> {
     let name = &name_of(pool, prefix)?;
     let kind = pool.get("deviceType").filter(Field::says_something);
@@ -187,9 +189,10 @@ fn offer(pool: &Field<'_>, prefix: &str, draft: &mut Draft) -> Result<Result<Tab
     Ok(Ok(offered))
 }
 
-/// The selectors of a pool as one. Several select what any of them does; here that can be said where they differ in one list.
+/// Merges the selectors of a pool into one. Several selectors select the union. That can be
+/// expressed here if they differ in one list only.
 fn selectors<'a>(pool: &Field<'a>, is_accelerator: bool) -> Result<Result<Selector<'a>, String>, ImportError> {
-    // Without them the plugin does not start; all that there is would be one pool.
+    // Without selectors the plugin does not start; all functions would be one pool.
     let field = pool.get("selectors").ok_or_else(|| pool.wrong("`selectors` such as { \"vendors\": [\"15b3\"] }"))?;
     let each = if field.is_list() { field.items()? } else { vec![field.clone()] };
     if each.is_empty() {
@@ -229,7 +232,7 @@ fn selector<'a>(field: &Field<'a>, is_accelerator: bool) -> Result<Result<Select
     if !field.is_map() {
         return Err(field.wrong("a selector such as { \"vendors\": [\"15b3\"] }"));
     }
-    // Of an accelerator these are not read: they stay unknown.
+    // These keys have no meaning for an accelerator, so they stay unread.
     let of_net = |key: &str| if is_accelerator { None } else { field.get(key) };
     for key in UNSAYABLE {
         if of_net(key).is_some_and(|list| list.says_something()) {
@@ -252,7 +255,7 @@ fn selector<'a>(field: &Field<'a>, is_accelerator: bool) -> Result<Result<Select
         let Some(list) = list.filter(Field::says_something) else { continue };
         let mut texts = list.texts()?;
         if ours == "pf" {
-            // Of several entries for one port the plugin reads the first.
+            // The plugin reads only the first entry for a port.
             let mut ports = BTreeSet::new();
             texts.retain(|text| ports.insert(text.split('#').next().unwrap_or(text).to_ascii_lowercase()));
         }

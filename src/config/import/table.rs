@@ -1,5 +1,6 @@
-//! The tables of docs/importers.md against what comes of each example: a setting that is not in one, or that does something else, is
-//! a red test.
+//! Compares the tables of docs/importers.md with the results of their examples.
+//!
+//! A setting that is in no table, or that has another effect, fails the test.
 
 use super::tests::take_asked;
 use super::{Imported, Peer, generic, import, nvidia, rdma_shared, smarter, sriov};
@@ -7,7 +8,7 @@ use std::collections::BTreeSet;
 
 const PAGE: &str = include_str!("../../../docs/importers.md");
 
-/// What is asked of every file before it is known what it is.
+/// Keys that are looked up in every file, before its kind is known.
 const OF_ANY_FILE: [&str; 7] = ["kind", "config", "config.map", "device", "groups", "SelectorObj", "SelectorObjs"];
 
 #[derive(Debug)]
@@ -17,7 +18,7 @@ struct Row<'a> {
     outcome: &'a str,
 }
 
-/// The warnings of a cell, which are in quotes, and the rest of it.
+/// The warnings of a cell, which are in quotes, and the rest of the cell.
 fn warnings(cell: &str) -> (Vec<&str>, String) {
     let mut parts = cell.split('“');
     let mut rest = parts.next().unwrap_or_default().to_owned();
@@ -45,7 +46,7 @@ fn rows(peer: &str) -> Vec<Row<'static>> {
     section.lines().filter_map(row).collect()
 }
 
-/// The path of a key without numbers, as the tables have it.
+/// The path of a key without indices, as in the tables.
 fn plain(path: &str) -> String {
     let mut plain = String::new();
     for part in path.split('[') {
@@ -57,7 +58,7 @@ fn plain(path: &str) -> String {
     plain.replace("selectors[].", "selectors.").replace("device[]", "devices[]")
 }
 
-/// Warnings that docs/importers.md gives for every file of a plugin.
+/// Warnings that docs/importers.md lists for every file of a plugin.
 const OF_EVERY_FILE: [&str; 2] = ["ids are others here", "no domain is given"];
 
 fn hold(peer: Peer, word: &str, keys: &[&str]) {
@@ -84,7 +85,7 @@ fn hold(peer: Peer, word: &str, keys: &[&str]) {
         for no in rest.split("no `").skip(1).filter_map(|no| no.split('`').next()) {
             assert!(!toml.contains(no), "{}", told());
         }
-        // What is there: code that is not behind a `no`.
+        // Required text: code that does not follow a `no`.
         let mut before = "";
         for (n, part) in rest.split('`').enumerate() {
             let is_wanted = n % 2 == 1 && !before.ends_with("no ");

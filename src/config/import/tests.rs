@@ -1,4 +1,6 @@
-//! Each plugin's file against what comes of it (`golden`), and random ones against their promise: a reason, or a valid file.
+//! Tests of each importer with expected results (`golden`), and with random files.
+//!
+//! Each random file must lead to a reason or to a valid file.
 
 use super::{Imported, Peer, import};
 use crate::config::{Config, Examined, Node};
@@ -10,16 +12,16 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 thread_local! {
-    /// Every key that was asked for, by its path.
+    /// Every key that was looked up, by its path.
     static ASKED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
 }
 
-/// Takes note of a key that a reader asked for.
+/// Records a key that a reader looked up.
 pub(super) fn asked(path: &str) {
     ASKED.with_borrow_mut(|asked| asked.insert(path.to_owned()));
 }
 
-/// What was asked for since the last time.
+/// The keys that were looked up since the last call.
 pub(super) fn take_asked() -> BTreeSet<String> {
     ASKED.take()
 }
@@ -32,7 +34,7 @@ fn config(toml: &str) -> Config {
     Examined::alone(toml.as_bytes(), Path::new("import"), &Node::default()).config().unwrap_or_else(|error| panic!("{error}\n{toml}"))
 }
 
-/// What comes of a source.
+/// The result of importing a golden source.
 fn of(peer: Peer, name: &str, key: Option<&str>) -> Imported {
     let source = std::fs::read_to_string(golden(&format!("{name}.source"))).unwrap();
     let imported = import(peer, &source, key, None).unwrap();
@@ -199,7 +201,7 @@ fn a_flag_of_the_plugin_tells_the_domain() {
     );
 }
 
-/// A word that a plugin might have, or anything.
+/// A word that a plugin's file might contain, or any text.
 fn word() -> impl Strategy<Value = String> {
     const WORDS: &[&str] = &[
         "version",
@@ -295,7 +297,7 @@ fn document() -> impl Strategy<Value = serde_json::Value> {
 
 const PEERS: [Peer; 5] = [Peer::Nvidia, Peer::Sriov, Peer::RdmaShared, Peer::Generic, Peer::Smarter];
 
-/// A reason in one line, or a file that is valid.
+/// Checks that the result is a reason in one line or a valid file.
 fn holds_its_promise(peer: Peer, source: &str) {
     match import(peer, source, None, None) {
         Ok(imported) => drop(config(&imported.toml)),

@@ -1,11 +1,12 @@
-//! The versions of the device-plugin API: the one place where they differ.
+//! The versions of the device-plugin API, and the only module that knows their differences.
 //!
-//! A [`Dialect`] is one package of the API on the wire, with one or more versions that are named at Register. Each has a
-//! file of its own that registers, serves and translates, and nothing else; every dialect is served on every socket, and
-//! [`negotiation`] decides which one a kubelet is spoken to in. What stands behind a socket is a [`Plugin`]: it speaks the
-//! domain's words and never learns which version asks, but for what its answer has room for ([`Wire`]).
+//! A [`Dialect`] is one package of the API on the wire, with one or more versions that Register
+//! names. Each dialect has a file of its own that registers, serves and translates, and nothing
+//! else. Every dialect is served on every socket, and [`negotiation`] decides which one is used
+//! with a kubelet. The service behind a socket is a [`Plugin`]. It uses the domain's types. Of the
+//! version that called it, a plugin knows only which fields an answer can carry ([`Wire`]).
 //!
-//! Another version of the API is one more file beside these, and one more line in [`DIALECTS`].
+//! Another version of the API needs one more file here and one more line in [`DIALECTS`].
 
 pub mod negotiation;
 pub mod v1alpha;
@@ -27,42 +28,46 @@ use tokio::sync::oneshot;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Status};
 
-/// Every dialect that is spoken, the preferred one first.
+/// Every supported dialect, the preferred one first.
 pub const DIALECTS: &[&dyn Dialect] = &[&v1beta1::V1Beta1, &v1alpha::V1Alpha];
 
-/// A request of the kubelet has each id of a list twice at most: as available, and as one that must be included.
+/// The limit of a request. It has each id of a list at most twice: as available, and as one that
+/// must be included.
 const REQUEST_BYTES_MAX: usize = 2 * LIST_BYTES_MAX;
 
-/// Calls in flight on one connection. The kubelet has a few; more wait for an answer of others.
+/// Calls in flight on one connection. The kubelet makes a few. Further calls wait for an answer.
 const CALLS_MAX: u32 = 128;
 
 /// Bytes of the headers of a call. The kubelet sends a few hundred.
 const HEADERS_BYTES_MAX: u32 = 8 << 10;
 
-/// The kubelet takes 4 MiB in one message, and ends the stream at more: an endless loop of registrations.
+/// The limit of a list. The kubelet accepts 4 MiB in one message. With a larger one it ends the
+/// stream, and registration would repeat without end.
 const LIST_BYTES_MAX: usize = 3_500_000;
 
 /// One package of the API on the wire.
 #[tonic::async_trait]
 pub trait Dialect: fmt::Debug + Send + Sync {
-    /// The versions that are named at Register, the newest first. They share this package's messages.
+    /// The versions that Register names, the newest first. They share this package's messages.
     fn versions(&self) -> &'static [&'static str];
 
-    /// Whether its kubelets close the connection of the registration before a new one, and know each by identity: then the
-    /// end of an older stream is no loss, and another Register would only close the next one.
+    /// Whether its kubelets close the former connection before a new registration, and identify
+    /// each connection. Then the end of an older stream is no loss, and another Register would only
+    /// close the newer stream.
     fn closes_the_former(&self) -> bool;
 
-    /// Whether its kubelets keep the annotations of an answer in their checkpoint: then one without an alloc-id is not ours.
+    /// Whether its kubelets keep the annotations of an answer in their checkpoint. Then an answer
+    /// without an alloc-id is not ours.
     fn keeps_annotations(&self) -> bool;
 
-    /// Registers with the kubelet behind `channel`, which is to give up when the time is over.
+    /// Registers with the kubelet behind `channel`. The kubelet must give up after `time`.
     async fn register(&self, channel: Channel, announcement: Announcement, time: Duration) -> Result<(), Status>;
 
-    /// Adds the service that answers this dialect's calls out of `plugin`.
+    /// Adds the service that answers this dialect's calls with `plugin`.
     fn serve(&self, plugin: Arc<dyn Plugin>, services: Services) -> Services;
 }
 
-/// What Register says.
+/// The content of a Register call.
 #[derive(Debug, Clone)]
 pub struct Announcement {
     /// The version of the API.
@@ -71,11 +76,11 @@ pub struct Announcement {
     pub resource: ResourceName,
     /// Its socket, a path below the device-plugin directory.
     pub endpoint: String,
-    /// Whether the kubelet is to call before a container starts.
+    /// Whether the kubelet must call before a container starts.
     pub pre_start: bool,
 }
 
-/// One version of the API, by the name that Register gives it.
+/// One version of the API, by its name in Register.
 #[derive(Clone, Copy)]
 pub struct Version {
     name: &'static str,
@@ -83,19 +88,19 @@ pub struct Version {
 }
 
 impl Version {
-    /// Its name, as the kubelet knows it.
+    /// The name that the kubelet knows.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.name
     }
 
-    /// How it is spoken.
+    /// The dialect of this version.
     #[must_use]
     pub fn dialect(self) -> &'static dyn Dialect {
         self.dialect
     }
 
-    /// Whether both are spoken with the same messages, by the same service.
+    /// Whether both versions use the same messages and the same service.
     #[must_use]
     pub fn shares_dialect(self, other: Version) -> bool {
         self.dialect.versions() == other.dialect.versions()
@@ -121,25 +126,27 @@ pub fn versions() -> impl Iterator<Item = Version> {
     DIALECTS.iter().flat_map(|dialect| dialect.versions().iter().map(|name| Version { name, dialect: *dialect }))
 }
 
-/// What stands behind a socket, whatever version of the API it is asked in.
+/// The service behind a socket, for every version of the API.
 #[tonic::async_trait]
 pub trait Plugin: fmt::Debug + Send + Sync {
-    /// The complete list at once, then again after every change. Dropped when the kubelet's stream has ended.
+    /// The complete list at once, then again after every change. Dropped when the kubelet's stream
+    /// has ended.
     ///
     /// # Errors
     /// When there are too many streams already.
     fn lists(&self) -> Result<BoxStream<'static, Arc<Offering>>, Status>;
 
-    /// What each container gets for the ids that it asks for; durable before it is answered (I1).
+    /// The answer for each container's ids; the grants are durable before this returns (I1).
     async fn allocate(&self, containers: Vec<Vec<DeviceId>>, wire: Wire) -> Result<Vec<ContainerEdits>, Status>;
 
-    /// The ids of `available` that the plugin would choose.
+    /// The ids of `available` that the plugin prefers.
     fn preferred(&self, available: Vec<DeviceId>, must_include: Vec<DeviceId>, size: usize) -> Result<Vec<DeviceId>, Status>;
 
-    /// Whether the kubelet is to call [`Plugin::pre_start`] before a container starts.
+    /// Whether the kubelet must call [`Plugin::pre_start`] before a container starts.
     fn needs_pre_start(&self) -> bool;
 
-    /// What is done to these devices before a container starts with them. Nothing, where that is not asked for.
+    /// Prepares these devices before a container starts with them. Does nothing unless the resource
+    /// has such a hook.
     async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status>;
 }
 
@@ -148,19 +155,19 @@ pub fn server() -> Server {
     Server::builder().max_concurrent_streams(CALLS_MAX).http2_max_header_list_size(HEADERS_BYTES_MAX)
 }
 
-/// Every dialect's service over one plugin, for one socket.
+/// The services of all dialects with one plugin, for one socket.
 pub fn serve(plugin: &Arc<dyn Plugin>) -> Services {
     DIALECTS.iter().fold(Services::default(), |services, dialect| dialect.serve(Arc::clone(plugin), services))
 }
 
-/// A socket on which no service is served, until this is dropped; its connections are closed then.
+/// A socket without services, until this is dropped. Then its connections are closed.
 #[derive(Debug)]
 pub struct Mute(#[expect(dead_code, reason = "its drop is what counts")] oneshot::Sender<()>);
 
-/// Serves nothing.
+/// Serves a socket without services.
 ///
 /// # Errors
-/// When the socket cannot be made.
+/// When the socket cannot be created.
 pub fn serve_nothing(path: &Path) -> io::Result<Mute> {
     let listener = Arc::new(TrustedListener::bind(path, || {})?);
     let (close, closed) = oneshot::channel();
@@ -178,7 +185,8 @@ pub fn serve_nothing(path: &Path) -> io::Result<Mute> {
 /// The stream of one ListAndWatch, in one dialect's messages.
 type Listing<M> = BoxStream<'static, Result<M, Status>>;
 
-/// A plugin's lists as messages, for this request. One that the kubelet would not take is left out: what was sent last stays true for it.
+/// A plugin's lists as messages, for this request. A list that is too large for the kubelet is left
+/// out, so the last list that was sent stays in force.
 fn listing<T, M: Message + 'static>(plugin: &dyn Plugin, request: &Request<T>, message: fn(&Offering) -> M) -> Result<Listing<M>, Status> {
     let lists = plugin.lists()?;
     // While the stream is open, the connection is not evicted.
@@ -190,7 +198,7 @@ fn listing<T, M: Message + 'static>(plugin: &dyn Plugin, request: &Request<T>, m
     Ok(lists.filter_map(fitting).boxed())
 }
 
-/// A list, if the kubelet takes it.
+/// A list as a message, if the kubelet accepts its size.
 fn fitting<M: Message>(offering: &Offering, message: fn(&Offering) -> M) -> Option<Result<M, Status>> {
     let list = message(offering);
     if list.encoded_len() > LIST_BYTES_MAX {
@@ -203,19 +211,19 @@ fn fitting<M: Message>(offering: &Offering, message: fn(&Offering) -> M) -> Opti
     Some(Ok(list))
 }
 
-/// A request whose deadline is sent along, as grpc-timeout.
+/// A request with its deadline in the header grpc-timeout.
 fn within<T>(time: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(time);
     request
 }
 
-/// Ids as the API carries them.
+/// The ids of a request.
 fn ids(texts: Vec<String>) -> Vec<DeviceId> {
     texts.into_iter().map(DeviceId::new).collect()
 }
 
-/// An error as the kubelet shows it in a pod's events: on one line, whatever ids it names.
+/// An error for a pod's events: the message is on one line, even if an id contains line breaks.
 fn legible(status: Status) -> Status {
     Status::new(status.code(), printable(status.message()))
 }

@@ -1,8 +1,10 @@
-//! Which version of the API to try next with one kubelet: pure.
+//! Which version of the API to try next with one kubelet; pure.
 //!
-//! The kubelet is not asked what it speaks: it is told of a resource, and says no. A package that it does not serve is
-//! UNIMPLEMENTED; a version that it does not know in a package that it serves is an Unknown with the ones it knows in its
-//! text. 1.10 and newer write them as a list, `["v1beta1"]`, 1.9 writes the one, `"v1alpha2"`, and 1.8 writes none.
+//! No call returns the versions of a kubelet, but the kubelet refuses a Register of a version that
+//! it does not speak. A package that it does not serve is UNIMPLEMENTED. A version that it does not
+//! know in a package that it serves is Unknown, with the known versions in the message. Kubelet
+//! 1.10 and newer write them as a list, `["v1beta1"]`, 1.9 writes the only one, `"v1alpha2"`, and
+//! 1.8 writes none.
 
 use super::{Version, versions};
 use crate::domain::KubeletGeneration;
@@ -13,12 +15,13 @@ use tonic::{Code, Status};
 pub struct Spoken {
     /// The version.
     pub version: Version,
-    /// The kubelet that took it.
+    /// The kubelet that accepted it.
     pub kubelet: Option<KubeletGeneration>,
 }
 
 impl Spoken {
-    /// What to try first with a kubelet: another one than before may have been upgraded, and gets the preferred version.
+    /// The version to try first with a kubelet. Another kubelet than before may have been upgraded,
+    /// so it gets the preferred version.
     #[must_use]
     pub fn with(self, kubelet: Option<KubeletGeneration>) -> Option<Version> {
         (self.kubelet == kubelet).then_some(self.version)
@@ -32,20 +35,21 @@ pub struct Negotiation {
 }
 
 impl Negotiation {
-    /// Begins with the version that worked last, if there is one; the preferred one is next.
+    /// Begins with the version that worked last, if there is one, then the preferred one.
     #[must_use]
     pub fn new(worked: Option<Version>) -> Self {
         let others = versions().filter(|version| Some(*version) != worked);
         Negotiation { left: worked.into_iter().chain(others).collect() }
     }
 
-    /// The next one to be tried; `None` when the kubelet speaks none that is left.
+    /// The next version to try; `None` when the kubelet speaks none of the remaining ones.
     #[expect(clippy::should_implement_trait, reason = "what is next depends on what the kubelet says in between")]
     pub fn next(&mut self) -> Option<Version> {
         (!self.left.is_empty()).then(|| self.left.remove(0))
     }
 
-    /// Takes the kubelet's answer to a try; says whether it is about the version, so that another one may do better.
+    /// Processes the kubelet's answer to a try. Returns whether it is about the version, so that
+    /// another one may be accepted.
     pub fn refused(&mut self, tried: Version, status: &Status) -> bool {
         match Answer::of(status) {
             Answer::NoService => self.left.retain(|version| !version.shares_dialect(tried)),
@@ -57,14 +61,14 @@ impl Negotiation {
     }
 }
 
-/// What a refusal is about.
+/// The reason of a refusal.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer<'a> {
     /// The kubelet does not serve the package.
     NoService,
-    /// It does not know the version; it knows these, where it says so.
+    /// It does not know the version; `known` are the versions in its message.
     NoVersion { known: Vec<&'a str> },
-    /// Something else: another version would be refused too.
+    /// Another reason: other versions would be refused too.
     Other,
 }
 
@@ -95,7 +99,8 @@ mod tests {
         Status::unknown(format!("requested API version {tried:?} is not supported by kubelet. Supported version is {known}"))
     }
 
-    /// What is tried against a kubelet that answers so, until it takes one or another one would not help.
+    /// The versions that are tried with a kubelet that answers so, until one is accepted or no
+    /// other can be.
     fn tried(worked: Option<&str>, answer: impl Fn(&str) -> Option<Status>) -> Vec<&'static str> {
         let mut negotiation = Negotiation::new(versions().find(|version| Some(version.name()) == worked));
         let mut tried = Vec::new();
@@ -121,7 +126,7 @@ mod tests {
         let version = versions().last().unwrap();
         let spoken = Spoken { version, kubelet: kubelet(1) };
         assert_eq!((spoken.with(kubelet(1)), spoken.with(kubelet(2)), spoken.with(None)), (Some(version), None, None));
-        // Where its socket cannot be seen, one Register after the other tells.
+        // If its socket cannot be seen, each Register shows whether the version still works.
         assert_eq!(Spoken { version, kubelet: None }.with(None), Some(version));
     }
 

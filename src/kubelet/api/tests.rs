@@ -1,4 +1,4 @@
-//! Every dialect over one plugin, on one socket: the same answers in different bytes.
+//! Every dialect with one plugin, on one socket: the same answers in different bytes.
 
 use super::*;
 use crate::domain::{Attributes, Device, DeviceClass, Health, Offered, Reason, ResourceSpec};
@@ -15,7 +15,7 @@ pub(super) fn hex(message: &impl Message) -> String {
     message.encode_to_vec().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A resource with these ids, some of them not healthy.
+/// A resource with these ids, some of them unhealthy.
 pub(super) fn offering(ids: &[&str], sick: &[&str]) -> Offering {
     let spec = ResourceSpec::new("example.com/gpu".parse().unwrap(), DeviceClass::Gpu);
     let offered = |id: &&str| {
@@ -34,12 +34,13 @@ pub(super) fn offering(ids: &[&str], sick: &[&str]) -> Offering {
     Offering { spec: Arc::new(spec), devices: ids.iter().map(offered).collect() }
 }
 
-/// Tells its lists and then waits; grants everything, by a variable that names the ids; remembers who asked how.
+/// A plugin that sends its lists and then waits. It grants every request with a variable that names
+/// the ids, and records the dialect of each request.
 #[derive(Debug, Default)]
 struct Told {
     lists: Vec<Arc<Offering>>,
     wires: Mutex<BTreeSet<&'static str>>,
-    /// What it was asked for before a start; nothing is wanted where there is nothing to ask for.
+    /// The ids of PreStartContainer calls; `None` for a resource without such a hook.
     pre_start: Option<Mutex<Vec<DeviceId>>>,
 }
 
@@ -93,7 +94,7 @@ async fn a_kubelet_that_asks_for_the_options_and_hangs_up_before_the_lists_is_to
         let socket = dir.path().join("plugin.sock");
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
         let broke_off: Arc<dyn Fn() + Send + Sync> = Arc::new(move || tell.send(()).unwrap_or_default());
-        // One connection: behind its end nobody is left who could tell.
+        // One connection only: after its end no other can report.
         let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap()).take(1);
         let incoming = incoming.map_ok(move |stream| Followed::new(stream, Arc::clone(&broke_off)));
         tokio::spawn(Server::builder().serve_with_incoming(serve(&plugin), incoming));

@@ -1,7 +1,8 @@
 //! `v1alpha2` and `v1alpha1`: the API of kubelets 1.9 and 1.8.
 //!
-//! It has no options, no preferred allocation, no topology, no call before a container's start and no CDI names. What a
-//! container would lose by the last two is refused ([`Wire`]); the others are the kubelet's to miss.
+//! It has no options, no preferred allocation, no topology, no call before a container's start and
+//! no CDI names. A resource that needs one of the last two is refused ([`Wire`]), because its
+//! container would lack something. The other three are features that such a kubelet does not have.
 
 use super::{Announcement, Dialect, Listing, Plugin, REQUEST_BYTES_MAX, ids, legible, listing, within};
 use crate::domain::{ContainerEdits, DeviceId, EditDevice, EditMount, Offered, Offering, Wire};
@@ -57,7 +58,7 @@ impl DevicePlugin for Service {
 
     async fn allocate(&self, request: Request<api::AllocateRequest>) -> Result<Response<api::AllocateResponse>, Status> {
         let answers = self.0.allocate(vec![ids(request.into_inner().devices_i_ds)], WIRE).await.map_err(legible)?;
-        // One container asked, so there is one answer.
+        // A request is for one container, so there is one answer.
         Ok(Response::new(answers.into_iter().next().map(response).unwrap_or_default()))
     }
 }
@@ -125,12 +126,12 @@ mod tests {
             cdi_devices: Vec::new(),
         };
         let answer = response(edits.clone());
-        // 1: { 1: "A", 2: "1" }, 2: { 1: "/c", 2: "/h", 3: true }, 3: { 1: "/dev/c", 2: "/dev/h", 3: "rw" },
-        // 4: { 1: "holdfast.dev/alloc-id", 2: "7" }
+        // 1: { 1: "A", 2: "1" }, 2: { 1: "/c", 2: "/h", 3: true },
+        // 3: { 1: "/dev/c", 2: "/dev/h", 3: "rw" }, 4: { 1: "holdfast.dev/alloc-id", 2: "7" }
         let wanted = "0a06 0a0141 120131 120a 0a022f63 12022f68 1801 1a14 0a062f6465762f63 12062f6465762f68 1a027277 \
                       221a 0a15686f6c64666173742e6465762f616c6c6f632d6964 120137";
         assert_eq!(hex(&answer), wanted.replace(' ', ""));
-        // The checkpoint's reader decodes what every kubelet stores as the one message.
+        // The checkpoint's reader decodes the stored answer of every kubelet as this one message.
         let kept = v1beta1::ContainerAllocateResponse::decode(answer.encode_to_vec().as_slice()).unwrap();
         assert_eq!(kept, super::super::v1beta1::response(edits));
     }

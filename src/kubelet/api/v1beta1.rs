@@ -11,7 +11,8 @@ use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-/// An answer has room for everything. Kubelets before 1.28 drop CDI names without a word, and nothing tells them apart.
+/// An answer can carry every field. Kubelets before 1.28 drop CDI names silently, and the API does
+/// not show a kubelet's version.
 const WIRE: Wire = Wire { api: "v1beta1", has_cdi: true, has_pre_start: true };
 
 /// The dialect.
@@ -24,7 +25,8 @@ impl Dialect for V1Beta1 {
         &["v1beta1"]
     }
 
-    /// Up to 1.24 they leave it open, up to 1.36 the end of an older stream disconnects the newer client.
+    /// Kubelets up to 1.24 leave the former connection open. Up to 1.36 the end of an older stream
+    /// disconnects the newer client.
     fn closes_the_former(&self) -> bool {
         false
     }
@@ -45,7 +47,7 @@ impl Dialect for V1Beta1 {
     }
 }
 
-/// What a resource of Holdfast tells the kubelet of itself.
+/// The options of every resource of Holdfast.
 fn options(pre_start: bool) -> api::DevicePluginOptions {
     api::DevicePluginOptions { pre_start_required: pre_start, get_preferred_allocation_available: true }
 }
@@ -56,7 +58,8 @@ struct Service(Arc<dyn Plugin>);
 impl DevicePlugin for Service {
     type ListAndWatchStream = Listing<api::ListAndWatchResponse>;
 
-    /// Answered without asking anybody: the kubelet calls this while our own Register call is still open.
+    /// Answered without waiting for an actor: the kubelet calls this while our own Register call is
+    /// open.
     async fn get_device_plugin_options(&self, _: Request<api::Empty>) -> Result<Response<api::DevicePluginOptions>, Status> {
         Ok(Response::new(options(self.0.needs_pre_start())))
     }
@@ -85,7 +88,7 @@ impl DevicePlugin for Service {
         Ok(Response::new(api::PreferredAllocationResponse { container_responses }))
     }
 
-    /// A kubelet that calls although it was not asked to finds nothing to be done.
+    /// Does nothing for a kubelet that calls without having been requested to.
     async fn pre_start_container(
         &self,
         request: Request<api::PreStartContainerRequest>,
@@ -106,13 +109,14 @@ pub fn list(offering: &Offering) -> api::ListAndWatchResponse {
     api::ListAndWatchResponse { devices: offering.devices.iter().map(device).collect() }
 }
 
-/// NUMA nodes as the kubelet wants them: unset where nothing is known, and no node that its 64-bit mask cannot hold.
+/// NUMA nodes in the kubelet's form: unset if none is known, and without nodes beyond its 64-bit
+/// mask.
 fn topology(numa_nodes: &[u32]) -> Option<api::TopologyInfo> {
     let nodes: Vec<_> = numa_nodes.iter().filter(|node| **node < 64).map(|node| api::NumaNode { id: i64::from(*node) }).collect();
     (!nodes.is_empty()).then_some(api::TopologyInfo { nodes })
 }
 
-/// What a container gets, as the API's response.
+/// The edits of a container as the API's response.
 #[must_use]
 pub fn response(edits: ContainerEdits) -> api::ContainerAllocateResponse {
     let mount = |mount: EditMount| api::Mount { container_path: mount.container, host_path: mount.host, read_only: mount.read_only };
@@ -127,7 +131,7 @@ pub fn response(edits: ContainerEdits) -> api::ContainerAllocateResponse {
     }
 }
 
-/// The other way round.
+/// The API's response as the edits of a container.
 #[must_use]
 pub fn edits(response: api::ContainerAllocateResponse) -> ContainerEdits {
     let mount = |mount: api::Mount| EditMount { host: mount.host_path, container: mount.container_path, read_only: mount.read_only };

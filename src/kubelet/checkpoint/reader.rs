@@ -1,4 +1,6 @@
-//! One reader of the checkpoint for all of the daemon: it parses each version of the file once, and knows since when it cannot.
+//! The reader of the checkpoint that the parts of the running daemon share.
+//!
+//! It parses each version of the file once, and records since when the file cannot be read.
 
 use super::{CheckpointError, open, parse, read_kept, read_others};
 use crate::domain::{Checkpoint, KeptGrant, Timestamp};
@@ -10,32 +12,34 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Two writes in one tick of the kernel's clock leave the same times. A file that was left alone for longer is known by them.
+/// Two writes in one tick of the kernel's clock leave the same times. After a longer time without a
+/// write the times identify the version.
 const TICK: Duration = Duration::from_millis(100);
 
-/// The checkpoint cannot be read.
+/// An unreadable checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointUnread {
     /// Since when.
     pub since: Timestamp,
-    /// Whether there is none: a node where no device was ever allocated has none.
+    /// Whether it is missing. On a node where no device was ever allocated, that is normal.
     pub missing: bool,
-    /// Why, with the path.
+    /// The reason, with the path.
     pub why: String,
 }
 
 type Found = Result<Arc<Checkpoint>, Arc<CheckpointError>>;
 
-/// Reads the checkpoint. Cheap to clone; the clones share what they know.
+/// Reads the checkpoint. Cheap to clone; the clones share their state.
 #[derive(Debug, Clone)]
 pub struct CheckpointReader {
     device_plugins: Arc<Path>,
-    /// What was parsed last, with its version.
+    /// The last result, with the version of the file.
     parsed: Arc<Mutex<Option<(Version, Found)>>>,
     unread: Arc<Mutex<Option<CheckpointUnread>>>,
 }
 
-/// Tells one version of the file from the next. The kubelet replaces the file, and the file system may use an inode again.
+/// Identifies a version of the file. The kubelet replaces the file, and the file system may reuse
+/// an inode.
 #[derive(Debug, PartialEq, Eq)]
 struct Version {
     inode: (u64, u64),
@@ -45,7 +49,7 @@ struct Version {
 }
 
 impl Version {
-    /// `None` where the next version could look the same.
+    /// `None` if the next version could have the same times.
     fn of(metadata: &Metadata, now: Timestamp) -> Option<Self> {
         let changed = Duration::new(metadata.ctime().try_into().ok()?, metadata.ctime_nsec().try_into().ok()?);
         let version = Version {
@@ -59,13 +63,14 @@ impl Version {
 }
 
 impl CheckpointReader {
-    /// Reads it in this device-plugin directory.
+    /// A reader of the checkpoint in this device-plugin directory.
     #[must_use]
     pub fn new(device_plugins: PathBuf) -> Self {
         CheckpointReader { device_plugins: device_plugins.into(), parsed: Arc::default(), unread: Arc::default() }
     }
 
-    /// What it says now; `None` where it is missing or cannot be read. To parse a large one takes a while.
+    /// The current checkpoint; `None` if it is missing or cannot be read. Parsing a large one is
+    /// slow.
     #[must_use]
     pub fn read(&self) -> Option<Arc<Checkpoint>> {
         let found = self.find(host::now().wall);
@@ -73,15 +78,15 @@ impl CheckpointReader {
         found.ok()
     }
 
-    /// Every answer of ours that the kubelet has kept.
+    /// Every answer of ours in the checkpoint.
     ///
     /// # Errors
-    /// When it is not there, cannot be read or is not understood.
+    /// When it is missing, unreadable or malformed.
     pub fn read_kept(&self) -> Result<Vec<KeptGrant>, CheckpointError> {
         read_kept(&self.device_plugins)
     }
 
-    /// Every answer of another plugin that the kubelet has kept.
+    /// Every answer of another plugin in the checkpoint.
     ///
     /// # Errors
     /// As [`CheckpointReader::read_kept`].
@@ -89,14 +94,15 @@ impl CheckpointReader {
         read_others(&self.device_plugins)
     }
 
-    /// Since when it cannot be read, and why; `None` where the last try has read it, and before the first one.
+    /// Since when it cannot be read, and why; `None` after a successful read, and before the first
+    /// one.
     #[must_use]
     pub fn unread(&self) -> Option<CheckpointUnread> {
         self.unread.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn find(&self, now: Timestamp) -> Found {
-        // One parses, and the others wait for what it finds.
+        // One caller parses; the others wait for its result.
         let mut parsed = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
         let opened = open(&self.device_plugins)?;
         let version = Version::of(&opened.metadata, now);
@@ -105,12 +111,12 @@ impl CheckpointReader {
         {
             return found.clone();
         }
-        // Freed before the next one is built.
+        // Frees the former result before the next one is built.
         *parsed = None;
         let written_at = opened.written_at();
         let found = match opened.read() {
             Ok(bytes) => parse(&bytes, written_at).map(Arc::new).map_err(Arc::new),
-            // The disk may read it at the next try.
+            // The next try may succeed, so this result is not kept.
             Err(error @ CheckpointError::Io { .. }) => return Err(error.into()),
             Err(error) => Err(error.into()),
         };
@@ -118,7 +124,7 @@ impl CheckpointReader {
         found
     }
 
-    /// Says it once, when it begins and when it ends.
+    /// Logs the first failure and the first success after it.
     fn note(&self, found: &Found) {
         let mut unread = self.unread.lock().unwrap_or_else(PoisonError::into_inner);
         let Err(error) = found else {

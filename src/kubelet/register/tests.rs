@@ -1,4 +1,5 @@
-//! Registering with kubelets that speak one version or another, over real sockets and in the kubelets' own words.
+//! Registrations with kubelets of several versions, on real sockets and with the kubelets' own
+//! messages.
 
 use super::*;
 use crate::kubelet::api::versions;
@@ -10,10 +11,10 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response};
 
-/// What a kubelet answers to a version, in a package that it serves.
+/// The answer of a kubelet to a version, in a package that it serves.
 type Answers = fn(&str) -> Result<(), Status>;
 
-/// The registration server of a kubelet: which packages it serves, what it answers, and the versions that it was asked.
+/// The registration server of a kubelet: its answers, and the versions that clients tried.
 #[derive(Clone)]
 struct Kubelet {
     answers: Answers,
@@ -44,7 +45,7 @@ impl alpha::registration_server::Registration for Kubelet {
     }
 }
 
-/// Which packages a kubelet serves.
+/// The package that a kubelet serves.
 #[derive(Clone, Copy, PartialEq)]
 enum Serves {
     Beta,
@@ -52,7 +53,8 @@ enum Serves {
     Neither,
 }
 
-/// Registers once with such a kubelet: what came of it, and what the kubelet was asked.
+/// Registers once with such a kubelet. Returns the result, and the versions that the kubelet
+/// received.
 async fn register(serves: Serves, answers: Answers, worked: Option<&str>) -> (Result<&'static str, String>, Vec<String>) {
     let kubelet = Kubelet { answers, asked: Arc::default() };
     let dir = tempfile::tempdir().unwrap();
@@ -99,9 +101,9 @@ async fn every_kubelet_is_spoken_to_in_its_version_within_one_attempt() {
 async fn what_worked_last_is_tried_first_and_does_not_bind() {
     let (version, asked) = register(Serves::Alpha, of_1_9, Some("v1alpha1")).await;
     assert_eq!((version, asked), (Ok("v1alpha2"), vec!["v1alpha1".to_owned(), "v1alpha2".to_owned()]));
-    // The kubelet was upgraded: its new package takes the place of the old one.
+    // The kubelet was upgraded: it serves the new package in place of the old one.
     assert_eq!(register(Serves::Beta, of_1_36, Some("v1alpha2")).await, (Ok("v1beta1"), vec!["v1beta1".to_owned()]));
-    // And downgraded.
+    // The kubelet was downgraded.
     assert_eq!(register(Serves::Alpha, of_1_9, Some("v1beta1")).await, (Ok("v1alpha2"), vec!["v1alpha2".to_owned()]));
 }
 

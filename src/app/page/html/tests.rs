@@ -1,4 +1,4 @@
-//! The page held against what was looked at, against hostile names, and against too much of everything.
+//! The page compared with a reviewed one, and tested with hostile names and with too many rows.
 
 use super::*;
 use crate::app::ConfigReport;
@@ -98,12 +98,12 @@ fn made(devices: &[DeviceReport], grants: &[Arc<Grant>]) -> String {
     page(&facts, "LOOKS\n")
 }
 
-/// Counts the elements of the page, which is sound XML behind its first line.
+/// Counts the elements of the page, which is valid XML after its first line.
 fn elements(html: &str) -> usize {
     markup::elements(html.strip_prefix("<!DOCTYPE html>").unwrap())
 }
 
-/// The page is an interface for eyes: a change of it is one that somebody has looked at.
+/// People read the page, so a person must review each change of it in a browser.
 #[test]
 fn the_page_is_as_it_was_looked_at() {
     let html = made(&[device("GPU-aa", "Healthy"), device("GPU-ab", "Unhealthy")], &[grant("train-0", "main", "GPU-aa")]);
