@@ -76,8 +76,8 @@ fn hand_out(bundle: &Bundle, to: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// In the DaemonSet's container, process 1 is the daemon. Options that the user did not set are
-/// taken from its command line.
+/// In the DaemonSet's container, process 1 is the daemon. If the user set no `--host-root`, this
+/// takes `--host-root=…` from its command line, and `--config=…` unless the user set one.
 fn of_the_daemon(global: &Global) -> Global {
     let mut global = global.clone();
     if global.host_root != Path::new("/") || std::fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() != "holdfast") {

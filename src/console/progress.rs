@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
-/// Delay before the line appears; shorter operations show no progress.
+/// Delay before the line of a counted operation appears; a shorter one shows no progress.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Interval between updates of the line.
 const EVERY: Duration = Duration::from_millis(100);
@@ -24,7 +24,7 @@ impl Progress {
         Progress { what, next, is_shown: false }
     }
 
-    /// Starts an operation without a counter.
+    /// Starts an operation without a counter; its line appears at once.
     #[must_use]
     pub fn uncounted(what: &'static str) -> Progress {
         let mut progress = Progress::new(what);
