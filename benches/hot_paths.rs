@@ -1,4 +1,4 @@
-//! Micro-benchmarks of the hot paths. `cargo bench`
+//! Micro-benchmarks of the hot paths: `cargo bench`.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot be set up has nothing to measure")]
 
@@ -46,7 +46,7 @@ fn grant(number: u64) -> Entry {
     }))
 }
 
-/// One scan of the simulated node, and what the usual resources make of it.
+/// One scan of the simulated node, with the selection by the default resources.
 #[divan::bench]
 fn discover(bencher: Bencher<'_, '_>) {
     let dir = tempfile::tempdir().unwrap();
@@ -56,7 +56,7 @@ fn discover(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| hardware::discover(&root, &specs, &BTreeMap::new()));
 }
 
-/// The same of a large server with 560 functions, as the largest captured ones have.
+/// One scan of a large server with 560 functions, as many as the largest captured ones have.
 #[divan::bench]
 fn discover_560(bencher: Bencher<'_, '_>) {
     let dir = tempfile::tempdir().unwrap();
@@ -65,7 +65,7 @@ fn discover_560(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| hardware::discover(&root, &specs, &BTreeMap::new()));
 }
 
-/// One look for the signals of all devices of such a server.
+/// One probe of the signals of all devices of such a server.
 #[divan::bench]
 fn signals_560(bencher: Bencher<'_, '_>) {
     let dir = tempfile::tempdir().unwrap();
@@ -94,7 +94,8 @@ fn encode_list(bencher: Bencher<'_, '_>, ids: u32) {
     bencher.bench_local(|| v1beta1::list(black_box(&offering)).encode_to_vec());
 }
 
-/// Which 8 of 64 or 512 devices on a node with two sockets and many switches are preferred, beside 16 of another resource.
+/// The preferred 8 of 64 or 512 devices on a node with two sockets and many switches, near 16
+/// devices of another resource.
 #[divan::bench(args = [64, 512])]
 fn prefer(bencher: Bencher<'_, '_>, devices: u32) {
     let dir = tempfile::tempdir().unwrap();
@@ -117,8 +118,8 @@ fn prefer(bencher: Bencher<'_, '_>, devices: u32) {
     bencher.bench_local(|| choose_beside(&offering, &company, black_box(&free), &[], 8).unwrap());
 }
 
-/// Whether two inventories of so many devices in eight resources differ, when it is one device's health that does: what is asked
-/// after each look.
+/// Compares two inventories of this many devices in eight resources that differ in the health of
+/// one device. This runs after each scan.
 #[divan::bench(args = [512, 10_000])]
 fn inventory_diff(bencher: Bencher<'_, '_>, devices: u64) {
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +130,7 @@ fn inventory_diff(bencher: Bencher<'_, '_>, devices: u64) {
     let inventory = |ill: u64| {
         let id = |n: u64| DeviceId::new(format!("GPU-{n:032x}"));
         let health = |n: u64| if n == ill { Health::Unhealthy(Reason::Xid) } else { Health::Healthy };
-        // Each look makes its devices anew.
+        // Each scan creates new devices.
         let offered = |n: u64| (id(n), Offered { device: Arc::new(Device { id: id(n), ..(*device).clone() }), health: health(n) });
         let offering = |resource: u64| {
             let name = format!("example.com/resource-{resource}").parse::<holdfast::domain::ResourceName>().unwrap();
@@ -143,7 +144,8 @@ fn inventory_diff(bencher: Bencher<'_, '_>, devices: u64) {
     bencher.bench_local(|| black_box(&before) != black_box(&now));
 }
 
-/// One scrape of a node with 512 devices, one in eight of them unhealthy, and 200 pods with two devices each.
+/// One scrape of a node with 512 devices, one in eight of them unhealthy, and 200 pods with two
+/// devices each.
 #[divan::bench]
 fn scrape(bencher: Bencher<'_, '_>) {
     let dir = tempfile::tempdir().unwrap();

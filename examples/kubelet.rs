@@ -1,8 +1,12 @@
-//! A kubelet for a daemon that is tried out or tested where no cluster is: `cargo run --example kubelet -- RESOURCE [FOLDER] [TIME]`. One pod is
-//! given a device and keeps it; others come and go, one after the other, until SIGTERM. What happens is told on standard output, a line each.
+//! A kubelet to try or test a daemon without a cluster.
 //!
-//! The folder stands for `/`: the kubelet's is `var/lib/kubelet` below it. Without one it is this machine's own, as in the
-//! system that `packaging/test/service` boots. The time, such as `10s`, is how long each of the others runs.
+//! `cargo run --example kubelet -- RESOURCE [DIRECTORY] [TIME]`: one pod gets a device and keeps
+//! it; others start and end, one after the other, until SIGTERM. Every event is printed to standard
+//! output, one a line.
+//!
+//! The directory replaces `/`: the kubelet's directory is `var/lib/kubelet` in it. Without one, it
+//! is this machine's own, as in the system that `packaging/test/service` boots. The time, such as
+//! `10s`, is how long each of the other pods runs.
 
 #![expect(clippy::print_stdout, reason = "its lines are what it is for")]
 
@@ -12,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::{env, io};
 
-/// How long a pod runs: by itself no longer than it takes to be admitted, so that there are many.
+/// Default run time of a pod: not longer than its admission takes, so that there are many.
 const RUNS_FOR: Duration = Duration::from_millis(20);
 /// A wait without an end.
 const EVER: Duration = Duration::from_secs(u32::MAX as u64);
@@ -31,7 +35,7 @@ fn main() -> io::Result<()> {
     })
 }
 
-/// Tells every event, as soon as it happens.
+/// Prints every event as soon as it happens.
 async fn tell(kubelet: &Kubelet) {
     let mut told = 0;
     loop {
@@ -50,7 +54,7 @@ async fn tell(kubelet: &Kubelet) {
     }
 }
 
-/// One that stays, and one after the other that do not.
+/// Runs one pod that stays, and others one after the other.
 async fn pods(kubelet: &Kubelet, resource: &ResourceName, runs_for: Duration) -> io::Result<()> {
     let offered = |view: &holdfast::lab::sim::kubelet::View<'_>| view.capacity(resource).allocatable > 1;
     kubelet.wait_for(offered, EVER).await.map_err(io::Error::other)?;

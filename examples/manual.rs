@@ -1,5 +1,6 @@
-//! Writes the manual pages (`man1/`) and the completions of bash, zsh and fish into a folder, out of the command line itself:
-//! `cargo run --example manual -- FOLDER`. Packages are built with it; the daemon carries none of it.
+//! Writes the manual pages (`man1/`) and the completions of bash, zsh and fish into a directory,
+//! generated from the command line: `cargo run --example manual -- DIRECTORY`. Package builds use
+//! it; the daemon does not contain it.
 
 use clap_complete::Shell;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! `holdfast config`: whether the configuration is valid, what it comes to on a node, and what another plugin's comes to.
+//! `holdfast config`: checks, shows and compares configurations, and imports those of other
+//! plugins.
 
 use crate::config::import::{self, Imported, Peer};
 use crate::config::{self, Change, ConfigError, Examined, Node, ResourceChange, Section, Shown};
@@ -9,53 +10,58 @@ use clap::Subcommand;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// What can be done with the configuration, all of it without a daemon.
+/// Verbs on the configuration. None of them needs a daemon.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Say every mistake, with its file, line and column; exit code 3 when there is one
+    /// Report every error with file, line and column; exit code 3 if there is one
     Check {
-        /// A file alone, `-` is standard input; else what the daemon would read, with its drop-ins
+        /// A single file, or `-` for standard input; by default the files that the daemon reads,
+        /// drop-ins included
         file: Option<PathBuf>,
-        /// As the node of this name would read it; its sections for other nodes are checked all the same
+        /// Check as the node of this name; sections for other nodes are still checked
         #[arg(long, value_name = "NAME")]
         node: Option<String>,
     },
-    /// Print what the daemon runs on: defaults, files, drop-ins and sections together, with the origin of each value
+    /// Print the effective configuration: defaults, files, drop-ins and sections merged, with the
+    /// origin of each value
     Show {
-        /// As the node of this name would read it
+        /// Show the configuration of the node of this name
         #[arg(long, value_name = "NAME")]
         node: Option<String>,
     },
-    /// Print what would change were FILE the main file in place of the one that is there; drop-ins stay
+    /// Print what would change if FILE replaced the main file; drop-ins stay
     Diff {
-        /// The file to come
+        /// The new main file
         file: PathBuf,
-        /// As the node of this name would read both
+        /// Compare as the node of this name
         #[arg(long, value_name = "NAME")]
         node: Option<String>,
     },
-    /// Print the configuration that does what another plugin's does
+    /// Convert the configuration of another plugin, and print it
     ///
-    /// What has no equal is a warning. A wrong value costs what it touches, and the exit code is 9.
+    /// Settings without an equivalent cause a warning. A wrong value drops the part that contains
+    /// it; the exit code is then 9.
     Import {
-        /// Whose it is
+        /// The other plugin
         #[arg(value_name = "PLUGIN")]
         peer: Peer,
-        /// Its file, YAML or JSON; a manifest, what `kubectl get -o yaml` prints, or chart values that hold it; `-` is standard input
+        /// Its file in YAML or JSON: a manifest, the output of `kubectl get -o yaml`, or chart
+        /// values; `-` is standard input
         file: PathBuf,
-        /// Which entry of a ConfigMap, where several are files of the plugin
+        /// The key of the ConfigMap, if several entries are files of the plugin
         #[arg(long)]
         key: Option<String>,
-        /// The domain of its resources, in place of what a flag in the manifest says: `-resource-prefix`, `--domain`
+        /// The domain of its resources; overrides a flag in the manifest: `-resource-prefix`,
+        /// `--domain`
         #[arg(long, value_name = "DOMAIN")]
         prefix: Option<String>,
     },
 }
 
-/// Does what `verb` says.
+/// Runs one verb.
 ///
 /// # Errors
-/// When the configuration is not valid, or the other plugin's cannot be taken over.
+/// When the configuration is invalid, or the other plugin's configuration cannot be converted.
 pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
     match verb {
         Verb::Check { file, node } => check(global, file.as_deref(), node.as_deref()),
@@ -103,7 +109,7 @@ fn check(global: &Global, file: Option<&Path>, node: Option<&str>) -> Result<(),
         Ok(config) => (config.resources.iter().map(|spec| spec.name.to_string()).collect(), None),
         Err(error) => (Vec::new(), Some(error)),
     };
-    // What only shows when all is put together is a mistake too.
+    // Some errors appear only in the merged configuration; report them too.
     let problems = if examined.problems.is_empty() { failed.as_slice() } else { &examined.problems };
     let document = CheckDocument::of(&node, &examined, resources, problems);
     match global.output {
@@ -121,7 +127,8 @@ fn diff(global: &Global, file: &Path, node: Option<&str>) -> Result<(), Failed> 
     show(
         global.output,
         &ChangeDocument::of(&change),
-        // A change has a line for each resource and key, and their names have nothing unprintable.
+        // A change prints one line for each resource and key; their names contain no unprintable
+        // characters.
         |_| if change.is_empty() { Text::of_line(format_args!("nothing changes")) } else { Text::document(&format!("{change}\n")) },
     )
 }
@@ -139,7 +146,7 @@ struct CheckDocument<'a> {
     resources: Vec<String>,
     sections: Vec<SectionEntry<'a>>,
     problems: Vec<Problem<'a>>,
-    /// How many there are beside these.
+    /// Number of further problems that are not in `problems`.
     more_problems: usize,
 }
 
@@ -181,7 +188,7 @@ struct ValueEntry<'a> {
 struct ChangeDocument<'a> {
     schema: u32,
     resources: Vec<ResourceEntry<'a>>,
-    /// Whether resources that stay have another order.
+    /// Whether the resources that remain have a new order.
     reordered: bool,
     live: &'a [&'static str],
     needs_restart: &'a [&'static str],
@@ -199,7 +206,7 @@ struct ImportDocument<'a> {
     schema: u32,
     toml: &'a str,
     warnings: &'a [String],
-    /// How many parts were left out because a value in them is wrong.
+    /// Number of parts that were left out because of a wrong value.
     wrong: usize,
 }
 
@@ -227,7 +234,8 @@ impl<'a> CheckDocument<'a> {
         }
     }
 
-    /// One line for each mistake, as compilers write them, so that editors find the place; else what is valid.
+    /// One line for each error in the format of compilers, so that editors can jump to it. For a
+    /// valid configuration: its files, resources and sections.
     fn table(&self) -> Text {
         if self.valid {
             return self.praise();

@@ -1,4 +1,4 @@
-//! `holdfast device`: what is known of devices' health, and an operator's word about them.
+//! `holdfast device`: shows the health of devices, and cordons or uncordons one.
 
 use super::document::holder_in_words;
 use super::query::Wanted;
@@ -16,33 +16,38 @@ use clap::Subcommand;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is done.
+/// Verbs on devices.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Show the health of every device, or of one with its last failures
+    /// Show the health of every device, or one device with its last failures
     Show {
-        /// Its id or the beginning of it, a PCI address, a node such as /dev/nvidia0, or what the host calls it, such as mlx5_2
+        /// The device: its id or a prefix of it, a PCI address, a node such as /dev/nvidia0, or its
+        /// name on the host such as mlx5_2
         device: Option<String>,
     },
-    /// Give a device to nobody new until it is given back; who holds it keeps it. Survives restarts and boots
+    /// Cordon a device: give it to no new container until `uncordon`; its holder keeps it. Persists
+    /// across restarts and reboots
     Cordon {
-        /// Its id or the beginning of it, a PCI address, a node such as /dev/nvidia0, or what the host calls it, such as mlx5_2
+        /// The device: its id or a prefix of it, a PCI address, a node such as /dev/nvidia0, or its
+        /// name on the host such as mlx5_2
         device: String,
-        /// Why, for whoever wonders
+        /// The reason, shown to other operators
         #[arg(long, value_name = "TEXT", value_parser = crate::console::non_empty)]
         reason: String,
     },
-    /// Give a device back; where it waits for a person after a fault or too many failures, it need not wait any more
+    /// Uncordon a device; also ends the wait for an operator after a fault or repeated failures
     Uncordon {
-        /// Its id or the beginning of it, a PCI address, a node such as /dev/nvidia0, or what the host calls it, such as mlx5_2
+        /// The device: its id or a prefix of it, a PCI address, a node such as /dev/nvidia0, or its
+        /// name on the host such as mlx5_2
         device: String,
     },
 }
 
-/// Asks the running daemon.
+/// Sends the request to the running daemon.
 ///
 /// # Errors
-/// When no daemon runs, when no device is meant or more than one, and when the daemon cannot record what it is told.
+/// When no daemon runs, when the name matches no device or several, or when the daemon cannot
+/// record the order.
 pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
     match verb {
         Verb::Show { device } => show_devices(global, device.as_deref()),
@@ -78,7 +83,7 @@ fn show_devices(global: &Global, wanted: Option<&str>) -> Result<(), Failed> {
     })
 }
 
-/// Who held the device when it failed, by grant; of some the ledger may not tell any more.
+/// The holders of the device at its failures, by grant. The ledger may have forgotten some of them.
 fn holders(global: &Global, device: &DeviceReport) -> BTreeMap<AllocId, String> {
     let mut wanted: BTreeSet<&AllocId> = device.incidents.iter().flat_map(|incident| &incident.held_by).collect();
     let mut holders = BTreeMap::new();
@@ -93,7 +98,7 @@ fn holders(global: &Global, device: &DeviceReport) -> BTreeMap<AllocId, String> 
         }
         !wanted.is_empty()
     });
-    // The ids of grants stand for what cannot be read.
+    // If the ledger cannot be read, the output shows grant ids instead of holders.
     drop(read);
     holders
 }
@@ -106,7 +111,7 @@ fn order(global: &Global, device: &str, instruction: Instruction, done: &str) ->
     show(global.output, &Done { schema: 1, order }, |_| Text::of_line(format_args!("{id} {done}")))
 }
 
-/// What was done (`device cordon -o json`).
+/// Result of an order (`device cordon -o json`).
 #[derive(Debug, Serialize)]
 struct Done {
     schema: u32,
@@ -125,10 +130,10 @@ fn told(error: ControlError) -> Failed {
     }
 }
 
-/// The one device that is meant.
+/// The device that `text` names.
 fn one<'a>(devices: &'a [DeviceReport], text: &str) -> Result<&'a DeviceReport, Failed> {
     let mut wanted = Wanted::new(text);
-    // A share is meant as its device: nothing is given back by halves.
+    // A share means its whole device: a cordon applies to the device, not to a share.
     let shared = DeviceId::new(text).shared().map(|device| Wanted::new(device.as_str()));
     if let Some(shared) = shared.filter(|_| devices.iter().all(|device| device.id != text)) {
         wanted = shared;
@@ -163,7 +168,7 @@ pub fn table(devices: &[&DeviceReport]) -> Text {
     table.into()
 }
 
-/// In the colour of what is said of a device's health.
+/// The colour of a HEALTH cell.
 fn tint(cell: &str) -> Tint {
     match cell {
         "Healthy" => Tint::Green,
@@ -204,7 +209,7 @@ fn in_full(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
         line("healthy in", &format!("{seconds} s, if nothing speaks against it until then"));
     }
     if let Some(why) = &device.cordoned {
-        // A daemon of an earlier version does not tell when.
+        // Daemons of earlier versions do not report the time.
         line("cordoned", &device.cordoned_at.map_or_else(|| why.clone(), |at| format!("{} ({why})", at.to_seconds())));
     }
     if device.flaps > 1 {
@@ -278,7 +283,7 @@ mod tests {
         );
         assert!(table(&[&device]).contains("nvidia.com/gpu  Unhealthy, recovering  xid (Xid 79)"));
 
-        // An operator's word has its time, whatever else has failed.
+        // A cordon shows its own time, even if the device has failed as well.
         let cordoned = DeviceReport { cordoned: Some("fan".into()), cordoned_at: Some(Timestamp(1_700_000_000_000)), ..device };
         let told = in_full(&cordoned, &BTreeMap::new());
         assert!(told.contains("  cordoned    2023-11-14T22:13:20Z (fan)\n"), "{told}");

@@ -1,4 +1,4 @@
-//! `holdfast discover`: what is on this host, as one JSON document or as a table.
+//! `holdfast discover`: the devices of this host, as a JSON document or a table.
 
 use super::source;
 use crate::console::exit::Failed;
@@ -18,19 +18,21 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// How long NVML may take: GPUs that nobody uses are first woken up.
+/// Timeout of NVML, which first has to wake idle GPUs.
 const NVML_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Looks at the host and prints what is there, with the resources of the configuration, else the usual ones.
+/// Scans the host and prints its devices, with the configured resources, or the default ones if
+/// none are configured.
 ///
 /// # Errors
-/// When the configuration is not valid.
+/// When the configuration is invalid.
 pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     let config = global.load_config()?;
     let root = HostRoot::new(&global.host_root);
     let scan = hardware::scan(&root);
     let specs = hardware::defaults::or_usual(&config.resources, &scan);
-    // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
+    // Use the ledger's device ids if it can be read, so that devices have the ids that the kubelet
+    // knows.
     let recovered = source::remembered(global).unwrap_or_default();
     let grants: Vec<Arc<Grant>> = recovered.grants.into_iter().map(Arc::new).collect();
     let held = discovery::held_nodes(&grants);
@@ -50,7 +52,8 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     })
 }
 
-/// What only NVML tells, if it does so soon: a person waits. `None` where it is not asked.
+/// Facts that only NVML reports; an empty snapshot if it misses the deadline. `None` if NVML is
+/// off, or if nothing needs it.
 fn ask_nvml(root: &HostRoot, library: &NvmlLibrary, found: &Discovery) -> Option<NvmlSnapshot> {
     let question = hardware::nvml_question(root, &found.selection);
     if question.is_empty() || *library == NvmlLibrary::Off {
@@ -58,13 +61,13 @@ fn ask_nvml(root: &HostRoot, library: &NvmlLibrary, found: &Discovery) -> Option
     }
     let is_needed = asks_for_names(&question);
     let (tell, told) = mpsc::channel();
-    // Who does not wait any more does not hear it.
+    // The send fails if the deadline has passed and the receiver was dropped.
     let asked = host::ask_nvml(root, library, question, move |answer| drop(tell.send(answer)));
     let answer = asked.map_err(|error| error.to_string()).and_then(|()| {
         told.recv_timeout(NVML_DEADLINE).map_err(|_| format!("it has not answered for {}", humantime::format_duration(NVML_DEADLINE)))
     });
     let (told, failed) = answer.map_or_else(|why| (NvmlSnapshot::default(), Some(why)), |answer| (answer.told, answer.failed));
-    // That GPUs are joined by NVLink is good to know, and nothing lacks without it.
+    // NVLink is optional information: a failure that concerns only NVLink causes no warning.
     if let Some(why) = failed.filter(|_| is_needed) {
         crate::console::eprintln(format_args!("holdfast: NVML does not tell everything: {why}"));
     }
@@ -74,21 +77,22 @@ fn ask_nvml(root: &HostRoot, library: &NvmlLibrary, found: &Discovery) -> Option
 /// The version of the document's format.
 const SCHEMA: u32 = 1;
 
-/// The document of `discover -o json`. What is unknown is `null`, never 0 or an empty text.
+/// The document of `discover -o json`. An unknown value is `null`, never 0 or an empty text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Document {
     /// The version of this format.
     pub schema: u32,
-    /// The devices: PCI functions in the order of their addresses, each followed by its parts, then nodes of `/dev`.
+    /// The devices: PCI functions in the order of their addresses, each followed by its parts, then
+    /// nodes of `/dev`.
     pub devices: Vec<Row>,
 }
 
 /// One device of the document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Row {
-    /// The stable id, as the kubelet is told.
+    /// The stable id, as sent to the kubelet.
     pub id: String,
-    /// What it is.
+    /// Device class.
     pub class: DeviceClass,
     /// PCI vendor, four hex digits.
     pub vendor_id: Option<String>,
@@ -98,7 +102,7 @@ pub struct Row {
     pub pci_class: Option<String>,
     /// PCI address.
     pub pci_address: Option<PciAddress>,
-    /// NUMA node as the kernel states it.
+    /// NUMA node as the kernel reports it.
     pub numa_node: Option<u32>,
     /// Kernel driver.
     pub driver: Option<String>,
@@ -116,27 +120,29 @@ pub struct Row {
     pub rdma: Vec<String>,
     /// NVMe controllers.
     pub nvme: Vec<String>,
-    /// Nodes that a container gets.
+    /// Device nodes that a container gets.
     pub nodes: Vec<String>,
     /// Bridges from the root port down.
     pub bridges: Vec<PciAddress>,
     /// The resource that offers it.
     pub resource: Option<String>,
-    /// `Healthy` or `Unhealthy`; `null` for what no resource offers and where nothing can be known.
+    /// `Healthy` or `Unhealthy`; `null` if no resource offers the device, or if its health cannot
+    /// be determined.
     pub health: Option<&'static str>,
     /// Why it is unhealthy.
     pub reason: Option<&'static str>,
     /// Identity and description by name ([`Device::attributes`]).
     pub attributes: Attributes,
-    /// The number of a virtual function among those of its physical one.
+    /// The index of a virtual function among those of its physical one.
     pub vf_index: Option<u32>,
-    /// What was read or told of the reason; `null` where the look alone says it.
+    /// Details of the reason from the ledger; `null` if the scan itself found the reason.
     pub detail: Option<String>,
 }
 
 impl Document {
-    /// The same, with what the ledger remembers of the devices: a look at the files sees neither what the kernel has told nor what
-    /// an operator has said. What a device was in another boot is over, but for what waits for an operator.
+    /// Adds the verdicts of the ledger. A scan of sysfs sees neither kernel events nor cordons.
+    /// Verdicts of another boot are ignored, unless they wait for an operator (cordoned or
+    /// flapping).
     #[must_use]
     pub fn with_verdicts(mut self, verdicts: &Verdicts, boot_id: &str) -> Self {
         let told = |id: &str| {
@@ -164,7 +170,8 @@ impl Document {
 }
 
 impl Document {
-    /// The same, with what containers hold: a device that leads to the same thing as another one's is given to nobody meanwhile.
+    /// Adds the holders. A device that shares a kernel object with a held device is not given to
+    /// another container meanwhile, so it is shown as unhealthy (`held_as_other`).
     #[must_use]
     pub fn with_holders(mut self, grants: &[Arc<Grant>], discovery: &Discovery) -> Self {
         let mut held: Objects<usize> = Objects::default();
@@ -174,7 +181,7 @@ impl Document {
         let found: BTreeMap<&str, &Arc<Device>> = discovery.devices.iter().map(|device| (device.id.as_str(), device)).collect();
         for row in self.devices.iter_mut().filter(|row| row.health == Some(Health::Healthy.as_str())) {
             let Some(device) = found.get(row.id.as_str()) else { continue };
-            // The row stands for all of its shares.
+            // One row represents all shares of its device.
             let is_its = |id: &DeviceId| *id == device.id || id.shared().as_ref() == Some(&device.id) || id.is_number();
             let is_beside = |grant: &usize| {
                 let grant = &grants[*grant];
@@ -190,8 +197,8 @@ impl Document {
     }
 }
 
-/// Builds the document. Without `all` it holds the devices of known classes and what a resource offers; with it, every
-/// PCI function.
+/// Builds the document. Without `all` it contains the devices of known classes and those that a
+/// resource offers. With `all` it contains every PCI function.
 #[must_use]
 pub fn document(root: &HostRoot, discovery: &Discovery, all: bool) -> Document {
     let resources = discovery.selection.resource_of();
@@ -236,8 +243,8 @@ fn row(root: &HostRoot, device: &Device, resource: Option<String>, health: Optio
     }
 }
 
-/// The same devices for people, within 120 columns: what is not here (PCI ids, groups, bridges) is in the document. The
-/// id stands last: a UUID or a serial number is the longest of the cells.
+/// The devices as a table of at most 120 columns; only the document has PCI ids, groups and
+/// bridges. The id is the last column because a UUID or a serial number is the longest cell.
 #[must_use]
 pub fn table(document: &Document) -> Table {
     let table = Table::new(&["address", "class", "driver", "numa", "names", "resource", "health", "id"]);
@@ -249,7 +256,8 @@ pub fn table(document: &Document) -> Table {
         let class = kind.map_or_else(|| row.class.to_string(), |kind| format!("{} {kind}", row.class));
         let health = row.health.map(|health| row.reason.unwrap_or(health).to_owned());
         let names = [&row.rdma, &row.nvme, &row.net].into_iter().find(|names| !names.is_empty()).map(|names| short_list(names));
-        // As it is written into a configuration, where it is the address too.
+        // The id is printed in full, since configurations use it too; for some devices it is the
+        // address.
         let id = Some(row.id.clone());
         table.row(
             [address, Some(class), row.driver.clone(), row.numa_node.map(|node| node.to_string())]
@@ -261,7 +269,7 @@ pub fn table(document: &Document) -> Table {
     table
 }
 
-/// What is not healthy has a reason in its cell.
+/// The colour of a health cell. An unhealthy device shows its reason there.
 fn tint(cell: &str) -> Tint {
     match cell {
         "Healthy" => Tint::Green,
@@ -270,7 +278,8 @@ fn tint(cell: &str) -> Tint {
     }
 }
 
-/// The first name, and how many there are besides: a physical function can have hundreds of representors.
+/// The first name and the number of the others: a physical function can have hundreds of
+/// representors.
 fn short_list(names: &[String]) -> String {
     match names {
         [] => String::new(),
@@ -296,7 +305,7 @@ mod tests {
         document(&root, &discover_in(&root, functions, &specs, &BTreeMap::new()), all)
     }
 
-    /// The document is an interface: a change here is a change for everybody who reads it.
+    /// The document is an interface: a change here affects every program that reads it.
     #[test]
     fn the_document_is_what_is_promised() {
         let document = simulated(false, |node| node.remove_gpu_node(1).unwrap());

@@ -1,4 +1,4 @@
-//! `holdfast doctor`: what is wrong with this node, and what to do.
+//! `holdfast doctor`: reports the problems of this node and how to fix them.
 
 use crate::config;
 use crate::console::exit::{FAILURE, FINDINGS, Failed, USAGE};
@@ -16,32 +16,32 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// How long one verb may take for the archive.
+/// Time limit for each verb that the bundle runs.
 const VERB_DEADLINE: Duration = Duration::from_secs(30);
-/// How long the journal of systemd may take.
+/// Time limit for `journalctl`.
 const LOG_DEADLINE: Duration = Duration::from_secs(10);
-/// Lines of it.
+/// Lines of the systemd journal that the bundle contains.
 const LOG_LINES: &str = "2000";
 
-/// For the archive: standard output, since a container may have no place for a file.
+/// As the target of `--bundle`: standard output, since a container may have no writable directory.
 const STDOUT: &str = "-";
 
-/// What is shown, or collected.
+/// Options of the report and of the bundle.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
-    /// Also what is in order, and what could not be looked at
+    /// Also list the checks that found no problem, and those that could not run
     #[arg(long)]
     all: bool,
-    /// Write all that a report of a fault needs, without secrets, to this file (a tar, mode 0600), to a new one in this directory, or
-    /// to standard output (`-`)
+    /// Write the data for a problem report, without secrets, to this file (a tar, mode 0600), to a
+    /// new file in this directory, or to standard output (`-`)
     #[arg(long, value_name = "FILE|DIR")]
     bundle: Option<PathBuf>,
 }
 
-/// Looks at the node, and prints what was found, or writes it away with everything else.
+/// Examines the node, then prints the report or writes the bundle.
 ///
 /// # Errors
-/// [`FINDINGS`] when somebody should do something.
+/// [`FINDINGS`] when there is a warning or an error to fix.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let global = &of_the_daemon(global);
     let place = Place { roots: global.roots(), config: global.config.clone(), own: "/proc/self".into() };
@@ -60,7 +60,8 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     if report.is_healthy() { Ok(()) } else { Err(Failed::answered(FINDINGS)) }
 }
 
-/// Writes the archive, and says what is in it: it is to be looked at before it is given away.
+/// Writes the bundle and lists its contents on standard error, so that the user can review it
+/// before sharing it.
 fn hand_out(bundle: &Bundle, to: &Path) -> Result<(), Failed> {
     let cannot = |error| Failed::new(FAILURE, format_args!("cannot write `{}`: {error}", to.display()));
     let now = host::now().wall;
@@ -75,8 +76,8 @@ fn hand_out(bundle: &Bundle, to: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// In the DaemonSet's container the first process is the daemon, and knows where everything lies: what was not said otherwise
-/// is as it was told.
+/// In the DaemonSet's container, process 1 is the daemon. If the user set no `--host-root`, this
+/// takes `--host-root=…` from its command line, and `--config=…` unless the user set one.
 fn of_the_daemon(global: &Global) -> Global {
     let mut global = global.clone();
     if global.host_root != Path::new("/") || std::fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() != "holdfast") {
@@ -94,7 +95,7 @@ fn of_the_daemon(global: &Global) -> Global {
     global
 }
 
-/// Before anything is collected: a name that cannot be meant.
+/// Rejects an unusable target before any data is collected.
 fn check_target(to: &Path) -> Result<(), Failed> {
     if to == Path::new(STDOUT) && std::io::stdout().is_terminal() {
         return Err(Failed::new(USAGE, "an archive is nothing for a terminal; name a file, or `--bundle - > FILE.tar`"));
@@ -110,7 +111,8 @@ fn check_target(to: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// What a verb of this program prints as a document, asked of another process: one that hangs can be ended.
+/// The JSON document of a verb of this program. The verb runs in another process, so that it can be
+/// killed if it hangs.
 fn verb(global: &Global, words: &[&str]) -> Result<Vec<u8>, String> {
     let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
     command.args(words).args(["-o", "json", "--log-format", "text"]);
@@ -128,7 +130,7 @@ fn verb(global: &Global, words: &[&str]) -> Result<Vec<u8>, String> {
     output(command, VERB_DEADLINE)
 }
 
-/// The daemon's latest lines in systemd's journal.
+/// The latest log lines of the daemon in systemd's journal.
 fn log() -> Result<String, String> {
     let mut command = Command::new("journalctl");
     command.args(["-u", "holdfast", "-n", LOG_LINES, "--no-pager", "--quiet"]);
@@ -136,7 +138,8 @@ fn log() -> Result<String, String> {
     if text.trim().is_empty() { Err("systemd's journal has nothing of a unit `holdfast`".into()) } else { Ok(text) }
 }
 
-/// What a program prints. One that answers with another code than 0 may have printed its document all the same.
+/// The standard output of a program. A non-zero exit code is no error here: the program may still
+/// have printed its document.
 fn output(mut command: Command, deadline: Duration) -> Result<Vec<u8>, String> {
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     command.kill_on_drop(true).stdin(std::process::Stdio::null());
@@ -164,7 +167,7 @@ fn text(report: &Report, all: bool, screen: Screen) -> Text {
     text
 }
 
-/// How far the sentences of a finding are indented: behind the longest level.
+/// Indentation of the sentences of a finding: the width of the longest level.
 const INDENT: usize = 9;
 
 fn entry(finding: &Finding, screen: Screen) -> Text {

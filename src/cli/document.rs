@@ -1,4 +1,5 @@
-//! Grants as they are shown: rows of a JSON document, cells of a table, and words for what proved a release.
+//! Output forms of grants: rows of a JSON document, cells of a table, and descriptions of release
+//! proofs.
 
 use crate::app::Processors;
 use crate::console::screen::Tint;
@@ -9,7 +10,7 @@ use crate::ledger::core::{NEVER_STARTED, POD_GONE, SUPERSEDED};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A document of grants, such as that of `who -o json`. A name that cannot be known is `null`.
+/// A document of grants, such as that of `who -o json`. An unknown name is `null`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Document<'a> {
     schema: u32,
@@ -29,37 +30,38 @@ pub struct Row<'a> {
     bound_at: Option<Timestamp>,
     released_at: Option<Timestamp>,
     released_by: Option<&'a str>,
-    /// Of the devices; none where nothing is known.
+    /// NUMA nodes of the devices; empty if unknown.
     numa_nodes: BTreeSet<u32>,
-    /// The exclusive processors of the container, as `2-3,10`, and their nodes; null where it has none, or nothing is known.
+    /// The exclusive CPUs of the container, such as `2-3,10`, and their NUMA nodes; null if it has
+    /// none or if they are unknown.
     cpus: Option<String>,
     cpu_numa_nodes: Option<&'a BTreeSet<u32>>,
-    /// While it is suspect: since when the kubelet does not list its pod.
+    /// Since when the kubelet has not listed the pod; only while the grant is suspect.
     suspect_at: Option<Timestamp>,
-    /// Which of the devices are unhealthy now, and why; absent where none is.
+    /// The devices that are unhealthy now, with the reason; absent if there are none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     unhealthy: BTreeMap<&'a str, &'a str>,
 }
 
 impl<'a> Row<'a> {
-    /// The same, with what is known of the devices' health.
+    /// Adds the health of the devices.
     #[must_use]
     pub fn with_health(self, of: &'a Grant, ailing: &'a Ailing) -> Row<'a> {
         Row { unhealthy: sick(of, ailing).map(|(id, reason)| (id.as_str(), reason)).collect(), ..self }
     }
 }
 
-/// The devices that are not well, by their own ids, each with the reason.
+/// Unhealthy devices by their own ids (not those of shares), each with the reason.
 pub type Ailing = BTreeMap<DeviceId, String>;
 
-/// Which devices of a grant are not well; a share is as its device.
+/// The unhealthy devices of a live grant. A share has the health of its device.
 fn sick<'a>(grant: &'a Grant, ailing: &'a Ailing) -> impl Iterator<Item = (&'a DeviceId, &'a str)> {
     let reason = |id: &DeviceId| ailing.get(id).or_else(|| ailing.get(&id.shared()?)).map(String::as_str);
     let devices = grant.devices.iter().filter(|_| grant.is_live());
     devices.filter_map(move |device| Some((&device.id, reason(&device.id)?)))
 }
 
-/// The reason of the one device, or each device that is not well with its own.
+/// The reason alone if the grant has one device; otherwise each unhealthy device with its reason.
 fn health(grant: &Grant, ailing: &Ailing) -> String {
     let alone = grant.devices.len() == 1;
     let cells = sick(grant, ailing).map(|(id, reason)| if alone { reason.to_owned() } else { format!("{id} {reason}") });
@@ -73,13 +75,13 @@ struct Pod<'a> {
     uid: &'a str,
 }
 
-/// Grants as a document, in the order in which they come.
+/// Grants as a document, in the given order.
 pub fn document<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &'a [Processors], ailing: &'a Ailing) -> Document<'a> {
     Document { schema: 1, grants: grants.into_iter().map(|grant| row(grant, processors).with_health(grant, ailing)).collect() }
 }
 
-/// The exclusive processors of the container that has a grant. The kubelet tells pods by name, so of two with one name only
-/// that which holds the grant now is meant.
+/// The exclusive CPUs of the container that holds a grant. The kubelet identifies pods by name, so
+/// for two pods with one name only the current holder matches.
 fn of_holder<'a>(grant: &Grant, processors: &'a [Processors]) -> Option<&'a Processors> {
     let (GrantState::Bound { pod, container, .. } | GrantState::Suspect { pod, container, .. }) = &grant.state else { return None };
     let (namespace, name) = (pod.namespace.as_ref()?, pod.name.as_ref()?);
@@ -129,8 +131,9 @@ fn bound_at(grant: &Grant) -> Option<Timestamp> {
     }
 }
 
-/// Grants as a table: who, what, since when they have it. Where containers have processors of their own,
-/// these and the NUMA nodes of both are beside it; where a device is not well, the reason.
+/// Grants as a table: holder, devices, and since when. If any container has exclusive CPUs, the
+/// table has columns for them and for the NUMA nodes. If any device is unhealthy, it has a column
+/// for the reason.
 pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Processors], ailing: &Ailing) -> Text {
     let grants: Vec<&Grant> = grants.into_iter().collect();
     let near: &[&str] = if processors.is_empty() { &[] } else { &["NUMA", "CPUS"] };
@@ -154,7 +157,7 @@ pub fn table<'a>(grants: impl IntoIterator<Item = &'a Grant>, processors: &[Proc
     table.into()
 }
 
-/// A grant that may be over, or that nobody is known to have.
+/// The colour of a state: yellow if the grant may have ended or has no known holder.
 fn tint(state: &str) -> Tint {
     match state {
         "bound" => Tint::Green,
@@ -168,7 +171,7 @@ fn numbers(numbers: &BTreeSet<u32>) -> String {
     numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The same with both ends: from when to when, and what proved that it was given back.
+/// Grants as a table with start, end, and the proof of the release.
 pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> Table {
     let table = Table::new(&["FROM", "UNTIL", "NAMESPACE", "POD", "CONTAINER", "RESOURCE", "STATE", "PROOF", "DEVICES"]);
     let table = table.giving_way(&["DEVICES", "PROOF", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"]);
@@ -185,7 +188,7 @@ pub fn history_table<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> Table {
     table
 }
 
-/// Namespace, pod and container; empty where they are not known. A pod without a name is still told apart by its UID.
+/// Namespace, pod and container; empty if unknown. A pod without a known name is shown by its UID.
 fn holder(grant: &Grant) -> [String; 3] {
     let pod = grant.pod();
     let name = pod.map(|pod| pod.name.clone().unwrap_or_else(|| format!("uid:{}", pod.uid)));
@@ -193,13 +196,13 @@ fn holder(grant: &Grant) -> [String; 3] {
     [namespace.unwrap_or_default(), name.unwrap_or_default(), grant.container().unwrap_or_default().to_owned()]
 }
 
-/// The ids of a grant.
+/// The device ids of a grant, separated by commas.
 #[must_use]
 pub fn devices(grant: &Grant) -> String {
     grant.devices.iter().map(|device| device.id.as_str()).collect::<Vec<_>>().join(",")
 }
 
-/// Who holds or held a grant, in words: `default/web-0, container main`.
+/// The holder of a grant in words: `default/web-0, container main`.
 #[must_use]
 pub fn holder_in_words(grant: &Grant) -> String {
     match holder(grant) {
@@ -209,7 +212,7 @@ pub fn holder_in_words(grant: &Grant) -> String {
     }
 }
 
-/// What a release was proved by, in words.
+/// The proof of a release, in words.
 #[must_use]
 pub fn proof_in_words(released_by: &str) -> String {
     match released_by {
@@ -220,7 +223,7 @@ pub fn proof_in_words(released_by: &str) -> String {
     }
 }
 
-/// The state, and since when nobody lists the pod.
+/// The state; for a suspect grant, with the time since when the kubelet has not listed the pod.
 fn state(grant: &Grant) -> String {
     match &grant.state {
         GrantState::Suspect { suspect_at, .. } => format!("suspect since {}", suspect_at.to_seconds()),

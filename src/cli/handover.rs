@@ -1,4 +1,4 @@
-//! `holdfast handover`: the running daemon starts this binary in its own place and hands over to it.
+//! `holdfast handover`: the running daemon starts this binary and hands over to it.
 
 use crate::app::handover::{Installed, Upgrade};
 use crate::app::{ControlError, ask_to_hand_over};
@@ -6,10 +6,11 @@ use crate::console::exit::{FAILURE, Failed};
 use crate::console::text::Text;
 use crate::console::{Global, block_on, show};
 
-/// Asks, and waits until the other instance serves.
+/// Sends the request, and waits until the new instance serves.
 ///
 /// # Errors
-/// When there is no daemon, or when it goes on by itself, and why.
+/// When no daemon runs, or when the handover fails and the running daemon continues. The error
+/// contains the reason.
 pub fn run(global: &Global) -> Result<(), Failed> {
     let upgrade = Upgrade { executable: std::env::current_exe()? };
     let installed = block_on(ask_to_hand_over(&global.run_dir, &upgrade))?.map_err(|error| match error {

@@ -1,4 +1,4 @@
-//! `holdfast history`: every grant, held and given back, and who held what at a given time.
+//! `holdfast history`: every grant, held or released, and who held which device at a given time.
 
 use super::document::{Row, history_table, holder_in_words, row};
 use super::query::{Resources, Whose};
@@ -16,18 +16,20 @@ use jiff::tz::TimeZone;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// What is asked.
+/// Filters of the history.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
-    /// Only of this device: its id or the beginning of it, a PCI address, a node such as /dev/fuse, or what the host calls it, such as mlx5_2
+    /// Show only this device: its id or a prefix of it, a PCI address, a node such as /dev/fuse, or
+    /// its name on the host such as mlx5_2
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
     #[command(flatten)]
     whose: Whose,
-    /// Only what was held at this time: 2026-11-21T03:12:00Z, "2026-11-21 03:12" or 03:12 by the machine's clock, or 2h ago
+    /// Show only grants held at this time: 2026-11-21T03:12:00Z, "2026-11-21 03:12" or 03:12 in
+    /// local time, or 2h ago
     #[arg(long, value_name = "TIME", conflicts_with = "since")]
     at: Option<String>,
-    /// Only what was held at this time or later
+    /// Show only grants held at this time or later
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
 }
@@ -38,16 +40,17 @@ struct Document<'a> {
     schema: u32,
     at: Option<Timestamp>,
     since: Option<Timestamp>,
-    /// The latest release that was forgotten, of age or for the number of them; after it nothing was. Null where nothing ever was.
+    /// Time of the latest release that was removed because of its age or the number of releases.
+    /// The history is complete after it. Null if none was removed.
     remembers_from: Option<Timestamp>,
-    /// Why what was given back cannot be read.
+    /// Why released grants cannot be read.
     problem: Option<&'a str>,
     grants: Vec<Row<'a>>,
-    /// With `--device`: its failures in that time, the newest last.
+    /// With `--device`: its failures in the selected time, the newest last.
     failures: Option<Vec<Failure>>,
 }
 
-/// A failure of a device, and who held it then.
+/// A failure of a device, with its holders at that time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Failure {
     device: DeviceId,
@@ -55,7 +58,7 @@ struct Failure {
     incident: Incident,
 }
 
-/// When a grant must have been held.
+/// The time filter: when a grant must have been held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Time {
     Ever,
@@ -73,7 +76,7 @@ impl Time {
         })
     }
 
-    /// A grant holds its devices from the answer to Allocate until the proof that they were given back.
+    /// Whether the grant was held then: from the answer to Allocate until the proof of its release.
     fn fits(self, grant: &Grant) -> bool {
         match self {
             Time::Ever => true,
@@ -82,7 +85,7 @@ impl Time {
         }
     }
 
-    /// Whether a failure was, or still is.
+    /// Whether the failure existed at that time; one without an end still exists.
     fn fits_failure(self, incident: &Incident) -> bool {
         match self {
             Time::Ever => true,
@@ -91,7 +94,7 @@ impl Time {
         }
     }
 
-    /// The instant that was taken; `None` where there is none.
+    /// The selected time in words; `None` if there is no filter.
     fn in_words(self) -> Option<String> {
         match self {
             Time::Ever => None,
@@ -113,10 +116,10 @@ fn released_at(grant: &Grant) -> Option<Timestamp> {
     if let GrantState::Released { released_at, .. } = &grant.state { Some(*released_at) } else { None }
 }
 
-/// Prints the history, as the running daemon knows it, else as the files tell.
+/// Prints the history from the running daemon, or from the ledger's files if none runs.
 ///
 /// # Errors
-/// When neither can be read, or what is asked names no time or no device.
+/// When neither can be read, or when an option names no valid time or no known device.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let time = Time::of(options, when::now(), &TimeZone::system()).map_err(|sentence| Failed::new(USAGE, sentence))?;
     let mut wanted = options.device.as_deref().map(|text| source::wanted(global, text));
@@ -135,7 +138,8 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
             Told::Grant(mut grant) => {
                 let could_be = wanted.as_mut().is_none_or(|wanted| wanted.sees(&grant));
                 if could_be && options.whose.fits(&grant) && time.fits(&grant) {
-                    // The largest part of it. A node that was asked for is looked for in it.
+                    // `edits` is the largest part of a grant; it is needed only to match a device
+                    // node.
                     if wanted.is_none() {
                         grant.edits = ContainerEdits::default();
                     }
@@ -170,7 +174,8 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
         held += document.failures.as_deref().map(|failures| failures_table(failures, &grants)).unwrap_or_default();
         held
     })?;
-    // A time that was said shortly, or by the machine's clock, may not be the one that was meant; the document has it.
+    // Print the time as it was understood: a short form or local time may be ambiguous. The JSON
+    // document contains it anyway.
     if global.output != Output::Json && !grants.is_empty() {
         time.in_words().iter().for_each(|time| crate::console::eprintln(format_args!("holdfast: what was held {time}")));
     }
@@ -180,7 +185,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The failures of these devices; a share fails with its device.
+/// The failures of these devices. A share has the failures of its device.
 fn failures_of(ids: &BTreeSet<DeviceId>, verdicts: &Verdicts, time: Time) -> Vec<Failure> {
     let devices: BTreeSet<DeviceId> =
         ids.iter().map(|id| if verdicts.contains_key(id) { None } else { id.shared() }.unwrap_or_else(|| id.clone())).collect();
@@ -194,7 +199,7 @@ fn failures_of(ids: &BTreeSet<DeviceId>, verdicts: &Verdicts, time: Time) -> Vec
     failures
 }
 
-/// When it failed, and who held it then: the pod where its grant is known, else the grant's name.
+/// Each failure with its holders: the pod if its grant is known, otherwise the grant's id.
 fn failures_table(failures: &[Failure], grants: &[Grant]) -> Text {
     if failures.is_empty() {
         return Text::default();
@@ -215,7 +220,7 @@ fn failures_table(failures: &[Failure], grants: &[Grant]) -> Text {
     text
 }
 
-/// What is said where no grant is told: of whom, of what, and when.
+/// The message for an empty result; it names the pod, the device, the resource and the time.
 fn nothing(options: &Options, time: Time) -> Text {
     let Whose { pod, resource } = &options.whose;
     let who = pod.as_ref().map_or_else(|| "nobody".to_owned(), |pod| format!("no pod {pod}"));
@@ -225,7 +230,7 @@ fn nothing(options: &Options, time: Time) -> Text {
     Text::of_line(format_args!("{who} is known to have held {what}{of}{when}"))
 }
 
-/// What somebody must know who believes the answer.
+/// Limitations of the answer: released grants that are missing or forgotten, and suspect grants.
 fn remarks(time: Time, forgotten_until: Option<Timestamp>, problem: Option<&str>, grants: &[Grant]) -> Vec<String> {
     let mut remarks: Vec<String> =
         problem.iter().map(|problem| format!("some of what was given back is missing here: {problem}")).collect();

@@ -1,5 +1,6 @@
-//! `holdfast demo` and `holdfast bench` of a build without the feature `lab`: both are verbs of `holdfast-lab`, a package of its
-//! own, so that the daemon on each node carries neither a simulator nor benchmarks.
+//! `holdfast demo` and `holdfast bench` in a build without the feature `lab`. Both run
+//! `holdfast-lab`, a package of its own: the daemon on each node contains neither a simulator nor
+//! benchmarks.
 
 use crate::console::exit::{FAILURE, Failed};
 use std::env;
@@ -8,10 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The program, and the package that has it.
+/// The program's name; also the name of its package.
 const PROGRAM: &str = "holdfast-lab";
 
-/// All that follows the verb. `holdfast-lab` parses it.
+/// All arguments after the verb; `holdfast-lab` parses them.
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(super) struct Arguments {
@@ -20,10 +21,10 @@ pub(super) struct Arguments {
     arguments: Vec<OsString>,
 }
 
-/// Replaces this process by `holdfast-lab`, with the same command line.
+/// Replaces this process by `holdfast-lab` with the same command line (exec).
 ///
 /// # Errors
-/// When `holdfast-lab` is not installed, or cannot be run. The error names the package.
+/// When `holdfast-lab` is not installed or cannot be run. The error names the package.
 #[cfg(not(feature = "lab"))]
 pub(super) fn run(verb: &str) -> Result<(), Failed> {
     let executable = env::current_exe().unwrap_or_default();
@@ -31,7 +32,7 @@ pub(super) fn run(verb: &str) -> Result<(), Failed> {
     Err(replace(verb, &executable, &path, env::args_os().skip(1)))
 }
 
-/// Returns only when the process could not be replaced.
+/// Returns only if exec fails.
 fn replace(verb: &str, executable: &Path, path: &OsStr, arguments: impl Iterator<Item = OsString>) -> Failed {
     let Some(program) = find(executable, path) else {
         let beside = executable.parent().unwrap_or(Path::new("/")).display();
@@ -44,10 +45,12 @@ fn replace(verb: &str, executable: &Path, path: &OsStr, arguments: impl Iterator
     Failed::new(FAILURE, format_args!("cannot run {}, which has `holdfast {verb}`: {error}", program.display()))
 }
 
-/// The program: beside this executable first, so that both are of one version, then in the folders of `path`.
+/// The path of the program: first in the directory of this executable, so that both have one
+/// version, then in the directories of `path`.
 fn find(executable: &Path, path: &OsStr) -> Option<PathBuf> {
     let beside = executable.parent().map(Path::to_path_buf);
-    // An empty entry of PATH is the working directory, which anyone may have chosen.
+    // Skip relative entries: an empty entry of PATH is the working directory, which another user
+    // may have chosen.
     let folders = beside.into_iter().chain(env::split_paths(path)).filter(|folder| folder.is_absolute());
     folders.map(|folder| folder.join(PROGRAM)).find(|program| program.is_file())
 }
@@ -70,7 +73,7 @@ mod tests {
         assert_eq!(find(&executable, &path), Some(other.join(PROGRAM)));
         fs::write(bin.join(PROGRAM), "").unwrap();
         assert_eq!(find(&executable, &path), Some(bin.join(PROGRAM)));
-        // A folder of that name is no program.
+        // A directory with that name is not a program.
         fs::remove_file(bin.join(PROGRAM)).unwrap();
         fs::create_dir(bin.join(PROGRAM)).unwrap();
         assert_eq!(find(&executable, &path), Some(other.join(PROGRAM)));

@@ -1,4 +1,4 @@
-//! `holdfast ledger`: the ledger as a document, out of it and into it, and whether it is sound.
+//! `holdfast ledger`: exports, imports and verifies the ledger.
 
 mod export;
 mod import;
@@ -9,24 +9,25 @@ use crate::console::exit::Failed;
 use clap::Subcommand;
 use std::path::PathBuf;
 
-/// What can be done with the ledger.
+/// Verbs on the ledger.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Print every grant, held and given back, as one JSON document
+    /// Print every grant, held or released, as one JSON document
     Export,
-    /// Take an export into a ledger that no daemon uses: all of it or nothing, and nothing is overwritten
+    /// Import an export into a ledger that no daemon uses; imports all or nothing, and overwrites
+    /// nothing
     Import {
         /// A document of `holdfast ledger export`; `-` is standard input
         file: PathBuf,
     },
-    /// Check both copies of the ledger, and change nothing; exit code 1 when something is wrong
+    /// Check both copies of the ledger without changing them; exit code 1 if there is a problem
     Verify,
 }
 
-/// Does what `verb` says.
+/// Runs one verb.
 ///
 /// # Errors
-/// When the ledger cannot be read, is not sound, or cannot take what is imported.
+/// When the ledger cannot be read, is not sound, or rejects the import.
 pub fn run(global: &Global, verb: &Verb) -> Result<(), Failed> {
     match verb {
         Verb::Export => export::run(global),

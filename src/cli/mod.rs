@@ -1,4 +1,5 @@
-//! The command line: verbs, output and exit codes. Data on standard output, everything else on standard error.
+//! The command line: verbs, output and exit codes. Results go to standard output, everything else
+//! to standard error.
 
 pub mod configuration;
 pub mod device;
@@ -30,7 +31,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
-/// Offers a Kubernetes node's devices to the kubelet, and never loses track of which container holds which.
+/// Offer the devices of a Kubernetes node to the kubelet, and record durably which container holds
+/// each device.
 #[derive(Debug, Parser)]
 #[command(name = "holdfast", version, max_term_width = 100, after_help = EXIT_CODES)]
 struct Cli {
@@ -48,65 +50,70 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 configuration
 enum Verb {
     /// Run the daemon
     Run(run::Options),
-    /// Show what Holdfast does, on a simulated node with a simulated kubelet: no privileges, no hardware
+    /// Demonstrate Holdfast on a simulated node with a simulated kubelet; needs no privileges and
+    /// no hardware
     #[cfg(feature = "lab")]
     Demo(demo::Options),
-    /// Show what Holdfast does, on a simulated node with a simulated kubelet (package holdfast-lab)
+    /// Demonstrate Holdfast on a simulated node with a simulated kubelet (package holdfast-lab)
     #[cfg(not(feature = "lab"))]
     Demo(lab_command::Arguments),
     /// List the devices of this node
     Discover {
-        /// Every PCI function, bridges too
+        /// List every PCI function, bridges included
         #[arg(long)]
         all: bool,
     },
-    /// Check this node, and say what is wrong and what to do; or collect all that a report of a fault needs
+    /// Check this node and report each problem with its fix; or collect the data for a problem
+    /// report
     Doctor(doctor::Options),
-    /// Draw the node: NUMA nodes, host bridges, switches, devices with their health, and who has them
+    /// Draw the node: NUMA nodes, host bridges, switches, devices with their health and holders
     Topology(topology::Options),
-    /// Show the running daemon at a glance
+    /// Show the state of the running daemon
     Status(status::Options),
-    /// Show which container holds which device, or who holds one
+    /// Show which container holds which device, or the holder of one device
     Who(who::Options),
-    /// Show who held which device, and when
+    /// Show past and present grants: who held which device, and when
     History(history::Options),
-    /// Show devices' health, take one out, give it back
+    /// Show the health of devices; cordon or uncordon a device
     #[command(subcommand)]
     Device(device::Verb),
-    /// Have the running daemon hand over to this binary, without an Allocate that fails: after an upgrade
+    /// Hand over from the running daemon to this binary without a failed Allocate; use it after an
+    /// upgrade
     Handover,
-    /// Check the configuration, show what it comes to, take one over from another plugin
+    /// Check, show and compare configurations; import one from another plugin
     #[command(subcommand)]
     Config(configuration::Verb),
-    /// Work on the ledger
+    /// Export, import or verify the ledger
     #[command(subcommand)]
     Ledger(ledger::Verb),
-    /// Measure
+    /// Run benchmarks
     #[cfg(feature = "lab")]
     #[command(subcommand)]
     Bench(bench::Verb),
-    /// Measure (package holdfast-lab)
+    /// Run benchmarks (package holdfast-lab)
     #[cfg(not(feature = "lab"))]
     Bench(lab_command::Arguments),
 }
 
-/// The whole command line, for those who write manual pages and completions of it (`examples/manual.rs`).
+/// The complete command line, from which `examples/manual.rs` generates manual pages and
+/// completions.
 #[must_use]
 pub fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Parses the command line and does what it says.
+/// Parses the command line and runs its verb.
 #[must_use]
 pub fn main() -> ExitCode {
     let Cli { global, verb } = match Cli::try_parse() {
-        // Without any verb the help is the answer too.
+        // Without a verb, print the help too; the exit code is that of a usage error.
         Err(error) if error.kind() == ErrorKind::MissingSubcommand => {
             eprint(&Text::document(&command().render_help().to_string()));
             return ExitCode::from(exit::USAGE);
         }
         Ok(cli) => cli,
-        // `--help` and `--version` are no errors to their reader, nor is a verb without what it does.
+        // `--help` and `--version` succeed. A verb without its subcommand prints help and is a
+        // usage error.
         Err(error) if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let printed = error.print().map_err(|error| not_printed(&error));
             return if error.use_stderr() { ExitCode::from(exit::USAGE) } else { exit::end(printed) };
@@ -117,7 +124,8 @@ pub fn main() -> ExitCode {
         return exit::end(Err(Failed::new(exit::USAGE, "only `holdfast topology` is drawn as a picture; say `-o table` or `-o json`")));
     }
     screen::init(global.color, global.output);
-    // A picture is for whoever is to look at it; everything else that is created is root's.
+    // Pictures may be read by other users. All other verbs create files for their owner only (umask
+    // 077).
     if !matches!(verb, Verb::Topology(_) | Verb::Bench(_) | Verb::Demo(_)) {
         keep_files_private();
     }
@@ -146,7 +154,8 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// The parser's report in one line: what is wrong, what may have been meant, where to read on.
+/// clap's error report as one line: the problem, a suggestion if there is one, and a pointer to
+/// `--help`.
 fn usage(report: &str) -> String {
     let mut paragraphs = report.split("\n\n").map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
     let problem = paragraphs.next().unwrap_or_default();

@@ -1,40 +1,43 @@
-//! What is asked for: a device by anything that names it, a pod, a resource.
+//! Matching of queries: a device by any of its names, a pod, a resource.
 //!
-//! | a device that is asked for as | is meant by |
+//! | query for a device | matches |
 //! | --- | --- |
 //! | `GPU-5a7c…`, whole, in any case | its id |
 //! | the id of a shared device | each of its shares, `id::0`, `id::1`, … |
 //! | `0000:18:00.0`, `18:00.0`, `00000000:18:00.0` | its PCI address, where the ledger has one |
-//! | `/dev/fuse` | its node, or a node that the container got with it, whether the answer had it or a name that brings it |
-//! | `mlx5_2`, `ens1f0`, `nvme0` | what the host calls it now, where the running daemon tells |
-//! | `GPU-5a`, `5a7c`, `fuse` | the one id that begins so, with or without what stands before its first `-` or `:` (`misc:fuse`) |
+//! | `/dev/fuse` | its node, or a node of its grant, from the answer or by a name |
+//! | `mlx5_2`, `ens1f0`, `nvme0` | its present name on the host, from the running daemon |
+//! | `GPU-5a`, `5a7c`, `fuse` | the only id with this prefix |
 //!
-//! What fits in a row further up is what was meant: a whole id is never taken for the beginning of another.
+//! The first row that matches wins: a whole id is never treated as the prefix of another. A prefix
+//! counts from the start of an id, or from behind its first `-` or `:` (`misc:fuse`). A container
+//! may also get a node by a name (of a GPU or of CDI) that the answer contains.
 
 use crate::domain::{DeviceId, Grant, GrantedDevice, PciAddress, PodRef, ResourceName};
 use crate::store::Told;
 use clap::Args;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which pod and which resource.
+/// Filters by pod and resource.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Whose {
-    /// Only this pod's, in any namespace or in one; `uid:…` for a pod without a known name
+    /// Show only this pod, in any namespace or in the given one; `uid:…` for a pod without a known
+    /// name
     #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = crate::console::non_empty)]
     pub pod: Option<String>,
-    /// Only of this resource, such as nvidia.com/gpu
+    /// Show only this resource, such as nvidia.com/gpu
     #[arg(long, value_name = "NAME")]
     pub resource: Option<ResourceName>,
 }
 
 impl Whose {
-    /// Whether everything is meant.
+    /// Whether there is no filter.
     #[must_use]
     pub fn is_all(&self) -> bool {
         self.pod.is_none() && self.resource.is_none()
     }
 
-    /// Whether this grant is meant.
+    /// Whether the grant passes the filter.
     #[must_use]
     pub fn fits(&self, grant: &Grant) -> bool {
         let of_pod = |wanted: &String| grant.pod().is_some_and(|pod| is_named(pod, wanted));
@@ -42,12 +45,12 @@ impl Whose {
     }
 }
 
-/// The resources that the ledger tells of, for the question whether one that nobody has is one at all.
+/// The resources in the ledger, to distinguish an unused resource from an unknown one.
 #[derive(Debug, Clone, Default)]
 pub struct Resources(BTreeSet<ResourceName>);
 
 impl Resources {
-    /// Takes note of what the ledger tells.
+    /// Adds the resources of one part of the ledger.
     pub fn see(&mut self, told: &Told) {
         match told {
             Told::Grant(grant) if !self.0.contains(&grant.resource) => drop(self.0.insert(grant.resource.clone())),
@@ -56,10 +59,10 @@ impl Resources {
         }
     }
 
-    /// Whether somebody knows a resource of this name: the ledger, or `more`, the daemon.
+    /// Checks that the ledger or the daemon (`more`) knows a resource of this name.
     ///
     /// # Errors
-    /// One sentence with what is called nearly so, when nobody does.
+    /// One sentence with the most similar name, if neither knows it.
     pub fn check(&self, wanted: Option<&ResourceName>, more: impl FnOnce() -> Vec<ResourceName>) -> Result<(), String> {
         let Some(wanted) = wanted.filter(|wanted| !self.0.contains(wanted)) else { return Ok(()) };
         let more = more();
@@ -74,7 +77,7 @@ impl Resources {
     }
 }
 
-/// Whether a pod is the one that somebody calls so.
+/// Whether `wanted` names the pod.
 pub(super) fn is_named(pod: &PodRef, wanted: &str) -> bool {
     if let Some(uid) = wanted.strip_prefix("uid:") {
         return pod.uid == uid;
@@ -85,35 +88,36 @@ pub(super) fn is_named(pod: &PodRef, wanted: &str) -> bool {
     }
 }
 
-/// How sure it is that a device was meant, the surest last.
+/// How well a device matches; later variants are better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
     Beginning,
     Place,
-    /// Of the device itself, or of one of its shares: a grant has these, and the ledger's names have that.
+    /// The id of the device itself or of one of its shares: grants contain shares, the ledger's
+    /// names contain devices.
     Id,
 }
 
-/// A device that is asked for, and what is known so far that it could be.
+/// A device query, and the matches so far.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     said: String,
     text: String,
     address: Option<PciAddress>,
-    /// What the host calls so, such as an interface.
+    /// Devices that have this name on the host, such as that of an interface.
     called: BTreeSet<DeviceId>,
     fits: BTreeMap<Fit, BTreeSet<DeviceId>>,
-    /// What is called nearly so: how nearly, and the id.
+    /// Similar ids: similarity and id.
     near: Vec<(f64, String)>,
 }
 
-/// So nearly must a device be called as somebody has typed it: one letter of four may be another one.
+/// Minimum similarity of a suggestion: one letter in four may differ.
 const NEAR_MIN: f64 = 0.75;
-/// So many names that are nearly it are told.
+/// Maximum number of suggestions.
 const NEAR_MAX: usize = 3;
 
 impl Wanted {
-    /// The device that somebody calls `text`.
+    /// A query for the device that a user calls `text`.
     #[must_use]
     pub fn new(text: &str) -> Self {
         let said = text.trim().to_owned();
@@ -122,13 +126,13 @@ impl Wanted {
         Wanted { said, text, address, called: BTreeSet::new(), fits: BTreeMap::new(), near: Vec::new() }
     }
 
-    /// As somebody calls it.
+    /// The query as the user typed it, trimmed.
     #[must_use]
     pub fn said(&self) -> &str {
         &self.said
     }
 
-    /// Takes note of a device that the ledger knows.
+    /// Matches a device of the ledger.
     pub fn see(&mut self, key: &str, id: &DeviceId) {
         match self.fit(key, id) {
             Some(fit) => self.note(fit, id),
@@ -136,7 +140,8 @@ impl Wanted {
         }
     }
 
-    /// Takes note of a device that the host calls by these names too. Before the ledger's, which does not have them.
+    /// Matches a device that has these names on the host too. Call it before `see`, since the
+    /// ledger does not have these names.
     pub fn see_called(&mut self, key: &str, id: &DeviceId, names: &[String]) {
         if names.iter().any(|name| name.eq_ignore_ascii_case(&self.text)) {
             self.called.insert(id.clone());
@@ -144,7 +149,7 @@ impl Wanted {
         self.see(key, id);
     }
 
-    /// Takes note of a device that is not meant, and called nearly so.
+    /// Records a device that does not match but has a similar name.
     fn miss(&mut self, key: &str, id: &DeviceId) {
         if !self.fits.is_empty() {
             return;
@@ -161,7 +166,7 @@ impl Wanted {
         }
     }
 
-    /// Takes note of a grant's devices. Whether one of them could be meant.
+    /// Matches the devices of a grant. Returns whether one of them may be the result.
     pub fn sees(&mut self, grant: &Grant) -> bool {
         let fits: Vec<_> = grant.devices.iter().filter_map(|device| Some((self.fit_in(grant, device)?, &device.id))).collect();
         fits.iter().for_each(|(fit, id)| self.note(*fit, id));
@@ -170,10 +175,10 @@ impl Wanted {
         !fits.is_empty()
     }
 
-    /// Which devices are meant: more than one only where a place or a node has several.
+    /// The devices that match. There are several only if they share an address or a node.
     ///
     /// # Errors
-    /// One sentence, when nothing is known by that name, or too much.
+    /// One sentence, when no device matches, or a prefix matches several.
     pub fn decide(&self) -> Result<&BTreeSet<DeviceId>, String> {
         match self.fits.last_key_value() {
             None => {
@@ -190,14 +195,14 @@ impl Wanted {
         }
     }
 
-    /// Whether a grant has a device that is meant, as far as is known.
+    /// Whether the grant has a device that matches, as far as is known.
     #[must_use]
     pub fn is_of(&self, grant: &Grant) -> bool {
         let best = self.fits.last_key_value().map(|(fit, _)| *fit);
         best.is_some() && grant.devices.iter().any(|device| self.fit_in(grant, device) == best)
     }
 
-    /// Whether nothing that is still to come can change what was meant.
+    /// Whether the result is final: later devices cannot change it.
     #[must_use]
     pub fn is_certain(&self) -> bool {
         self.fits.last_key_value().is_some_and(|(fit, _)| *fit > Fit::Beginning)
@@ -239,7 +244,7 @@ impl Wanted {
 mod tests {
     use super::*;
 
-    /// What is meant among these devices, or the sentence.
+    /// The devices that match, or the error sentence.
     fn decide(text: &str, devices: &[(&str, &str)]) -> Result<Vec<String>, String> {
         let mut wanted = Wanted::new(text);
         devices.iter().for_each(|(key, id)| wanted.see(key, &DeviceId::new(*id)));
@@ -262,12 +267,12 @@ mod tests {
             ("gpu-5A7C1F00-1111", &["GPU-5a7c1f00-1111"]),
             ("5a7c1f00-1111", &["GPU-5a7c1f00-1111"]),
             ("5a7", &["GPU-5a7c1f00-1111"]),
-            // A whole id is not the beginning of another one.
+            // A whole id is not the prefix of another one.
             ("GPU-5a9", &["GPU-5a9"]),
             ("0000:18:00.0", &["GPU-5a7c1f00-1111"]),
             ("18:00.0", &["GPU-5a7c1f00-1111"]),
             ("00000000:18:00.0", &["GPU-5a7c1f00-1111"]),
-            // Two cards have been in that place.
+            // Two cards have had this address.
             ("3B:00.0", &["GPU-5a9", "GPU-5a99"]),
             ("10000:04:00.0", &["10000:04:00.0"]),
             ("fuse", &["fuse"]),
@@ -306,7 +311,8 @@ mod tests {
         assert!(wanted.sees(&grant("fuse::0")) && !wanted.is_of(&grant("fuse::1")), "one share is not the other");
     }
 
-    /// The daemon has told what the host calls a device before the ledger tells of it, by its id or by its share's.
+    /// The daemon reports the host's name of a device before the ledger is read; the ledger has the
+    /// device or a share of it.
     #[test]
     fn a_device_is_found_in_the_ledger_by_what_the_host_calls_it() {
         let mut wanted = Wanted::new("MLX5_2");

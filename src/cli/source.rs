@@ -1,4 +1,4 @@
-//! Where answers come from: the running daemon, else the files that it left.
+//! Sources of answers: the running daemon, or the files that it left.
 
 use super::query::Wanted;
 use crate::app::{ControlError, DeviceReport, LedgerEnd, Status, control_get, read_ledger};
@@ -9,11 +9,11 @@ use crate::host::peer::is_root;
 use crate::store::{self, StoreError, Told};
 use std::io::ErrorKind;
 
-/// Tells the ledger, as [`store::Export::read`] does, until `take` says no more. Returns what is said at its end: where
-/// the history is not whole, what can be told was told all the same.
+/// Passes the ledger to `take`, as [`store::Export::read`] does, until `take` returns false.
+/// Returns the end of the export. If the history is incomplete, the readable part has been passed.
 ///
 /// # Errors
-/// When neither the daemon nor the files tell anything.
+/// When neither the daemon nor the files can be read.
 pub fn read(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<LedgerEnd, Failed> {
     match block_on(read_ledger(&global.run_dir, &mut take))? {
         Ok(end) => Ok(end),
@@ -26,7 +26,8 @@ pub fn read(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<Ledge
     }
 }
 
-/// The device that somebody calls so. The running daemon knows what the host calls its devices; the ledger does not.
+/// A query for the device that a user calls `text`. The running daemon knows the names of devices
+/// on the host; the ledger does not.
 pub fn wanted(global: &Global, text: &str) -> Wanted {
     let mut wanted = Wanted::new(text);
     let asked = block_on(control_get::<Vec<DeviceReport>>(&global.run_dir, "/v1/devices")).ok().and_then(Result::ok);
@@ -36,13 +37,13 @@ pub fn wanted(global: &Global, text: &str) -> Wanted {
     wanted
 }
 
-/// The resources that the running daemon offers; none where nobody tells.
+/// The resources that the running daemon offers; empty if no daemon answers.
 pub fn offered(global: &Global) -> Vec<ResourceName> {
     let asked = block_on(control_get::<Status>(&global.run_dir, "/v1/status")).ok().and_then(Result::ok);
     asked.into_iter().flat_map(|status| status.resources).filter_map(|resource| resource.name.parse().ok()).collect()
 }
 
-/// The ledger as its files tell. They are root's alone: grants have environments.
+/// The ledger as its files contain it. Only root may read them, since grants contain environments.
 pub fn files(global: &Global) -> Result<store::Recovered, Failed> {
     store::peek(&global.state_dir).map_err(|error| match &error {
         StoreError::Io { source, .. } if source.kind() == ErrorKind::PermissionDenied && !is_root() => Failed::new(
@@ -56,7 +57,8 @@ pub fn files(global: &Global) -> Result<store::Recovered, Failed> {
     })
 }
 
-/// What the ledger remembers of devices, where there is one. That it cannot be read is said: devices may then be shown under other ids.
+/// The ledger's memory of devices, if there is a ledger. Prints a warning if it cannot be read,
+/// since devices may then have other ids.
 pub fn remembered(global: &Global) -> Option<store::Recovered> {
     match store::peek(&global.state_dir) {
         Ok(recovered) => Some(recovered),
@@ -75,7 +77,7 @@ fn read_files(global: &Global, mut take: impl FnMut(Told) -> bool) -> Result<Led
         return Ok(LedgerEnd::default());
     }
     let store::History { released, forgotten_until, problem } = store::peek_history(&global.state_dir)?;
-    // Whether all of it was wanted makes no difference here.
+    // It does not matter here whether `take` stopped early.
     let _all = released.into_iter().map(|grant| Told::Grant(Box::new(grant))).all(take);
     Ok(LedgerEnd { problem: problem.map(|problem| problem.to_string()), forgotten_until })
 }

@@ -1,4 +1,4 @@
-//! `holdfast status`: the running daemon at a glance: is it fine, and if not, what is wrong and what to do.
+//! `holdfast status`: the state of the running daemon, its problems, and how to fix them.
 
 use super::device;
 use super::watch::{self, Look, Watch};
@@ -11,14 +11,14 @@ use crate::console::{Global, block_on};
 use clap::Args;
 use std::time::Duration;
 
-/// How it is shown.
+/// Options of the output.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
     #[command(flatten)]
     watch: Watch,
 }
 
-/// Asks the daemon and prints its answer.
+/// Queries the daemon and prints its answer.
 ///
 /// # Errors
 /// When no daemon runs.
@@ -289,7 +289,7 @@ nvidia.com/gpu  Unhealthy  xid (Xid 79)  -      GPU-aa
 the ledger was damaged when the daemon started: 1 missing
 ";
         assert_eq!(text(&status, Screen::default()), wanted);
-        // An operator's own word is nothing that is wrong, nor what the configuration asks for.
+        // A cordon is not a problem, nor is a state that the configuration requests.
         let moved = DeviceReport { reason: Some("held_as_other".into()), ..sick.clone() };
         status.ailing = vec![DeviceReport { cordoned: Some("fan".into()), ..sick }, moved];
         status.kubelet = None;

@@ -1,4 +1,5 @@
-//! `holdfast topology`: the node drawn as a tree, a document or a picture, with how each device is and who has it.
+//! `holdfast topology`: the node as a tree, a JSON document or a picture, with the health and the
+//! holder of each device.
 
 use super::source;
 use crate::app::{ControlError, DeviceReport, control_get};
@@ -16,24 +17,25 @@ use clap::Args;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// So much is shown of the id of a part on a terminal.
+/// Maximum number of characters of a part's id on a terminal.
 const PART_CHARS: usize = 16;
 
-/// What is drawn.
+/// Options of the drawing.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
-    /// Every virtual function and every device on its own, however alike they are
+    /// Draw every virtual function and every device separately, even if they are alike
     #[arg(long)]
     all: bool,
-    /// Write the picture there, as `-o svg` prints it
+    /// Write the picture to FILE; `-o svg` prints it
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-/// Looks at the host, asks the running daemon how the devices are and who has them (else the files that it left), and draws it.
+/// Scans the host, queries the running daemon (or the files that it left) for health and holders,
+/// and draws the node.
 ///
 /// # Errors
-/// When the configuration is not valid, or the picture cannot be written.
+/// When the configuration is invalid, or the picture cannot be written.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let known = Known::ask(global)?;
     let config = global.load_config()?;
@@ -50,29 +52,31 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     }
     match global.output {
         Output::Json => print(&json(&picture)?),
-        // Its texts are escaped, as in the page.
+        // The drawing escapes its texts, as the HTTP page does.
         Output::Svg => print(&Text::document(&drawing())),
         Output::Table | Output::Ascii => print(&text(&figure, picture.count(), Screen::get())),
     }
 }
 
-/// What is known of devices beside what the host's files show.
+/// Knowledge about devices that is not in the host's files.
 #[derive(Debug, Default)]
 pub struct Known {
-    /// The ids that were given, by physical key.
+    /// Assigned ids by physical key.
     pub names: BTreeMap<String, DeviceId>,
-    /// Who holds what.
+    /// All known grants.
     pub grants: Vec<Grant>,
-    /// How devices are, as the daemon judges them; none without a daemon.
+    /// Devices as the daemon judges them; empty without a daemon.
     pub judged: BTreeMap<String, DeviceReport>,
-    /// What the ledger remembers of verdicts.
+    /// Verdicts of the ledger.
     pub verdicts: Verdicts,
 }
 
 impl Known {
-    /// Asks the daemon, else reads the ledger, where there is one. A tree that was captured elsewhere has neither.
+    /// Queries the daemon, or reads the ledger if there is one. A captured tree of another machine
+    /// has neither.
     fn ask(global: &Global) -> Result<Known, Failed> {
-        // The daemon's memory of ids, where it can be read: a device is shown under the id that the kubelet knows.
+        // Use the ledger's device ids if it can be read, so that devices have the ids that the
+        // kubelet knows.
         let remembered = source::remembered(global);
         let judged = block_on(control_get::<Vec<DeviceReport>>(&global.run_dir, "/v1/devices"))?;
         let grants = block_on(control_get::<Vec<Grant>>(&global.run_dir, "/v1/grants"))?;
@@ -121,10 +125,11 @@ impl Known {
         leaf
     }
 
-    /// What the daemon lists or somebody holds, and a look at the host does not find: it has gone, and is not forgotten.
+    /// Devices that the daemon lists or a container holds, but that the scan does not find: they
+    /// were removed, but are not forgotten.
     fn gone(&self, root: &HostRoot, found: &BTreeSet<&DeviceId>) -> Vec<Leaf> {
         let whole = |id: &DeviceId| id.shared().unwrap_or_else(|| id.clone());
-        // The number of a pool's share is no device's.
+        // The number of a pool's share is not a device.
         let is_gone = |id: &DeviceId| !found.contains(id) && !id.is_number();
         let mut gone: BTreeMap<DeviceId, Leaf> = BTreeMap::new();
         for judged in self.judged.values().filter(|judged| judged.health.is_some()) {
@@ -139,7 +144,7 @@ impl Known {
                 let id = whole(&granted.id);
                 if is_gone(&id) && !gone.contains_key(&id) {
                     let device = absent(&id, &granted.key, None, &granted.numa_nodes, &[]);
-                    // A node may be there all the same, where the configuration does not offer it any more.
+                    // The node may still exist, if only the configuration no longer offers it.
                     let is_there = || device.pci.is_none() && node_health(root, &device).is_some_and(Health::is_healthy);
                     let look = || (!is_there()).then_some(Health::Unhealthy(Reason::DeviceGone));
                     gone.insert(id, self.leaf(&device, Some(grant.resource.to_string()), None, look));
@@ -150,12 +155,12 @@ impl Known {
     }
 }
 
-/// A device of which only its record tells.
+/// A device built from its record alone.
 fn absent(id: &DeviceId, key: &str, class: Option<DeviceClass>, numa_nodes: &[u32], bridges: &[PciAddress]) -> Device {
     let node = key.strip_prefix("dev:");
     let mut place = key.strip_prefix("pci:").into_iter().flat_map(|key| key.split('/'));
     let address = place.next().and_then(|address| address.parse().ok());
-    // Behind the function and what it is stands a part of it, which has the function's address too.
+    // The key is address/kind/part: a part has the address of its function.
     let part = place.nth(1).map(|part| ("part", part.to_owned()));
     Device {
         id: id.clone(),
@@ -168,7 +173,8 @@ fn absent(id: &DeviceId, key: &str, class: Option<DeviceClass>, numa_nodes: &[u3
     }
 }
 
-/// The devices of known classes, what a resource offers, and what is listed or held and has gone.
+/// The devices of known classes, those that a resource offers, and those that are listed or held
+/// but no longer exist.
 #[must_use]
 pub fn picture(root: &HostRoot, discovery: &Discovery, known: &Known) -> Picture {
     let resources = discovery.selection.resource_of();
@@ -188,7 +194,7 @@ pub fn picture(root: &HostRoot, discovery: &Discovery, known: &Known) -> Picture
     picture::tree(leaves, &cpus(root))
 }
 
-/// The processors of each NUMA node (Linux `Documentation/ABI/stable/sysfs-devices-node`).
+/// The CPUs of each NUMA node (Linux `Documentation/ABI/stable/sysfs-devices-node`).
 fn cpus(root: &HostRoot) -> Cpus {
     let dir = "sys/devices/system/node";
     let number = |name: &str| name.strip_prefix("node")?.parse().ok();
@@ -196,7 +202,7 @@ fn cpus(root: &HostRoot) -> Cpus {
     nodes.filter_map(|(node, name)| Some((node, root.read(&format!("{dir}/{name}/cpulist"))?.trim().to_owned()))).collect()
 }
 
-/// Draws a figure in lines.
+/// Draws a figure as lines of text.
 #[must_use]
 pub fn text(figure: &Figure, count: Count, screen: Screen) -> Text {
     if figure.parts.is_empty() {
@@ -211,7 +217,7 @@ pub fn text(figure: &Figure, count: Count, screen: Screen) -> Text {
     text
 }
 
-/// In the colour of what is said.
+/// The colour of a health cell, by its sign.
 fn health_tint(cell: &str) -> Tint {
     match cell.chars().next() {
         Some('✓' | '+') => Tint::Green,
@@ -251,7 +257,8 @@ fn device(leaf: &Leaf, before: &str, screen: Screen) -> [String; 6] {
         [first, rest @ ..] => format!("{} +{}", first.in_words(), rest.len()),
     };
     let health = leaf.state().map(|state| signed(&state, !leaf.is_unhealthy(), screen)).unwrap_or_default();
-    // The beginning of an id is enough to ask for it; a UUID in full would leave no room for anything else.
+    // The prefix of an id is enough to query it; a full UUID would leave no space for other
+    // columns.
     let room = if leaf.part.is_some() && screen.width.is_some() { PART_CHARS } else { usize::MAX };
     [
         format!("{before}{}", screen.clip(&leaf.name(), room)),
@@ -272,7 +279,7 @@ fn crowd(alike: &Alike, before: &str, screen: Screen) -> [String; 6] {
     [format!("{before}{times} {}", alike.count), alike.kind.clone(), range, alike.resources.join(","), health, held]
 }
 
-/// With a sign, since colours are not for everybody.
+/// Prefixes a sign, since not all users can see colours.
 fn signed(state: &str, is_well: bool, screen: Screen) -> String {
     let sign = match (is_well, screen.ascii) {
         (true, false) => '✓',

@@ -1,7 +1,7 @@
-//! `--watch`: the same look again and again. On a terminal each stands in the place of the one before; in a pipe documents follow
-//! each other, one a line, and tables with an empty line between them.
+//! `--watch`: repeats a query until Ctrl-C. On a terminal, each output overwrites the one before.
+//! In a pipe, JSON documents are one a line, and tables are separated by an empty line.
 //!
-//! Nothing of the terminal is changed but what stands on it, so however it ends there is nothing to be put back.
+//! Only the text on the terminal changes, not its modes, so no exit path has to restore anything.
 
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::Screen;
@@ -14,19 +14,19 @@ use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Whether it is looked at again.
+/// The option of verbs that can repeat their query.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Args)]
 pub struct Watch {
-    /// Look again every so many seconds, until Ctrl-C
+    /// Repeat every SECONDS seconds (2 if omitted), until Ctrl-C
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2", value_parser = every)]
     watch: Option<Duration>,
 }
 
 impl Watch {
-    /// A document in the form in which a look prints it: one of many is a line.
+    /// Formats a document; with `--watch`, JSON is one line.
     ///
     /// # Errors
-    /// When there is no such form.
+    /// When the document cannot be serialized.
     pub fn told<T: Serialize>(self, output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<Text, Failed> {
         match (output, self.watch) {
             (Output::Json, Some(_)) => {
@@ -37,7 +37,8 @@ impl Watch {
     }
 }
 
-/// A look is asked of a daemon that has better to do, and more often nobody reads.
+/// Bounds of the interval in seconds. A shorter one would load the daemon, and no user can read
+/// faster.
 const EVERY: std::ops::RangeInclusive<f64> = 0.1..=86_400.0;
 
 fn every(text: &str) -> Result<Duration, String> {
@@ -45,14 +46,14 @@ fn every(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds, 0.1 or more; what is asked for stands before `--watch`".into())
 }
 
-/// What one look saw.
+/// The result of one query.
 #[derive(Debug)]
 pub struct Look {
-    /// The answer, as it is printed.
+    /// The output.
     pub text: Text,
-    /// What is said beside it, on standard error.
+    /// Remarks for standard error.
     pub remarks: Vec<String>,
-    /// How the verb ends that looks once.
+    /// The result of the verb if it does not repeat.
     pub end: Result<(), Failed>,
 }
 
@@ -62,10 +63,11 @@ impl From<Text> for Look {
     }
 }
 
-/// Looks once, or again and again until SIGINT. What fails then may be in order the next time.
+/// Runs the query once, or repeatedly until SIGINT. A repeated query that fails is reported and
+/// tried again.
 ///
 /// # Errors
-/// What the look that is not repeated says, and when nothing can be printed.
+/// When a query that does not repeat fails, or when the output cannot be printed.
 pub fn look(watch: Watch, output: Output, mut look: impl FnMut() -> Result<Look, Failed>) -> Result<(), Failed> {
     let Some(every) = watch.watch else {
         let Look { text, remarks, end } = look()?;
@@ -108,7 +110,7 @@ pub fn look(watch: Watch, output: Output, mut look: impl FnMut() -> Result<Look,
     }
 }
 
-/// What stands on the terminal.
+/// The text that is on the terminal now.
 #[derive(Debug, Default)]
 struct Drawn {
     rows: usize,
@@ -116,19 +118,20 @@ struct Drawn {
 }
 
 impl Drawn {
-    /// What has this text stand where the last one stood.
+    /// The escape sequence and the text that overwrite the last output.
     fn over(&mut self, text: &str, screen: Screen) -> String {
         let (width, height) = (screen.width.unwrap_or(80).max(1), screen.height.unwrap_or(24).max(2));
         let mut lines: Vec<&str> = text.lines().collect();
         let rows = |line: &str| seen(line).max(1).div_ceil(width);
         let mut total: usize = lines.iter().map(|line| rows(line)).sum();
         let mut left_out = 0;
-        // The cursor stands below, and what has left the screen at the top cannot be drawn over.
+        // The cursor is below the text, and rows that scrolled off the top cannot be overwritten:
+        // leave out lines.
         while total + usize::from(left_out > 0) >= height && lines.len() > 1 {
             total -= lines.pop().map_or(0, rows);
             left_out += 1;
         }
-        // A terminal of another size has wrapped anew what stands there.
+        // After a resize, the terminal has wrapped the text again, so clear the whole screen.
         let begin = match self.size.replace((width, height)) {
             Some(size) if size != (width, height) => "\x1b[H\x1b[2J".to_owned(),
             _ if self.rows > 0 => format!("\x1b[{}A\r\x1b[J", self.rows),
@@ -140,7 +143,7 @@ impl Drawn {
     }
 }
 
-/// Characters that are seen of a line: those of a colour are not.
+/// Number of visible characters of a line; colour codes do not count.
 fn seen(line: &str) -> usize {
     let mut parts = line.split("\x1b[");
     let first = parts.next().map_or(0, |text| text.chars().count());

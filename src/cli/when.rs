@@ -1,4 +1,4 @@
-//! Points in time as people say them: `2026-11-21T03:12:00Z`, `2026-11-21 03:12`, `03:12`, `2h`.
+//! Points in time as users write them: `2026-11-21T03:12:00Z`, `2026-11-21 03:12`, `03:12`, `2h`.
 
 use crate::domain::Timestamp;
 use jiff::civil;
@@ -6,14 +6,14 @@ use jiff::tz::TimeZone;
 use jiff::{ToSpan as _, Zoned};
 use std::time::SystemTime;
 
-/// What every option that takes a time says of it.
+/// The accepted forms, for help and errors.
 pub const FORMS: &str = "2026-11-21T03:12:00Z, \"2026-11-21 03:12\" or 03:12 by the machine's clock, or 2h for two hours ago";
 
-/// The point in time that `text` names at `now`. Without a zone of its own it is of `zone`; without a day it is the last
-/// such time; a duration counts back.
+/// The point in time that `text` names, seen from `now`. A text without a zone is in `zone`. A text
+/// without a date is the last such time. A duration counts back from `now`.
 ///
 /// # Errors
-/// One sentence, when it names none, or one that is still to come.
+/// One sentence, when it is not a time, or is in the future.
 pub fn parse(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String> {
     let said = text.trim();
     let found = if said == "now" { Some(now) } else { ago(said, now).or_else(|| date(said, zone)).or_else(|| clock(said, now, zone)) };
@@ -30,10 +30,10 @@ fn ago(text: &str, now: Timestamp) -> Option<Timestamp> {
     Some(Timestamp(now.0.saturating_sub(u64::try_from(length.as_millis()).ok()?)))
 }
 
-/// `2026-11-21`, with or without a time of the day, with or without a zone.
+/// `2026-11-21`, with or without a time of day, with or without a zone.
 fn date(text: &str, zone: &TimeZone) -> Option<Timestamp> {
     let local = || text.parse::<civil::DateTime>().ok()?.to_zoned(zone.clone()).ok().map(|zoned| zoned.timestamp());
-    // A date alone is also what a timestamp begins with, so the longer form comes first.
+    // Try the longer form first: a timestamp also starts with a date.
     timestamp(text.parse::<jiff::Timestamp>().ok().or_else(local)?)
 }
 
@@ -47,7 +47,7 @@ fn clock(text: &str, now: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
     timestamp(today.or_else(|| on(&now.checked_sub(1.day()).ok()?))?.timestamp())
 }
 
-/// As the ledger writes it; `None` before 1970.
+/// As a ledger timestamp; `None` before 1970.
 fn timestamp(at: jiff::Timestamp) -> Option<Timestamp> {
     u64::try_from(at.as_millisecond()).ok().map(Timestamp)
 }
@@ -62,7 +62,7 @@ pub fn now() -> Timestamp {
 mod tests {
     use super::*;
 
-    /// Saturday; in Berlin it is 13:00.
+    /// A Saturday; 13:00 in Berlin.
     const NOW: &str = "2026-11-21T12:00:00Z";
 
     fn at(text: &str) -> Timestamp {

@@ -14,10 +14,11 @@ use clap::Args;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// What is asked.
+/// Filters of the grants.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
-    /// Who holds this device: its id or the beginning of it, a PCI address, a node such as /dev/fuse, or what the host calls it, such as mlx5_2
+    /// Show the holder of this device: its id or a prefix of it, a PCI address, a node such as
+    /// /dev/fuse, or its name on the host such as mlx5_2
     pub device: Option<String>,
     #[command(flatten)]
     whose: Whose,
@@ -25,10 +26,10 @@ pub struct Options {
     watch: Watch,
 }
 
-/// Prints who holds what, as the running daemon knows it, else as the files tell.
+/// Prints the live grants from the running daemon, or from the ledger's files if none runs.
 ///
 /// # Errors
-/// When neither can be read, or nobody is known to hold what was asked for.
+/// When neither can be read, or when a filter matches no live grant.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let is_question = options.device.is_some() || !options.whose.is_all();
     watch::look(options.watch, global.output, || if is_question { asked_for(global, options) } else { everything(global, options.watch) })
@@ -54,27 +55,27 @@ fn everything(global: &Global, watch: Watch) -> Result<Look, Failed> {
     Ok(Look { text, remarks, end: Ok(()) })
 }
 
-/// The devices that are not well, as the running daemon tells; without one, nobody judges them.
+/// The unhealthy devices, from the running daemon. Without a daemon there are no verdicts.
 fn ailing(global: &Global) -> Ailing {
     let asked = block_on(control_get::<Vec<DeviceReport>>(&global.run_dir, "/v1/devices"));
     let devices = asked.ok().and_then(Result::ok).unwrap_or_default();
-    // A device that no list has any more, of which only a verdict is left, is judged all the same.
+    // Include devices that no list has any longer and that have only a verdict.
     let reason = |device: DeviceReport| Some((DeviceId::new(&device.id), device.reason?));
     devices.into_iter().filter_map(reason).collect()
 }
 
-/// The processors that containers have for themselves; none where nobody tells.
+/// The exclusive CPUs of containers; empty if the daemon or the kubelet does not report them.
 fn processors(global: &Global) -> Vec<Processors> {
     let asked = block_on(control_get::<Option<Vec<Processors>>>(&global.run_dir, "/v1/processors"));
     asked.ok().and_then(Result::ok).flatten().unwrap_or_default()
 }
 
-/// The document of `who` with a question.
+/// The document of `who` with a filter.
 #[derive(Debug, Serialize)]
 struct Answer<'a> {
     schema: u32,
     grants: Vec<Row<'a>>,
-    /// Where nobody holds what was asked for: who held it last.
+    /// If no live grant matches: the last one that did.
     last: Option<Row<'a>>,
 }
 
@@ -102,11 +103,11 @@ fn asked_for(global: &Global, options: &Options) -> Result<Look, Failed> {
     Ok(Look { text, remarks: remarks.into_iter().collect(), end })
 }
 
-/// What of the ledger could be the answer.
+/// Candidates for the answer from the ledger.
 #[derive(Debug)]
 struct Search {
     wanted: Option<Wanted>,
-    /// The pod that is called as the device was.
+    /// A pod that has the name that was given for the device.
     pod: Option<String>,
     resources: Resources,
     whose: Whose,
@@ -120,7 +121,7 @@ impl Search {
         Search { wanted, pod, resources, whose: options.whose.clone(), live: Vec::new(), released: Vec::new() }
     }
 
-    /// Takes in what the ledger tells. Whether more is wanted.
+    /// Adds one part of the ledger. Returns whether more is needed.
     fn take(&mut self, told: Told) -> bool {
         self.resources.see(&told);
         let grant = match told {
@@ -143,7 +144,8 @@ impl Search {
         true
     }
 
-    /// Whether the rest of the history has nothing to add. It comes after the live grants, the newest release first.
+    /// Whether the rest of the history cannot change the answer. It follows the live grants, newest
+    /// release first.
     fn is_answered(&self) -> bool {
         let is_certain = self.wanted.as_ref().is_none_or(Wanted::is_certain);
         is_certain && (!self.live.is_empty() || self.released.iter().any(|grant| self.is_meant(grant)))
@@ -153,7 +155,7 @@ impl Search {
         self.wanted.as_ref().is_none_or(|wanted| wanted.is_of(grant))
     }
 
-    /// Who holds it; where nobody does, who held it last.
+    /// The live grants that match; if there are none, the last released one.
     fn found(&self) -> (Vec<&Grant>, Option<&Grant>) {
         let held: Vec<&Grant> = self.live.iter().filter(|grant| self.is_meant(grant)).collect();
         let last = self.released.iter().find(|grant| held.is_empty() && self.is_meant(grant));
@@ -161,7 +163,7 @@ impl Search {
     }
 }
 
-/// What is said where nobody holds what was asked for.
+/// The message if no live grant matches.
 fn nobody(ids: Option<&BTreeSet<DeviceId>>, whose: &Whose, last: Option<&Grant>) -> Text {
     let device = ids.map_or("a device".to_owned(), |ids| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or "));
     let of = whose.resource.as_ref().map(|resource| format!(" of {resource}")).unwrap_or_default();

@@ -1,33 +1,34 @@
-//! Exit codes. Stable: service managers and scripts decide by them.
+//! Exit codes. They are stable, since service managers and scripts depend on them.
 
 use std::process::ExitCode;
 
-/// Done.
+/// Success.
 pub const SUCCESS: u8 = 0;
-/// Something failed that has no code of its own.
+/// A failure without a code of its own.
 pub const FAILURE: u8 = 1;
-/// The command line is not understood.
+/// Invalid command line.
 pub const USAGE: u8 = 2;
-/// The configuration is not valid. Starting again does not help.
+/// Invalid configuration. A restart does not help.
 pub const CONFIG: u8 = 3;
-/// The kubelet's directory cannot be one. Starting again does not help.
+/// The kubelet directory is not usable. A restart does not help.
 pub const KUBELET_DIR: u8 = 4;
 /// The state directory cannot be read or written.
 pub const STATE: u8 = 5;
 /// Another daemon runs on the same state directory.
 pub const ALREADY_RUNNING: u8 = 6;
-/// An actor died too often; a fresh start may help.
+/// An actor died too often; a restart may help.
 pub const ESCALATED: u8 = 7;
-/// Nobody holds what `who` was asked for.
+/// `who`: no container holds a device that matches the filter.
 pub const NOBODY: u8 = 8;
-/// `config import` printed a configuration without what has a wrong value in the source.
+/// `config import` printed a configuration, but left out parts with wrong values.
 pub const INCOMPLETE: u8 = 9;
-/// `doctor` found something that somebody should mend: a warning or an error.
+/// `doctor` found a warning or an error.
 pub const FINDINGS: u8 = 10;
-/// The limits of the process leave no room for it: threads, descriptors, memory.
+/// The limits of the process are too low: threads, descriptors, memory.
 pub const LIMITS: u8 = 11;
 
-/// What a code says to whoever reads it of a daemon that does not start, where it says more than that it failed.
+/// The meaning of the exit code of a daemon that does not start; `None` if the code only means
+/// failure.
 #[must_use]
 pub fn meaning(code: i32) -> Option<&'static str> {
     Some(match u8::try_from(code).ok()? {
@@ -41,22 +42,23 @@ pub fn meaning(code: i32) -> Option<&'static str> {
     })
 }
 
-/// Why a verb ends without success: the sentence for standard error, and the code.
+/// The failure of a verb: the exit code and the sentence for standard error.
 #[derive(Debug)]
 pub struct Failed {
-    /// One sentence: what failed, on what, why, what to do. `None` where the answer itself says it.
+    /// One sentence: the failure, its object, the cause, the fix. `None` if the output already
+    /// contains it.
     pub sentence: Option<String>,
     /// One of the codes above.
     pub code: u8,
 }
 
 impl Failed {
-    /// A failure with a code of its own.
+    /// A failure with the given code.
     pub fn new(code: u8, sentence: impl std::fmt::Display) -> Self {
         Failed { sentence: Some(sentence.to_string()), code }
     }
 
-    /// An answer that was given, and that callers are told by a code of its own.
+    /// A verb that printed its answer and signals a result by its exit code.
     #[must_use]
     pub fn answered(code: u8) -> Self {
         Failed { sentence: None, code }
@@ -93,7 +95,7 @@ impl From<crate::app::StartError> for Failed {
     }
 }
 
-/// Ends a verb: the sentence goes to standard error, the code to the caller.
+/// Ends a verb: prints the sentence to standard error and returns the exit code.
 #[must_use]
 pub fn end(result: Result<(), Failed>) -> ExitCode {
     match result {

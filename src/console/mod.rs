@@ -1,5 +1,5 @@
-//! The terminal: the options of every verb, exit codes, text and tables, progress. Data goes to standard output, everything else to
-//! standard error.
+//! The terminal: options of every verb, exit codes, text and tables, progress. Results go to
+//! standard output, everything else to standard error.
 
 pub mod exit;
 pub mod progress;
@@ -21,10 +21,11 @@ use std::path::PathBuf;
 /// Options of every verb.
 #[derive(Debug, Clone, Args)]
 pub struct Global {
-    /// The configuration file; drop-ins are read from `config.d` beside it [default: /etc/holdfast/config.toml]
+    /// The configuration file; drop-ins are read from `config.d` next to it [default:
+    /// /etc/holdfast/config.toml]
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where the node's sys, proc, dev, run/udev and var/log/pods lie
+    /// The directory that contains the node's sys, proc, dev, run/udev and var/log/pods
     #[arg(long, global = true, value_name = "DIR", default_value = "/")]
     pub host_root: PathBuf,
     /// The kubelet's directory
@@ -33,41 +34,41 @@ pub struct Global {
     /// The ledger's directory
     #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/holdfast")]
     pub state_dir: PathBuf,
-    /// Where the control socket lies
+    /// The directory of the control socket
     #[arg(long, global = true, value_name = "DIR", default_value = "/run/holdfast")]
     pub run_dir: PathBuf,
-    /// How results are printed
+    /// The output format of results
     #[arg(short, long, global = true, value_name = "FORM", default_value = "table")]
     pub output: Output,
-    /// When results have colours
+    /// When to colour results
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
     pub color: Colour,
-    /// How log lines look
+    /// The format of log lines
     #[arg(long, global = true, value_name = "FORM", default_value = "text")]
     pub log_format: LogFormat,
 }
 
-/// How results are printed.
+/// The output format of results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people; as wide as the terminal
+    /// Text for people, as wide as the terminal
     Table,
-    /// For people whose terminals know nothing but ASCII
+    /// Text for people, in ASCII only
     Ascii,
-    /// For programs
+    /// JSON for programs
     Json,
     /// A picture: `topology` only
     Svg,
 }
 
 impl Global {
-    /// The four roots.
+    /// The four root directories.
     #[must_use]
     pub fn roots(&self) -> Roots {
         Roots { host: self.host_root.clone(), kubelet: self.kubelet_dir.clone(), state: self.state_dir.clone(), run: self.run_dir.clone() }
     }
 
-    /// The node that a configuration is read for: this one, or one of another name.
+    /// The node whose configuration is read: this node, or the node of the given name.
     pub(crate) fn node(&self, name: Option<&str>) -> Node {
         name.map_or_else(|| Node::here(&self.host_root), |name| Node::named(name, &self.host_root))
     }
@@ -77,14 +78,14 @@ impl Global {
     }
 }
 
-/// Prints data.
+/// Prints to standard output.
 pub(crate) fn print(text: &Text) -> Result<(), Failed> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| not_printed(&error))
 }
 
-/// Whoever reads has gone (`holdfast ledger export | head -1`), or the disk is full: what was printed is not all of it, and the caller
-/// has to know.
+/// The reader closed the pipe (`holdfast ledger export | head -1`), or the disk is full. The output
+/// is incomplete, so the verb has to fail.
 pub(crate) fn not_printed(error: &std::io::Error) -> Failed {
     match error.kind() {
         ErrorKind::BrokenPipe => Failed::new(exit::FAILURE, "standard output was closed before everything was printed"),
@@ -92,26 +93,26 @@ pub(crate) fn not_printed(error: &std::io::Error) -> Failed {
     }
 }
 
-/// Says something to the person at the terminal, on one line.
+/// Prints one line to standard error.
 pub(crate) fn eprintln(text: fmt::Arguments<'_>) {
     eprint(&Text::of_line(text));
 }
 
-/// The same on several lines.
+/// Prints several lines to standard error.
 pub(crate) fn eprint(text: &Text) {
-    // When standard error is closed nobody reads it.
+    // A failure is ignored: standard error may be closed.
     drop(std::io::stderr().lock().write_all(text.as_bytes()));
 }
 
-/// Prints a document as JSON, or as what `table` makes of it.
+/// Prints a document as JSON, or as the text that `table` returns.
 pub(crate) fn show<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<(), Failed> {
     print(&told(output, document, table)?)
 }
 
-/// What [`show`] prints.
+/// The text that [`show`] prints.
 pub(crate) fn told<T: Serialize>(output: Output, document: &T, table: impl FnOnce(&T) -> Text) -> Result<Text, Failed> {
     match output {
-        // Nothing else than `topology` is drawn, and that is said before anything is done.
+        // Only `topology` supports SVG; `cli::main` rejects it for all other verbs.
         Output::Table | Output::Ascii | Output::Svg => Ok(table(document)),
         Output::Json => json(document),
     }
@@ -122,12 +123,12 @@ pub(crate) fn json<T: Serialize>(document: &T) -> Result<Text, Failed> {
     Ok(Text::json(&(text + "\n")))
 }
 
-/// Parses a value that must not be empty, for clap.
+/// Value parser of clap for a text that must not be empty; trims it.
 pub(crate) fn non_empty(text: &str) -> Result<String, &'static str> {
     Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned).ok_or("it says nothing")
 }
 
-/// A single-threaded runtime for verbs that ask the daemon.
+/// Runs a future on a single-threaded runtime, for verbs that query the daemon.
 pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, Failed> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(future))

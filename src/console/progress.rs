@@ -1,14 +1,14 @@
-//! How far something has come that takes long: one line on standard error, where that is a terminal and somebody waits.
+//! The progress of a long operation: one line on standard error, if that is a terminal.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
 
-/// Nobody is told of what is soon done.
+/// Delay before the line of a counted operation appears; a shorter one shows no progress.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How often the line changes.
+/// Interval between updates of the line.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// The line. It is wiped when it is dropped.
+/// The progress line. It is erased when the value is dropped.
 #[derive(Debug)]
 pub struct Progress {
     what: &'static str,
@@ -17,14 +17,14 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins; `what` is done, such as `reading grants`.
+    /// Starts; `what` names the operation, such as `reading grants`.
     #[must_use]
     pub fn new(what: &'static str) -> Progress {
         let next = stderr().is_terminal().then(|| Instant::now() + PATIENCE);
         Progress { what, next, is_shown: false }
     }
 
-    /// Begins what nobody counts.
+    /// Starts an operation without a counter; its line appears at once.
     #[must_use]
     pub fn uncounted(what: &'static str) -> Progress {
         let mut progress = Progress::new(what);
@@ -35,7 +35,7 @@ impl Progress {
         progress
     }
 
-    /// So much is done, of so much where that is known.
+    /// Reports `done` items, out of `of` if the total is known.
     pub fn at(&mut self, done: usize, of: Option<usize>) {
         let Some(next) = self.next else { return };
         let now = Instant::now();
@@ -44,12 +44,12 @@ impl Progress {
         }
         self.next = Some(now + EVERY);
         self.is_shown = true;
-        // A terminal that takes nothing shows nothing.
+        // A write error is ignored: progress is optional.
         drop(write!(stderr(), "\r\x1b[K{}", line(self.what, done, of)));
     }
 }
 
-/// Wipes a line that was left by a thread that nobody waits for.
+/// Erases a line left by a thread that is not joined.
 pub fn wipe() {
     if stderr().is_terminal() {
         drop(write!(stderr(), "\r\x1b[K"));

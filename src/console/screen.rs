@@ -1,4 +1,4 @@
-//! What is printed on: how large it is, and whether it knows colours and more than ASCII.
+//! The output device: its size, and its support for colours and Unicode.
 
 use super::Output;
 use clap::ValueEnum;
@@ -6,51 +6,51 @@ use std::io::{IsTerminal, stdout};
 use std::sync::OnceLock;
 use terminal_size::{Height, Width, terminal_size_of};
 
-/// A line of a text is no shorter, however narrow the terminal is.
+/// Minimum width of a wrapped line, even on a narrower terminal.
 const LINE_LEAST: usize = 30;
 
 /// When results have colours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Colour {
-    /// On a terminal, unless the variable NO_COLOR is set.
+    /// On a terminal, unless the variable NO_COLOR is set
     #[default]
     Auto,
-    /// Into a pipe or a file too.
+    /// Always, even into a pipe or a file
     Always,
-    /// Nowhere.
+    /// Never
     Never,
 }
 
-/// What is printed on. The default is a file: of any width, without colours, in UTF-8.
+/// The output device. The default is a file: any width, no colours, UTF-8.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Screen {
-    /// Columns of the terminal; `None` where it is none, and everything is printed in full.
+    /// Columns of the terminal. `None` if it is not a terminal; text is then printed in full.
     pub width: Option<usize>,
     /// Lines of the terminal.
     pub height: Option<usize>,
     /// Whether it has colours.
     pub colour: bool,
-    /// Whether it has ASCII only.
+    /// Whether it is limited to ASCII.
     pub ascii: bool,
 }
 
-/// What was asked for, and what the environment says: it is the same for the whole process.
+/// The options of the command line, set once for the whole process.
 static WANTED: OnceLock<(Colour, Output)> = OnceLock::new();
 
-/// Takes note of what was asked for on the command line. Once; without it every screen is a file.
+/// Sets the options of the command line, once. Without this call every screen is a file.
 pub(crate) fn init(colour: Colour, output: Output) {
-    // A second time says the same.
+    // A second call has the same values.
     let _known = WANTED.get_or_init(|| (colour, output));
 }
 
 impl Screen {
-    /// Standard output, as large as it is by now.
+    /// Standard output with its present size.
     #[must_use]
     pub fn get() -> Screen {
         let Some((colour, output)) = WANTED.get() else { return Screen::default() };
         let is_terminal = stdout().is_terminal();
         let size = is_terminal.then(|| terminal_size_of(stdout())).flatten();
-        // A terminal that does not tell its size (0 × 0) is one of any.
+        // A terminal that reports the size 0 × 0 has an unknown size.
         let size = size.filter(|(Width(width), _)| *width > 0);
         Screen {
             width: size.map(|(Width(width), _)| width.into()),
@@ -60,19 +60,19 @@ impl Screen {
         }
     }
 
-    /// A text in a colour, where there are any.
+    /// Colours a text, if the screen has colours.
     #[must_use]
     pub fn paint(self, tint: Tint, text: &str) -> String {
         if self.colour && tint != Tint::Plain { format!("\x1b[{}m{text}\x1b[0m", tint as u8) } else { text.to_owned() }
     }
 
-    /// What stands where something was cut off.
+    /// The character that marks a cut text.
     #[must_use]
     pub fn cut(self) -> char {
         if self.ascii { '~' } else { '…' }
     }
 
-    /// At most so many characters of a text.
+    /// Cuts a text to at most `max` characters.
     #[must_use]
     pub fn clip(self, text: &str, max: usize) -> String {
         if text.chars().count() <= max {
@@ -81,7 +81,8 @@ impl Screen {
         text.chars().take(max.saturating_sub(1)).chain([self.cut()]).collect()
     }
 
-    /// A text that begins `indent` columns in, in lines between words that do not go over the width. Spaces within it stay.
+    /// Wraps a text that starts at column `indent`. Lines break between words and stay within the
+    /// width. Repeated spaces are kept.
     #[must_use]
     pub fn wrap(self, text: &str, indent: usize) -> String {
         let room = self.width.map_or(usize::MAX, |width| width.saturating_sub(indent).max(LINE_LEAST));
@@ -104,24 +105,24 @@ impl Screen {
     }
 }
 
-/// How a text stands out, by its number in the terminal's language (ECMA-48, SGR).
+/// The style of a text, by its number in ECMA-48 (SGR).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tint {
-    /// Not at all.
+    /// No style.
     Plain = 0,
     /// A heading.
     Bold = 1,
-    /// What matters less.
+    /// Less important.
     Dim = 2,
-    /// What is wrong.
+    /// A problem.
     Red = 31,
-    /// What is in order.
+    /// Healthy.
     Green = 32,
-    /// What may be wrong.
+    /// A possible problem.
     Yellow = 33,
 }
 
-/// <https://no-color.org>: any text in it that is not empty.
+/// <https://no-color.org>: any value that is not empty disables colours.
 fn has_colour(wanted: Colour, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
     match wanted {
         Colour::Always => true,
@@ -132,7 +133,8 @@ fn has_colour(wanted: Colour, is_terminal: bool, variable: impl Fn(&str) -> Opti
     }
 }
 
-/// The first of these that says something decides (POSIX, "Environment Variables"); with none of them the locale is C.
+/// The first variable that is not empty decides (POSIX, "Environment Variables"). Without one the
+/// locale is C.
 fn is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(|name| variable(name).filter(|value| !value.is_empty()));
     locale.is_some_and(|locale| ["utf-8", "utf8"].iter().any(|word| locale.to_ascii_lowercase().contains(word)))

@@ -1,74 +1,78 @@
-//! Aligned tables for people: columns as wide as their content, no trailing spaces, nothing wrapped. On a terminal that is too
-//! narrow the least important columns are cut, or left out where a stub would tell nothing; in a pipe everything is printed in full.
+//! Aligned tables for people: columns as wide as their content, no trailing spaces, no wrapped
+//! cells. On a narrow terminal the least important columns are cut, or left out if a stub would be
+//! useless. In a pipe everything is printed in full.
 
 use super::screen::{Screen, Tint};
 use super::text::Text;
 use crate::domain::printable;
 
-/// What stands in a cell of which nothing is known.
+/// The content of a cell without a known value.
 pub const UNKNOWN: &str = "-";
 
-/// Between two columns.
+/// The gap between two columns.
 const BETWEEN: &str = "  ";
-/// A column gives way no further.
+/// Minimum width of a cut column.
 const LEAST: usize = 8;
-/// The first one that gives way does not either, as long as another can: mostly it has ids, and so long is the address of a PCI function.
+/// Minimum width of the first column in `giving_way`, as long as another column can be cut. It
+/// mostly contains ids, and a PCI address has 12 characters.
 const ADDRESS: usize = 12;
 
 /// A table with a header. Put the column of unbounded length last: it then moves no other column.
 #[derive(Debug, Clone)]
 pub struct Table {
     rows: Vec<Row>,
-    /// Columns that give way where there is no room, the first one first.
+    /// Columns to cut if space is short, the first one first.
     giving_way: Vec<usize>,
-    /// Columns that are left out before more than the first of those is cut.
+    /// Columns to leave out before any column after the first of `giving_way` is cut.
     dispensable: Vec<usize>,
     tints: Vec<(usize, Tinting)>,
     is_sparse: bool,
 }
 
-/// The colour of a cell, by what it says.
+/// The colour of a cell, by its content.
 type Tinting = fn(&str) -> Tint;
 
 #[derive(Debug, Clone)]
 enum Row {
     Cells(Vec<String>),
-    /// Over all columns, and as wide as it is.
+    /// A line across all columns; it does not affect their widths.
     Line(String),
 }
 
 impl Table {
-    /// A table with these column headings, which are printed in capitals. On a narrow screen the last column is cut.
+    /// A table with these column headings, printed in capitals. On a narrow screen the last column
+    /// is cut.
     #[must_use]
     pub fn new(headings: &[&str]) -> Self {
         let rows = vec![Row::Cells(headings.iter().map(|heading| heading.to_uppercase()).collect())];
         Table { rows, giving_way: vec![headings.len().saturating_sub(1)], dispensable: Vec::new(), tints: Vec::new(), is_sparse: false }
     }
 
-    /// The same, where these columns are cut on a narrow screen, the first one first.
+    /// Sets the columns that are cut on a narrow screen, the first one first.
     #[must_use]
     pub fn giving_way(mut self, headings: &[&str]) -> Self {
         self.giving_way = headings.iter().filter_map(|heading| self.column(heading)).collect();
         self
     }
 
-    /// The same, where these are left out, the first one first, when more than the first column that gives way would have to be cut: a
-    /// stub of them would tell nothing. Those of which nothing is known go before anything is cut, that first column too.
+    /// Sets the columns that are left out, the first one first, if cutting the first column is not
+    /// enough: a stub of them would be useless. Columns without any known value are left out before
+    /// anything is cut, even the first column to cut.
     #[must_use]
     pub fn leaving_out(mut self, headings: &[&str]) -> Self {
         self.dispensable = headings.iter().filter_map(|heading| self.column(heading)).collect();
         self
     }
 
-    /// The same, with a column in the colours of what it says.
+    /// Sets the colours of a column by its content.
     #[must_use]
     pub fn tinted(mut self, heading: &str, tint: Tinting) -> Self {
         self.tints.extend(self.column(heading).map(|column| (column, tint)));
         self
     }
 
-    /// The same, where most cells are unknown: they are blank, and a column of which nothing is known is left out. So is the one
-    /// that gives way first, where there is no room for a useful part of it.
+    /// For tables with mostly unknown cells: they are blank, and a column without any known value
+    /// is left out. The first column to cut is left out too, if a useful part of it does not fit.
     #[must_use]
     pub fn sparse(self) -> Self {
         Table { is_sparse: true, ..self }
@@ -86,17 +90,17 @@ impl Table {
         self.rows.push(Row::Cells(cells.collect()));
     }
 
-    /// What stands in a cell of which nothing is known.
+    /// The content of a cell without a known value.
     fn unknown(&self) -> &'static str {
         if self.is_sparse { "" } else { UNKNOWN }
     }
 
-    /// Adds a line that goes over all columns.
+    /// Adds a line across all columns.
     pub fn line(&mut self, text: &str) {
         self.rows.push(Row::Line(printable(text).into_owned()));
     }
 
-    /// Whether there is nothing but the header.
+    /// Whether there is only the header.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.len() == 1
@@ -106,7 +110,7 @@ impl Table {
         self.rows.iter().filter_map(|row| if let Row::Cells(cells) = row { Some(cells.as_slice()) } else { None })
     }
 
-    /// How wide each column is on a screen.
+    /// The width of each column on a screen.
     fn widths(&self, screen: Screen) -> Vec<usize> {
         let columns = self.cells().map(<[String]>::len).max().unwrap_or(0);
         let content = |column: usize| self.cells().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);
@@ -128,7 +132,7 @@ impl Table {
                     let Some(width) = widths.get_mut(*out).filter(|width| over > 0 && **width > 0) else { continue };
                     let freed = *width + BETWEEN.len();
                     *width = 0;
-                    // What is more than was needed goes to the column that has given way already.
+                    // Return excess width to the first column, if it was cut before.
                     if let Some((first, width)) = self.giving_way.first().and_then(|first| Some((*first, widths.get_mut(*first)?))) {
                         *width = if *width > 0 { (*width + freed.saturating_sub(over)).min(content(first)) } else { 0 };
                     }
@@ -139,7 +143,7 @@ impl Table {
             let least = if index == 0 && !self.is_sparse { ADDRESS } else { LEAST };
             let cut = width.saturating_sub(heading(*column).max(least));
             if self.is_sparse && over > cut && *width > 0 && Some(column) == self.giving_way.first() {
-                // What would be left of it is worth less than all that stands beside it.
+                // The rest of the column is worth less than the other columns: leave it out.
                 over = over.saturating_sub(*width + BETWEEN.len());
                 *width = 0;
             } else {
@@ -153,7 +157,7 @@ impl Table {
         widths
     }
 
-    /// As it stands on a screen.
+    /// The table as text for a screen.
     #[must_use]
     pub fn on(&self, screen: Screen) -> Text {
         let widths = self.widths(screen);
@@ -167,7 +171,7 @@ impl Table {
                     continue;
                 }
             };
-            // Spaces are outside of the colour, and those at the end of a line are left out.
+            // Spaces are not coloured, and trailing spaces are omitted.
             let mut space = 0;
             for (column, (cell, &width)) in cells.iter().zip(&widths).enumerate().filter(|(_, (_, width))| **width > 0) {
                 let shown = screen.clip(cell, width);

@@ -1,5 +1,5 @@
-//! What is printed for a person. Names come from hardware, pods, files and the command line: whatever is put into a [`Text`] is
-//! made printable there, so a line breaks and a colour changes only where this program says so.
+//! Text for people. Names come from hardware, pods, files and the command line. A [`Text`] escapes
+//! unprintable characters, so only this program breaks lines and changes colours.
 
 use super::screen::{Screen, Tint};
 use crate::domain::{Printable, is_unprintable, printable, printable_json};
@@ -19,31 +19,33 @@ impl Text {
         text
     }
 
-    /// Lines whose breaks are meant: of a document whose form has escapes of its own for texts, or without any foreign name.
+    /// A text with line breaks: a document whose format escapes its strings, or a text without
+    /// foreign names.
     #[must_use]
     pub fn document(document: &str) -> Text {
         let escape = |line: &str| if line.contains(is_unprintable) { printable(line).into_owned() } else { line.to_owned() };
         Text(document.split('\n').map(escape).collect::<Vec<_>>().join("\n"))
     }
 
-    /// A JSON document, whose values stay exactly what they are.
+    /// A JSON document; its values stay exact.
     #[must_use]
     pub fn json(document: &str) -> Text {
         Text(printable_json(document).into_owned())
     }
 
-    /// Adds to the line.
+    /// Appends to the line.
     pub fn put(&mut self, part: fmt::Arguments<'_>) {
-        // Memory takes everything.
+        // Writing to memory cannot fail.
         let _infallible = Printable(&mut self.0).write_fmt(part);
     }
 
-    /// Adds to the line in a colour, where the screen has any.
+    /// Appends to the line in a colour, if the screen has colours.
     pub fn paint(&mut self, screen: Screen, tint: Tint, part: &str) {
         self.0 += &screen.paint(tint, &printable(part));
     }
 
-    /// Adds a sentence that begins `indent` columns in, and goes on there on the next lines.
+    /// Appends a sentence that starts at column `indent`, and indents its further lines by the same
+    /// width.
     pub fn wrap(&mut self, screen: Screen, indent: usize, sentence: &str) {
         self.0 += &screen.wrap(&printable(sentence), indent);
     }
@@ -53,7 +55,7 @@ impl Text {
         self.0.push('\n');
     }
 
-    /// Adds a line.
+    /// Appends a line.
     pub fn line(&mut self, line: fmt::Arguments<'_>) {
         self.put(line);
         self.end_line();

@@ -1,8 +1,9 @@
-//! An archive of all that a report of a fault needs, without secrets: a plain `tar`, readable by its owner only.
+//! An archive with the data for a problem report, without secrets: a plain `tar` with mode 0600.
 //!
-//! What goes into it is named in `README.txt` inside, with what could not be had. A secret is kept out by where it stands: what people and
-//! commands have written, environments, arguments, mounts and answers to the kubelet are not collected at all (`outline.rs`), and the daemon puts
-//! none of them into its log. Behind that, everything passes the [`Redactor`].
+//! `README.txt` in the archive lists its contents and the data that could not be collected. Secrets
+//! are excluded by their place: texts of operators and commands, environments, arguments, mounts
+//! and answers to the kubelet are not collected at all (`outline.rs`), and the daemon never logs
+//! them. As a second line of defence, all data passes the [`Redactor`].
 
 use super::{Facts, Place, Redactor, examine, outline};
 use crate::domain::{Timestamp, printable};
@@ -14,14 +15,15 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Of the end of a log.
+/// Maximum size of a log; its end is kept.
 const LOG_BYTES: u64 = 1024 * 1024;
-/// A file of the configuration that is longer is left out.
+/// Maximum size of a configuration file. A larger file is left out.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
-/// A document of a verb that is longer is left out: a history may have a hundred thousand grants.
+/// Maximum size of a verb's document. A larger one is left out: a history may have a hundred
+/// thousand grants.
 const DOCUMENT_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// The verbs whose documents are in it.
+/// The verbs whose documents are collected.
 const VERBS: [(&str, &[&str]); 6] = [
     ("status.json", &["status"]),
     ("devices.json", &["device", "show"]),
@@ -31,18 +33,18 @@ const VERBS: [(&str, &[&str]); 6] = [
     ("discover.json", &["discover", "--all"]),
 ];
 
-/// What is collected.
+/// The collected files.
 #[derive(Debug)]
 pub struct Bundle {
     redactor: Redactor,
     files: Vec<(String, String)>,
-    /// What could not be had, and why.
+    /// The data that could not be collected, each with the reason.
     missing: Vec<(String, String)>,
 }
 
 impl Bundle {
-    /// Collects everything. `verb` has a verb run with `-o json` and gives what it printed, or why not; `log` gives the
-    /// daemon's latest log.
+    /// Collects everything. `verb` runs a verb with `-o json` and returns its output or an error;
+    /// `log` returns the latest log of the daemon.
     pub fn collect(
         place: &Place,
         facts: &Facts,
@@ -51,7 +53,8 @@ impl Bundle {
         log: impl Fn() -> Result<String, String>,
     ) -> Self {
         let mut this = Bundle { redactor, files: Vec::new(), missing: Vec::new() };
-        // First, so that what it takes out is known when the other texts come.
+        // First, so that the redactor knows the secrets of the configuration before it processes
+        // other texts.
         this.configuration(place, facts);
         this.json("doctor.json", serde_json::to_value(examine(&facts.clone().without_words())).map_err(|error| error.to_string()));
         for (name, words) in VERBS {
@@ -71,7 +74,8 @@ impl Bundle {
         this
     }
 
-    /// The configuration's files as documents: comments may hold what was commented out. The redactor learns what is not shown.
+    /// The configuration files as documents, without comments, since these may contain disabled
+    /// secrets. The redactor learns the values that are not shown.
     fn configuration(&mut self, place: &Place, facts: &Facts) {
         let is_valid = facts.config.as_ref().is_some_and(Result::is_ok);
         let main = place.config.clone().unwrap_or_else(|| PathBuf::from(crate::config::DEFAULT_PATH));
@@ -80,7 +84,7 @@ impl Bundle {
         for file in files.unwrap_or_else(|| vec![main]) {
             let parsed = host::read_bounded(&file, CONFIG_BYTES_MAX).map_err(|error| error.to_string());
             let parsed = parsed.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is no text".to_owned()));
-            // The error of the parser would quote the line; that of the report names it.
+            // The parser's error would quote the line; the error in the report only names it.
             let parsed = parsed.and_then(|text| toml::from_str::<Value>(&text).map_err(|_| "it cannot be parsed".to_owned()));
             match parsed {
                 Ok(value) => {
@@ -108,7 +112,7 @@ impl Bundle {
         }
     }
 
-    /// What is in it, one line for each file, and what is not, with the reason.
+    /// The contents: one line for each file, and one for each missing file with the reason.
     #[must_use]
     pub fn contents(&self) -> String {
         let files = self.files.iter().map(|(name, text)| format!("{name}  {} bytes\n", text.len()));
@@ -117,22 +121,22 @@ impl Bundle {
         files.chain(missing).collect()
     }
 
-    /// Writes the archive to a file that is not there yet; of a directory, to one in it with a name of its own. Returns where.
+    /// Writes the archive to a new file; for a directory, to a new file in it. Returns the path.
     ///
     /// # Errors
-    /// When there is such a file already, or it cannot be written.
+    /// When the file exists already, or cannot be written.
     pub fn write(&self, to: &Path, now: Timestamp) -> io::Result<PathBuf> {
         let path = if to.is_dir() { to.join(format!("{}.tar", stem(now))) } else { to.to_owned() };
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         let written = self.write_to(&mut io::BufWriter::new(file), now);
         if written.is_err() {
-            // Half an archive helps nobody.
+            // An incomplete archive is useless.
             drop(std::fs::remove_file(&path));
         }
         written.map(|()| path)
     }
 
-    /// Writes the archive to whoever reads it.
+    /// Writes the archive to `out`.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -150,7 +154,7 @@ impl Bundle {
     }
 }
 
-/// What the archive and its folder are called.
+/// The name of the archive and of its directory.
 fn stem(now: Timestamp) -> String {
     format!("holdfast-{}", now.to_seconds().replace([':', '-'], ""))
 }
@@ -171,7 +175,8 @@ fn document(bytes: &[u8]) -> Result<Value, String> {
     serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }
 
-/// The part of the checkpoint that tells which container has which devices; not the plugins' answers, which hold environments.
+/// The part of the checkpoint that maps containers to devices, without the answers of plugins,
+/// which contain environments.
 fn kubelet_checkpoint(kubelet_dir: &Path) -> Result<Value, String> {
     let path = kubelet_dir.join("device-plugins").join(checkpoint::FILE_NAME);
     let bytes = host::read_bounded(&path, checkpoint::BYTES_MAX).map_err(|error| error.to_string())?;
@@ -183,7 +188,8 @@ fn kubelet_checkpoint(kubelet_dir: &Path) -> Result<Value, String> {
     Ok(json!({ "PodDeviceEntries": entries, "RegisteredDevices": value.pointer("/Data/RegisteredDevices") }))
 }
 
-/// The end of the log of the daemon's container, as the kubelet keeps it: `var/log/pods/<pod>/holdfast/<n>.log`.
+/// The end of the log of the daemon's container, from the kubelet's file
+/// `var/log/pods/<pod>/holdfast/<n>.log`.
 fn pod_log(host: &HostRoot) -> Option<String> {
     let written = |path: &String| host.path(path).metadata().and_then(|about| about.modified()).ok();
     let newest = host.glob("/var/log/pods/*/holdfast/*.log").into_iter().max_by_key(written)?;

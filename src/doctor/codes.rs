@@ -1,19 +1,19 @@
-//! The codes of the findings: their names stay, and scripts and `docs/doctor.md` go by them.
+//! The codes of the findings. They are stable: scripts and `docs/doctor.md` refer to them.
 
 use super::Level::{self, Error, Note, Warning};
 
 /// A kind of finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Code {
-    /// Its name, which is never given to anything else.
+    /// Its name, which is never reused.
     pub name: &'static str,
-    /// How much it matters.
+    /// Its severity.
     pub level: Level,
-    /// Why it matters.
+    /// Its impact.
     pub why: &'static str,
 }
 
-/// Makes each code a constant, and lists them all.
+/// Defines each code as a constant, and lists them all.
 macro_rules! codes {
     ($($constant:ident = $name:literal $level:ident $why:literal;)*) => {
         $(pub(super) const $constant: Code = Code { name: $name, level: $level, why: $why };)*
@@ -23,7 +23,7 @@ macro_rules! codes {
 }
 
 codes! {
-    // The look itself.
+    // The doctor itself.
     NOT_ROOT = "not-root" Note "much of a node is readable by root only, so some checks could not be made";
     LOOK_HANGS = "look-hangs" Warning "what does not answer a reader may stop the daemon, or a container, in the same way";
     USER_NAMESPACE = "user-namespace" Error

@@ -1,4 +1,4 @@
-//! What is known of a node at one moment. `None` is "not known", of which nothing follows.
+//! The facts about a node at one time. `None` means "unknown"; no check draws a conclusion from it.
 
 use super::Redactor;
 use crate::config::Roots;
@@ -9,43 +9,43 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// Everything.
+/// All facts.
 #[derive(Debug, Clone)]
 pub struct Facts {
-    /// Where it was looked.
+    /// The root directories that were read.
     pub roots: Roots,
-    /// The looks that have not ended in time, in words.
+    /// The readers that exceeded the deadline, in words.
     pub hanging: Vec<&'static str>,
-    /// Whether whoever looks is root.
+    /// Whether this process runs as root.
     pub is_root: bool,
-    /// The first line of this process' `uid_map`.
+    /// The first line of this process's `uid_map`.
     pub uid_map: Option<String>,
-    /// When it was looked.
+    /// The time of the facts.
     pub now: Moment,
-    /// What the configuration asks for, or what is wrong with it.
+    /// Requirements of the configuration, or its error.
     pub config: Option<Result<Wants, String>>,
     /// The kubelet's directory.
     pub kubelet: Option<Kubelet>,
-    /// What the kubelet has, as its pod-resources API tells.
+    /// The kubelet's resources, from its pod-resources API.
     pub listing: Option<Listing>,
     /// The daemon.
     pub daemon: Option<Daemon>,
-    /// Every `holdfast run` of this node that can be seen.
+    /// Every visible `holdfast run` of this node.
     pub processes: Option<Vec<Process>>,
-    /// The resources with what this host has for them.
+    /// The resources, with the devices of this host for each.
     pub resources: Option<Vec<Resource>>,
     /// The state directory.
     pub state: Option<State>,
-    /// What the journal tells.
+    /// The contents of the journal.
     pub ledger: Option<Ledger>,
-    /// CDI, where a resource uses it.
+    /// CDI, if a resource uses it.
     pub cdi: Option<Cdi>,
     /// The host.
     pub host: Option<HostFacts>,
 }
 
 impl Facts {
-    /// Nothing is known yet.
+    /// Facts with nothing known yet.
     #[must_use]
     pub fn unknown(roots: Roots, now: Moment) -> Self {
         Facts {
@@ -67,20 +67,22 @@ impl Facts {
         }
     }
 
-    /// Whether nothing of the host is kept from whoever looks: root of a user namespace is none of the host's.
+    /// Whether this process can read everything on the host. Root of a user namespace is not root
+    /// on the host.
     #[must_use]
     pub fn may_read_all(&self) -> bool {
         self.is_root && self.is_in_user_namespace() != Some(true)
     }
 
-    /// Whether this process is in a user namespace: a map of one line from 0 to 0 is that of the host (user_namespaces(7)).
+    /// Whether this process is in a user namespace. A map of one line from 0 to 0 is the host's
+    /// (user_namespaces(7)).
     #[must_use]
     pub fn is_in_user_namespace(&self) -> Option<bool> {
         let mut numbers = self.uid_map.as_ref()?.split_whitespace();
         Some((numbers.next(), numbers.next()) != (Some("0"), Some("0")))
     }
 
-    /// The same without what operators and commands have written, for a report that is given away.
+    /// Removes the texts of operators and commands, for a report that is shared.
     #[must_use]
     pub fn without_words(mut self) -> Facts {
         if let Some(Daemon { answer: Answer::Status(status), .. }) = &mut self.daemon {
@@ -99,39 +101,40 @@ impl Facts {
     }
 }
 
-/// What the configuration asks for.
+/// Requirements of the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wants {
     /// The files that were read.
     pub files: Vec<PathBuf>,
-    /// CRC-32 of their texts, one after the other, in hex: what the daemon tells of those that it has loaded.
+    /// CRC-32 of the concatenated files in hex, as the daemon reports it for its loaded
+    /// configuration.
     pub hash: String,
-    /// When one of them, or the folder of drop-ins, was changed last.
+    /// The last modification of a file or of the drop-in directory.
     pub changed_at: Option<Timestamp>,
-    /// Whether a resource is configured at all.
+    /// Whether any resource is configured.
     pub has_resources: bool,
-    /// Whether Holdfast writes CDI files itself.
+    /// Whether Holdfast writes CDI files.
     pub writes_cdi: bool,
-    /// The resources that are told by CDI names and by nothing else.
+    /// The resources that reach containers by CDI names only.
     pub cdi: Vec<String>,
 }
 
-/// What is at a path.
+/// The object at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Is {
     /// Nothing.
     Missing,
     /// A directory that can be read.
     Directory,
-    /// A socket on which somebody listens.
+    /// A socket with a listener.
     Listening,
-    /// A socket on which nobody listens.
+    /// A socket without a listener.
     Deserted,
-    /// A socket whose owner takes no connection in time.
+    /// A socket whose owner accepts no connection in time.
     Silent,
-    /// Something else than is needed there.
+    /// Another kind of object than required.
     Other,
-    /// It may not be looked at.
+    /// Access denied.
     Denied(String),
 }
 
@@ -144,45 +147,45 @@ pub struct Kubelet {
     pub plugins: Is,
     /// `device-plugins/kubelet.sock`.
     pub socket: Is,
-    /// Other directories of this host that have one.
+    /// Other directories of this host with a kubelet socket.
     pub elsewhere: Vec<PathBuf>,
-    /// What a kubelet of this host was given as `--root-dir`.
+    /// The `--root-dir` of a kubelet of this host.
     pub root_dir: Option<PathBuf>,
-    /// Whether a file is mounted where one of the two directories belongs.
+    /// Whether a file is mounted in place of one of the two directories.
     pub is_file_mount: bool,
-    /// Whether the socket itself was mounted.
+    /// Whether the socket itself is a mount.
     pub socket_is_mounted: bool,
-    /// Where this process runs in a container: whether the directory of the sockets was mounted into it.
+    /// In a container: whether the directory of the sockets is a mount.
     pub is_mounted: Option<bool>,
-    /// Why the kubelet's checkpoint cannot be read; one that is missing is not told here.
+    /// Why the kubelet's checkpoint cannot be read; a missing one is not reported here.
     pub checkpoint: Option<String>,
-    /// Sockets of other plugins on which somebody listens.
+    /// Sockets of other plugins that have a listener.
     pub others: Vec<String>,
     /// The SELinux label of `device-plugins`.
     pub label: Option<String>,
 }
 
-/// What pod-resources tells.
+/// Result of pod-resources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listing {
-    /// Its socket.
+    /// Path of the socket.
     pub socket: PathBuf,
-    /// What is there.
+    /// The object at this path.
     pub is: Is,
-    /// How many healthy devices the kubelet has of each resource, or why it does not tell.
+    /// Number of healthy devices of each resource in the kubelet, or the error.
     pub allocatable: Option<Result<BTreeMap<String, usize>, String>>,
-    /// Whether it does not know the question, which kubelets from 1.23 on do.
+    /// Whether the call is unimplemented; kubelets since 1.23 have it.
     pub is_old: bool,
 }
 
-/// What the daemon answers.
+/// The daemon's answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// Nobody listens on its control socket.
+    /// Its control socket has no listener.
     Absent,
-    /// Who asks may not.
+    /// This process may not query it.
     Denied,
-    /// It takes the question, and gives no answer.
+    /// It accepts the query, but does not answer.
     Silent(String),
     /// `status -o json`.
     Status(Value),
@@ -191,141 +194,142 @@ pub enum Answer {
 /// The daemon.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Daemon {
-    /// What it answers.
+    /// Its answer.
     pub answer: Answer,
-    /// The process behind the control socket.
+    /// The process that owns the control socket.
     pub pid: Option<u32>,
-    /// Whether systemd is to start it at boot.
+    /// Whether systemd starts it at boot.
     pub is_enabled: bool,
-    /// The process that has the ledger.
+    /// The process that holds the ledger's lock.
     pub lock_holder: Option<u32>,
 }
 
 /// A `holdfast run`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// The kubelet's directory that it was given.
+    /// Its `--kubelet-dir`.
     pub kubelet: PathBuf,
 }
 
-/// A resource, and what this host has for it.
+/// A resource, with the devices of this host for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resource {
-    /// Its name.
+    /// Resource name.
     pub name: String,
     /// The class of its devices.
     pub class: String,
-    /// How many devices it selects.
+    /// Number of devices that it selects.
     pub devices: usize,
-    /// Those that cannot be used now, with the reason.
+    /// Devices that cannot be used now, each with the reason.
     pub unhealthy: Vec<(String, String)>,
-    /// Where it selects none: those that it would but for one thing.
+    /// If it selects none: devices that fail a single criterion.
     pub near: Vec<NearMiss>,
-    /// For a class of `/dev` nodes: the paths that it asks for.
+    /// For a class of `/dev` nodes: the configured paths.
     pub paths: Vec<String>,
-    /// Whether only NVML could tell of devices that it may have.
+    /// Whether only NVML could report devices that it may have.
     pub needs_nvml: bool,
     /// Whether its devices go to guests.
     pub is_for_guests: bool,
-    /// Whether a device of it is NVIDIA's.
+    /// Whether it has an NVIDIA device.
     pub is_nvidia: bool,
 }
 
-/// The state directory, and what it lies on.
+/// The state directory, and its file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// The directory, or the nearest above it that is there.
+    /// The directory, or its nearest existing parent.
     pub dir: PathBuf,
-    /// On what it lies.
+    /// The medium of its file system.
     pub medium: Option<Medium>,
-    /// Bytes that may still be written.
+    /// Free bytes.
     pub room: u64,
-    /// Files that may still be made.
+    /// Free inodes.
     pub files_left: u64,
-    /// Bytes more than these that root may write.
+    /// Further free bytes that only root may use.
     pub room_of_root: u64,
-    /// Whether anything may be written.
+    /// Whether it is writable.
     pub writes: Writes,
-    /// What was moved aside there.
+    /// Files that were moved aside there.
     pub moved_aside: Vec<PathBuf>,
 }
 
-/// What becomes of what is written to a file system.
+/// The effect of a write to a file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Writes {
-    /// It is taken.
+    /// It succeeds.
     Taken,
     /// This mount is read-only; the file system is not.
     RefusedHere,
     /// The file system is read-only.
     Refused,
-    /// The kernel takes nothing more since an error. What is there can be read.
+    /// The kernel refuses writes since an error. Existing data can be read.
     Stopped,
-    /// Nothing is taken or read any more: why.
+    /// Neither writes nor reads succeed; with the reason.
     Gone(String),
 }
 
-/// What the journal tells.
+/// The contents of the journal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger {
     /// Why it cannot be read.
     pub unreadable: Option<String>,
-    /// What is wrong with it.
+    /// Problems that were found in it.
     pub findings: Vec<String>,
-    /// What its records say of the clock.
+    /// Times of its records, to check the clock.
     pub clock: Clock,
 }
 
-/// What the ledger's records say of the clock.
+/// Times of the ledger's records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Clock {
     /// The newest record.
     pub newest: Option<Timestamp>,
-    /// The oldest grant that was made in this boot.
+    /// The oldest grant of this boot.
     pub oldest_of_boot: Option<Timestamp>,
 }
 
-/// What containerd is configured to do.
+/// A configuration file of containerd.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerdFile {
-    /// The file, as the host has it.
+    /// Its path on the host.
     pub path: PathBuf,
-    /// Of its format: 3 is that of containerd 2.
+    /// The version of its format; 3 is containerd 2.
     pub version: Option<i64>,
-    /// Whether CDI is on; `None` where it does not say.
+    /// Whether CDI is enabled; `None` if not set.
     pub enable_cdi: Option<bool>,
-    /// Where CDI files are looked for; `None` where it does not say.
+    /// The directories of CDI files; `None` if not set.
     pub cdi_spec_dirs: Option<BTreeSet<PathBuf>>,
 }
 
-/// CDI, where a resource uses it.
+/// CDI, if a resource uses it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cdi {
-    /// Where Holdfast writes.
+    /// The directory that Holdfast writes to.
     pub directory: PathBuf,
-    /// Whether that is there.
+    /// Whether it exists.
     pub is_there: bool,
-    /// containerd's configuration, where the host has it.
+    /// containerd's configuration files on the host.
     pub containerd: Vec<ContainerdFile>,
-    /// Where CRI-O looks; `None` where it is not there, or does not say.
+    /// The directories of CRI-O; `None` if it is absent or has none configured.
     pub crio_dirs: Option<BTreeSet<PathBuf>>,
 }
 
 /// The host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostFacts {
-    /// Whether files can still be watched; `None` of a tree that is no running machine.
+    /// Whether further inotify instances can be created; `None` for a tree that is not a running
+    /// machine.
     pub inotify: Option<InotifyRoom>,
-    /// Why the kernel's log cannot be read; `None` where it can be, or where there is none to be read.
+    /// Why the kernel log cannot be read; `None` if it can be read, or if there is none.
     pub kernel_log: Option<String>,
-    /// How many IOMMU groups there are; `None` where sysfs does not tell.
+    /// Number of IOMMU groups; `None` if sysfs does not show them.
     pub iommu_groups: Option<usize>,
-    /// The directory in which a driver container has made NVIDIA's device nodes, where `/dev` has none of them.
+    /// The directory where a driver container created NVIDIA's device nodes, if `/dev` has none.
     pub driver_nodes: Option<&'static str>,
-    /// Whether VFIO goes without an IOMMU.
+    /// Whether VFIO works without an IOMMU (unsafe mode).
     pub is_unsafe: bool,
-    /// Whether SELinux refuses what it does not allow.
+    /// Whether SELinux is enforcing.
     pub is_enforcing: bool,
 }

@@ -1,14 +1,14 @@
-//! What is wrong with a node, and what to do: `holdfast doctor`.
+//! `holdfast doctor`: finds the problems of a node, and how to fix them.
 //!
 //! ```text
-//!  the node's files, sockets, the daemon ── gather (looks, each on a thread, none waited for long) ─▶ Facts
+//!  node's files, sockets, the daemon ── gather (each reader on a thread, with a deadline) ─▶ Facts
 //!  Facts ── CHECKS (pure, one file for each subject) ─▶ findings ─▶ Report
 //!  Facts, the daemon's answers, its log ── bundle (without secrets) ─▶ an archive
 //! ```
 //!
-//! A look reads and changes nothing: it may be taken of a node in production at any moment. What cannot be found out is
-//! unknown, and nothing is said against it; a check that knows nothing says that it could not be made. Findings have codes
-//! that stay (`codes.rs`), and `docs/doctor.md` has a section for each.
+//! A reader changes nothing: it is safe on a production node at any time. Missing information is
+//! unknown, and never counts as a problem; a check without enough facts reports that it could not
+//! run. Findings have stable codes (`codes.rs`), and `docs/doctor.md` has a section for each.
 
 pub mod bundle;
 mod checks;
@@ -31,22 +31,22 @@ pub use redact::Redactor;
 use serde::Serialize;
 use std::time::Duration;
 
-/// How much a finding matters.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Devices are not served, or what is remembered of them is in danger.
+    /// Devices are not served, or their records are in danger.
     Error,
-    /// Something does not work as it was meant, or soon will not.
+    /// A function does not work as intended, or will soon fail.
     Warning,
-    /// Worth knowing; nothing has to be done.
+    /// Information; no action is needed.
     Note,
-    /// Looked at, and in order.
+    /// A check without a problem.
     Ok,
 }
 
 impl Level {
-    /// As it is printed.
+    /// The level as it is printed.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -58,22 +58,22 @@ impl Level {
     }
 }
 
-/// One thing that was found.
+/// One finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How much it matters.
+    /// Its severity.
     pub level: Level,
-    /// Names the kind of the finding for ever; of what is in order, the check.
+    /// The stable name of its kind; for level `Ok`, the name of the check.
     pub code: &'static str,
-    /// On what: a path, a resource, a device.
+    /// The object: a path, a resource, a device.
     pub on: String,
-    /// What was found.
+    /// The problem.
     pub found: String,
-    /// Why it matters.
+    /// The impact.
     pub why: &'static str,
-    /// What to do, in words.
+    /// The fix, in words.
     pub todo: String,
-    /// What to type, where that is all.
+    /// The command of the fix, if one is enough.
     pub command: Option<String>,
 }
 
@@ -84,32 +84,33 @@ impl Finding {
         Finding { level, code: code.name, on: on.to_string(), found: found.into(), why, todo: todo.into(), command: None }
     }
 
-    /// The same, with a command that does it.
+    /// Adds the command of the fix.
     #[must_use]
     pub fn by(self, command: impl Into<String>) -> Self {
         Finding { command: Some(command.into()), ..self }
     }
 }
 
-/// Everything that was found, the worst first (`doctor -o json`).
+/// All findings, the worst first (`doctor -o json`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The version of this document's form.
+    /// The version of this document's format.
     pub schema: u32,
-    /// The version of the program that has looked.
+    /// The version of this program.
     pub version: &'static str,
-    /// The findings, what is in order last.
+    /// The findings; level `Ok` last.
     pub findings: Vec<Finding>,
-    /// The checks that could not be made, since nothing was known.
+    /// The checks that could not run without more facts.
     pub unknown: Vec<&'static str>,
 }
 
-/// What may be true for a moment only: while a list is on its way to the kubelet, or while one daemon takes over from another.
+/// Findings that may be transient: a list may be on its way to the kubelet, or one daemon may be
+/// taking over from another.
 const PASSING: [&str; 2] = [codes::KUBELET_LACKS_DEVICES.name, codes::TWO_DAEMONS.name];
-/// How long such a moment is, and more.
+/// Longer than such a transition takes.
 const MOMENT: Duration = Duration::from_secs(2);
 
-/// Looks at a node and makes every check; a second time where the first finds what may pass by itself.
+/// Examines a node with every check. Repeats it once if a finding may be transient.
 #[must_use]
 pub fn look(place: &Place) -> (Facts, Report) {
     let once = || {
@@ -126,13 +127,13 @@ pub fn look(place: &Place) -> (Facts, Report) {
 }
 
 impl Report {
-    /// How many findings of a level there are.
+    /// Number of findings of a level.
     #[must_use]
     pub fn count(&self, level: Level) -> usize {
         self.findings.iter().filter(|finding| finding.level == level).count()
     }
 
-    /// Whether somebody should do something.
+    /// Whether there is neither an error nor a warning.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.count(Level::Error) + self.count(Level::Warning) == 0

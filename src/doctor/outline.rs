@@ -1,17 +1,19 @@
-//! What a report of a fault has of the configuration and of the mounts: what is known to be no secret, and nothing else.
+//! The parts of the configuration and of the mounts that a problem report contains: only data that
+//! is known to be no secret.
 //!
-//! Of a valid configuration these are the values of keys whose values are words of ours, numbers, names of devices and places. Of one that is
-//! not valid only the keys and the types of the values: nobody knows what stands where. Environments, arguments of commands, mounts and what
-//! Multus is told are never shown.
+//! Of a valid configuration these are the values of keys whose values are keywords of ours,
+//! numbers, names of devices and paths. Of an invalid one, only keys and value types are shown,
+//! since a secret may be anywhere in it. Environments, command arguments, mounts and the settings
+//! for Multus are never shown.
 
 use serde_json::{Map, Value};
 
-/// Tables and lists that hold whatever an operator puts there.
+/// Tables and lists with arbitrary content of the operator.
 const FREE: [&str; 5] = ["env", "command", "mounts", "additional_info", "match"];
-/// A longer key is none of ours.
+/// Maximum length of a key of ours.
 const KEY_CHARS_MAX: usize = 32;
 
-/// A document of the configuration without what nobody but its operator may read.
+/// A configuration document without the values that only its operator may read.
 #[must_use]
 pub(super) fn of_config(document: Value, is_valid: bool) -> Value {
     match document {
@@ -28,13 +30,14 @@ fn entry(key: String, value: Value, is_valid: bool) -> (String, Value) {
     (shown(key, is_valid && !is_free), value)
 }
 
-/// A key as it is: one of ours. A value that stands in the place of a key has other characters.
+/// A key as it is, if it is one of ours. A value in place of a key has other characters.
 fn shown(key: String, is_known: bool) -> String {
     let is_bare = key.len() <= KEY_CHARS_MAX && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
     if is_known || is_bare { key } else { format!("(a key of {} characters)", key.chars().count()) }
 }
 
-/// How much there is, and of what kind: names of environment variables are names, and their values are not.
+/// The size and the type of a value. Names of environment variables are shown; their values are
+/// not.
 fn size(value: Value) -> Value {
     match value {
         Value::Object(object) => {
@@ -57,8 +60,9 @@ fn kind(value: &Value) -> Value {
     .into()
 }
 
-/// A table of mounts (`/proc/self/mountinfo`, proc(5)) without their sources and without options that have a value: a server's address may hold
-/// a user and a password, and a file system may be told anything.
+/// A table of mounts (`/proc/self/mountinfo`, proc(5)) without sources and without options that
+/// have a value. A server's address may contain a user and a password, and a mount option may
+/// contain any secret.
 #[must_use]
 pub(super) fn of_mounts(table: &str) -> String {
     let line = |line: &str| {

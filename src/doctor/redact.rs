@@ -1,9 +1,10 @@
-//! Takes secrets out of what is given away: values of environments, arguments of commands, what people and commands have written, and whatever
-//! is named as a secret. The second line of defence: nothing of it should be in these texts at all (`bundle.rs`).
+//! Removes secrets from shared data: values of environments, arguments of commands, texts of
+//! operators and commands, and everything that is named as a secret. This is the second line of
+//! defence: none of it should be in these texts at all (`bundle.rs`).
 //!
-//! Where a document has a structure, values are taken out by where they stand. What is known as a secret is taken out of every text, such as
-//! the log, wherever it stands: whole or in part, on several lines, and written as JSON, in percent or in Base64. In texts what follows a word
-//! that names a secret is taken out too.
+//! In structured documents, values are removed by their place. A known secret is removed from every
+//! text, such as the log: whole or in part, across lines, and encoded as JSON, percent encoding or
+//! Base64. In texts, the value after a word that names a secret is removed too.
 
 use crate::config::Config;
 use crate::domain::{Grant, Hook, without_output};
@@ -12,11 +13,12 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
-/// What stands in the place of a secret.
+/// The replacement of a secret.
 const REDACTED: &str = "[redacted]";
-/// A shorter value (`1`, `true`, `all`) is in too many texts to be taken out of them, and is no secret.
+/// Minimum length of a secret. A shorter value (`1`, `true`, `all`) is in too many texts, and is no
+/// secret.
 const BYTES_MIN: usize = 6;
-/// Names that have one of these in them name a secret.
+/// A name that contains one of these is the name of a secret.
 const NAMES: [&str; 12] = [
     "token",
     "secret",
@@ -31,25 +33,25 @@ const NAMES: [&str; 12] = [
     "authorization",
     "cookie",
 ];
-/// Tables of environments: all of their values are taken out.
+/// Tables of environments: all of their values are removed.
 const ENVIRONMENTS: [&str; 3] = ["env", "envs", "environment"];
-/// What operators (of a cordon) and commands have written.
+/// Texts of operators (the reason of a cordon) and of commands.
 const WORDS: [&str; 2] = ["cordoned", "said"];
-/// So many bytes of a secret in a row are a part of it.
+/// A run of this many bytes of a secret is treated as a part of it.
 const PIECE: usize = 12;
 
-/// Knows the secrets of this node.
+/// The known secrets of this node.
 #[derive(Debug, Clone, Default)]
 pub struct Redactor {
-    /// Those that are shorter than a piece.
+    /// Secrets that are shorter than a piece.
     short: BTreeSet<String>,
-    /// All pieces of the others.
+    /// All pieces of longer secrets.
     pieces: BTreeSet<[u8; PIECE]>,
 }
 
 impl Redactor {
-    /// Knows the environments, the arguments of commands and the mounts that are configured, and the environments of grants, which a former
-    /// configuration has made.
+    /// Learns the configured environments and command arguments, and the environments of grants,
+    /// which may come from an earlier configuration.
     #[must_use]
     pub fn of(config: Option<&Config>, grants: &[Grant]) -> Self {
         let mut this = Redactor::default();
@@ -63,7 +65,8 @@ impl Redactor {
             }
         }
         for grant in grants {
-            // What a contract puts there names the devices, which a report is about.
+            // Keep values that a contract adds to name the devices: the report is about these
+            // devices.
             let names_device = |value: &str| {
                 let of_device = grant.devices.iter().flat_map(|device| [device.id.as_str(), device.key.as_str()]);
                 let nodes = grant.devices.iter().flat_map(|device| &device.nodes).map(String::as_str);
@@ -77,7 +80,7 @@ impl Redactor {
         this
     }
 
-    /// Takes this value out of everything.
+    /// Removes this value from all later texts.
     pub fn know(&mut self, value: &str) {
         for part in std::iter::once(value).chain(value.lines().map(str::trim)) {
             if part.len() < BYTES_MIN {
@@ -93,12 +96,12 @@ impl Redactor {
         }
     }
 
-    /// Knows the secrets of a document by where they stand.
+    /// Learns the secrets of a document by their place.
     pub fn learn(&mut self, document: &Value) {
         let _redacted = self.document(document.clone());
     }
 
-    /// A document without secrets.
+    /// The document without secrets.
     #[must_use]
     pub fn document(&mut self, value: Value) -> Value {
         match value {
@@ -113,7 +116,7 @@ impl Redactor {
         let value = match value {
             Value::Object(object) if ENVIRONMENTS.contains(&name.as_str()) => Value::Object(self.all_of(object)),
             Value::Array(mut command) if name == "command" && command.len() > 1 => {
-                // Which program it is matters; what it is told may be a secret.
+                // The program matters; its arguments may be secrets.
                 command.drain(1..).for_each(|argument| self.know_all(&argument));
                 command.push(REDACTED.into());
                 Value::Array(command)
@@ -129,7 +132,7 @@ impl Redactor {
         (name, value)
     }
 
-    /// Every text and number in it.
+    /// Learns every text and number of a value.
     fn know_all(&mut self, value: &Value) {
         match value {
             Value::String(text) => self.know(text),
@@ -148,7 +151,7 @@ impl Redactor {
         object.into_iter().map(redact).collect()
     }
 
-    /// A text without secrets.
+    /// The text without secrets.
     #[must_use]
     pub fn text(&self, text: &str) -> String {
         let known = self.without_pieces(text);
@@ -156,7 +159,7 @@ impl Redactor {
             .short
             .iter()
             .fold(known, |text, value| if text.contains(value.as_str()) { text.replace(value.as_str(), REDACTED) } else { text });
-        // The log of an earlier version has the output of hooks.
+        // The log of an earlier version contains the output of hooks.
         let known: String = known
             .split_inclusive('\n')
             .map(|line| match without_output(line) {
@@ -167,7 +170,7 @@ impl Redactor {
         without_users(&without_named(&known))
     }
 
-    /// The text without each run of bytes that is of a secret.
+    /// The text without each run of bytes that belongs to a secret.
     fn without_pieces(&self, text: &str) -> String {
         let bytes = text.as_bytes();
         let is_known = |start: usize| {
@@ -197,7 +200,8 @@ impl Redactor {
     }
 }
 
-/// A secret as it is, and as others write it: in JSON, in a debugger's form, in a URL, in Base64 behind zero to two other bytes.
+/// All encodings of a secret: plain, JSON, debug output, percent encoding, and Base64 after zero to
+/// two other bytes.
 fn forms(value: &str) -> Vec<String> {
     let json = serde_json::to_string(value).unwrap_or_default();
     let percent = |keep: &str| {
@@ -209,7 +213,7 @@ fn forms(value: &str) -> Vec<String> {
     };
     let base64 = |before: usize| {
         let encoded = STANDARD_NO_PAD.encode([&[0; 2][..before], value.as_bytes()].concat());
-        // The first and the last character are of other bytes too.
+        // The first and the last character also encode adjacent bytes.
         let (skip, end) = ((before * 8).div_ceil(6), (before + value.len()) * 8 / 6);
         encoded.get(skip..end).unwrap_or_default().to_owned()
     };
@@ -229,7 +233,8 @@ fn is_secret(name: &str) -> bool {
     NAMES.iter().any(|secret| name.contains(secret))
 }
 
-/// Takes out what follows a word that names a secret: `--token=x`, `password: x`, `"secret":"x"`, `Authorization: Bearer x`.
+/// Removes the value after a word that names a secret: `--token=x`, `password: x`, `"secret":"x"`,
+/// `Authorization: Bearer x`.
 fn without_named(text: &str) -> String {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let mut kept = String::with_capacity(text.len());
@@ -250,7 +255,7 @@ fn without_named(text: &str) -> String {
     kept + rest
 }
 
-/// How far away the value of a name is, and how long it is. An option may have it behind a space.
+/// The offset and the length of the value after a name. The value of an option may follow a space.
 fn value_after(after: &str, is_option: bool) -> Option<(usize, usize)> {
     let begins = |c: char| !matches!(c, '"' | '\'' | '\\' | '=' | ':' | ' ' | '\t');
     let gap = after.find(begins)?;
@@ -264,7 +269,7 @@ fn value_after(after: &str, is_option: bool) -> Option<(usize, usize)> {
     (is_named && end > 0).then_some((gap, end))
 }
 
-/// Takes out the users and passwords of addresses: `https://user:word@host`.
+/// Removes users and passwords from URLs: `https://user:word@host`.
 fn without_users(text: &str) -> String {
     let mut parts = text.split("://");
     let mut kept = parts.next().unwrap_or_default().to_owned();

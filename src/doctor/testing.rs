@@ -1,4 +1,4 @@
-//! A node on which all is well, as facts.
+//! The facts of a healthy node.
 
 use super::{
     Answer, Cdi, Clock, ContainerdFile, Daemon, Facts, HostFacts, Is, Kubelet, Ledger, Listing, Process, Resource, State, Wants, Writes,
@@ -12,7 +12,8 @@ use std::time::Duration;
 
 pub(super) const NOW: u64 = 1_800_000_000_000;
 
-/// A GPU node in a container of the DaemonSet, with a daemon that has run for an hour of a day.
+/// A GPU node, seen from a container of the DaemonSet. The node has run for a day, the daemon for
+/// an hour.
 pub(super) fn healthy() -> Facts {
     let roots =
         Roots { host: "/host".into(), kubelet: "/var/lib/kubelet".into(), state: "/var/lib/holdfast".into(), run: "/run/holdfast".into() };

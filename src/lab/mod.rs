@@ -1,5 +1,6 @@
-//! The laboratory: a simulated node and kubelet (`sim`), the demo and the benchmarks that stand on them. Behind the cargo feature
-//! `lab`: packages ship the daemon without it, and `holdfast-lab` as a program of its own, which is this one built with the feature.
+//! The laboratory: a simulated node and kubelet (`sim`), and the demo and benchmarks that use them.
+//! It requires the cargo feature `lab`. Packages ship the daemon without it; `holdfast-lab` is this
+//! program built with the feature.
 
 pub mod bench;
 pub mod demo;
@@ -8,11 +9,11 @@ pub mod sim;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The daemon that demo and benchmarks start as a process: `holdfast` beside `holdfast-lab`, which is what the node runs, else this
-/// program itself.
+/// The daemon that demo and benchmarks start as a process: `holdfast` next to `holdfast-lab`, which
+/// is the one that the node runs, or this program if there is none.
 ///
 /// # Errors
-/// When the kernel does not say where this program lies.
+/// When the kernel does not report the path of this program.
 pub(crate) fn daemon() -> io::Result<PathBuf> {
     std::env::current_exe().map(|program| daemon_of(&program))
 }

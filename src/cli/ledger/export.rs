@@ -1,7 +1,7 @@
-//! `holdfast ledger export`: the ledger as one document, from which [`super::import`] makes it again.
+//! `holdfast ledger export`: the ledger as one document, which [`super::import`] reads.
 //!
-//! A document of schema 2 has every key of `who -o json` with the same meaning, and beside them what a grant needs to be
-//! held: what reads the first schema reads this one too. One grant is one line.
+//! A document of schema 2 has every key of `who -o json` with the same meaning, plus the data
+//! needed to hold a grant. A reader of schema 1 can read it too. Each grant is one line.
 
 use crate::cli::source;
 use crate::console::exit::Failed;
@@ -15,7 +15,7 @@ use crate::store::Told;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufWriter, Write};
 
-/// The version of the document that is written.
+/// The schema version that is written.
 pub(super) const SCHEMA: u32 = 2;
 
 /// One grant of the document.
@@ -32,7 +32,7 @@ pub(super) struct Exported {
     bound_at: Option<Timestamp>,
     released_at: Option<Timestamp>,
     released_by: Option<String>,
-    // What follows came with schema 2.
+    // Since schema 2:
     suspect_at: Option<Timestamp>,
     granted_devices: Vec<GrantedDevice>,
     edits: ContainerEdits,
@@ -75,7 +75,7 @@ impl From<Grant> for Exported {
 impl TryFrom<Exported> for Grant {
     type Error = &'static str;
 
-    /// The same grant, or what contradicts itself in it.
+    /// The grant, or an error that names the contradiction in it.
     fn try_from(exported: Exported) -> Result<Self, Self::Error> {
         let Exported { pod, container, bound_at, suspect_at, released_at, released_by, granted_devices, .. } = exported;
         if granted_devices.is_empty() {
@@ -109,7 +109,7 @@ impl TryFrom<Exported> for Grant {
     }
 }
 
-/// Prints the document as the ledger is told, whatever its size.
+/// Prints the document while the ledger is read, so that its size does not matter.
 ///
 /// # Errors
 /// When the ledger cannot be read.
@@ -128,7 +128,7 @@ pub(super) fn run(global: &Global) -> Result<(), Failed> {
     Ok(())
 }
 
-/// A part of the document, which may be looked at on a terminal.
+/// One part of the document, with unprintable characters escaped for a terminal.
 fn json(part: &impl Serialize) -> io::Result<Text> {
     Ok(Text::json(&serde_json::to_string(part)?))
 }
@@ -150,7 +150,7 @@ impl<W: Write> Page<W> {
             Told::Notes { names, listed, owed, verdicts } => {
                 let (names, listed) = (json(&names)?, json(&listed)?);
                 write!(self.out, "{{\"schema\":{SCHEMA},\n\"names\":{names},\n\"listed\":{listed},\n")?;
-                // A version that knows neither reads the document as long as there is none.
+                // Omit empty maps, so that versions without these keys can read the document.
                 if !owed.is_empty() {
                     writeln!(self.out, "\"owed\":{},", json(&owed)?)?;
                 }

@@ -1,4 +1,4 @@
-//! `holdfast ledger import`: what an export tells, taken into the ledger; all of it or nothing.
+//! `holdfast ledger import`: imports an export into the ledger, all or nothing.
 
 use super::export::{Exported, SCHEMA};
 use crate::cli::when;
@@ -16,7 +16,8 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-/// So many contradictions are told; the first one is enough to know that these are two ledgers.
+/// Maximum number of conflicts that the error lists. One is enough to know that these are two
+/// ledgers.
 const CONFLICTS_TOLD: usize = 3;
 
 #[derive(Debug, Deserialize)]
@@ -38,7 +39,7 @@ struct Document {
     grants: Vec<Exported>,
 }
 
-/// An export whose every grant is one.
+/// A parsed export; every entry is a valid grant.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Import {
     names: BTreeMap<String, DeviceId>,
@@ -48,32 +49,33 @@ struct Import {
     grants: BTreeMap<AllocId, Grant>,
 }
 
-/// What was done (`ledger import -o json`).
+/// Result of the import (`ledger import -o json`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 struct Done {
     schema: u32,
-    /// Grants that are held.
+    /// Live grants.
     live: usize,
-    /// Grants that were given back.
+    /// Released grants.
     released: usize,
-    /// Names of devices.
+    /// Device names.
     names: usize,
-    /// Lists of resources.
+    /// Device lists of resources.
     listed: usize,
-    /// Hooks that are owed to devices after their release.
+    /// Pending hooks after release.
     owed: usize,
-    /// Verdicts on devices' health.
+    /// Verdicts on the health of devices.
     verdicts: usize,
-    /// Grants that the ledger had already, the same.
+    /// Identical grants that the ledger already had.
     already_there: usize,
-    /// Grants that were given back longer ago than the ledger remembers.
+    /// Grants released before the ledger's retention age.
     forgotten: usize,
 }
 
 /// Imports `file`, or standard input for `-`.
 ///
 /// # Errors
-/// When it is no export, contradicts the ledger, or a daemon uses the ledger. Nothing is imported then.
+/// When the file is no export, conflicts with the ledger, or a daemon uses the ledger. Nothing is
+/// imported then.
 pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
     let refused = |why: String| Failed::new(FAILURE, format_args!("`{}` is not imported: {why}", file.display()));
     let progress = Progress::uncounted("reading what is to be imported");
@@ -110,7 +112,8 @@ fn read(file: &Path) -> std::io::Result<String> {
     std::fs::read_to_string(file)
 }
 
-// JSON is read from bytes wherever it is read: from a `str` too, and the binary holds every record's reader twice (60 KB).
+// Parse JSON from bytes, as everywhere else: a second parser for `str` would duplicate every
+// record's reader in the binary (60 KB).
 fn parse(text: &str) -> Result<Import, String> {
     match serde_json::from_slice(text.as_bytes()) {
         Ok(Versioned { schema: SCHEMA }) => {}
@@ -133,7 +136,8 @@ fn parse(text: &str) -> Result<Import, String> {
     Ok(import)
 }
 
-/// What is appended to a ledger that knows `recovered` and of these grants `released`; or what contradicts it.
+/// The entries to append to a ledger that contains `recovered` and, of these grants, `released`; or
+/// the conflicts.
 fn plan(
     import: Import,
     recovered: &Recovered,
@@ -154,18 +158,18 @@ fn plan(
             }
         }
     }
-    // What the kubelet was told last is known better to a ledger that told it something.
+    // If the ledger has a list for the resource, keep it: the kubelet received it later.
     for (resource, devices) in listed.into_iter().filter(|(resource, _)| !recovered.listed.contains_key(resource)) {
         done.listed += 1;
         entries.push(Entry::Listed { resource, devices });
     }
-    // A hook that is run once more does no harm; one that is not run does.
+    // A hook that runs twice does no harm; one that never runs does.
     let is_owed = |hook: &OwedHook| recovered.owed.get(&hook.resource).is_some_and(|devices| devices.contains_key(&hook.device));
     for hook in owed.into_values().flat_map(BTreeMap::into_values).filter(|hook| !is_owed(hook)) {
         done.owed += 1;
         entries.push(Entry::Hook(Box::new(hook)));
     }
-    // So is the health of a device to one that has judged it.
+    // If the ledger has a verdict on the device, keep it.
     for (device, verdict) in verdicts.into_iter().filter(|(device, _)| !recovered.verdicts.contains_key(device)) {
         done.verdicts += 1;
         entries.push(Entry::Judged { device, verdict: Some(Box::new(verdict)) });

@@ -1,4 +1,4 @@
-//! `holdfast ledger verify`: whether both copies of the ledger are whole and agree.
+//! `holdfast ledger verify`: checks that both copies of the ledger are intact and agree.
 
 use crate::app::{ControlError, verify_ledger};
 use crate::console::exit::{FAILURE, Failed};
@@ -8,7 +8,7 @@ use crate::console::text::Text;
 use crate::console::{Global, block_on, eprintln, show};
 use crate::store::{self, DatabaseCheck, JournalCheck, LiveCheck, Verification};
 
-/// Has the running daemon check its ledger, else checks the files.
+/// Requests the check from the running daemon, or checks the files if none runs.
 ///
 /// # Errors
 /// When the ledger cannot be read, or is not sound.
@@ -58,7 +58,8 @@ fn text(found: &Verification) -> Text {
     }
     let LiveCheck { in_both, following, .. } = live;
     let verdict = match (sound, following) {
-        // As after a kill: nothing of it is lost, and the next start or checkpoint brings it over.
+        // As after a kill: nothing is lost; the next start or checkpoint copies the rest to the
+        // database.
         (true, 1..) => format!(
             "sound: the journal has all of {held} live grants; {in_both} of them are in the database, which follows it and has yet to take over {following}"
         ),

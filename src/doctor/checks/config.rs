@@ -1,4 +1,4 @@
-//! The configuration: whether it is valid, and whether it is what the daemon runs on.
+//! The configuration: whether it is valid, and whether the daemon uses it.
 
 use super::super::codes::{CONFIG_CHANGED, CONFIG_INVALID};
 use super::super::{Facts, Finding};
@@ -6,7 +6,8 @@ use super::{list, number, text};
 use crate::domain::Timestamp;
 use serde_json::Value;
 
-/// A file that was written while the daemon started may be the one that it read.
+/// Tolerance: a file modified within this time after the start may be the version that the daemon
+/// read.
 const START_MILLIS: u64 = 2000;
 
 pub(super) fn valid(facts: &Facts) -> Option<Vec<Finding>> {
@@ -22,7 +23,7 @@ pub(super) fn in_force(facts: &Facts) -> Option<Vec<Finding>> {
     let restart = ("restart the daemon, which costs no pod its device", "systemctl restart holdfast");
     let reload = ("have the daemon read its files (SIGHUP)", "systemctl reload holdfast");
     let differs = |found: String, (todo, by): (&str, &str)| Some(vec![Finding::new(&CONFIG_CHANGED, &on, found, todo).by(by)]);
-    // What the daemon has loaded it says itself, if it can load anything after its start.
+    // A daemon that can reload reports the configuration that it has loaded.
     if let Some(loaded) = status.get("config").filter(|config| config.is_object()) {
         let waiting: Vec<&str> = list(loaded, "needs_restart").iter().filter_map(Value::as_str).collect();
         return match (text(loaded, "error"), waiting.as_slice()) {

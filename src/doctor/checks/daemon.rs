@@ -1,4 +1,4 @@
-//! The daemon: whether it runs, alone, and what it says of itself.
+//! The daemon: whether it runs, whether it is the only one, and the problems that it reports.
 
 use super::super::codes::{
     DAEMON_ABSENT, DAEMON_HANGS, DAEMON_NOT_READY, DAEMON_NOT_RUNNING, DAEMON_OTHER_VERSION, HOOK_FAILED, HOOK_NOT_RUN,
@@ -9,7 +9,8 @@ use super::{is_true, list, number, text};
 use crate::domain::times;
 use serde_json::Value;
 
-/// A start that takes longer waits for something; READY may wait for a minute at a slow kubelet.
+/// Maximum time until ready; a longer start is blocked. With a slow kubelet, READY may take a
+/// minute.
 const READY_SECONDS: u64 = 120;
 
 pub(super) fn answers(facts: &Facts) -> Option<Vec<Finding>> {
@@ -56,7 +57,7 @@ pub(super) fn alone(facts: &Facts) -> Option<Vec<Finding>> {
     if facts.processes.is_none() && facts.daemon.is_none() {
         return None;
     }
-    // Others may be there for other kubelets, such as those of tests.
+    // Daemons for other kubelets, such as those of tests, are allowed.
     let same = facts.processes.iter().flatten().filter(|process| process.kubelet == facts.roots.kubelet);
     let pids: Vec<String> = same.map(|process| process.pid.to_string()).collect();
     if pids.len() > 1 {
@@ -80,11 +81,11 @@ pub(super) fn alone(facts: &Facts) -> Option<Vec<Finding>> {
 
 pub(super) fn registrations(facts: &Facts) -> Option<Vec<Finding>> {
     let status = facts.status()?;
-    // Without a kubelet there is nothing to register with, which is said already.
+    // Without a kubelet no registration is possible; another finding reports that.
     facts.kubelet.as_ref().filter(|kubelet| kubelet.socket == Is::Listening)?;
     let todo = "the daemon tries on by itself; what the kubelet answers is in its log, and in the kubelet's";
     let missing = list(status, "resources").iter().filter(|resource| !is_true(resource, "registered"));
-    // What another plugin has is said of that plugin.
+    // The check of other plugins reports these.
     let missing = missing.filter(|resource| !text(resource, "problem").contains("another plugin"));
     let find = |resource: &Value| {
         let problem = Some(text(resource, "problem")).filter(|problem| !problem.is_empty()).unwrap_or("the kubelet has opened no stream");
@@ -115,7 +116,7 @@ pub(super) fn hooks(facts: &Facts) -> Option<Vec<Finding>> {
 
 pub(super) fn signals(facts: &Facts) -> Option<Vec<Finding>> {
     let off = facts.status()?.get("signals_off").and_then(Value::as_object)?;
-    // The kernel's log has a check of its own.
+    // The kernel log has a check of its own.
     let off = off.iter().filter(|(source, _)| *source != "kernel_log");
     let find = |(source, why): (&String, &Value)| {
         let todo = "give the daemon what is named, if you want this signal (docs/health.md, docs/install.md)";

@@ -1,4 +1,5 @@
-//! The devices: whether each resource has some, whether they are well, and what guests need.
+//! The devices: whether each resource has devices, whether they are healthy, and the requirements
+//! of guests.
 
 use super::super::codes::{
     DEVICE_CORDONED, DEVICE_SUSPECT, DEVICE_UNHEALTHY, DRIVER_NODES_ELSEWHERE, DRIVER_NOT_BOUND, IOMMU_OFF, IOMMU_UNSAFE,
@@ -11,9 +12,9 @@ use crate::hardware::Nearest;
 
 pub(super) fn selected(facts: &Facts) -> Option<Vec<Finding>> {
     let resources = facts.resources.as_ref()?;
-    // Without a configuration known hardware is offered where it is there: that there is none is no mistake.
+    // Without a configuration, known hardware is offered if present: none is no error then.
     let is_configured = facts.config.as_ref()?.as_ref().is_ok_and(|wants| wants.has_resources);
-    // The daemon may know more: it asks NVML, and keeps what is held.
+    // The daemon may know more: it queries NVML, and keeps held devices.
     let offered = facts.status().map(|status| list(status, "resources")).unwrap_or_default();
     let has_some = |resource: &Resource| match offered.iter().find(|offered| text(offered, "name") == resource.name) {
         Some(offered) if number(offered, "devices") > 0 => true,
@@ -45,7 +46,7 @@ fn selects_nothing(resource: &Resource) -> Finding {
         return Finding::new(&DRIVER_NOT_BOUND, name, found, todo).by("dmesg | grep -i -e firmware -e probe -e taint");
     }
     let todo = match first.criterion {
-        // A word of the SR-IOV operator's policies: the driver that the kernel has for them.
+        // A term of the SR-IOV operator's policies: the kernel's own driver of the device.
         "driver" if first.wanted == "netdevice" => "`netdevice` is no driver: take `driver` out of the resource's `select`".to_owned(),
         "driver" => format!("change `driver` in the resource's `select`, or bind these devices to {}", first.wanted),
         "name" => "resources are served in the order of the files: put this one first, or narrow the other one's `select`".to_owned(),

@@ -1,4 +1,4 @@
-//! The host, and whoever looks at it.
+//! The host, and the privileges of this process.
 
 use super::super::codes::{INOTIFY_EXHAUSTED, INOTIFY_LOW, KERNEL_LOG_UNREADABLE, LOOK_HANGS, NOT_ROOT, SELINUX_LABEL, USER_NAMESPACE};
 use super::super::gather::INOTIFY_WANTED;
@@ -36,7 +36,7 @@ pub(super) fn inotify(facts: &Facts) -> Option<Vec<Finding>> {
         None => return Some(Vec::new()),
         Some(Refused::Limit { name, value }) => {
             let is = value.map(|value| format!(" ({value})")).unwrap_or_default();
-            // Never less than what is set.
+            // At least the present value.
             let usual = if name.ends_with("watches") { USUAL_WATCHES } else { USUAL_INSTANCES };
             let more = value.unwrap_or_default().saturating_mul(2).max(usual);
             let todo = "raise that limit, in /etc/sysctl.d to keep it so, or end whoever uses it up (docs/doctor.md finds them)";
@@ -52,11 +52,11 @@ pub(super) fn inotify(facts: &Facts) -> Option<Vec<Finding>> {
 }
 
 pub(super) fn kernel_log(facts: &Facts) -> Option<Vec<Finding>> {
-    // Nothing else is read there.
+    // The kernel log is read for NVIDIA devices only.
     if !facts.resources.as_ref()?.iter().any(|resource| resource.is_nvidia) {
         return Some(Vec::new());
     }
-    // What the daemon may read counts, which is perhaps not what this process may.
+    // The daemon's access to the log counts. It may differ from the access of this process.
     let told = facts.status().map(|status| status.get("signals_off").map(|off| text(off, "kernel_log")).unwrap_or_default());
     let why = match told {
         Some(told) => told.to_owned(),
@@ -70,11 +70,11 @@ pub(super) fn kernel_log(facts: &Facts) -> Option<Vec<Finding>> {
     Some(vec![Finding::new(&KERNEL_LOG_UNREADABLE, "/dev/kmsg", why, todo)])
 }
 
-/// What nodes with many pods are given of each.
+/// Common values on nodes with many pods.
 const USUAL_INSTANCES: u64 = 1024;
 const USUAL_WATCHES: u64 = 524_288;
 
-/// What the kubelet itself gives the directory (`KubeletPluginsDirSELinuxLabel`).
+/// The label that the kubelet gives the directory (`KubeletPluginsDirSELinuxLabel`).
 const SOCKETS_TYPE: &str = "container_file_t";
 
 pub(super) fn selinux(facts: &Facts) -> Option<Vec<Finding>> {

@@ -1,4 +1,4 @@
-//! The kubelet: its directory, its sockets, what it has of ours.
+//! The kubelet: its directory, its sockets, and the resources that it has from Holdfast.
 
 use super::super::codes::{
     KUBELET_ABSENT, KUBELET_CHECKPOINT_UNREADABLE, KUBELET_DIR_MISSING, KUBELET_DIR_NOT_MOUNTED, KUBELET_DIR_OTHER, KUBELET_DIR_UNUSABLE,
@@ -19,7 +19,7 @@ fn socket(facts: &Facts) -> PathBuf {
     device_plugins(facts).join("kubelet.sock")
 }
 
-/// Where a kubelet of this host is, and how the daemon is told so.
+/// Another kubelet directory on this host, as a sentence and a command with `--kubelet-dir`.
 fn elsewhere(kubelet: &Kubelet) -> Option<(String, String)> {
     let dir = kubelet.elsewhere.first()?.display().to_string();
     let todo = format!("a kubelet of this host has its socket below `{dir}`: give the daemon that directory with --kubelet-dir");
@@ -113,7 +113,7 @@ pub(super) fn listens(facts: &Facts) -> Option<Vec<Finding>> {
     }
 }
 
-/// Whether there is a kubelet to be asked at all.
+/// Whether a kubelet listens.
 fn has_kubelet(facts: &Facts) -> bool {
     facts.kubelet.as_ref().is_some_and(|kubelet| kubelet.socket == Is::Listening)
 }
@@ -132,7 +132,7 @@ pub(super) fn pod_resources(facts: &Facts) -> Option<Vec<Finding>> {
         Is::Denied(why) => why.clone(),
         Is::Directory | Is::Other => "it is not a socket".to_owned(),
     };
-    // `device-plugins` is always at one place, while this socket follows the kubelet's own directory.
+    // `device-plugins` has a fixed place; this socket follows the kubelet's root directory.
     let root_dir = facts.kubelet.as_ref().and_then(|kubelet| kubelet.root_dir.as_ref()).filter(|dir| **dir != facts.roots.kubelet);
     let todo = match root_dir {
         Some(dir) => format!(
@@ -185,7 +185,7 @@ pub(super) fn list_is_ours(facts: &Facts) -> Option<Vec<Finding>> {
 
 pub(super) fn checkpoint(facts: &Facts) -> Option<Vec<Finding>> {
     let kubelet = facts.kubelet.as_ref().filter(|kubelet| kubelet.plugins == Is::Directory)?;
-    // The daemon also knows since when, and whether one that is missing should be there.
+    // The daemon also knows since when, and whether a missing checkpoint should exist.
     let unread = facts.status().map(|status| &status["checkpoint_unread"]).filter(|unread| !unread.is_null());
     let found = match (unread, &kubelet.checkpoint) {
         (Some(unread), _) => {
@@ -195,14 +195,14 @@ pub(super) fn checkpoint(facts: &Facts) -> Option<Vec<Finding>> {
         (None, Some(why)) => why.clone(),
         (None, None) => return Some(Vec::new()),
     };
-    // A kubelet that starts without the file takes the devices of running pods for free.
+    // A kubelet that starts without the file treats the devices of running pods as free.
     let todo = "move aside what is there, if it is no file or damaged; the kubelet writes the file again with the next pod that gets a \
                 device: do not restart it before";
     let path = device_plugins(facts).join(FILE_NAME);
     Some(vec![Finding::new(&KUBELET_CHECKPOINT_UNREADABLE, path.display(), found, todo).by("journalctl -u kubelet -n 100")])
 }
 
-/// Beginnings of the sockets of well-known plugins, and the domain of the resources that they serve.
+/// Prefixes of the sockets of well-known plugins, with the domain of their resources.
 const KNOWN_SOCKETS: &[(&str, &str)] = &[
     ("nvidia", "nvidia.com"),
     ("amd.com", "amd.com"),

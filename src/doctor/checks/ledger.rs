@@ -1,4 +1,4 @@
-//! The ledger: its disk, its records, and what they say of the clock.
+//! The ledger: its disk, its records, and the system clock, judged by the times of the records.
 
 use super::super::codes::{
     CLOCK_MOVED_BACK, CLOCK_MOVED_FORWARD, LEDGER_DAMAGED, LEDGER_MOVED_ASIDE, LEDGER_NOT_WRITTEN, LEDGER_ONE_COPY, LEDGER_UNREADABLE,
@@ -9,16 +9,17 @@ use super::{is_true, text};
 use crate::domain::Timestamp;
 use crate::host::Medium;
 
-/// Below this sled is not written any more, and soon the journal cannot be.
+/// With less free space, sled is no longer written, and soon the journal cannot be written either.
 const FULL_BYTES: u64 = 1024 * 1024;
-/// A full history takes so much; below it a log that grows beside it may take the rest within a day.
+/// Size of a full history. With less free space, a log that grows on the same disk may use up the
+/// rest within a day.
 const LOW_BYTES: u64 = 128 * 1024 * 1024;
-/// Of what ext4 keeps back from others than root it takes so much itself, at most 4096 blocks of 4 KiB, and as much again is
-/// too little to go on with.
+/// Of the space that ext4 reserves for root, it uses at most 4096 blocks of 4 KiB itself. As much
+/// again is too little to continue with.
 const KEPT_BACK_BYTES: u64 = 32 * 1024 * 1024;
-/// The journal and sled make and remove files all the time.
+/// Minimum number of free inodes: the journal and sled create and remove files all the time.
 const LOW_FILES: u64 = 64;
-/// What clocks may differ by without having jumped: a machine's oscillator is wrong by seconds in a month.
+/// Difference of clocks that is no jump: a machine's oscillator drifts by seconds in a month.
 const SLACK_MILLIS: u64 = 60 * 1000;
 
 pub(super) fn state(facts: &Facts) -> Option<Vec<Finding>> {
@@ -76,7 +77,7 @@ pub(super) fn ledger(facts: &Facts) -> Option<Vec<Finding>> {
     let dir = facts.roots.state.display();
     let mut found = Vec::new();
     let look = "holdfast ledger verify";
-    // What nobody can read is not damaged for that.
+    // A ledger on a failed disk cannot be read; that does not mean that it is damaged.
     let is_gone = facts.state.as_ref().is_some_and(|state| matches!(state.writes, Writes::Gone(_)));
     if let Some(ledger) = facts.ledger.as_ref().filter(|_| !is_gone) {
         if let Some(why) = &ledger.unreadable {

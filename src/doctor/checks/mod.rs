@@ -1,4 +1,4 @@
-//! The checks: facts in, findings out. Each has a name, which a report gives where all is in order.
+//! The checks: facts in, findings out. A report lists each check without findings by its name.
 
 mod config;
 mod daemon;
@@ -13,13 +13,13 @@ use super::{Facts, Finding, Level, Report};
 /// One check.
 #[derive(Debug)]
 pub struct Check {
-    /// What is looked at; `docs/doctor.md` lists them.
+    /// Its name; `docs/doctor.md` lists them.
     pub name: &'static str,
-    /// Finds what is wrong; `None` where too little is known for that.
+    /// Returns the findings; `None` if too few facts are known.
     pub run: fn(&Facts) -> Option<Vec<Finding>>,
 }
 
-/// All of them, in the order in which a person would go.
+/// All checks, in the order that a person would follow.
 pub const CHECKS: &[Check] = &[
     Check { name: "privileges", run: host::privileges },
     Check { name: "looks", run: host::looks },
@@ -52,7 +52,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "selinux", run: host::selinux },
 ];
 
-/// Makes every check.
+/// Runs every check.
 #[must_use]
 pub fn examine(facts: &Facts) -> Report {
     let (mut findings, mut unknown) = (Vec::new(), Vec::new());
@@ -63,7 +63,7 @@ pub fn examine(facts: &Facts) -> Report {
             Some(found) => findings.extend(found),
         }
     }
-    // The order of the checks stays within a level.
+    // The sort is stable: within a level the order of the checks remains.
     findings.sort_by_key(|finding| finding.level);
     Report { schema: 1, version: env!("CARGO_PKG_VERSION"), findings, unknown }
 }
@@ -72,22 +72,22 @@ fn in_order(code: &'static str) -> Finding {
     Finding { level: Level::Ok, code, on: String::new(), found: "in order".into(), why: "", todo: String::new(), command: None }
 }
 
-/// Text of a JSON document; empty where there is none.
+/// A string of a JSON document; empty if absent.
 fn text<'a>(value: &'a serde_json::Value, key: &str) -> &'a str {
     value.get(key).and_then(serde_json::Value::as_str).unwrap_or_default()
 }
 
-/// A list of a JSON document; empty where there is none.
+/// A list of a JSON document; empty if absent.
 fn list<'a>(value: &'a serde_json::Value, key: &str) -> &'a [serde_json::Value] {
     value.get(key).and_then(serde_json::Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// A number of a JSON document; 0 where there is none.
+/// A number of a JSON document; 0 if absent.
 fn number(value: &serde_json::Value, key: &str) -> u64 {
     value.get(key).and_then(serde_json::Value::as_u64).unwrap_or_default()
 }
 
-/// Whether a JSON document says so.
+/// A boolean of a JSON document; false if absent.
 fn is_true(value: &serde_json::Value, key: &str) -> bool {
     value.get(key).and_then(serde_json::Value::as_bool).unwrap_or_default()
 }

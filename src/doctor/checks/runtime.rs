@@ -1,16 +1,17 @@
 //! The container runtime, as far as CDI needs it.
 //!
-//! containerd has CDI since 1.7, off unless `enable_cdi` is set; it is on in 2.0, whose files have version 3 (a file of version 2
-//! may be that of either). CRI-O has it on since 1.23.
+//! containerd supports CDI since 1.7, but only with `enable_cdi`. It is enabled by default in 2.0,
+//! whose files have version 3 (a file of version 2 may belong to either). CRI-O enables it since
+//! 1.23.
 
 use super::super::codes::{CDI_DIRECTORY_MISSING, CDI_DIRECTORY_UNREAD, CDI_OFF};
 use super::super::{Cdi, ContainerdFile, Facts, Finding};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Where a runtime looks that was told nothing (`/var/run` is `/run`).
+/// Default directories of a runtime without configured ones (`/var/run` is `/run`).
 const USUAL: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
-/// Of the files of containerd 2.
+/// Version of the configuration files of containerd 2.0.
 const VERSION_2_0: i64 = 3;
 
 pub(super) fn cdi(facts: &Facts) -> Option<Vec<Finding>> {
@@ -34,7 +35,7 @@ fn is_off(file: &ContainerdFile, cdi: &Cdi) -> Option<Finding> {
     let said = match file.enable_cdi {
         Some(true) => return None,
         Some(false) => "`enable_cdi` is false",
-        // One of several files, such as a drop-in, may say it for all.
+        // Another file, such as a drop-in, may set it for all files.
         None if file.version.is_some_and(|version| version >= VERSION_2_0)
             || cdi.containerd.iter().any(|one| one.enable_cdi == Some(true)) =>
         {
@@ -61,7 +62,7 @@ fn unread(cdi: &Cdi) -> Option<Finding> {
     Some(Finding::new(&CDI_DIRECTORY_UNREAD, cdi.directory.display(), found, todo))
 }
 
-/// `/var/run` is a link to `/run`.
+/// Compares paths; `/var/run` is a link to `/run`.
 fn is_same(one: &Path, other: &Path) -> bool {
     let short = |path: &Path| path.strip_prefix("/var/run").map_or_else(|_| path.to_owned(), |rest| Path::new("/run").join(rest));
     short(one) == short(other)

@@ -1,4 +1,5 @@
-//! Each misconfiguration alone, as facts: exactly its code is found, and on a node in order nothing is.
+//! Each misconfiguration alone, as facts: exactly its code is found. A healthy node has no
+//! findings.
 
 use super::super::codes;
 use super::super::testing::{NOW, healthy};
@@ -19,7 +20,7 @@ fn status(facts: &mut Facts) -> &mut Value {
     }
 }
 
-/// Its resource, of which neither the scan nor the daemon has a device.
+/// Removes all devices of the resource, from the scan and from the daemon's report.
 fn empty(facts: &mut Facts) -> &mut Resource {
     status(facts)["resources"][0]["devices"] = 0.into();
     let resource = &mut facts.resources.as_mut().unwrap()[0];
@@ -40,7 +41,7 @@ fn near(criterion: &'static str, wanted: &str, found: Option<&str>) -> Vec<NearM
 
 const LIMIT: Refused = Refused::Limit { name: "fs.inotify.max_user_instances", value: Some(8192) };
 
-/// Each way to break a node, and all that is then found but what is in order.
+/// Each misconfiguration, with all findings that it causes apart from those of level `Ok`.
 const BROKEN: &[(&[Code], Break)] = &[
     (&[codes::NOT_ROOT], |facts| facts.is_root = false),
     (&[codes::LOOK_HANGS], |facts| facts.hanging.push("the devices of this host")),

@@ -1,4 +1,4 @@
-//! The daemon: what it answers, whose its ledger is, and which processes there are.
+//! The daemon: its answer, the owner of its ledger, and the processes.
 
 use super::super::{Answer, Daemon, Facts, Process};
 use super::{Found, Ground, QUESTION, ask};
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// Where systemd has a link of a unit that is to be started at boot.
+/// The link that systemd creates for a unit that starts at boot.
 const ENABLED: &str = "etc/systemd/system/multi-user.target.wants/holdfast.service";
 
 pub(super) fn daemon(ground: &Ground) -> Found {
@@ -26,14 +26,15 @@ pub(super) fn daemon(ground: &Ground) -> Found {
         match timeout(QUESTION, control_get::<Value>(&roots.run, "/v1/status")).await {
             Ok(Ok(status)) => (Answer::Status(status), pid),
             Ok(Err(ControlError::Absent { .. })) => (Answer::Absent, None),
-            // Who may not ask is refused by a daemon that is well, whatever the socket's mode.
+            // A healthy daemon refuses an unauthorised client, with any mode of the socket.
             Ok(Err(_)) if !ground.may_read_all => (Answer::Denied, pid),
             Ok(Err(error)) => (Answer::Silent(error.to_string()), pid),
             Err(_elapsed) => (Answer::Silent("a daemon takes the question, and gives no answer in time".into()), pid),
         }
     });
     let Some((answer, pid)) = asked else { return Box::new(|_| ()) };
-    // The numbers of processes are those of this one's namespace there, as they are on the socket.
+    // Read this process's `/proc/locks`: its pids are of the same namespace as the peer pid of the
+    // socket.
     let locks = fs::read_to_string(ground.place.own.with_file_name("locks")).unwrap_or_default();
     let daemon = Daemon {
         answer,
@@ -61,13 +62,14 @@ pub(super) fn processes(ground: &Ground) -> Found {
     Box::new(move |facts: &mut Facts| facts.processes = is_seen.then_some(processes))
 }
 
-/// The command line of a process, without its first word.
+/// The command line of a process, without the program.
 pub(super) fn arguments(host: &HostRoot, pid: &str) -> Vec<String> {
     let line = host.read(&format!("proc/{pid}/cmdline")).unwrap_or_default();
     line.split('\0').skip(1).map(str::to_owned).collect()
 }
 
-/// The first word that is no option and no option's value: all that may stand before a verb have one.
+/// The first argument that is neither an option nor the value of one. Every option before a verb
+/// takes a value.
 fn verb(arguments: &[String]) -> Option<&str> {
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {

@@ -1,4 +1,4 @@
-//! The configuration's files, the state directory, and what the journal tells.
+//! The configuration files, the state directory, and the contents of the journal.
 
 use super::super::{Clock, Facts, Ledger, State, Wants, Writes};
 use super::mounts::{Mount, mount_of, mounts};
@@ -9,11 +9,11 @@ use crate::host;
 use crate::store::{self, StoreError};
 use std::path::{Path, PathBuf};
 
-/// What the configuration asks for, or what is wrong with it.
+/// Requirements of the configuration, or its error.
 pub(super) fn wants(loaded: &Result<Config, ConfigError>, place: &Place) -> Result<Wants, String> {
     let config = loaded.as_ref().map_err(ToString::to_string)?;
     let main = place.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
-    // A drop-in that was removed changes its folder alone.
+    // Removing a drop-in changes only its directory.
     let looked_at = config.files.iter().cloned().chain([main.with_file_name("config.d")]);
     let changed_at = looked_at.filter_map(|path| Some(Timestamp::from_system(path.metadata().ok()?.modified().ok()?))).max();
     let writes_cdi = config.resources.iter().any(|spec| !spec.cdi.is_empty());
@@ -22,7 +22,8 @@ pub(super) fn wants(loaded: &Result<Config, ConfigError>, place: &Place) -> Resu
     Ok(Wants { files: config.files.clone(), hash, changed_at, has_resources: !config.resources.is_empty(), writes_cdi, cdi: cdi.collect() })
 }
 
-/// Whether its containers get nothing but by CDI names; of NVIDIA's GPUs they are those of its toolkit.
+/// Whether its containers get devices by CDI names only; for NVIDIA GPUs, by those of NVIDIA's
+/// toolkit.
 fn uses_cdi(spec: &ResourceSpec) -> bool {
     match &spec.contract {
         Contract::Nvidia(options) => options.device_list_strategy.iter().all(|strategy| strategy.is_cdi()),
@@ -32,7 +33,7 @@ fn uses_cdi(spec: &ResourceSpec) -> bool {
 
 pub(super) fn state(ground: &Ground) -> Found {
     let wanted = &ground.place.roots.state;
-    // One that is not there yet will lie where the nearest directory above it does.
+    // A directory that does not exist yet will be on the file system of its nearest parent.
     let Some(dir) = wanted.ancestors().find(|dir| dir.is_dir()).map(Path::to_path_buf) else { return Box::new(|_| ()) };
     let inside = |dir: PathBuf| dir.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
     let mut moved_aside: Vec<PathBuf> = inside(wanted.clone())
@@ -53,9 +54,9 @@ pub(super) fn state(ground: &Ground) -> Found {
     Box::new(|facts: &mut Facts| facts.state = Some(state))
 }
 
-/// What becomes of what is written to `dir`, which lies on `mount`.
+/// The effect of a write to `dir` on `mount`.
 fn writes(dir: &Path, mount: Option<&Mount>) -> Writes {
-    // A disk that has failed does not say so to who asks for the file system's flags, but to who reads, and among the options.
+    // The flags of the file system do not show a failed disk; a read and the mount options do.
     let says = |option: &str| mount.is_some_and(|mount| mount.file_system_has(option));
     match host::disk_error(dir) {
         Some(error) => Writes::Gone(error),
@@ -74,7 +75,7 @@ pub(super) fn ledger(ground: &Ground) -> Found {
         Ok(recovered) => {
             Ledger { unreadable: None, findings: recovered.report.findings, clock: clock(&recovered.grants, boot_id.as_deref()) }
         }
-        // A node on which no daemon has run yet.
+        // No daemon has run on this node yet.
         Err(StoreError::NoJournal { .. }) => return Box::new(|_| ()),
         Err(_) if !ground.may_read_all => return Box::new(|_| ()),
         Err(error) => Ledger { unreadable: Some(error.to_string()), ..Ledger::default() },
@@ -87,7 +88,7 @@ fn clock(grants: &[Grant], boot_id: Option<&str>) -> Clock {
     Clock { newest: grants.iter().map(latest).max(), oldest_of_boot: of_boot.map(|grant| grant.granted_at).min() }
 }
 
-/// The last moment that a grant tells of.
+/// The latest time in a grant.
 fn latest(grant: &Grant) -> Timestamp {
     let moved = match &grant.state {
         GrantState::Granted => grant.granted_at,

@@ -1,4 +1,5 @@
-//! The resources, and what this host has for them: one scan, as `holdfast discover` makes it, without NVML.
+//! The resources, with the devices of this host for each: one scan as in `holdfast discover`,
+//! without NVML.
 
 use super::super::{Facts, Resource};
 use super::{Found, Ground};
@@ -33,7 +34,7 @@ pub(super) fn resources(ground: &Ground) -> Found {
             is_nvidia: devices.iter().any(|device| device.pci.as_ref().is_some_and(|function| function.vendor == Some(NVIDIA))),
         }
     };
-    // A resource that would be one for each node, and has none, is none.
+    // `specs` contains no pattern of "one resource for each node" that has no node.
     let resources = found.specs.iter().map(resource).collect();
     Box::new(|facts: &mut Facts| facts.resources = Some(resources))
 }
@@ -43,7 +44,8 @@ fn unhealthy(root: &HostRoot, found: &Discovery, device: &Device) -> Option<(Str
     Some((device.id.to_string(), reason.to_string()))
 }
 
-/// Whether its devices are handed to guests: by its contract, by the driver that it asks for, or by that which they have.
+/// Whether its devices go to guests: by its contract, by the driver that it selects, or by the
+/// driver of its devices.
 fn is_for_guests(spec: &ResourceSpec, devices: &[Arc<Device>]) -> bool {
     let by_contract = spec.contract.kind() == ContractKind::Kubevirt;
     let asks = spec.select.driver.iter().any(|driver| driver.replace('_', "-").ends_with("vfio-pci"));

@@ -5,7 +5,8 @@ use super::{Found, Ground};
 use crate::host::{self, HostRoot, KernelLog};
 use std::path::Path;
 
-/// The daemon has one, another that takes over from it has its own, and a restart needs one again.
+/// Inotify instances to test: one for the daemon, one for its successor in a handover, one for a
+/// restart.
 pub(in super::super) const INSTANCES_WANTED: usize = 3;
 
 pub(super) fn host(ground: &Ground) -> Found {
@@ -15,7 +16,7 @@ pub(super) fn host(ground: &Ground) -> Found {
     let unsafe_mode = root.read("sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
     let is_enforcing = root.read("sys/fs/selinux/enforce").as_deref() == Some("1");
     let driver_nodes = driver_nodes(&root);
-    // A place that is there in every container.
+    // A path that exists in every container.
     let inotify = host::inotify_room(INSTANCES_WANTED, Path::new("/"));
     Box::new(move |facts: &mut Facts| {
         let host = facts.host.get_or_insert_default();
@@ -27,7 +28,8 @@ pub(super) fn host(ground: &Ground) -> Found {
     })
 }
 
-/// Where NVIDIA's driver container makes its device nodes (the GPU operator's `driver.hostRoot`), if `/dev` has none.
+/// The directory where NVIDIA's driver container creates its device nodes (the GPU operator's
+/// `driver.hostRoot`), if `/dev` has none.
 fn driver_nodes(root: &HostRoot) -> Option<&'static str> {
     const DIRECTORY: &str = "run/nvidia/driver/dev";
     let has = |directory: &str| root.entries(directory).iter().any(|name| name == "nvidiactl" || name == "nvidia0");

@@ -1,4 +1,4 @@
-//! The kubelet: its directory, the mounts in it, its sockets, what it lists.
+//! The kubelet: its directory, the mounts in it, its sockets, and its resources.
 
 use super::super::{Facts, Is, Kubelet, Listing};
 use super::mounts::{mount_of, mounts};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// Where distributions put the directory in which the kubelet's socket is: usual, k0s, MicroK8s, k3s of long ago, Cloud Foundry.
+/// Kubelet directories of distributions: default, k0s, MicroK8s, old k3s, Cloud Foundry.
 const USUAL_DIRS: [&str; 5] = [
     "/var/lib/kubelet",
     "/var/lib/k0s/kubelet",
@@ -20,7 +20,7 @@ const USUAL_DIRS: [&str; 5] = [
     "/var/lib/rancher/k3s/agent/kubelet",
     "/var/vcap/data/kubelet",
 ];
-/// A directory of sockets has a dozen of them; more are not tried.
+/// Maximum number of sockets to try; a directory usually has a dozen.
 const OTHERS_MAX: usize = 64;
 
 pub(super) fn directory(ground: &Ground) -> Found {
@@ -58,7 +58,7 @@ fn is_socket(path: &Path) -> bool {
     path.metadata().is_ok_and(|about| about.file_type().is_socket())
 }
 
-/// A directory, nothing, or something else.
+/// The kind of object at a path: a directory, nothing, or another object.
 fn what_is_at(path: &Path) -> Is {
     match path.metadata() {
         Ok(about) if about.is_dir() => match path.read_dir() {
@@ -72,7 +72,7 @@ fn what_is_at(path: &Path) -> Is {
     }
 }
 
-/// Whether somebody listens on a socket; a connection is made, and nothing said.
+/// Whether a socket has a listener. Connects, but sends nothing.
 fn listens_at(path: &Path) -> Is {
     match path.metadata() {
         Ok(about) if about.file_type().is_socket() => {}
@@ -85,7 +85,7 @@ fn listens_at(path: &Path) -> Is {
         Some(Ok(Ok(_connected))) => Is::Listening,
         Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => Is::Deserted,
         Some(Ok(Err(error))) if error.kind() == ErrorKind::NotFound => Is::Missing,
-        // A backlog that is full: whoever listens takes nobody.
+        // The backlog is full: the listener accepts no connections.
         Some(Ok(Err(error))) if error.kind() == ErrorKind::WouldBlock => Is::Silent,
         Some(Err(_elapsed)) => Is::Silent,
         Some(Ok(Err(error))) => Is::Denied(error.to_string()),
@@ -93,7 +93,7 @@ fn listens_at(path: &Path) -> Is {
     }
 }
 
-/// The sockets of other plugins, by name. Ours lie in a directory below.
+/// The sockets of other plugins, by name. Holdfast's own sockets are in a subdirectory.
 fn others(plugins: &Path) -> Vec<String> {
     let entries = plugins.read_dir().into_iter().flatten().flatten().filter(|entry| is_socket(&entry.path()));
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| name != "kubelet.sock");
@@ -103,7 +103,7 @@ fn others(plugins: &Path) -> Vec<String> {
     names
 }
 
-/// What a kubelet of this host was started with.
+/// The `--root-dir` of a kubelet of this host.
 fn root_dir(host: &HostRoot) -> Option<PathBuf> {
     let is_kubelet = |pid: &String| host.read(&format!("proc/{pid}/comm")).as_deref() == Some("kubelet");
     let pid = host.entries("proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).find(is_kubelet)?;
@@ -114,7 +114,8 @@ fn root_dir(host: &HostRoot) -> Option<PathBuf> {
 pub(super) fn listing(ground: &Ground) -> Found {
     let socket = ground.place.pod_resources(ground.config.as_ref());
     let is = listens_at(&socket);
-    // It lists what can be allocated. `List` must not be asked for: it makes a kubelet forget an Allocate that is under way.
+    // GetAllocatableResources only. Never call `List`: it makes the kubelet forget an Allocate that
+    // is in flight.
     let allocatable = (is == Is::Listening).then(|| {
         ask(async {
             let client = PodResources::new(&socket);

@@ -1,5 +1,6 @@
-//! Looks at a node. Every look has a thread of its own and all begin at once, so that one that hangs (a socket whose owner is
-//! stopped, a disk of the network, a driver) costs the others nothing: what has not been told in time is not waited for.
+//! Reads the facts of a node. Each reader has its own thread and all start at once: one that hangs
+//! (a socket with a stopped owner, a network file system, a driver) delays no other. Results that
+//! miss the deadline are ignored.
 
 mod daemon;
 mod files;
@@ -19,45 +20,46 @@ use std::time::{Duration, Instant};
 
 pub(super) use self::host::INSTANCES_WANTED as INOTIFY_WANTED;
 
-/// How long all looks together may take; twice that with the configuration, which comes before them.
+/// Deadline of all readers together. The configuration is read before them, with the same deadline.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// How long one question over a socket may take: less, so that its answer is that nobody answered.
+/// Deadline of one query over a socket. It is shorter than `PATIENCE`, so that a missing answer is
+/// reported as such.
 const QUESTION: Duration = Duration::from_secs(2);
 
-/// Where to look.
+/// The place to examine.
 #[derive(Debug, Clone)]
 pub struct Place {
-    /// Where everything lies.
+    /// The root directories.
     pub roots: Roots,
-    /// The configuration file; `None` is the usual one.
+    /// The configuration file; `None` is the default one.
     pub config: Option<PathBuf>,
-    /// `/proc/self`: what is true of this process, and so of its container.
+    /// `/proc/self`: facts about this process, and so about its container.
     pub own: PathBuf,
 }
 
 impl Place {
-    /// Where the pod-resources socket is.
+    /// Path of the pod-resources socket.
     fn pod_resources(&self, config: Option<&Config>) -> PathBuf {
         let named = config.and_then(|config| config.pod_resources_socket.clone());
         named.unwrap_or_else(|| self.roots.kubelet.join("pod-resources/kubelet.sock"))
     }
 }
 
-/// What every look knows.
+/// The input of every reader.
 #[derive(Debug)]
 struct Ground {
     place: Place,
     /// The configuration, if it is valid.
     config: Option<Config>,
-    /// Whether nothing of the host is kept from this process.
+    /// Whether this process can read everything on the host.
     may_read_all: bool,
 }
 
-/// What a look has found.
+/// The result of a reader: it adds facts.
 type Found = Box<dyn FnOnce(&mut Facts) + Send>;
 
 struct Look {
-    /// What it looks at, for a person who is told that it hangs.
+    /// The subject, for the message that it hangs.
     what: &'static str,
     run: fn(&Ground) -> Found,
 }
@@ -75,13 +77,13 @@ const LOOKS: &[Look] = &[
     Look { what: "/dev/kmsg", run: host::kernel_log },
 ];
 
-/// Looks at everything. Takes seconds at most, whatever hangs.
+/// Runs all readers. Takes seconds at most, even if one hangs.
 #[must_use]
 pub fn gather(place: Place) -> Facts {
     let mut facts = Facts::unknown(place.roots.clone(), system::now());
     facts.is_root = system::peer::is_root();
     facts.uid_map = std::fs::read_to_string(place.own.join("uid_map")).ok().and_then(|map| map.lines().next().map(str::to_owned));
-    // First, since it says where the others look.
+    // First, since it contains paths for the other readers.
     let load = {
         let place = place.clone();
         move || {
@@ -110,15 +112,16 @@ pub fn gather(place: Place) -> Facts {
     facts
 }
 
-/// Something to be looked at, and the look.
+/// A subject and its reader.
 type Run<T> = (&'static str, Box<dyn FnOnce() -> T + Send>);
 
-/// Has every one of them run on a thread of its own, and waits for so long; `None` for what has not ended by then.
+/// Runs each reader on its own thread until the deadline; `None` for one that did not finish.
 fn all<T: Send + 'static>(runs: Vec<Run<T>>, patience: Duration) -> Vec<(&'static str, Option<T>)> {
     let until = Instant::now() + patience;
     let begin = |(what, run): Run<T>| {
         let (tell, told) = mpsc::sync_channel(1);
-        // Who does not wait any more does not hear it; a thread that cannot be had is as one that says nothing.
+        // The send fails after the deadline. A thread that cannot be created counts as one without
+        // a result.
         let begun = thread::Builder::new().name("look".into()).spawn(move || drop(tell.send(run())));
         (what, begun.is_ok().then_some(told))
     };
@@ -127,7 +130,7 @@ fn all<T: Send + 'static>(runs: Vec<Run<T>>, patience: Duration) -> Vec<(&'stati
     begun.into_iter().map(|(what, told)| (what, told.and_then(wait))).collect()
 }
 
-/// Asks over a socket, on a runtime of this thread's own; `None` where there is none to be had.
+/// Runs a query over a socket on a runtime of this thread; `None` if no runtime can be created.
 fn ask<F: Future>(question: F) -> Option<F::Output> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
     Some(runtime.block_on(question))
@@ -141,7 +144,7 @@ mod tests {
     fn what_hangs_is_left_behind_and_everything_else_is_told() {
         let (held, release) = mpsc::channel::<()>();
         let hang: Box<dyn FnOnce() -> u32 + Send> = Box::new(move || {
-            // Ends when the other end is dropped.
+            // Returns when the other end is dropped.
             release.recv().map_or(1, |()| 0)
         });
         let all = all(vec![("stuck", hang), ("fine", Box::new(|| 2))], Duration::from_millis(200));

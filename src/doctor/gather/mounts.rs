@@ -4,10 +4,10 @@ use super::Ground;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// One of them.
+/// One mount.
 #[derive(Debug)]
 pub(super) struct Mount {
-    /// Where.
+    /// Mount point.
     pub(super) at: PathBuf,
     /// The type of its file system.
     pub(super) kind: String,
@@ -21,7 +21,7 @@ impl Mount {
         self.options.split(',').any(|had| had == option)
     }
 
-    /// Whether its file system has it, and so every mount of that.
+    /// Whether its file system has the option, and so every mount of it.
     pub(super) fn file_system_has(&self, option: &str) -> bool {
         self.file_system_options.split(',').any(|had| had == option)
     }
@@ -31,13 +31,14 @@ pub(super) fn mounts(ground: &Ground) -> Vec<Mount> {
     parse(&fs::read_to_string(ground.place.own.join("mountinfo")).unwrap_or_default())
 }
 
-/// The one on which a path without links lies.
+/// The mount of a path without links.
 pub(super) fn mount_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
-    // Of several at one place the last hides the others.
+    // Of several mounts at one place, the last one hides the others.
     mounts.iter().filter(|mount| path.starts_with(&mount.at)).max_by_key(|mount| mount.at.components().count())
 }
 
-/// `36 35 98:0 /root /at rw,relatime master:1 - ext4 /dev/sda1 rw,errors=continue`; spaces are written `\040`.
+/// `36 35 98:0 /root /at rw,relatime master:1 - ext4 /dev/sda1 rw,errors=continue`; a space is
+/// written as `\040`.
 fn parse(mountinfo: &str) -> Vec<Mount> {
     let mount = |line: &str| {
         let (mount, file_system) = line.split_once(" - ")?;

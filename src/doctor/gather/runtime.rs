@@ -1,4 +1,4 @@
-//! What the container runtime is configured to do with CDI, as far as its files say.
+//! The CDI settings of the container runtime, from its files.
 
 use super::super::{Cdi, ContainerdFile, Facts};
 use super::{Found, Ground};
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use toml::{Table, Value};
 
-/// containerd's own file and its drop-ins, and those of k3s and RKE2.
+/// The file and the drop-ins of containerd, and the files of k3s and RKE2.
 const CONTAINERD: [&str; 4] = [
     "/etc/containerd/config.toml",
     "/etc/containerd/conf.d/*.toml",
@@ -34,7 +34,8 @@ pub(super) fn cdi(ground: &Ground) -> Found {
 }
 
 fn containerd(path: PathBuf, table: &Table) -> ContainerdFile {
-    // Up to version 2 of the file CRI is one plugin; from 3 on its runtime part is one of its own.
+    // Up to version 2 of the file, CRI is one plugin. Since version 3, its runtime part is a
+    // separate plugin.
     let plugins = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"];
     let cri = |key: &str| plugins.iter().find_map(|plugin| at(table, &["plugins", plugin, key]));
     ContainerdFile {

@@ -1,6 +1,6 @@
-//! A device plugin and no more: the floor of a registration. It has the lists ready, watches for the kubelet's socket, registers all
-//! resources at once over one connection, and sends each stream its list. Its sockets lie where no kubelet removes them, so that
-//! it has none to make anew.
+//! A minimal device plugin: the floor of a registration. It prepares its lists, watches for the
+//! kubelet's socket, registers all resources at once over one connection, and sends each stream its
+//! list. Its sockets are in a directory that no kubelet cleans, so it never has to create new ones.
 
 use crate::host::DirWatch;
 use crate::kubelet::conversation::Followed;
@@ -23,9 +23,9 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// Below the device-plugin directory.
+/// Subdirectory of the device-plugin directory.
 const SOCKETS: &str = ".bare";
-/// Between the appearance of a socket and the first moment at which it listens.
+/// Delay before the next attempt, while the kubelet's socket exists but does not listen yet.
 const AGAIN_AFTER: Duration = Duration::from_millis(1);
 
 /// The plugin, on a thread of its own. Dropping it ends it.
@@ -58,7 +58,7 @@ impl Drop for Bare {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // Its panic has been printed.
+            // A panic has been printed already.
             drop(thread.join());
         }
     }
@@ -88,7 +88,7 @@ async fn run(dir: &Path, lists: BTreeMap<String, Vec<api::Device>>) -> io::Resul
     }
 }
 
-/// By which one kubelet's socket is told from the next one's.
+/// Distinguishes the sockets of successive kubelets: inode and change time.
 fn identity(socket: &PathBuf) -> Option<(u64, i64, i64)> {
     std::fs::metadata(socket).ok().map(|metadata| (metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
 }
@@ -102,7 +102,7 @@ async fn register(socket: &Path, requests: &[api::RegisterRequest]) -> Result<()
     join_all(calls).await.into_iter().collect()
 }
 
-/// One list, for ever.
+/// Sends one list, then nothing.
 struct Listed(api::ListAndWatchResponse);
 
 #[tonic::async_trait]

@@ -1,4 +1,5 @@
-//! The kubelet's side of a measurement: takes Register, keeps every stream open, and calls.
+//! The kubelet's side of a measurement: accepts Register, keeps every stream open, and calls the
+//! plugin.
 
 use crate::console::exit::{FAILURE, Failed};
 use crate::kubelet::conversation::Followed;
@@ -25,9 +26,9 @@ pub(super) fn failed(error: impl std::fmt::Display) -> Failed {
 #[derive(Debug)]
 pub(super) struct Heard {
     pub(super) resource: String,
-    /// When Register came.
+    /// Time of the Register call.
     pub(super) registered: Instant,
-    /// When the list came.
+    /// Time of the list.
     pub(super) listed: Instant,
     pub(super) devices: Vec<api::Device>,
     plugin: DevicePluginClient<Channel>,
@@ -40,7 +41,8 @@ struct Registrations {
 
 #[tonic::async_trait]
 impl Registration for Registrations {
-    /// Dials the plugin and asks for its options before it answers, as kubelets since 1.25 do.
+    /// Connects to the plugin and calls GetDevicePluginOptions before it answers, as kubelets since
+    /// 1.25 do.
     async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
         let registered = Instant::now();
         let api::RegisterRequest { endpoint, resource_name, .. } = request.into_inner();
@@ -52,17 +54,19 @@ impl Registration for Registrations {
     }
 }
 
-/// Keeps the stream of one registration open, since its end would make the daemon register again, and tells of its first list.
+/// Keeps the stream of one registration open, since its end would cause another Register, and sends
+/// its first list to `heard`.
 async fn watch(mut plugin: DevicePluginClient<Channel>, resource: String, registered: Instant, heard: mpsc::UnboundedSender<Heard>) {
     let Ok(lists) = plugin.list_and_watch(api::Empty {}).await else { return };
     let mut lists = lists.into_inner();
     let Ok(Some(api::ListAndWatchResponse { devices })) = lists.message().await else { return };
-    // Nobody listens any more when everything was heard.
+    // The send fails when the measurement has all its lists and dropped the receiver.
     drop(heard.send(Heard { resource, registered, listed: Instant::now(), devices, plugin }));
     while let Ok(Some(_)) = lists.message().await {}
 }
 
-/// Listens for registrations, in the place of a kubelet. The socket is there when it returns, and the present runtime serves it.
+/// Listens for registrations in place of a kubelet. The socket exists when the function returns;
+/// the current runtime serves it.
 pub(super) fn serve(device_plugins: &Path) -> Result<mpsc::UnboundedReceiver<Heard>, Failed> {
     let listener = UnixListener::bind(device_plugins.join("kubelet.sock"))?;
     let (heard, receiver) = mpsc::unbounded_channel();
@@ -91,7 +95,7 @@ impl Caller {
         Ok(Caller { plugin: heard.plugin, ids, next: Cell::new(0) })
     }
 
-    /// Whoever serves this socket, whether it is registered or not.
+    /// The plugin behind this socket; it need not be registered.
     pub(super) async fn dial(socket: &Path, patience: Duration) -> Result<Caller, Failed> {
         let reached = uds::connect(socket).await;
         let reached = reached.map_err(|error| failed(format_args!("nobody serves `{}`: {}", socket.display(), root(&error))))?;
@@ -103,7 +107,7 @@ impl Caller {
         }
     }
 
-    /// The next ids of the list, round and round.
+    /// The next ids of the list, cyclically.
     fn take(&self, devices: u64) -> Vec<String> {
         (0..devices)
             .map(|_| {
@@ -114,7 +118,7 @@ impl Caller {
             .collect()
     }
 
-    /// Makes `calls` Allocates, `concurrency` of them at a time, and tells how long each took.
+    /// Makes `calls` Allocates, `concurrency` at a time, and passes the duration of each to `tell`.
     pub(super) async fn allocate(&self, calls: u64, concurrency: u64, devices: u64, mut tell: impl FnMut(Duration)) -> Result<(), Failed> {
         let call = |_| {
             let container_requests = vec![api::ContainerAllocateRequest { devices_ids: self.take(devices) }];
@@ -138,13 +142,13 @@ impl Caller {
         Ok(())
     }
 
-    /// Makes `calls` calls that ask nobody, `concurrency` of them at a time.
+    /// Makes `calls` empty calls (GetDevicePluginOptions), `concurrency` at a time.
     pub(super) async fn empties(&self, calls: u64, concurrency: u64) -> Result<(), Failed> {
         let concurrency = usize::try_from(concurrency).unwrap_or(1);
         stream::iter(0..calls).map(|_| self.empty()).buffer_unordered(concurrency).try_for_each(|_| async { Ok(()) }).await
     }
 
-    /// One call that asks nobody: what gRPC on this socket costs.
+    /// One empty call: the cost of gRPC on this socket.
     pub(super) async fn empty(&self) -> Result<Duration, Failed> {
         let mut plugin = self.plugin.clone();
         let began = Instant::now();
@@ -153,7 +157,7 @@ impl Caller {
     }
 }
 
-/// What is at the bottom of an error.
+/// The innermost cause of an error.
 fn root(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), root)
 }

@@ -1,4 +1,4 @@
-//! `holdfast run` as a process of the measurement's own, whose log is followed.
+//! `holdfast run` as a private process whose log is read.
 
 use super::caller::failed;
 use super::instance::Instance;
@@ -11,24 +11,24 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// How long a process may take to do what is waited for.
+/// Maximum wait for an event in the log.
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// How long one may take to be gone after it was killed.
+/// Maximum wait for the process to exit after a kill.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
 
-/// A daemon; it is killed with the value.
+/// A daemon; dropping the value kills it.
 #[derive(Debug)]
 pub(super) struct Followed {
     child: Child,
-    /// Read as it comes: a daemon does not wait for its log's reader.
+    /// Read continuously: a daemon does not wait for the reader of its log.
     log: UnboundedReceiver<String>,
-    /// Its last line, for whoever has to know why it ended.
+    /// The last line, for an error that reports why the process exited.
     last: String,
 }
 
 impl Followed {
-    /// Starts the daemon on the instance, with nothing of this process's environment.
+    /// Starts the daemon on the instance, with an empty environment.
     pub(super) fn start(instance: &Instance, verb: &[&str]) -> Result<Followed, Failed> {
         let roots = instance.roots();
         let mut command = Command::new(daemon()?);
@@ -56,7 +56,7 @@ impl Followed {
         Ok(Followed { child, log, last: String::new() })
     }
 
-    /// Waits until it has logged this.
+    /// Waits for a log line that contains `wanted`.
     pub(super) async fn logs(&mut self, wanted: &str) -> Result<(), Failed> {
         let said = async {
             while let Some(line) = self.log.recv().await {
@@ -75,7 +75,7 @@ impl Followed {
         }
     }
 
-    /// Has it end in order, and waits for that.
+    /// Sends SIGTERM and waits for the exit.
     pub(super) async fn end(mut self) -> Result<(), Failed> {
         if let Some(id) = self.child.id() {
             host::terminate(id)?;
@@ -90,9 +90,9 @@ impl Followed {
 }
 
 impl Drop for Followed {
-    /// Waits until it is gone: what it still writes would keep its directories from being removed.
+    /// Waits for the exit: a write of the process would keep its directories from being removed.
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have exited already.
         drop(self.child.start_kill());
         let until = Instant::now() + GONE_WITHIN;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {

@@ -1,4 +1,4 @@
-//! A daemon of the measurement's own: nothing of the machine's is used but its disk.
+//! A private daemon; it shares only the disk with the machine's own one.
 
 use super::report::{self, Report};
 use crate::app::{App, Settings};
@@ -14,22 +14,23 @@ use tempfile::TempDir;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
-/// A socket's path has at most 107 bytes, and what comes behind the temporary directory needs the rest.
+/// Maximum length of the temporary directory's path: a socket's path has at most 107 bytes, and the
+/// names below need the rest.
 const TEMP_DIR_MAX: usize = 16;
 
-/// What every measurement asks.
+/// Options of every measurement with a private instance.
 #[derive(Debug, Clone, Args)]
 pub(super) struct Common {
-    /// Measure on a tmpfs too, where syncing costs nothing and nothing survives a power cut
+    /// Allow a tmpfs for the ledger, where a sync costs nothing and no data survives a power cut
     #[arg(long)]
     allow_tmpfs: bool,
-    /// Draw the percentiles of what was measured, as SVG
+    /// Draw the measured percentiles, as SVG
     #[arg(long, value_name = "FILE")]
     pub(super) plot: Option<PathBuf>,
 }
 
 impl Common {
-    /// A directory on the file system of `state_dir`, where ledgers are written.
+    /// A new directory on the file system of `state_dir`, where the ledger is measured.
     pub(super) fn place(&self, state_dir: &Path) -> Result<TempDir, Failed> {
         report::prepare(self.plot.as_deref())?;
         let near = near(state_dir)?;
@@ -47,45 +48,45 @@ impl Common {
     }
 }
 
-/// The directory where ledgers are written: that of the machine's own, or the nearest one that is there.
+/// The state directory, or its nearest existing parent.
 pub(super) fn near(state_dir: &Path) -> std::io::Result<PathBuf> {
     let absolute = std::path::absolute(state_dir)?;
     Ok(absolute.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/")).to_owned())
 }
 
-/// A directory for what may be anywhere. Sockets go below it, so its path is short.
+/// A directory on any file system. Its path is short, since sockets are created in it.
 pub(super) fn scratch() -> Result<TempDir, Failed> {
     let temp = std::env::temp_dir();
     temporary(if temp.as_os_str().len() > TEMP_DIR_MAX { Path::new("/tmp") } else { &temp })
 }
 
-/// A directory of the measurement's own, which goes with the value.
+/// A private directory; dropping the value removes it.
 pub(super) fn temporary(dir: &Path) -> Result<TempDir, Failed> {
     let made = tempfile::Builder::new().prefix(".holdfast-bench-").tempdir_in(dir);
     made.map_err(|error| Failed::new(FAILURE, format_args!("no directory can be made in `{}`: {error}", dir.display())))
 }
 
-/// What the private daemon offers.
+/// The resources of the private daemon.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Offer {
     pub(super) resources: u64,
-    /// Files that stand for the device nodes of each.
+    /// Files of each resource, which replace device nodes.
     pub(super) files: u64,
     /// Ids of each file.
     pub(super) replicas: u64,
 }
 
-/// The places of a private daemon; they go with the value.
+/// The directories of a private daemon; dropping the value removes them.
 #[derive(Debug)]
 pub(super) struct Instance {
-    /// Sockets and the host's tree: short paths, and any file system will do.
+    /// Sockets and the host's tree: short paths, on any file system.
     scratch: TempDir,
-    /// The ledger, where the machine's own would be.
+    /// The ledger, on the file system of the machine's own one.
     state: TempDir,
 }
 
 impl Instance {
-    /// Makes the directories; the ledger's is `state`.
+    /// Creates the directories; `state` is the ledger's.
     pub(super) fn create(state: TempDir, durability: Durability, offer: Offer) -> Result<Self, Failed> {
         let instance = Instance { scratch: scratch()?, state };
         let roots = instance.roots();
@@ -107,7 +108,7 @@ impl Instance {
         Ok(instance)
     }
 
-    /// The name of the n-th resource.
+    /// The name of resource `number`.
     pub(super) fn resource(number: u64) -> String {
         format!("example.com/bench{number}")
     }
@@ -133,14 +134,14 @@ impl Instance {
         Ok(Settings::new(self.roots(), config::load(Some(&self.config_file()), &config::Node::default())?))
     }
 
-    /// Runs the daemon on this thread as `holdfast run` would, and the measurement on a thread of its own, as the kubelet is a process
-    /// of its own.
+    /// Runs the daemon on this thread as `holdfast run` would, and the measurement on its own
+    /// thread, as the kubelet is another process.
     pub(super) fn beside(&self, measure: Box<dyn FnOnce() -> Result<Report, Failed> + Send>) -> Result<Report, Failed> {
         actix::System::new().block_on(async {
             let interrupts = Interrupts::new()?;
             let (done, answer) = oneshot::channel();
             let thread = std::thread::Builder::new().name("caller".into()).spawn(move || {
-                // Nobody waits for it when the daemon could not be started.
+                // The send fails if the daemon could not be started.
                 drop(done.send(measure()));
             })?;
             let app = App::start(self.settings()?).await?;
@@ -148,7 +149,7 @@ impl Instance {
             app.shut_down().await;
             match measured {
                 Ok(_) => drop(thread.join()),
-                // The other thread may be waiting for what will not come.
+                // Do not join: the thread may wait for events that never come.
                 Err(_) => progress::wipe(),
             }
             measured
@@ -156,7 +157,7 @@ impl Instance {
     }
 }
 
-/// Who may end a measurement before its end.
+/// The signals that end a measurement early.
 #[derive(Debug)]
 pub(super) struct Interrupts {
     interrupt: Signal,
@@ -164,12 +165,13 @@ pub(super) struct Interrupts {
 }
 
 impl Interrupts {
-    /// From now on they end nothing by themselves.
+    /// Installs handlers, so that the signals no longer end the process.
     pub(super) fn new() -> Result<Self, Failed> {
         Ok(Interrupts { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// What a measurement comes to, unless somebody ends it before: what it has made is removed then too.
+    /// The result of a measurement, or an error if a signal ends it early. Its directories are
+    /// removed in both cases.
     pub(super) async fn or(mut self, measuring: impl Future<Output = Result<Report, Failed>>) -> Result<Report, Failed> {
         tokio::select! {
             measured = measuring => measured,

@@ -1,4 +1,5 @@
-//! Kubelets that come and go: each life has a thread and a runtime of its own, with which everything that it has open ends.
+//! Restarting kubelets: each run has a thread and a runtime of its own, so that its end closes all
+//! its connections.
 
 use super::caller::{self, Heard, failed};
 use crate::console::exit::Failed;
@@ -9,17 +10,18 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
-/// One life of a private kubelet. Dropping it is a kill: every connection is cut, its socket's file stays.
+/// One run of a private kubelet. Dropping it is a kill: every connection is cut, but the file of
+/// its socket remains.
 #[derive(Debug)]
 pub(super) struct Life {
-    /// When its socket was about to appear.
+    /// Just before its socket appears.
     began: Instant,
     heard: mpsc::UnboundedReceiver<Heard>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How long it took after a kubelet's socket had appeared until the last of the resources had come so far.
+/// Time from the socket's appearance until the last resource had registered, and had sent its list.
 #[derive(Debug)]
 pub(super) struct Back {
     pub(super) registered: Duration,
@@ -27,7 +29,7 @@ pub(super) struct Back {
 }
 
 impl Life {
-    /// Cleans the directory of the sockets in it, as a kubelet does, and begins to listen.
+    /// Removes the sockets in the directory, as a kubelet does, and starts to listen.
     pub(super) fn begin(device_plugins: &Path) -> Result<Life, Failed> {
         for entry in std::fs::read_dir(device_plugins)? {
             let entry = entry?;
@@ -44,7 +46,7 @@ impl Life {
             };
             runtime.block_on(async {
                 let began = Instant::now();
-                // Whoever began it waits for this.
+                // The receiver waits below, so the send succeeds.
                 drop(tell.send(caller::serve(&dir).map(|heard| (began, heard))));
                 drop(stopped.await);
             });
@@ -53,7 +55,8 @@ impl Life {
         Ok(Life { began, heard, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Waits for the first list of each of so many resources. The lists, by resource, and how long they took.
+    /// Waits for the first list of `resources` resources. Returns the lists by resource, and their
+    /// times.
     pub(super) fn lists(&mut self, resources: u64, within: Duration) -> Result<(BTreeMap<String, Heard>, Back), Failed> {
         let deadline = Instant::now() + within;
         let mut lists = BTreeMap::new();
@@ -63,7 +66,7 @@ impl Life {
             let Ok(Some(heard)) = runtime.block_on(next) else {
                 return Err(failed(format_args!("{} of {resources} resources were registered within {within:?}", lists.len())));
             };
-            // A second Register of the same resource settles the first one.
+            // Ignore a second Register of the same resource (the settling Register).
             lists.entry(heard.resource.clone()).or_insert(heard);
         }
         let after = |of: fn(&Heard) -> Instant| lists.values().map(|heard| of(heard) - self.began).max().unwrap_or_default();
@@ -71,11 +74,11 @@ impl Life {
         Ok((lists, back))
     }
 
-    /// Kills it, and waits until nothing of it is left.
+    /// Kills it, and waits until its thread has ended.
     pub(super) fn end(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // Its panic has been printed.
+            // A panic has been printed already.
             drop(thread.join());
         }
     }

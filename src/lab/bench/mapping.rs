@@ -1,4 +1,4 @@
-//! Who holds what by the simulated kubelet, held against the ledger of the daemon beside it.
+//! Compares the holders in the simulated kubelet with the daemon's ledger.
 
 use super::node::Node;
 use crate::console::exit::Failed;
@@ -7,9 +7,9 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// How long the last grants may take to be bound to their pods.
+/// Maximum wait until the last grants are bound to their pods.
 const BOUND_WITHIN: Duration = Duration::from_secs(60);
-/// Waits until the last grants are bound. How many mappings there are, and those that differ.
+/// Waits until the last grants are bound. Returns the number of mappings, and the differences.
 pub(super) async fn settle(node: &Node) -> Result<(usize, Vec<String>), Failed> {
     let until = Instant::now() + BOUND_WITHIN;
     loop {
@@ -22,7 +22,7 @@ pub(super) async fn settle(node: &Node) -> Result<(usize, Vec<String>), Failed> 
     }
 }
 
-/// One grant as the kubelet has it: what a container runs with.
+/// A grant in the kubelet: the devices of a running container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Held {
     alloc_id: String,
@@ -51,7 +51,7 @@ fn held(node: &Node) -> Vec<Held> {
     holders.iter().flat_map(of).collect()
 }
 
-/// What the ledger's document has otherwise than the containers, in words.
+/// Differences between the ledger's document and the containers, in words.
 fn differences(held: &[Held], who: &Value) -> Vec<String> {
     let grants: BTreeMap<&str, &Value> =
         who["grants"].as_array().into_iter().flatten().filter_map(|grant| Some((grant["alloc_id"].as_str()?, grant))).collect();

@@ -1,4 +1,5 @@
-//! `holdfast bench`: measures on this machine, each figure beside the floor that the machine sets in the same minute.
+//! `holdfast bench`: measurements on this machine. Each figure is compared with the machine's
+//! floor, measured in the same minute.
 
 mod allocate;
 mod bare;
@@ -24,20 +25,24 @@ use crate::console::Global;
 use crate::console::exit::Failed;
 use clap::Subcommand;
 
-/// What can be measured.
+/// The benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// How long an Allocate takes, on the file system of the state directory
+    /// Measure the duration of an Allocate, on the file system of the state directory
     Allocate(allocate::Options),
-    /// How long the look at a node takes: this one, a captured one, or one of up to 10,000 PCI functions that is made for it
+    /// Measure the duration of a scan: of this node, a captured one, or a generated one with up to
+    /// 10,000 PCI functions
     Scan(scan::Options),
-    /// What the daemon costs with many devices, and many daemons on one machine
+    /// Measure the cost of a daemon with many devices, and of many daemons on one machine
     Scale(scale::Options),
-    /// A daemon under load and faults for as long as one wants: whether anything of it grows, and whether the ledger is right
+    /// Run a daemon under load and faults: check that its memory and descriptors do not grow and
+    /// that its ledger is correct
     Soak(soak::Options),
-    /// How long the kubelet is without the devices after its own restart, beside a plugin that does nothing else
+    /// Measure how long the kubelet lacks the devices after its restart, compared with a minimal
+    /// plugin
     Restart(restart::Options),
-    /// What the kubelet notices when one daemon hands over to the next, while pods come and go
+    /// Measure the effects of a handover between two daemons on the kubelet, while pods are created
+    /// and deleted
     Upgrade(upgrade::Options),
 }
 

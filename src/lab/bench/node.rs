@@ -1,4 +1,4 @@
-//! A private node: its files, a simulated kubelet in this process, and the daemon as a process of its own.
+//! A private node: its files, a simulated kubelet in this process, and a daemon in another process.
 
 use super::instance::{near, scratch, temporary};
 use super::process::{self, Daemon, Readings};
@@ -14,34 +14,36 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How long the daemon may take until the kubelet has every list: a machine with hundreds of daemons is busy.
+/// Maximum time until the kubelet has every list: a machine with hundreds of daemons is busy.
 const LISTS_WITHIN: Duration = Duration::from_secs(120);
-/// How often it is looked meanwhile whether the daemon still lives.
+/// Interval of the check that the daemon is still running.
 const LIVES_EVERY: Duration = Duration::from_millis(500);
 
-/// What a private node is made of.
+/// Options of a private node.
 #[derive(Debug, Clone, Args)]
 pub(super) struct Made {
-    /// The daemon that is measured, such as another release [default: this binary]
+    /// The daemon to measure, such as another release [default: `holdfast` next to `holdfast-lab`,
+    /// or this program]
     #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
 }
 
-/// The node. Dropped in the order of the fields: the directories go last.
+/// The node. Fields are dropped in this order: the directories last.
 #[derive(Debug)]
 pub(super) struct Node {
     daemon: Daemon,
     pub(super) kubelet: Kubelet,
     pub(super) hooks: HookTable,
     pub(super) resources: Vec<ResourceName>,
-    /// From the start of the daemon until the kubelet had the first list of every resource.
+    /// Time from the start of the daemon until the kubelet had the first list of every resource.
     pub(super) first_lists: Duration,
     scratch: TempDir,
     state: TempDir,
     binary: Option<PathBuf>,
 }
 
-/// The configuration of plain nodes: so many resources, each with the nodes `/dev/bench<resource>-*`.
+/// The configuration of plain nodes: `resources` resources, each with the nodes
+/// `/dev/bench<resource>-*`.
 pub(super) fn plain(resources: usize, replicas: usize) -> String {
     let of = |resource| {
         format!(
@@ -51,19 +53,21 @@ pub(super) fn plain(resources: usize, replicas: usize) -> String {
     (0..resources).map(of).collect()
 }
 
-/// Files that stand for the device nodes of [`plain`], as evenly among the resources as it goes.
+/// Creates files that replace the device nodes of [`plain`], evenly distributed among the
+/// resources.
 pub(super) fn plain_files(host: &Path, resources: usize, files: usize) -> std::io::Result<()> {
     (0..files).try_for_each(|file| fs::write(plain_file(host, file % resources, file / resources), ""))
 }
 
-/// One of these files.
+/// The path of one of these files.
 pub(super) fn plain_file(host: &Path, resource: usize, file: usize) -> PathBuf {
     host.join(format!("dev/bench{resource}-{file}"))
 }
 
 impl Made {
-    /// Makes the node, with the ledger on the file system of `state_dir` and `host` for what is in the host's tree, starts the kubelet
-    /// and the daemon, and waits until the kubelet has a list of every resource of `config`.
+    /// Creates the node, with the ledger on the file system of `state_dir`. `host` fills the host's
+    /// tree. Starts the kubelet and the daemon, and waits until the kubelet has a list of every
+    /// resource of `config`.
     pub(super) async fn start(
         &self,
         state_dir: &Path,
@@ -113,17 +117,17 @@ impl Node {
         config_file(self.scratch.path())
     }
 
-    /// What the kernel tells of the daemon.
+    /// Readings of the daemon from `/proc`.
     pub(super) fn readings(&mut self) -> Result<Readings, Failed> {
         self.daemon.readings(&log(self.scratch.path()))
     }
 
-    /// Bytes of the ledger.
+    /// Size of the ledger in bytes.
     pub(super) fn state_bytes(&self) -> u64 {
         host::size_below(self.state.path())
     }
 
-    /// Gives the daemon another configuration.
+    /// Writes another configuration, and reloads the daemon.
     pub(super) fn reload(&self, config: &str) -> Result<(), Failed> {
         write_config(self.scratch.path(), config)?;
         Ok(self.daemon.reload()?)
@@ -136,10 +140,10 @@ impl Node {
         Ok(())
     }
 
-    /// What a verb prints as JSON of this node.
+    /// The JSON document of a verb on this node.
     pub(super) async fn ask(&self, verb: &str) -> Result<serde_json::Value, Failed> {
         let command = process::command(self.binary.as_deref(), &self.roots(), &config_file(self.scratch.path()))?;
-        // Not by blocking: the daemon's kubelet lives on this thread.
+        // Do not block: the simulated kubelet runs on this thread.
         let output = tokio::process::Command::from(command).args([verb, "-o", "json"]).output().await?;
         let document = serde_json::from_slice(&output.stdout);
         document.map_err(|_| {
@@ -148,7 +152,7 @@ impl Node {
         })
     }
 
-    /// Ends it in order.
+    /// Stops the daemon cleanly.
     pub(super) async fn stop(self) -> Result<(), Failed> {
         self.daemon.stop().await
     }
@@ -170,7 +174,7 @@ fn write_config(scratch: &Path, resources: &str) -> std::io::Result<()> {
     fs::write(config_file(scratch), format!("[telemetry]\nlisten = \"off\"\n{resources}"))
 }
 
-/// Told when a person or a service manager wants an end.
+/// Returns when SIGINT or SIGTERM arrives.
 pub(super) async fn interrupted() {
     let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
         return std::future::pending().await;

@@ -1,4 +1,4 @@
-//! A figure of lines over two axes as SVG: no script, no font of its own, and readable on light and on dark ground.
+//! A line chart as SVG: no script, no embedded font, readable on a light and a dark background.
 
 use crate::picture::markup::escape;
 use std::fmt::Write;
@@ -8,13 +8,13 @@ const HEIGHT: f64 = 420.0;
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 24.0;
 const BOTTOM: f64 = 46.0;
-/// One line of the legend.
+/// Height of a row of the legend.
 const LEGEND_ROW: f64 = 20.0;
-/// What a sign is wide, about.
+/// Approximate width of a character.
 const SIGN: f64 = 7.0;
-/// About as many ticks as an axis has.
+/// Approximate number of ticks of an axis.
 const TICKS: f64 = 6.0;
-/// Colours of a middle lightness, and dashes for those who cannot tell them apart.
+/// Colours of medium lightness, and dash patterns for readers who cannot distinguish the colours.
 const LOOKS: [(&str, &str); 7] = [
     ("#2f7ed8", ""),
     ("#e0701b", "7 3"),
@@ -25,32 +25,32 @@ const LOOKS: [(&str, &str); 7] = [
     ("#7a7f87", "1 2"),
 ];
 
-/// How an axis counts.
+/// The scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scale {
-    /// From zero.
+    /// Linear, from zero.
     Linear,
-    /// In powers of ten; what is not above zero is not drawn.
+    /// Logarithmic to base ten; values that are not positive are not drawn.
     Logarithmic,
-    /// Percentiles from 0 to 100 by their nines: from 90 to 99 is as far as from 99 to 99.9.
+    /// Percentiles from 0 to 100, by their number of nines: 90 to 99 is as wide as 99 to 99.9.
     Percentiles,
 }
 
-/// An axis: what it counts, in its unit, and how.
+/// An axis: its quantity with the unit, and its scale.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Axis<'a> {
     pub(super) label: &'a str,
     pub(super) scale: Scale,
 }
 
-/// One line, of points from left to right.
+/// One line, with its points from left to right.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Line {
     pub(super) name: String,
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// Draws lines; the same axes for all of them.
+/// Draws lines over common axes.
 pub(super) fn svg(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line]) -> String {
     let values = |of: fn(&(f64, f64)) -> f64| lines.iter().flat_map(|line| &line.points).map(of).collect::<Vec<_>>();
     let (across, up) = (Ruler::new(x.scale, &values(|point| point.0)), Ruler::new(y.scale, &values(|point| point.1)));
@@ -103,7 +103,7 @@ pub(super) fn svg(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line]) -> Stri
     )
 }
 
-/// Names with a piece of their lines, in as many rows as they need. How high they are.
+/// Draws the legend, in as many rows as needed. Returns its height.
 fn legend(text: &mut String, lines: &[Line]) -> f64 {
     let (mut x, mut y) = (0.0, 38.0);
     for (line, (colour, dashes)) in lines.iter().zip(LOOKS.iter().cycle()) {
@@ -124,13 +124,13 @@ fn legend(text: &mut String, lines: &[Line]) -> f64 {
     y
 }
 
-/// What an axis reaches from and to, and where a value has its place between.
+/// The range of an axis, and the positions of values on it.
 #[derive(Debug)]
 struct Ruler {
     scale: Scale,
     from: f64,
     to: f64,
-    /// Between two ticks, where they are evenly spaced.
+    /// Distance of two ticks, if they are evenly spaced.
     step: f64,
 }
 
@@ -147,7 +147,8 @@ impl Ruler {
                 Ruler { scale, from: (least / step).floor() * step, to: (most / step).ceil() * step, step }
             }
             Scale::Logarithmic => {
-                // From one of 1, 2, 5, 10 to another: a decade for its first or last tenth would be an empty one.
+                // Both ends are 1, 2 or 5 times a power of ten: a full decade could be almost
+                // empty.
                 let least = least.unwrap_or(1.0);
                 let power = 10_f64.powf(least.log10().floor());
                 let from = [5.0, 2.0].into_iter().find(|of| of * power <= least * 1.0001).unwrap_or(1.0) * power;
@@ -158,13 +159,13 @@ impl Ruler {
         }
     }
 
-    /// From 0 to 1.
+    /// The position, from 0 to 1.
     fn place(&self, value: f64) -> Option<f64> {
         let (from, to) = (scaled(self.scale, self.from)?, scaled(self.scale, self.to)?);
         scaled(self.scale, value).map(|value| (value - from) / (to - from))
     }
 
-    /// Round values, each with its place.
+    /// Round values, each with its position.
     fn ticks(&self) -> Vec<(f64, String)> {
         let mut values = Vec::new();
         match self.scale {
@@ -195,13 +196,14 @@ impl Ruler {
     }
 }
 
-/// A value as far along its axis as it is counted there.
+/// The coordinate of a value on its scale.
 fn scaled(scale: Scale, value: f64) -> Option<f64> {
     let scaled = match scale {
         Scale::Linear => value,
         Scale::Logarithmic if value > 0.0 => value.log10(),
         Scale::Logarithmic => return None,
-        // The largest of all has no place by its nines; it stands where the last of a million would.
+        // The maximum has no finite position by nines; draw it where the last of a million would
+        // be.
         Scale::Percentiles => -(1.0 - value.clamp(0.0, 99.9999) / 100.0).log10(),
     };
     scaled.is_finite().then_some(scaled)
@@ -214,7 +216,7 @@ fn round(value: f64) -> f64 {
     of * power
 }
 
-/// A tick's value: with as many digits as the step between ticks needs.
+/// The label of a tick, with as many digits as the step between ticks needs.
 fn words(value: f64, step: f64) -> String {
     let (value, unit) = match value.abs() {
         large if large >= 1e9 => (value / 1e9, "G"),
@@ -222,13 +224,13 @@ fn words(value: f64, step: f64) -> String {
         large if large >= 1e4 => (value / 1e3, "k"),
         _ => (value, ""),
     };
-    // Sums of steps are not quite what they should be.
+    // Sums of steps have rounding errors.
     let short = if step > 0.0 && unit.is_empty() && step < 1.0 { format!("{value:.*}", digits(step)) } else { format!("{value:.6}") };
     let short = if short.contains('.') { short.trim_end_matches('0').trim_end_matches('.') } else { &short };
     format!("{}{unit}", if short == "-0" { "0" } else { short })
 }
 
-/// Digits behind the point that a step has.
+/// Number of decimal digits of a step.
 fn digits(step: f64) -> usize {
     (1..9).find(|digits| step * 10f64.powi(*digits) >= 0.9999).map_or(9, |digits| usize::try_from(digits).unwrap_or(9))
 }

@@ -1,4 +1,4 @@
-//! A daemon of the measurement's own as a process of its own, and what the kernel tells of it.
+//! A private daemon as a process of its own, and its readings from `/proc`.
 
 use crate::config::Roots;
 use crate::console::exit::{FAILURE, Failed};
@@ -10,36 +10,36 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The kernel's `USER_HZ`, the unit of times in `/proc`, on every architecture that there is a release for.
+/// The kernel's `USER_HZ`, the unit of times in `/proc`, on every architecture that has a release.
 const TICKS_PER_SECOND: f64 = 100.0;
-/// How long an end in order may take; then it is killed.
+/// Maximum time of a clean shutdown; then the process is killed.
 const END_WITHIN: Duration = Duration::from_secs(20);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// What the unit and the image tell glibc's allocator.
+/// The settings of glibc's allocator in the unit and in the image.
 const ALLOCATOR: [(&str, &str); 3] = [("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "65536"), ("MALLOC_TRIM_THRESHOLD_", "65536")];
 
-/// The daemon. It is killed when it is dropped, and nothing of it is left.
+/// The daemon. Dropping it kills the process and reaps it.
 #[derive(Debug)]
 pub(super) struct Daemon {
     child: Child,
 }
 
-/// What `/proc` tells of a process at one moment.
+/// Readings of a process from `/proc` at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Readings {
     pub(super) rss_kib: f64,
-    /// Memory that is of no file.
+    /// Memory that belongs to no file.
     pub(super) anon_kib: f64,
-    /// Memory that nobody shares.
+    /// Memory that is not shared.
     pub(super) private_kib: f64,
     pub(super) descriptors: f64,
     pub(super) threads: f64,
-    /// How often its threads have gone to sleep by themselves.
+    /// Number of voluntary context switches of its threads.
     pub(super) switches: f64,
     pub(super) cpu_seconds: f64,
 }
 
-/// A binary, else [`daemon`]'s, with a private instance's places.
+/// Command of a binary (by default that of [`daemon`]), with the directories of a private instance.
 pub(super) fn command(binary: Option<&Path>, roots: &Roots, config: &Path) -> Result<Command, Failed> {
     let mut command = Command::new(binary.map_or_else(daemon, |binary| Ok(binary.to_path_buf()))?);
     let Roots { host, kubelet, state, run } = roots;
@@ -48,14 +48,14 @@ pub(super) fn command(binary: Option<&Path>, roots: &Roots, config: &Path) -> Re
     {
         command.arg(option).arg(path);
     }
-    // Nobody is to be told of a private instance, and what it logs is read only when it has died.
+    // A private instance must not notify systemd. Its log is read only after it has exited.
     command.env_remove("NOTIFY_SOCKET").env("HOLDFAST_LOG", "warn").stdin(Stdio::null());
     command.envs(ALLOCATOR);
     Ok(command)
 }
 
 impl Daemon {
-    /// Starts it. What it says goes to `log`.
+    /// Starts it, with its log in `log`.
     pub(super) fn start(binary: Option<&Path>, roots: &Roots, config: &Path, log: &Path) -> Result<Daemon, Failed> {
         let log = File::options().create(true).append(true).open(log)?;
         let mut command = command(binary, roots, config)?;
@@ -65,10 +65,10 @@ impl Daemon {
         Ok(Daemon { child })
     }
 
-    /// That it has not ended.
+    /// Checks that it is running.
     ///
     /// # Errors
-    /// When it has: with what it said last, which is in the log.
+    /// When it has exited: with its last log line.
     pub(super) fn lives(&mut self, log: &Path) -> Result<(), Failed> {
         if let Some(status) = self.child.try_wait()? {
             let said = fs::read_to_string(log).unwrap_or_default();
@@ -78,28 +78,28 @@ impl Daemon {
         Ok(())
     }
 
-    /// What the kernel tells of it.
+    /// Its readings from `/proc`.
     ///
     /// # Errors
-    /// When it has ended, as [`Daemon::lives`] tells.
+    /// When it has exited, as for [`Daemon::lives`].
     pub(super) fn readings(&mut self, log: &Path) -> Result<Readings, Failed> {
         self.lives(log)?;
         Ok(readings(&format!("/proc/{}", self.child.id()))?)
     }
 
-    /// Asks it to read its configuration again.
+    /// Makes it reload its configuration (SIGHUP).
     pub(super) fn reload(&self) -> io::Result<()> {
         host::hang_up(self.child.id())
     }
 
     /// Kills it (SIGKILL).
     pub(super) fn kill(&mut self) {
-        // It may have ended already; the wait is for what the kernel keeps of it.
+        // It may have exited already; the wait reaps it.
         drop(self.child.kill());
         drop(self.child.wait());
     }
 
-    /// Ends it in order; what does not end is killed.
+    /// Stops it by SIGTERM; after the time limit it is killed.
     pub(super) async fn stop(mut self) -> Result<(), Failed> {
         host::terminate(self.child.id())?;
         let looks = END_WITHIN.as_millis() / LOOK_EVERY.as_millis();
@@ -119,15 +119,16 @@ impl Drop for Daemon {
     }
 }
 
-/// Reads a process's folder.
+/// Reads the `/proc` directory of a process.
 fn readings(dir: &str) -> io::Result<Readings> {
     let read = |file: &str| fs::read_to_string(format!("{dir}/{file}"));
     let (status, stat) = (read("status")?, read("stat")?);
-    // Not there without CONFIG_PROC_PAGE_MONITOR.
+    // The file exists only with CONFIG_PROC_PAGE_MONITOR.
     let shared = read("smaps_rollup").unwrap_or_default();
     let tasks: Vec<_> = fs::read_dir(format!("{dir}/task"))?.flatten().collect();
     let switches = tasks.iter().filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
-    // Behind the name, which may have spaces: utime and stime are the 12th and 13th (proc_pid_stat(5) counts them 14 and 15).
+    // After the name, which may contain spaces: utime and stime are the 12th and 13th
+    // (proc_pid_stat(5) counts them as 14 and 15).
     let times = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').skip(11).take(2);
     Ok(Readings {
         rss_kib: figure(&status, "VmRSS:"),
@@ -140,7 +141,7 @@ fn readings(dir: &str) -> io::Result<Readings> {
     })
 }
 
-/// The number behind a key of a file such as `status`; NaN where there is none.
+/// The number after a key of a file such as `status`; NaN if absent.
 fn figure(text: &str, key: &str) -> f64 {
     let value = text.lines().find_map(|line| line.strip_prefix(key));
     value.and_then(|value| value.split_whitespace().next()?.parse().ok()).unwrap_or(f64::NAN)

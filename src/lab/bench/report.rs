@@ -1,4 +1,5 @@
-//! What was measured: durations by name, as a table, as a JSON document and as a figure. One shape for all verbs.
+//! Results: durations by name, as a table, as a JSON document and as a chart. All verbs have the
+//! same form.
 
 use super::plot::{self, Axis, Line, Scale};
 use crate::console::exit::{FAILURE, Failed};
@@ -12,9 +13,9 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
 
-/// The longest duration that is told from longer ones.
+/// The longest duration; longer ones are recorded as this one.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Points of a curve for each nine.
+/// Points of a curve per nine.
 const POINTS: f64 = 40.0;
 
 /// Durations of one kind.
@@ -22,19 +23,19 @@ const POINTS: f64 = 40.0;
 pub(super) struct Durations(Histogram<u64>);
 
 impl Durations {
-    /// None yet.
+    /// No durations yet.
     pub(super) fn new() -> Result<Self, Failed> {
-        // To three digits.
+        // Three significant digits.
         let bounds = Histogram::new_with_bounds(1, nanoseconds(LONGEST), 3);
         bounds.map(Durations).map_err(|error| Failed::new(FAILURE, error))
     }
 
-    /// One more.
+    /// Adds one duration.
     pub(super) fn add(&mut self, took: Duration) {
         self.0.saturating_record(nanoseconds(took));
     }
 
-    /// How many there are.
+    /// Number of durations.
     pub(super) fn count(&self) -> u64 {
         self.0.len()
     }
@@ -45,7 +46,7 @@ impl Durations {
         tenth(self.0.value_at_quantile(quantile) as f64 / 1e3)
     }
 
-    /// How a distribution stands in every document; what did not happen took no time that could be told.
+    /// The JSON form of a distribution; without any duration the quantiles are null.
     pub(super) fn document(&self) -> Value {
         let us = |quantile| (self.count() > 0).then(|| self.us(quantile));
         json!({
@@ -58,7 +59,7 @@ impl Durations {
         })
     }
 
-    /// Percentiles in µs, from the least to the largest.
+    /// Percentiles in µs, from the smallest to the largest.
     #[expect(clippy::cast_precision_loss, reason = "a count of calls")]
     fn curve(&self) -> Vec<(f64, f64)> {
         let nines = (self.count().max(1) as f64).log10();
@@ -69,7 +70,7 @@ impl Durations {
             points.push((quantile * 100.0, self.us(quantile)));
             point += 1.0;
         }
-        // The largest of n stands where one of n is left.
+        // The largest of n is at the percentile where one of n remains.
         points.push(((1.0 - 10_f64.powf(-nines)) * 100.0, self.us(1.0)));
         points
     }
@@ -79,23 +80,23 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What a verb has found.
+/// The result of a verb.
 #[derive(Debug)]
 pub(super) struct Report {
-    /// What is above the names.
+    /// Heading of the column of names.
     pub(super) heading: &'static str,
-    /// What is drawn, in a sentence.
+    /// Title of the chart, as a sentence.
     pub(super) title: String,
-    /// What `-o json` prints.
+    /// The document of `-o json`.
     pub(super) document: Value,
     /// Durations and their names, the measured one before its floors.
     pub(super) rows: Vec<(&'static str, Durations)>,
-    /// Sentences for people: how the figures compare.
+    /// Sentences that compare the figures.
     pub(super) remarks: Vec<String>,
 }
 
 impl Report {
-    /// Prints it, and draws it where that is wished.
+    /// Prints the result, and draws the chart if requested.
     pub(super) fn show(&self, global: &Global, plot: Option<&Path>) -> Result<(), Failed> {
         if let Some(path) = plot {
             std::fs::write(path, self.figure()).map_err(|error| cannot_draw(path, &error))?;
@@ -114,7 +115,7 @@ impl Report {
         if Screen::get().ascii { in_ascii(&text) } else { text }
     }
 
-    /// The percentiles of everything that was measured.
+    /// The percentiles of all durations, as a chart.
     fn figure(&self) -> String {
         let rows = self.rows.iter().filter(|(_, durations)| durations.count() > 0);
         let longest = rows.clone().map(|(_, durations)| durations.us(1.0)).fold(0.0, f64::max);
@@ -126,12 +127,12 @@ impl Report {
     }
 }
 
-/// The same without the two signs that ASCII lacks; columns stay where they are.
+/// Replaces the two characters that ASCII lacks; the columns stay aligned.
 fn in_ascii(text: &str) -> String {
     text.replace('µ', "u").replace('×', "x")
 }
 
-/// Whether a figure can be put there is found out before anything is measured.
+/// Checks before the measurement that the chart can be written.
 pub(super) fn prepare(plot: Option<&Path>) -> Result<(), Failed> {
     plot.map_or(Ok(()), |path| std::fs::write(path, "").map_err(|error| cannot_draw(path, &error)))
 }
@@ -140,7 +141,7 @@ fn cannot_draw(path: &Path, error: &std::io::Error) -> Failed {
     Failed::new(FAILURE, format_args!("the figure cannot be written to `{}`: {error}", path.display()))
 }
 
-/// Microseconds in the unit that suits them.
+/// Microseconds in a suitable unit.
 pub(super) fn span(us: f64) -> String {
     match us {
         ..1e3 => format!("{us:.1} µs"),
@@ -149,12 +150,12 @@ pub(super) fn span(us: f64) -> String {
     }
 }
 
-/// To one digit behind the point.
+/// Rounds to one decimal digit.
 pub(super) fn tenth(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-/// To two digits, or nothing where there is nothing to divide by.
+/// The quotient to two decimal digits; null if the floor is 0.
 pub(super) fn ratio(value: f64, floor: f64) -> Value {
     if floor > 0.0 { json!((value / floor * 100.0).round() / 100.0) } else { Value::Null }
 }

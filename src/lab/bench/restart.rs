@@ -1,7 +1,9 @@
-//! `holdfast bench restart`: a kubelet goes and comes back, and so does another one beside a bare plugin, in turns.
+//! `holdfast bench restart`: restarts a kubelet with Holdfast and one with a minimal plugin, in
+//! turns.
 //!
-//! Both plugins have the same lists, and both kubelets are the same code on threads of their own. All four are threads of one
-//! process; what is measured begins right before `kubelet.sock` is made and ends when the last resource's list is there.
+//! Both plugins have the same lists, and both kubelets run the same code. All four are threads of
+//! one process. A measurement starts just before `kubelet.sock` is created and ends when the list
+//! of the last resource arrives.
 
 use super::bare::Bare;
 use super::instance::{Common, Instance, Offer};
@@ -16,24 +18,24 @@ use serde_json::json;
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a plugin may take to be back.
+/// Maximum time until a plugin has registered again.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
-/// How long a kubelet is away: long enough for a plugin to have noticed.
+/// Time between two kubelets: long enough for a plugin to notice.
 const AWAY: Duration = Duration::from_millis(100);
-/// How long a plugin is left in peace afterwards: Holdfast's settling Register comes within it, and must not fall into the other
-/// one's time.
+/// Pause after each restart. Holdfast's settling Register happens within it, and must not disturb
+/// the measurement of the other plugin.
 const PEACE: Duration = Duration::from_secs(1);
 
-/// How much.
+/// Size of the measurement.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// Restarts that count
+    /// Number of measured restarts
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     rounds: u64,
-    /// Resources
+    /// Number of resources
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
     resources: u64,
-    /// Devices of each resource
+    /// Number of devices of each resource
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=512))]
     devices: u64,
     #[command(flatten)]
@@ -50,7 +52,7 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     report.show(global, options.common.plot.as_deref())
 }
 
-/// What one of the two came to.
+/// Results of one of the two plugins.
 struct Side {
     registered: Durations,
     listed: Durations,

@@ -1,8 +1,10 @@
-//! `holdfast bench scale`: what the daemon costs as the node grows, and what many daemons on one machine cost.
+//! `holdfast bench scale`: the cost of a daemon as the node grows, and the cost of many daemons on
+//! one machine.
 //!
-//! Three sheets, each of private daemons that are processes of their own beside simulated kubelets in this one: one daemon with more
-//! and more devices, one with more and more virtual functions, and more and more daemons. Everything is read from `/proc`
-//! once a daemon has had nothing to do for a while.
+//! There are three sheets: one daemon with a growing number of devices, one with a growing number
+//! of virtual functions, and a growing number of daemons. The daemons are private processes; their
+//! simulated kubelets run in this process. All readings are from `/proc`, after each daemon has
+//! been idle.
 
 use super::node::{Made, Node, interrupted, plain, plain_files};
 use super::plot::{Axis, Scale};
@@ -22,36 +24,36 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where nothing is asked for.
+/// Defaults if no sizes are given.
 const DEVICES: [u64; 5] = [64, 1_000, 2_500, 5_000, 10_000];
 const VFS: [u64; 4] = [64, 512, 2_048, 4_096];
 const DAEMONS: [u64; 5] = [1, 10, 50, 100, 200];
-/// What each of many daemons offers.
+/// Devices of each of many daemons.
 const DEVICES_OF_EACH: usize = 8;
-/// What a daemon may take for ten thousand devices, with nothing to do.
+/// Memory limit of an idle daemon with ten thousand devices.
 const IDLE_RSS_MIB: f64 = 40.0;
-/// Scans that are timed beside a daemon.
+/// Number of timed scans for each row.
 const SCANS: usize = 5;
 
-/// How much, in whole numbers with commas between. Without any of the three, all are measured.
+/// The sizes, as integers separated by commas. If none of the three is given, all are measured.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// Devices of one daemon [default: 64,1000,2500,5000,10000]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=100_000))]
     devices: Vec<u64>,
-    /// Resources that these devices are offered by, as evenly as it goes
+    /// Resources that offer these devices, evenly distributed
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=256))]
     resources: u64,
     /// SR-IOV virtual functions of one daemon's node [default: 64,512,2048,4096]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=VFS_MAX as u64))]
     vfs: Vec<u64>,
-    /// Daemons at a time, each with 8 devices [default: 1,10,50,100,200]
+    /// Number of daemons, each with 8 devices [default: 1,10,50,100,200]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=500))]
     daemons: Vec<u64>,
-    /// Seconds without anything to do, over which the processor's time is counted
+    /// Idle seconds over which CPU time is measured
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     idle: u64,
-    /// Draw each sheet, as SVG; its name is put before the suffix
+    /// Draw each sheet as SVG; the name of the sheet is inserted before the suffix
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     #[command(flatten)]
@@ -108,7 +110,8 @@ async fn measure(global: &Global, options: &Options) -> Result<(), Failed> {
     for vfs in points(&options.vfs, &VFS) {
         let config = "[[resource]]\nname = \"example.com/vf\"\nclass = \"rdma\"\nselect = { vf = true }\n\
                       [[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\nselect = { vendor = [\"10de\"] }\n";
-        // What there is besides them is that of a large server: twice as much room as they need, and more.
+        // Further functions: those of a large server (560), and twice as many as the adapters of
+        // the virtual functions need.
         let host = |host: &Path| SimNode::create_large(host, 560 + count(vfs) + count(vfs) / 16, count(vfs)).map(drop);
         let mut nodes = [options.made.start(&global.state_dir, config, host).await?];
         sheet.add(&row(vfs, &mut nodes, scan_ms, idle).await?);
@@ -163,7 +166,7 @@ fn tell(global: &Global, options: &Options, sheets: &[(&str, &str, Sheet)]) -> R
     })
 }
 
-/// What the figures come to.
+/// The summary of a sheet.
 fn remark(key: &str, sheet: &Sheet) -> String {
     let (counts, rss) = (sheet.all(key), sheet.all("rss_mib"));
     let of_last = |column: &str| sheet.all(column).last().copied().unwrap_or(f64::NAN);
@@ -189,10 +192,12 @@ fn remark(key: &str, sheet: &Sheet) -> String {
     }
 }
 
-/// One row: of a column for how many there are, the largest of times and sizes, and the mean of what they have to themselves.
+/// One row of the sheet with `of` devices, functions or daemons. The scan is that of the first
+/// daemon. Private memory, CPU time and context switches are means over all daemons; all other
+/// figures are their maximum.
 async fn row(of: u64, nodes: &mut [Node], scan: impl Fn(&Node) -> f64, idle: Duration) -> Result<[f64; 11], Failed> {
     let first_lists = nodes.iter().map(|node| node.first_lists).max().unwrap_or_default();
-    // The start is over when the settling Registers are; then a window of nothing.
+    // The start ends with the settling Registers; then measure an idle window.
     tokio::time::sleep(SETTLED_AFTER).await;
     let scan = nodes.first().map_or(f64::NAN, scan);
     let mut progress = Progress::new("seconds of idling");
@@ -223,14 +228,15 @@ async fn row(of: u64, nodes: &mut [Node], scan: impl Fn(&Node) -> f64, idle: Dur
     ])
 }
 
-/// The second settling Register comes 12 s after a loss, and a start is none: two seconds see all that follows it.
+/// The second settling Register comes 12 s after a lost stream, which does not happen at a start:
+/// two seconds cover the rest.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
 fn readings(nodes: &mut [Node]) -> Result<Vec<Readings>, Failed> {
     nodes.iter_mut().map(Node::readings).collect()
 }
 
-/// How long one scan of the node takes, made here as the daemon makes it.
+/// Duration of one scan of the node, made in this process as the daemon makes it.
 fn scan_ms(node: &Node) -> f64 {
     let root = HostRoot::new(node.roots().host);
     let Ok(config) = config::load(Some(&node.config_file()), &config::Node::default()) else { return f64::NAN };
@@ -244,13 +250,13 @@ fn scan_ms(node: &Node) -> f64 {
     quantile(&(0..SCANS).map(took).collect::<Vec<_>>(), 0.5)
 }
 
-/// Ends all of them, together.
+/// Stops all daemons at once.
 async fn end(nodes: impl IntoIterator<Item = Node>) -> Result<(), Failed> {
     let ended = futures_util::future::join_all(nodes.into_iter().map(Node::stop)).await;
     ended.into_iter().collect()
 }
 
-/// `figure-devices.svg` where there are several.
+/// The file name of a sheet, such as `figure-devices.svg`, if there are several.
 fn named(file: &Path, key: &str, sheets: usize) -> PathBuf {
     if sheets < 2 {
         return file.to_owned();

@@ -1,10 +1,10 @@
-//! `holdfast bench scan`: how long the look at a node takes, on the machine's own tree, on a captured one, or on one that is made
-//! as large as one wants.
+//! `holdfast bench scan`: the duration of a scan of this machine's tree, of a captured one, or of a
+//! generated one of any size.
 //!
-//! What is timed is what the daemon does at every scan: all PCI functions are read, described, and selected by the resources of the
-//! configuration, else by the usual ones. Beside each look stands the floor of the same moment: the `uevent` of each function, which
-//! tells driver and kind, is opened, read and closed. Nobody who wants to know these can do with less; nothing of it is understood or
-//! kept.
+//! A scan is timed as the daemon makes it: all PCI functions are read, described, and selected by
+//! the configured resources, or by the default ones. The floor is measured after each scan: the
+//! `uevent` file of each function, which contains driver and kind, is opened, read and closed. No
+//! program that needs these can do less; the content is neither parsed nor kept.
 
 use super::instance::temporary;
 use super::node::interrupted;
@@ -28,9 +28,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// What `--sweep` goes through.
+/// The sizes of `--sweep`.
 const SWEEP: [u64; 5] = [560, 1_000, 2_000, 5_000, 10_000];
-/// What the floor reads of each function.
+/// The file of each function that the floor reads.
 const FLOOR_FILE: &str = "uevent";
 const FLOOR: &str = "each function's uevent opened, read and closed";
 
@@ -49,27 +49,28 @@ const COLUMNS: [Column; 12] = [
     column("times_floor", "× floor", 2),
 ];
 
-/// Which tree, and how often.
+/// The tree, and the number of scans.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// The tree that is scanned, such as an unpacked capture [default: --host-root]
+    /// Scan this tree, such as an unpacked capture [default: --host-root]
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
-    /// Make a node of so many PCI functions and scan that; several numbers, with commas between, one after the other [default
-    /// without a number: 560]
+    /// Generate a node with N PCI functions and scan it; several numbers, separated by commas, are
+    /// scanned one after the other [default without a number: 560]
     #[arg(long, value_name = "N", conflicts_with = "root", num_args = 0..=1, value_delimiter = ',', default_missing_value = "560",
           value_parser = clap::value_parser!(u64).range(1..=FUNCTIONS_MAX as u64))]
     functions: Vec<u64>,
-    /// So many of the functions that are made are virtual ones, besides the eight that every made node has
+    /// Make N of the generated functions virtual ones, in addition to the eight of every generated
+    /// node
     #[arg(long, value_name = "N", conflicts_with = "root", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=VFS_MAX as u64))]
     vfs: u64,
-    /// Scan nodes of 560, 1000, 2000, 5000 and 10000 functions: how the time grows
+    /// Scan nodes with 560, 1000, 2000, 5000 and 10000 functions, to show how the time grows
     #[arg(long, conflicts_with_all = ["root", "functions"])]
     sweep: bool,
-    /// Scans of each tree that count; one more before them does not
+    /// Measured scans of each tree, after one unmeasured scan
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     rounds: u64,
-    /// Draw it there, as SVG
+    /// Draw the result to FILE, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -104,7 +105,7 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     show(global.output, &document, |_: &Value| Text::document(&table(&sheet, options.rounds)))
 }
 
-/// Whether an end is wanted: a scan waits for nobody, and is asked between its rounds.
+/// Whether a signal has requested the end. A scan blocks, so this is checked between rounds.
 #[derive(Debug)]
 struct Stop(Arc<AtomicBool>);
 
@@ -148,11 +149,11 @@ fn measure(tree: &Path, configured: &[Arc<ResourceSpec>], rounds: u64, stop: &St
     for round in 0..rounds {
         stop.check()?;
         progress.at(usize::try_from(round).unwrap_or(0), usize::try_from(rounds).ok());
-        // One after the other, so that a machine that becomes slower makes both slower.
+        // Scan and floor alternate, so that a machine that slows down affects both.
         let began = Instant::now();
         let again = look(&root, configured);
         scans.push(began.elapsed().as_secs_f64() * 1e3);
-        // What is freed is not what is looked at.
+        // Freeing the result is not part of the scan.
         drop(again);
         let began = Instant::now();
         files = folders.iter().map(|folder| read_plainly(folder)).sum();
@@ -180,20 +181,21 @@ fn measure(tree: &Path, configured: &[Arc<ResourceSpec>], rounds: u64, stop: &St
     ])
 }
 
-/// A scan, as the daemon makes it.
+/// A scan as the daemon makes it.
 fn look(root: &HostRoot, configured: &[Arc<ResourceSpec>]) -> Discovery {
     let scan = hardware::scan(root);
     let specs = hardware::defaults::or_usual(configured, &scan);
     hardware::discover_in(root, scan, &specs, &BTreeMap::new())
 }
 
-/// The functions' own folders, without links on the way to them.
+/// The directories of the functions, without links in their paths.
 fn folders(root: &HostRoot, found: &Discovery) -> Vec<PathBuf> {
     let link = |address| root.path(&format!("sys/bus/pci/devices/{address}"));
     found.scan.functions.keys().filter_map(|address| fs::canonicalize(link(address)).ok()).collect()
 }
 
-/// Does what [`FLOOR`] says. How many files could be read.
+/// Reads the floor file of one function, as [`FLOOR`] describes. Returns 1 if it could be read,
+/// else 0.
 fn read_plainly(folder: &Path) -> usize {
     let mut page = [0; 4096];
     File::open(folder.join(FLOOR_FILE)).and_then(|mut file| file.read(&mut page)).is_ok().into()

@@ -1,4 +1,4 @@
-//! Figures in rows of one form: a table for people, objects for programs, lines of a picture.
+//! Rows of figures: a table for people, objects for programs, lines of a chart.
 
 use super::plot::{Axis, Line, svg};
 use crate::console::exit::{FAILURE, Failed};
@@ -10,11 +10,11 @@ use std::path::Path;
 /// One kind of figure.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Column {
-    /// Its name in the document, with the unit.
+    /// Its key in the document, with the unit.
     pub(super) key: &'static str,
     /// Its heading in the table.
     pub(super) heading: &'static str,
-    /// Digits behind the point; none for what is counted.
+    /// Number of decimal digits; 0 for counts.
     pub(super) digits: usize,
 }
 
@@ -23,7 +23,7 @@ pub(super) const fn column(key: &'static str, heading: &'static str, digits: usi
     Column { key, heading, digits }
 }
 
-/// The figures. What is not known is NaN: `null` to programs, `-` to people.
+/// The figures. An unknown one is NaN: `null` in JSON, `-` in the table.
 #[derive(Debug, Clone)]
 pub(super) struct Sheet {
     columns: &'static [Column],
@@ -35,7 +35,7 @@ impl Sheet {
         Sheet { columns, rows: Vec::new() }
     }
 
-    /// Adds a row; its figures stand in the order of the columns.
+    /// Adds a row, with its figures in the order of the columns.
     pub(super) fn add(&mut self, row: &[f64]) {
         self.rows.push(row.to_vec());
     }
@@ -44,7 +44,7 @@ impl Sheet {
         self.rows.is_empty()
     }
 
-    /// All figures of a kind.
+    /// All figures of a column.
     pub(super) fn all(&self, key: &str) -> Vec<f64> {
         let place = self.columns.iter().position(|column| column.key == key);
         self.rows.iter().filter_map(|row| row.get(place?).copied()).collect()
@@ -75,14 +75,14 @@ impl Sheet {
         table.on(Screen::get()).to_string()
     }
 
-    /// No more than so many of the rows, evenly, the last one among them.
+    /// At most `most` of the rows, evenly spaced, with the last one among them.
     pub(super) fn thinned(&self, most: usize) -> Sheet {
         let every = self.rows.len().div_ceil(most).max(1);
         let rows = self.rows.iter().rev().step_by(every).rev().cloned().collect();
         Sheet { columns: self.columns, rows }
     }
 
-    /// Draws columns over another one; `of` has the key of each line and its name.
+    /// Draws columns over another one; `of` contains the key and the name of each line.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -98,7 +98,8 @@ impl Sheet {
     }
 }
 
-/// The quantile of figures: the smallest that so many of them do not exceed. NaN where there are none.
+/// The quantile of figures: the smallest figure that at least this fraction of them does not
+/// exceed. NaN if there are none.
 pub(super) fn quantile(figures: &[f64], quantile: f64) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,13 +1,14 @@
-//! `holdfast bench soak`: a daemon under load and faults for as long as one wants, and whether anything of it grows.
+//! `holdfast bench soak`: runs a daemon under load and faults, and checks whether its resource use
+//! grows.
 //!
 //! ```text
-//!  pods come, finish and go ─▶ simulated kubelet ◀─ gRPC ─▶ the daemon, a process of its own ─▶ /proc ─▶ samples ─▶ trends
-//!  faults, one after the other ──────┴─────────────────────────────┘
-//!  at the end: every container that runs with devices is compared with what `who -o json` tells
+//!  pods: create, finish, delete ─▶ simulated kubelet ◀─ gRPC ─▶ daemon process ─▶ /proc ─▶ trends
+//!  faults, one after the other ──────────┴─────────────────────────┘
+//!  at the end: every container that runs with devices is compared with the output of `who -o json`
 //! ```
 //!
-//! A trend is told with the interval that has it with 95 %; the first third of the samples is left out, in which memory that is
-//! used for the first time is no leak. A mapping that is not the kubelet's is a failure.
+//! A trend has a confidence interval of 95 %. The first third of the samples is left out: the first
+//! use of memory is not a leak. A mapping that differs from the kubelet's is a failure.
 
 use super::mapping::settle;
 use super::node::{Made, Node, interrupted, plain, plain_file, plain_files};
@@ -28,17 +29,18 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
 
-/// Resources, the files of each, and the ids of each file: 512 ids, as a node with eight resources of 64 devices has.
+/// Resources, the files of each, and the ids of each file: 512 ids, as a node with eight resources
+/// of 64 devices has.
 const RESOURCES: usize = 2;
 const FILES: usize = 32;
 const REPLICAS: usize = 8;
-/// Pods that have finished and are not deleted yet.
+/// Maximum number of finished pods that are not deleted yet.
 const FINISHED_MAX: usize = 8;
-/// One of so many pods has an init container, which leaves its devices to the next one.
+/// One of this many pods has an init container, which passes its devices to the next container.
 const WITH_INIT: u64 = 5;
-/// How long a pod may wait for a decision: a daemon that was killed is back before.
+/// Maximum wait for the decision on a pod; a killed daemon is back earlier.
 const DECIDED_WITHIN: Duration = Duration::from_secs(20);
-/// Rows that a person is shown.
+/// Maximum number of rows in the table.
 const ROWS_MAX: usize = 24;
 
 const COLUMNS: [Column; 14] = [
@@ -58,39 +60,40 @@ const COLUMNS: [Column; 14] = [
     column("life", "life", 0),
 ];
 
-/// How long, how much, and what happens meanwhile.
+/// Duration, load and faults.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// How long; parts of a minute too, such as 0.5
+    /// Duration in minutes; fractions are allowed, such as 0.5
     #[arg(long, value_name = "M", default_value_t = 10.0)]
     minutes: f64,
-    /// Pods that come in a minute; the most of them are granted once, those with an init container twice
+    /// Pods created per minute; most are granted once, those with an init container twice
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     grants_per_minute: u64,
-    /// Pods that run at a time
+    /// Number of pods that run at the same time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=400))]
     pods: u64,
     /// Seconds between two samples
     #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     every: u64,
-    /// Seconds between two faults: a device goes, it comes back, the kubelet restarts, a stream ends, the configuration is read
-    /// again; 0 for none
+    /// Seconds between two faults: a device is removed, it returns, the kubelet restarts, a stream
+    /// ends, the configuration is reloaded; 0 for none
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     faults_every: u64,
-    /// Kill the daemon too (SIGKILL), each time after the other faults. Trends are then of its longest life
+    /// Also kill the daemon (SIGKILL) after each round of the other faults. Trends then cover its
+    /// longest run
     #[arg(long)]
     kill: bool,
-    /// What chance decides follows from this number
+    /// Seed of the random decisions
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Draw memory and descriptors there, as SVG
+    /// Draw memory and descriptors to FILE, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     #[command(flatten)]
     made: Made,
 }
 
-/// What happens to the daemon, in this order, again and again.
+/// The faults, repeated in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
     DeviceGone,
@@ -123,7 +126,7 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     block_on(async {
         let node = options.made.start(&global.state_dir, &config(0), |host| plain_files(host, RESOURCES, RESOURCES * FILES)).await?;
         let mut soak = Soak::new(node, options);
-        // An early end is an end: what was seen until then is told.
+        // An early end is a normal end: report the data so far.
         let said = tokio::select! {
             ended = soak.go() => ended,
             () = interrupted() => Ok(()),
@@ -133,7 +136,7 @@ pub(super) fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     })?
 }
 
-/// The configuration; another number is another configuration that offers the same.
+/// The configuration; another number changes it, but not the offered devices.
 fn config(number: u64) -> String {
     plain(RESOURCES, REPLICAS).replace("\nreplicas", &format!("\nenv = {{ BENCH_ROUND = \"{number}\" }}\nreplicas"))
 }
@@ -143,7 +146,7 @@ struct Soak<'a> {
     options: &'a Options,
     random: Random,
     began: Instant,
-    /// The pods that run, and those that have finished, by UID.
+    /// The running pods and the finished ones, by UID.
     pods: Vec<String>,
     finished: VecDeque<String>,
     made: u64,
@@ -152,7 +155,8 @@ struct Soak<'a> {
     faults: BTreeMap<Fault, u64>,
     life: u64,
     sheet: Sheet,
-    /// When the newest sample was taken, on the kubelet's clock, with the sleeps and the processor's time until then.
+    /// Time of the newest sample on the kubelet's clock, with the context switches and the CPU time
+    /// until then.
     sampled: (Duration, f64, f64),
 }
 
@@ -183,7 +187,7 @@ impl<'a> Soak<'a> {
         let faults = Duration::from_secs(self.options.faults_every);
         let (mut next_fault, mut next_sample) = (faults, Duration::ZERO);
         let mut tick = tokio::time::interval(Duration::from_secs(60) / u32::try_from(self.options.grants_per_minute).unwrap_or(u32::MAX));
-        // Pods that a fault has held up come behind it, as they would on a node.
+        // Pods that were delayed by a fault follow in a burst, as on a node.
         tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let mut progress = Progress::new("seconds soaked");
         let seconds = |time: Duration| usize::try_from(time.as_secs()).unwrap_or(0);
@@ -208,7 +212,7 @@ impl<'a> Soak<'a> {
         }
     }
 
-    /// A pod comes, and another one goes.
+    /// Creates a pod, and ends another one.
     async fn churn(&mut self) -> Result<(), Failed> {
         self.made += 1;
         let resource = &self.node.resources[self.random.below(RESOURCES)];
@@ -217,7 +221,7 @@ impl<'a> Soak<'a> {
         let spec = if self.made.is_multiple_of(WITH_INIT) { spec.init("init", resource, devices) } else { spec };
         let spec = spec.app("main", resource, devices);
         let uid = spec.uid.clone();
-        // One that is not decided on stays: the next life of the kubelet, or of the daemon, brings it on.
+        // A pod without a decision stays; the next run of the kubelet or of the daemon decides it.
         drop(tokio::time::timeout(DECIDED_WITHIN, self.node.kubelet.add_pod(spec)).await);
         self.pods.push(uid);
         if self.pods.len() <= usize::try_from(self.options.pods).unwrap_or(usize::MAX) {
@@ -249,11 +253,11 @@ impl<'a> Soak<'a> {
             Fault::DeviceBack => fs::write(device, "")?,
             Fault::KubeletRestart => self.node.kubelet.restart().await?,
             Fault::StreamEnd => {
-                // The next list cannot be read, which ends its stream; a new node makes one.
+                // The next list fails, which ends its stream; a new device node causes that list.
                 self.node.hooks.gate(Hook::OnList).open(Verdict::Fail);
                 fs::write(plain_file(&host, 0, FILES + usize::from(count.is_multiple_of(2))), "")?;
                 let gone = plain_file(&host, 0, FILES + usize::from(!count.is_multiple_of(2)));
-                // The first time there is none.
+                // In the first round there is none.
                 drop(fs::remove_file(gone));
             }
             Fault::Reload => self.node.reload(&config(count))?,
@@ -302,7 +306,7 @@ impl<'a> Soak<'a> {
         Ok(())
     }
 
-    /// Compares, prints, and ends everything.
+    /// Compares, prints, and stops everything.
     async fn tell(self, global: &Global) -> Result<(), Failed> {
         let (held, different) = settle(&self.node).await?;
         let panicked = self.node.kubelet.panicked();
@@ -351,7 +355,7 @@ impl<'a> Soak<'a> {
     }
 }
 
-/// The trend of a column in an hour: of the longest life, without its first third.
+/// The trend of a column per hour, of the longest run without its first third.
 fn trend(sheet: &Sheet, key: &str) -> Option<Trend> {
     let (lives, minutes, figures) = (sheet.all("life"), sheet.all("minute"), sheet.all(key));
     let rows: Vec<_> =
@@ -371,7 +375,8 @@ mod tests {
         for minute in 0..40 {
             let mut row = [0.0; COLUMNS.len()];
             row[0] = f64::from(minute);
-            // A life of ten minutes, one of thirty that first grows by leaps and then by a KiB a minute.
+            // A run of ten minutes, and one of thirty that first grows in steps and then by 1 KiB a
+            // minute.
             (row[13], row[2]) =
                 if minute < 10 { (1.0, 1e6) } else { (2.0, if minute < 20 { 50.0 * f64::from(minute) } else { f64::from(minute) }) };
             sheet.add(&row);

@@ -1,25 +1,27 @@
-//! Whether figures grow: a straight line through them by least squares, and how sure its slope is.
+//! Growth of figures: a straight line through them by least squares, with the confidence of its
+//! slope.
 
 use super::sheet::number;
 use serde_json::{Value, json};
 
-/// The slope of figures over time, with the interval that has it with 95 %.
+/// The slope of figures over time, with its confidence interval of 95 %.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Trend {
-    /// Figures that the line goes through.
+    /// Number of figures.
     pub(super) count: usize,
-    /// Units of the figures for each unit of time.
+    /// Units of the figures per unit of time.
     pub(super) slope: f64,
     /// Half of the interval.
     pub(super) margin: f64,
 }
 
 impl Trend {
-    /// The line through `(time, figure)`; none through less than five.
+    /// The line through `(time, figure)`; `None` for fewer than five points.
     ///
-    /// Figures that are taken every few seconds are not independent: memory that is high now is high at the next look. So the
-    /// variance is multiplied by `(1 + r) / (1 - r)`, with `r` how much the deviation of one look tells of that of the next;
-    /// without it, chance would pass for growth.
+    /// Figures that are sampled every few seconds are not independent: memory that is high now is
+    /// high in the next sample. So the variance is multiplied by `(1 + r) / (1 - r)`, where `r` is
+    /// the correlation of the deviations of successive samples. Without it, chance would be
+    /// reported as growth.
     pub(super) fn of(points: &[(f64, f64)]) -> Option<Trend> {
         if points.len() < 5 {
             return None;
@@ -41,12 +43,12 @@ impl Trend {
         Some(Trend { count: points.len(), slope, margin: student(free) * deviation })
     }
 
-    /// Whether chance alone would hardly make it.
+    /// Whether the slope is unlikely to be chance.
     pub(super) fn is_distinct(self) -> bool {
         self.slope.abs() > self.margin
     }
 
-    /// In words, with the unit of the slope.
+    /// The trend in words, with the unit of the slope.
     pub(super) fn in_words(self, what: &str, unit: &str) -> String {
         let said = if self.is_distinct() { "distinguishable from zero" } else { "not distinguishable from zero" };
         format!("{what}: {:+.2} ± {:.2} {unit} ({} samples): {said}\n", self.slope, self.margin, self.count)
@@ -58,8 +60,8 @@ impl Trend {
     }
 }
 
-/// What 95 % of Student's distribution lie within, by its degrees of freedom: the expansion about the normal distribution,
-/// right to a hundredth from four degrees on (Abramowitz and Stegun, 26.7.5).
+/// The 95 % interval of Student's distribution by its degrees of freedom: the expansion about the
+/// normal distribution, right to a hundredth from four degrees on (Abramowitz and Stegun, 26.7.5).
 fn student(free: f64) -> f64 {
     let z: f64 = 1.959_964;
     let terms = [
@@ -103,7 +105,7 @@ mod tests {
         );
     }
 
-    /// A walk that comes and goes has no trend, though a line through it has a slope.
+    /// Correlated noise has no trend, though a line through it has a slope.
     #[test]
     fn what_hangs_together_is_less_sure() {
         let alone = trend(noise);
