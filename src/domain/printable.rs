@@ -1,9 +1,10 @@
 //! Safe text for logs and terminals: control and invisible characters are escaped.
 //!
 //! Devices, pods, configurations and programs choose their own names. A name may contain a line
-//! break that forges a log line, an escape sequence for the terminal, or a character that reverses
-//! the direction of the following text. Such characters are written as escapes. Writers do so at
-//! the border: the log, the tables and texts of the verbs, error messages, metric labels.
+//! break that forges a log line, or an escape sequence for the terminal. It may contain a character
+//! that changes the direction of the following text. Such characters are written as escapes.
+//! Writers do so at the border: the log, the tables and texts of the verbs, error messages, metric
+//! labels.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};

@@ -15,7 +15,7 @@ pub struct Retention {
     pub grants: u64,
     /// The disk space of the history. In the files of their database, records take at least three
     /// times their length, so their length is limited to a third of this. The whole state directory
-    /// always stays below four times this, whatever runs there.
+    /// always stays below four times this, during every operation.
     pub bytes: u64,
 }
 

@@ -151,7 +151,7 @@ impl Verdict {
         self.faults.get(&reason).or(incident.map(|incident| &incident.detail)).map_or("", String::as_str)
     }
 
-    /// Whether it contains no more information than a missing verdict: the device is healthy.
+    /// Whether it contains only the information of a missing verdict: the device is healthy.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         *self == Verdict { boot_id: self.boot_id.clone(), reset_at: self.reset_at, healthy_since: self.healthy_since, ..Verdict::default() }

@@ -1,8 +1,8 @@
 //! The judge: evidence in, inventory out. Pure.
 //!
 //! Each device has a case ([`cases`], [`case`]). The health of an id in a list follows from the
-//! case of its device, from the cases of the devices above it, and from whether the id is offered
-//! or only held.
+//! case of its device and from the cases of the devices above. It also depends on whether the id is
+//! offered or only held.
 
 mod case;
 mod cases;
@@ -33,8 +33,7 @@ use std::time::Duration;
 /// the id can be in flight, and a kubelet of 1.35 or newer does not panic when the id leaves.
 pub(crate) const LEAVE_AFTER: Duration = Duration::from_secs(60);
 
-/// Events kept for the first scan after a start. A machine that fails as a whole has a few events
-/// per device.
+/// Events kept for the first scan after a start. A failing machine has a few per device.
 const EARLY_MAX: usize = 256;
 
 /// The minimum pause before another probe and rescan are requested, if the last did not end a wait.
@@ -54,14 +53,13 @@ pub(crate) struct Judge {
     cases: Cases,
     /// The devices of the evidence by their functions, without parts of functions.
     by_address: BTreeMap<PciAddress, DeviceId>,
-    /// Until this time the lists hide failures that would make a kubelet that has just started
-    /// reject pods.
+    /// Until this time the lists hide failures from a kubelet that has just started.
     withheld_until: Duration,
     /// Ids in the list that are no longer offered, and since when.
     leaving: BTreeMap<(ResourceName, DeviceId), Duration>,
     /// Resources that the plan no longer has and whose list is empty, and since when.
     emptied: BTreeMap<ResourceName, Duration>,
-    /// Whether an id is unhealthy because its device may be in use under another id.
+    /// Whether a device may be in use under another id.
     waits: bool,
     /// Whether two offered devices lead to one object. Then their holders matter.
     overlaps: bool,
@@ -114,8 +112,7 @@ impl Judge {
     }
 
     /// The devices to probe: all that are offered, held or still in the list, and those that they
-    /// depend on. A disk that has lost its controller is no longer offered; only a probe shows the
-    /// cause.
+    /// depend on. Only a probe shows why a disk without its controller is no longer offered.
     pub(crate) fn probed_devices(&self, held: &Held) -> Vec<Arc<Device>> {
         let Some(evidence) = &self.evidence else { return Vec::new() };
         let selected = evidence.selected.values().flatten().cloned();
@@ -125,8 +122,7 @@ impl Judge {
         let mut ids: BTreeSet<DeviceId> = selected.chain(absent).collect();
         let above: Vec<DeviceId> = ids.iter().flat_map(|id| self.parents(id)).collect();
         ids.extend(above);
-        // To a scan, an adapter without its RDMA device is of another class. It is probed as it
-        // was.
+        // To a scan, an adapter without its RDMA device is of another class: probe it as it was.
         let is_other =
             |was: &&Arc<Device>| was.pci.is_some() && evidence.devices.get(&was.id).is_some_and(|found| found.class != was.class);
         let listed = self.inventory.resources.values().flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
@@ -152,8 +148,7 @@ impl Judge {
         self.cases.probed(id, None, at, &Signals { complaints, ..Signals::default() });
     }
 
-    /// Takes an event of a function, which also affects all functions below it. Returns whether it
-    /// matters.
+    /// Takes an event of a function and of all functions below it. Returns whether it matters.
     pub(crate) fn happened(&mut self, event: &DeviceEvent, at: Moment, held: &Held) -> bool {
         let Some(evidence) = self.evidence.clone() else {
             if self.early.len() < EARLY_MAX {
@@ -229,8 +224,7 @@ impl Judge {
         }
     }
 
-    /// When the inventory may change without an event: the next id leaves the list, or hidden
-    /// failures become visible.
+    /// When the inventory may change without an event: an id leaves, or a hidden failure shows.
     pub(crate) fn next_deadline(&self, now: Duration) -> Option<Duration> {
         let leaving = self.leaving.values().min().map(|since| *since + self.cases.leave_after());
         let apart = self.leaving.values().map(|since| *since + APART_FOR).filter(|until| self.waits && *until > now).min();
@@ -248,8 +242,7 @@ impl Judge {
         self.complete && !self.overlaps && grants.all(is_listed)
     }
 
-    /// Judges everything. `None` before the first evidence: nothing is known, so nothing is
-    /// published.
+    /// Judges everything. `None` before the first evidence: nothing is known yet.
     ///
     /// `due` are the pending hooks of free devices by the ledger: `held` may be older than that.
     pub(crate) fn judge(&mut self, held: &Held, due: &Owed, now: Duration) -> Option<Arc<Inventory>> {
@@ -278,8 +271,7 @@ impl Judge {
             let held = held.of(&spec.name).unwrap_or(&empty);
             for (id, remembered) in self.absent(spec, &devices, held) {
                 complete = false;
-                // A share's device is found by its id. Never by its place: another card may be
-                // there.
+                // A share's device is found by its id. Its place may have another card.
                 let found = evidence.devices.get(&id).or_else(|| evidence.devices.get(&id.shared()?));
                 let found = found.or_else(|| pool.as_ref().filter(|_| id.is_number()));
                 let is_held = held.contains_key(&id);
@@ -297,8 +289,8 @@ impl Judge {
                 if Safeguard::HeldIds.is_on() && (is_in_use || now.saturating_sub(since) < self.cases.leave_after()) {
                     let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
                     let health = self.look_at_absent(&id, found.map(AsRef::as_ref), health, &evidence);
-                    // A node that no resource selects is found by its path alone; its container
-                    // path is remembered.
+                    // A node that no resource selects is found by its path alone; its other facts
+                    // are remembered.
                     let is_remembered = |found: &&Arc<Device>| {
                         found.pci.is_none() && found.key == remembered.key && !remembered.nodes.is_empty() && !is_selected(found)
                     };
@@ -346,8 +338,7 @@ impl Judge {
             devices.map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) }).collect();
         if let Sharing::Pool(_) = spec.sharing {
             offered = pool::pool(spec, &offered).into_iter().collect();
-            // An Allocate may have found the whole pool broken, and its health check is of the
-            // whole pool.
+            // An Allocate may find the pool broken as a whole; its health check is of the whole.
             for pool in offered.iter_mut().filter(|pool| pool.health.is_healthy()) {
                 let broken = self.broken.get(&pool.device.id).map(|(reason, _)| Health::Unhealthy(*reason));
                 pool.health = broken.unwrap_or_else(|| self.cases.health(&pool.device.id));
@@ -363,8 +354,7 @@ impl Judge {
     /// The health of an id whose device a scan could not read: as before.
     fn unread_health(&self, resource: &ResourceName, id: &DeviceId, is_held: bool) -> Health {
         let before = self.inventory.resources.get(resource).and_then(|offering| offering.devices.get(id));
-        // The list never had the id. A holder keeps the device's health; other containers cannot
-        // get it.
+        // The list never had the id. A holder keeps the device's health; no other gets it.
         let unknown = if is_held { self.cases.health(id) } else { Health::Unhealthy(Reason::Unread) };
         before.map_or(unknown, |before| before.health)
     }

@@ -73,8 +73,8 @@ impl Names {
 }
 
 impl Folder {
-    /// Opens it; `None` if there is no such directory, or if it cannot be read. `told` is its path
-    /// without the root. Failed reads are recorded in `failures`.
+    /// Opens it; `None` if there is no such directory, or if it cannot be read. The path without
+    /// the root is for messages. Failed reads are recorded in `failures`.
     pub(super) fn open(at: impl AsFd, path: &Path, told: String, failures: Failures) -> Option<Self> {
         let open = || Ok(openat(at, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?);
         let dir = failures.found(|| told.clone(), call(open))?;

@@ -2,11 +2,11 @@
 //! file that uses it.
 //!
 //! The library belongs to the driver and is loaded at run time, queried and unloaded. Until it is
-//! shut down it keeps the GPUs open, so that they could not be reset, their MIG mode not be changed
-//! and the driver not be unloaded. Afterwards no file of the driver is open. The library of driver
-//! 580 stays mapped all the same, with 4 MB.
+//! shut down it keeps the GPUs open. Meanwhile the GPUs cannot be reset, their MIG mode cannot be
+//! changed and the driver cannot be unloaded. Afterwards no file of the driver is open. The library
+//! of driver 580 stays mapped all the same, with 4 MB.
 //!
-//! A call may take seconds (an idle GPU wakes up first) or never return (a driver that hangs), so
+//! A call may take seconds (an idle GPU wakes up first) or never return (a driver that hangs). So
 //! it is made on a thread of its own. A MIG instance is queried by its place: since drivers give it
 //! a UUID, the library accepts both (NVML's change log, `nvmlDeviceGetHandleByUUID`).
 //!
@@ -58,7 +58,8 @@ impl NvmlAnswer {
     }
 }
 
-/// Queries on a thread of its own, which passes the answer to `tell` at any later time, or never.
+/// Queries on a thread of its own, which passes the answer to the callback at any later time, or
+/// never.
 ///
 /// # Errors
 /// If no thread can be started.

@@ -1,10 +1,10 @@
 //! Reads `/sys`, `/proc` and `/dev` below a root: the machine's own, a container's mount of it, or
 //! a captured tree.
 //!
-//! A file that is missing, empty, or refused by the kernel (EINVAL of a `carrier` of an interface
-//! that is down) is `None`, never an error that could end a scan. A read that fails for any other
-//! reason is `None` too, and is recorded by a root that is [`HostRoot::recording`]. A caller that
-//! concludes from an absence must check this record first (I12).
+//! A missing or empty file is `None`, never an error that could end a scan. So is a file that the
+//! kernel refuses to read (EINVAL of a `carrier` of an interface that is down). A read that fails
+//! for any other reason is `None` too, and is recorded by a root that is [`HostRoot::recording`]. A
+//! caller that concludes from an absence must check this record first (I12).
 
 use super::failure::{Failures, ReadFailure, call, is_absence, is_dir};
 use super::folder::Folder;

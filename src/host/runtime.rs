@@ -14,8 +14,8 @@ use tokio::runtime::{Builder, Runtime};
 const BLOCKING_MAX: usize = 16;
 
 /// The threads that a start makes: four runtimes with a thread for each pool, seven of sled and one
-/// that works with it, one that probes. The same number again is for hooks, a reader of the ledger
-/// and further probes.
+/// that works with it, one that probes. The rest is for a hook, a reader of the ledger and the
+/// probes after these.
 const TASKS_MIN: usize = 18;
 
 /// Descriptors without any resource: the ledger's files, sockets, watches and runtimes take about

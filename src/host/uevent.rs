@@ -65,8 +65,8 @@ impl Uevent {
     }
 
     /// Whether it can be about hardware that is offered. Every start of a pod causes many events
-    /// for its virtual network devices, and every mount of an image causes a few `change` events of
-    /// a loop device. These must not cause a scan each. An event with an error always matters.
+    /// for its virtual network devices. Every mount of an image causes a few `change` events of a
+    /// loop device. These must not cause a scan each. An event with an error always matters.
     #[must_use]
     pub fn may_matter(&self) -> bool {
         if ["ERROR_EVENT", "WEDGED"].iter().any(|name| self.field(name).is_some()) {

@@ -6,9 +6,9 @@
 //! time, which is the last list that the kubelet gets for it.
 //!
 //! A device that moves is in two lists for a time, and healthy in at most one of them. The new list
-//! has it as held by another until no container holds it under the former id, and no Allocate for
-//! that id can be in flight. The same applies to any other id that leads to the same object:
-//! `domain/object.rs` has the rule.
+//! has it as `held_as_other` until no container holds it under the former id. Also until no
+//! Allocate for that id can be in flight. The same applies to any other id that leads to the same
+//! object: `domain/object.rs` has the rule.
 
 use super::{Held, Judge, Rules};
 use crate::domain::{Device, DeviceId, Evidence, Health, Object, Objects, Offering, Owed, Reason, ResourceName, ResourceSpec, share};
