@@ -17,8 +17,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The longest text that is read from one file. A sysfs attribute is at most a page; `/proc` files
-/// are a little longer.
+/// The longest text that is read from one file: sysfs has a page, `/proc` a little more.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 /// The longest list that is read whole: a list of ten thousand mounts has a fifth of it.
 const LIST_BYTES_MAX: u64 = 16 * 1024 * 1024;
@@ -108,8 +107,7 @@ impl HostRoot {
         self.live
     }
 
-    /// The text of a regular file without surrounding white space and NULs; `None` if it is
-    /// unknown.
+    /// The trimmed text of a regular file, without NULs; `None` if it is unknown.
     ///
     /// A file of another kind is never read: a FIFO would block until it has a writer.
     #[must_use]
@@ -129,8 +127,7 @@ impl HostRoot {
         })
     }
 
-    /// The whole text of a list that may be long: `/proc/1/mountinfo` of a node with a hundred
-    /// pods.
+    /// The whole text of a list that may be long: `/proc/1/mountinfo` with a hundred pods.
     ///
     /// # Errors
     /// The error of the system; `InvalidInput` if it is not a regular file; `FileTooLarge` for more
@@ -172,8 +169,7 @@ impl HostRoot {
 
     /// A regular file, with its reported length.
     fn open(&self, rel: &str) -> io::Result<(File, u64)> {
-        // With O_NONBLOCK a pipe without a writer opens at once; the kind of the open file is
-        // checked afterwards.
+        // With O_NONBLOCK a pipe without a writer opens at once; its kind is checked afterwards.
         let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
         let file = call(|| OpenOptions::new().read(true).custom_flags(flags).open(self.path(rel)))?;
         let metadata = call(|| file.metadata())?;
@@ -276,8 +272,7 @@ impl HostRoot {
         if self.root == Path::new("/") { self.node_exists(host_path) } else { self.node_among(listings, host_path).is_some() }
     }
 
-    /// The real path of the node at `host_path`, without the root: `/dev/serial/by-id/x` is
-    /// `/dev/ttyUSB0`.
+    /// The node's real path without the root: `/dev/ttyUSB0` for `/dev/serial/by-id/x`.
     #[must_use]
     pub fn canonical_node(&self, host_path: &str) -> Option<String> {
         let (path, metadata) = self.resolve(host_path)?;
