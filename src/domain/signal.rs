@@ -116,8 +116,8 @@ pub enum EventKind {
     Unbound,
     /// NVIDIA's driver reported an error, by its number.
     Xid(u32),
-    /// NVIDIA's driver reported the action that a GPU needs before it is usable, such as `GPU Reset
-    /// Required`; `None` when it needs none any longer.
+    /// NVIDIA's driver reported the action that a GPU needs, such as `GPU Reset Required`; `None`
+    /// when it needs none any longer.
     RecoveryAction(Option<String>),
 }
 

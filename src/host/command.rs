@@ -46,8 +46,8 @@ pub enum CommandError {
 }
 
 impl CommandError {
-    /// Whether the error is no result of the program's work: the program did not run, or another
-    /// process or the kernel (out of memory) killed it.
+    /// Whether the error is no evidence about the program's task: the program did not run, or
+    /// another process or the kernel (out of memory) killed it.
     #[must_use]
     pub fn is_no_result(&self) -> bool {
         match self {

@@ -191,7 +191,8 @@ impl PodCgroups {
     }
 }
 
-/// A UID becomes part of a path, so only the characters of a UUID or a hash are allowed.
+/// A UID becomes part of a path, so it may only have letters, digits and `-`, as a UUID or a hash
+/// has.
 fn is_uid(uid: &str) -> bool {
     !uid.is_empty() && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
