@@ -1,4 +1,4 @@
-//! Compiles `proto/` with protox, a compiler written in Rust: no `protoc` is needed on the machine.
+//! The build script: compiles `proto/` with protox, a compiler in Rust, so no `protoc` is needed.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(files, ["proto"])?;
     tonic_prost_build::configure()
-        // Maps as BTreeMap: what a container gets is the same bytes every time (I6).
+        // Maps as BTreeMap: the response for a container is the same bytes every time (I6).
         .btree_map(".")
         .codec_path("crate::kubelet::codec::Exact")
         .compile_fds(descriptors)?;

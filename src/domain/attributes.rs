@@ -1,16 +1,17 @@
-//! What is known of a device by name.
+//! The attributes of a device: values by name.
 //!
-//! A node has thousands of devices, most with two or three attributes, which are kept for as long as the daemon runs: a sorted
-//! vector takes a tenth of the memory of a `BTreeMap`.
+//! A node has thousands of devices, most with two or three attributes, kept for as long as the
+//! daemon runs. A sorted vector takes a tenth of the memory of a `BTreeMap`.
 
 use serde::{Serialize, Serializer};
 
-/// Values by name, in the order of the names. [`Device::attributes`](super::Device::attributes) lists the names.
+/// Values by name, sorted by name. [`Device::attributes`](super::Device::attributes) lists the
+/// names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attributes(Vec<(&'static str, Box<str>)>);
 
 impl Attributes {
-    /// Sets a value; one that was there is replaced.
+    /// Sets a value, or replaces the previous one.
     pub fn insert(&mut self, name: &'static str, value: impl Into<Box<str>>) {
         match self.find(name) {
             Ok(at) => self.0[at].1 = value.into(),
@@ -33,7 +34,7 @@ impl Attributes {
         self.find(name).is_ok()
     }
 
-    /// All of them, by name.
+    /// All attributes, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(name, value)| (*name, &**value))
     }
@@ -61,7 +62,7 @@ impl<V: Into<Box<str>>> FromIterator<(&'static str, V)> for Attributes {
 impl std::ops::Index<&str> for Attributes {
     type Output = str;
 
-    /// Panics where the name has no value, as a map does.
+    /// Panics if the name has no value, as a map does.
     fn index(&self, name: &str) -> &str {
         match self.get(name) {
             Some(value) => value,

@@ -1,4 +1,5 @@
-//! The kubelet's own record of devices, with the indexes that looking things up needs: it may have entries of 100,000 containers.
+//! The kubelet's checkpoint of devices, indexed for lookups. It may have entries of 100,000
+//! containers.
 
 use super::device::DeviceId;
 
@@ -7,14 +8,14 @@ use super::resource::ResourceName;
 use super::time::Timestamp;
 use std::collections::BTreeSet;
 
-/// What the kubelet's checkpoint says.
+/// The content of the kubelet's checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Checkpoint {
     /// Sorted by UID.
     entries: Vec<CheckpointEntry>,
-    /// The entries by the id of their grant, sorted.
+    /// Ids of grants, each with the position of its entry, sorted.
     grants: Vec<(AllocId, usize)>,
-    /// The ids, each with its entry, sorted.
+    /// Device ids, each with the position of its entry, sorted.
     devices: Vec<(DeviceId, usize)>,
     written_at: Timestamp,
 }
@@ -22,20 +23,20 @@ pub struct Checkpoint {
 /// One container's share of one resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckpointEntry {
-    /// The pod's UID; for a static pod the hash of its manifest, as everywhere on the node.
+    /// The pod's UID. For a static pod it is the hash of its manifest, as everywhere on the node.
     pub pod_uid: String,
-    /// The container's name, init containers included.
+    /// The container's name. Init containers are included.
     pub container: String,
     /// The resource, of any plugin.
     pub resource: ResourceName,
-    /// The ids.
+    /// The device ids.
     pub device_ids: BTreeSet<DeviceId>,
     /// Our annotation in the stored response; `None` when another plugin answered.
     pub alloc_id: Option<AllocId>,
 }
 
 impl CheckpointEntry {
-    /// The id of its grant: ours, or that by which another plugin's is known.
+    /// The id of its grant: from our annotation, or derived if another plugin answered.
     #[must_use]
     pub fn grant_id(&self) -> AllocId {
         self.alloc_id.clone().unwrap_or_else(|| AllocId::of_other_plugin(&self.pod_uid, &self.container, &self.resource))
@@ -57,7 +58,7 @@ impl Checkpoint {
         Checkpoint { entries, grants, devices, written_at }
     }
 
-    /// Its entries. Those of a pod that has gone stay until the next write.
+    /// Its entries. The kubelet keeps the entries of a removed pod until it next writes the file.
     #[must_use]
     pub fn entries(&self) -> &[CheckpointEntry] {
         &self.entries
@@ -77,7 +78,7 @@ impl Checkpoint {
         &self.entries[begin..begin + of_pod]
     }
 
-    /// The ids of its grants, those that other plugins gave too.
+    /// The ids of its grants, including the grants of other plugins.
     pub fn grant_ids(&self) -> impl Iterator<Item = &AllocId> {
         self.grants.iter().map(|(id, _)| id)
     }
@@ -90,15 +91,15 @@ impl Checkpoint {
         (id == alloc_id).then(|| &self.entries[*at])
     }
 
-    /// The entries that have an id of a resource.
+    /// The entries of a resource that contain a device id.
     pub fn having<'a>(&'a self, resource: &'a ResourceName, id: &'a DeviceId) -> impl Iterator<Item = &'a CheckpointEntry> {
         let begin = self.devices.partition_point(|(other, _)| other < id);
         let with_id = self.devices[begin..].iter().take_while(move |(other, _)| other == id);
         with_id.map(|(_, at)| &self.entries[*at]).filter(move |entry| entry.resource == *resource)
     }
 
-    /// What the kubelet has in place of a grant for its container: of each resource it keeps one answer, and starts the container
-    /// with that.
+    /// The grant that the kubelet keeps instead of this one for the same container and resource.
+    /// The kubelet keeps one answer for each resource, and starts the container with it.
     #[must_use]
     pub fn in_place_of(&self, grant: &Grant) -> Option<&AllocId> {
         let (pod, container) = grant.pod().zip(grant.container())?;

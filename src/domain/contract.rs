@@ -1,20 +1,22 @@
-//! Contracts: what a container gets for the devices of a resource, and what can be chosen about it.
+//! Contracts: the formats of an Allocate response, and their options.
 //!
-//! Each but [`ContractKind::Generic`] is the answer of another device plugin, whose place Holdfast takes. The options
-//! have that plugin's own words, so that they can be carried over.
+//! Each contract except [`ContractKind::Generic`] is compatible with another device plugin that
+//! Holdfast replaces. The options have the names that this plugin uses, so that an operator can
+//! copy them.
 
 use super::device::DeviceClass;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The contracts, by the word of the configuration file.
+/// The kinds of contract, by the word in the configuration file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ContractKind {
-    /// The device's nodes, and the environment and mounts of the configuration.
+    /// The device's nodes, and the configured environment and mounts.
     Generic,
-    /// NVIDIA's k8s-device-plugin: `NVIDIA_VISIBLE_DEVICES` or CDI names, for the NVIDIA container toolkit.
+    /// NVIDIA's k8s-device-plugin: `NVIDIA_VISIBLE_DEVICES` or CDI names, for the NVIDIA container
+    /// toolkit.
     Nvidia,
     /// ROCm's k8s-device-plugin.
     Amd,
@@ -28,12 +30,12 @@ pub enum ContractKind {
     Sriov,
     /// Mellanox' shared RDMA device plugin.
     RdmaShared,
-    /// KubeVirt's handler of host devices, and Harvester's.
+    /// The host-device handlers of KubeVirt and Harvester.
     Kubevirt,
 }
 
 impl ContractKind {
-    /// The word of the configuration file.
+    /// The word in the configuration file.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -49,8 +51,9 @@ impl ContractKind {
         }
     }
 
-    /// The contract of a resource that names none: that of the vendor's own plugin, where it selects one vendor. What is
-    /// bound to `vfio-pci` is meant for a guest, and the vendor's plugin knows nothing of it.
+    /// The default contract of a resource: that of the vendor's own plugin, if the resource selects
+    /// one vendor. Devices bound to `vfio-pci` are for guests, and the vendor's plugin does not
+    /// support them.
     #[must_use]
     pub fn usual(class: DeviceClass, vendors: &[u16], drivers: &[String]) -> Self {
         let is_for_guests = drivers == ["vfio-pci"];
@@ -96,7 +99,7 @@ pub enum Contract {
 }
 
 impl Contract {
-    /// Which one it is, whatever its options.
+    /// The kind, without the options.
     #[must_use]
     pub fn kind(&self) -> ContractKind {
         match self {
@@ -113,7 +116,7 @@ impl Contract {
     }
 }
 
-/// With the usual options.
+/// With the default options.
 impl From<ContractKind> for Contract {
     fn from(kind: ContractKind) -> Self {
         match kind {
@@ -130,7 +133,7 @@ impl From<ContractKind> for Contract {
     }
 }
 
-/// How the kubelet is told of CDI names, for the container runtime.
+/// How the response passes CDI names to the container runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CdiAnswer {
@@ -140,14 +143,14 @@ pub enum CdiAnswer {
     Annotations,
 }
 
-/// How NVIDIA's container toolkit is told which GPUs a container has.
+/// How the response passes the GPUs of a container to NVIDIA's container toolkit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceListStrategy {
     /// In the variable `NVIDIA_VISIBLE_DEVICES`.
     #[serde(rename = "envvar")]
     EnvVar,
-    /// As mounts of `/dev/null`, which a pod cannot ask for by itself.
+    /// As mounts of `/dev/null`, which a pod cannot request.
     VolumeMounts,
     /// As CDI names in an annotation.
     CdiAnnotations,
@@ -156,20 +159,20 @@ pub enum DeviceListStrategy {
 }
 
 impl DeviceListStrategy {
-    /// Whether it goes by CDI names.
+    /// Whether it uses CDI names.
     #[must_use]
     pub fn is_cdi(self) -> bool {
         matches!(self, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri)
     }
 }
 
-/// What a GPU is called in the answer.
+/// The name of a GPU in the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceIdStrategy {
-    /// By its UUID.
+    /// Its UUID.
     Uuid,
-    /// By its number, in the order of the PCI addresses.
+    /// Its number, in the order of the PCI addresses.
     Index,
 }
 
@@ -177,15 +180,16 @@ pub enum DeviceIdStrategy {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NvidiaOptions {
-    /// How the devices are told; several ways at once are possible.
+    /// The ways to pass the devices. Several can be combined.
     pub device_list_strategy: Vec<DeviceListStrategy>,
-    /// What a GPU is called.
+    /// The name of a GPU in the response.
     pub device_id_strategy: DeviceIdStrategy,
-    /// Whether the device nodes are given too: the kubelet's CPU manager would take away what only the runtime added.
+    /// Whether the response also contains the device nodes. Without them the kubelet's CPU manager
+    /// would remove the nodes that only the runtime added.
     pub pass_device_specs: bool,
-    /// The vendor of the CDI names: `nvidia.com` in the files that `nvidia-ctk cdi generate` writes.
+    /// The vendor in CDI names: `nvidia.com` in the files that `nvidia-ctk cdi generate` writes.
     pub cdi_vendor: String,
-    /// What the key of the CDI annotation begins with.
+    /// The prefix of the key of the CDI annotation.
     pub cdi_annotation_prefix: String,
     /// `NVIDIA_GDRCOPY=enabled`.
     pub gdrcopy: bool,
@@ -193,9 +197,10 @@ pub struct NvidiaOptions {
     pub gds: bool,
     /// `NVIDIA_MOFED=enabled`.
     pub mofed: bool,
-    /// IMEX channels that every container gets.
+    /// IMEX channels for every container.
     pub imex_channels: Vec<u32>,
-    /// Where NVIDIA's MPS control daemon of this resource has its pipes; `None` is without MPS.
+    /// The directory of the pipes of NVIDIA's MPS control daemon for this resource; `None` disables
+    /// MPS.
     pub mps_root: Option<String>,
 }
 
@@ -216,16 +221,16 @@ impl Default for NvidiaOptions {
     }
 }
 
-/// Which links of `/dev/dri/by-path` a container gets.
+/// The links of `/dev/dri/by-path` for a container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ByPath {
-    /// Those of its own devices.
+    /// The links of its own devices.
     #[default]
     Single,
     /// The whole folder.
     All,
-    /// None of them.
+    /// No links.
     None,
 }
 
@@ -233,18 +238,18 @@ pub enum ByPath {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct IntelGpuOptions {
-    /// Which links of `/dev/dri/by-path` a container gets.
+    /// The links of `/dev/dri/by-path` for a container.
     pub by_path: ByPath,
 }
 
-/// What of an Intel FPGA a container gets.
+/// The nodes of an Intel FPGA for a container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FpgaMode {
     /// The ports, with the function that is programmed into them.
     #[default]
     Af,
-    /// The ports, and Intel's hook programs the function that the container wants.
+    /// The ports. Intel's hook programs the function that the container requests.
     Region,
     /// The ports and the management node: the container programs the card itself.
     #[serde(rename = "regiondevel")]
@@ -255,7 +260,7 @@ pub enum FpgaMode {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct IntelFpgaOptions {
-    /// What of a card a container gets.
+    /// The nodes of a card for a container.
     pub mode: FpgaMode,
 }
 
@@ -263,7 +268,8 @@ pub struct IntelFpgaOptions {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct XilinxOptions {
-    /// Whether a container gets the card's management node too, where there is one, as with Xilinx' plugin.
+    /// Whether a container also gets the card's management node, if it exists, as with Xilinx'
+    /// plugin.
     pub management_node: bool,
 }
 
@@ -273,7 +279,7 @@ impl Default for XilinxOptions {
     }
 }
 
-/// What drives a vDPA device.
+/// The driver of a vDPA device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VdpaType {
@@ -287,12 +293,13 @@ pub enum VdpaType {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SriovOptions {
-    /// Whether the container gets the RDMA nodes of its functions; not said, it does in the class `rdma`.
+    /// Whether the container gets the RDMA nodes of its functions. The default is true in the class
+    /// `rdma`.
     pub rdma: Option<bool>,
-    /// Whether it gets `/dev/vhost-net` and `/dev/net/tun`.
+    /// Whether the container gets `/dev/vhost-net` and `/dev/net/tun`.
     pub vhost_net: bool,
-    /// The kind of vDPA device that its functions have.
+    /// The kind of vDPA device of its functions.
     pub vdpa: Option<VdpaType>,
-    /// What `PCIDEVICE_…_INFO` tells besides: by PCI address, or `*` for every function.
+    /// Additional content of `PCIDEVICE_…_INFO`, by PCI address, or `*` for every function.
     pub additional_info: BTreeMap<String, BTreeMap<String, String>>,
 }

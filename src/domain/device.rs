@@ -1,4 +1,4 @@
-//! A device: one thing that can be offered to a container.
+//! A device: one piece of hardware that can be offered to a container.
 
 use super::attributes::Attributes;
 use super::health::{Health, Reason};
@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
-/// The id that the kubelet knows a device (or a share of one) by.
+/// The id of a device, or of one share of it, in the kubelet's list.
 ///
-/// Its text is in memory once however many lists have it: a node of ten thousand devices has each in a dozen.
+/// Clones share one text: on a node of ten thousand devices each id is in a dozen lists.
 ///
-/// Chosen once and remembered (I6): from a UUID, serial number or address, never from an enumeration order.
+/// An id is chosen once and remembered (I6). It comes from a UUID, serial number or address, never
+/// from an enumeration order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DeviceId(Arc<str>);
@@ -29,14 +30,14 @@ impl DeviceId {
         &self.0
     }
 
-    /// The id of the device of which this is a share; `None` when it is no share.
+    /// The id of the device that this is a share of; `None` when it is not a share.
     #[must_use]
     pub fn shared(&self) -> Option<Self> {
         let (device, n) = self.0.rsplit_once("::")?;
         n.parse::<u32>().is_ok().then(|| DeviceId(Arc::from(device)))
     }
 
-    /// Whether this may be the id of a pool, a plain number.
+    /// Whether this may be an id of a pool, which is a plain number.
     #[must_use]
     pub fn is_number(&self) -> bool {
         self.0.parse::<u32>().is_ok()
@@ -55,11 +56,11 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// What kind of hardware a device is.
+/// The kind of hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceClass {
-    /// Graphics or compute GPU; display controllers of management chips are `Other`.
+    /// Graphics or compute GPU. Display controllers of management chips are `Other`.
     Gpu,
     /// FPGA accelerator card.
     Fpga,
@@ -78,7 +79,7 @@ pub enum DeviceClass {
 }
 
 impl DeviceClass {
-    /// The word of the configuration file and of `discover -o json`.
+    /// The word in the configuration file and in `discover -o json`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -100,7 +101,7 @@ impl fmt::Display for DeviceClass {
     }
 }
 
-/// A node in `/dev` that a container gets.
+/// A node in `/dev` that is given to a container.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceNode {
     /// Path on the host, as the kubelet and the container runtime see it (without `--host-root`).
@@ -109,9 +110,10 @@ pub struct DeviceNode {
     pub container: String,
     /// Any of `r`, `w` and `m` (mknod), as the device cgroup writes them.
     pub permissions: String,
-    /// Whether the device is of no use without it. A missing node that is not required is left out.
+    /// Whether the device is unusable without this node. A node that is not required is left out
+    /// when it is missing.
     pub required: bool,
-    /// Its device number when it was found; `None` where it was not there, and for a plain file in its place.
+    /// The device number at the scan; `None` if the node was missing, or if it is a plain file.
     pub number: Option<DeviceNumber>,
 }
 
@@ -122,58 +124,77 @@ impl DeviceNode {
         DeviceNode { container: host.clone(), host, permissions: "rw".into(), required: true, number: None }
     }
 
-    /// The same node, but the device is usable without it.
+    /// The same node, but not required.
     #[must_use]
     pub fn optional(self) -> Self {
         DeviceNode { required: false, ..self }
     }
 }
 
-/// One device as discovery found it: what it is, where it is, and which nodes make it usable.
+/// One device as discovery found it: its identity, its place and its nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// The stable id.
     pub id: DeviceId,
-    /// Names the physical thing while it stays where it is, so that a remembered id finds it again:
-    /// `pci:0000:18:00.0/10de:2330`, `pci:0000:18:00.0/10de:2330/gi1-ci0` for a part of it, or `dev:/dev/fuse`.
+    /// Names the hardware in its place, so that a scan finds the remembered id again:
+    /// `pci:0000:18:00.0/10de:2330`, `pci:0000:18:00.0/10de:2330/gi1-ci0` for a part of it, or
+    /// `dev:/dev/fuse`.
     pub key: String,
-    /// What it is.
+    /// Its class.
     pub class: DeviceClass,
     /// The PCI function; `None` for a plain `/dev` node.
     pub pci: Option<Box<PciFunction>>,
-    /// The NUMA nodes that it is near. Empty: nothing is known, and no topology is told to the kubelet.
+    /// The nearest NUMA nodes. Empty: unknown, and the kubelet's list has no topology for the
+    /// device.
     pub numa_nodes: Vec<u32>,
-    /// Nodes that a container needs, in the order in which it gets them.
+    /// The nodes for a container, in the order of the response.
     pub nodes: Vec<DeviceNode>,
-    /// Identity and description by name. What is not known has no entry.
+    /// Identity and description by name. An unknown attribute has no entry.
     ///
     /// | name | of | value |
     /// | --- | --- | --- |
-    /// | `uuid` | NVIDIA | of the GPU; of a MIG instance as NVML tells it, or as drivers before 470 spell it, `MIG-<GPU>/<gi>/<ci>` |
-    /// | `minor`, `index` | NVIDIA GPU | number of `/dev/nvidiaN`; place among the driver's GPUs by address |
-    /// | `gi`, `ci`, `gi_cap`, `ci_cap` | MIG instance | ids of GPU and compute instance; numbers of their `/dev/nvidia-caps/nvidia-capN` |
-    /// | `vgpu_type` | NVIDIA virtual function | number of the vGPU type that it is set to |
-    /// | `mdev_uuid`, `mdev_type`, `mdev_type_name`, `mdev_driver` | mediated device | as sysfs has them: `nvidia-754`, `NVIDIA A2-4Q` |
-    /// | `unique_id`, `compute_partition`, `memory_partition` | AMD | of the GPU: identity, `cpx`, `nps4` |
-    /// | `partition`, `render_minor`, `kfd_node`, `xcp` | AMD partition | its number on the GPU; of its render node; in KFD's topology; its platform device |
-    /// | `afu_id`, `interface_id`, `fme_node` | Intel FPGA port | accelerator function; interface of its region; management node |
-    /// | `hive` | GPU with links of its own | who it is joined with, by NVLink or XGMI: [`topology::hives`](super::topology::hives) reads it |
+    /// | `uuid` | NVIDIA GPU | its UUID |
+    /// | `uuid` | MIG instance | of NVML, or of drivers before 470: `MIG-<GPU>/<gi>/<ci>` |
+    /// | `minor` | NVIDIA GPU | number of `/dev/nvidiaN` |
+    /// | `index` | NVIDIA GPU | position among the driver's GPUs by address |
+    /// | `gi`, `ci` | MIG instance | ids of the GPU instance and the compute instance |
+    /// | `gi_cap`, `ci_cap` | MIG instance | numbers of their `/dev/nvidia-caps/nvidia-capN` |
+    /// | `vgpu_type` | NVIDIA virtual function | number of its vGPU type |
+    /// | `mdev_uuid`, `mdev_driver` | mediated device | as in sysfs |
+    /// | `mdev_type`, `mdev_type_name` | mediated device | type: `nvidia-754`, `NVIDIA A2-4Q` |
+    /// | `unique_id` | AMD | identity of the GPU |
+    /// | `compute_partition`, `memory_partition` | AMD | modes of the GPU: `cpx`, `nps4` |
+    /// | `partition`, `render_minor` | AMD partition | its number on the GPU; of its render node |
+    /// | `kfd_node`, `xcp` | AMD partition | number in KFD's topology; its platform device |
+    /// | `afu_id`, `interface_id` | Intel FPGA port | accelerator function; region's interface |
+    /// | `fme_node` | Intel FPGA port | management node |
+    /// | `hive` | GPU with NVLink or XGMI | see [`topology::hives`](super::topology::hives) |
     /// | `mgmt` | Alveo user function | address of the card's management function |
-    /// | `node_guid`, `sys_image_guid`, `link_layer` | RDMA | GUIDs; `InfiniBand` or `Ethernet` |
+    /// | `node_guid`, `sys_image_guid` | RDMA | GUIDs |
+    /// | `link_layer` | RDMA | `InfiniBand` or `Ethernet` |
     /// | `link_type` | network, RDMA | `ether` or `infiniband` |
-    /// | `serial`, `model`, `firmware`, `state` | NVMe, and what of it others know | as the device tells |
-    /// | `subsystem_nqn`, `nsid`, `wwid`, `in_use` | NVMe, and the last of any disk | of the controller; of its only namespace, or of this one; by what the host uses the disk |
-    /// | `second_path` | NVMe | id of the disk that another controller reaches too, and that has the disk's name |
-    /// | `member_of` | disk | the pool that it is a member of, whether or not that is in use |
-    /// | `default_route` | network, RDMA | the interface that the host's default route leads through |
+    /// | `serial`, `model`, `firmware`, `state` | NVMe, some of others | as the device reports |
+    /// | `subsystem_nqn` | NVMe | of the controller |
+    /// | `nsid`, `wwid` | NVMe | of its only namespace, or of this one |
+    /// | `in_use` | disk | how the host uses the disk |
+    /// | `second_path` | NVMe | id of the disk, if another controller reaches it and has its name |
+    /// | `member_of` | disk | the pool that it is a member of, in use or not |
+    /// | `default_route` | network, RDMA | the interface of the host's default route |
     /// | `vdpa`, `vdpa_driver` | network function | `vdpa0`; `vhost_vdpa` or `virtio_vdpa` |
-    /// | `iommu_group`, `group_members`, `group_blocked_by` | for guests | group; all functions in it; who keeps it from guests |
-    /// | `kernel_name`, `kernel_device`, `disk` | node of `/dev` | `subsystem:name`; the kernel's device, below `/sys/devices`; its name where it is a disk or a partition |
-    /// | `disk_id`, `disk_partition` | node of `/dev` | the identity of the disk (`wwid`), or of several, with commas; the number of the partition |
-    /// | `stacked_on` | node of `/dev` | what a block device lies on, one object a line: `slaves` of device mapper and MD, the disk below a loop device |
-    /// | `pci_parent` | node of `/dev` | address of the PCI function that its device is below |
-    /// | `part`, `parent` | part of a function | `mig`, `mdev`, `partition`, `port` or `namespace`; id of the whole |
-    /// | `parts` | function that is cut into parts | what they are: then the whole is not offered |
+    /// | `iommu_group`, `group_members` | for guests | group; all functions in it |
+    /// | `group_blocked_by` | for guests | the function that keeps the group from guests |
+    /// | `kernel_name` | node of `/dev` | `subsystem:name` |
+    /// | `kernel_device` | node of `/dev` | the kernel's device, below `/sys/devices` |
+    /// | `disk` | node of `/dev` | the disk's name, for a disk or partition |
+    /// | `disk_id` | node of `/dev` | identity of the disk (`wwid`), or of several, with commas |
+    /// | `disk_partition` | node of `/dev` | the number of the partition |
+    /// | `stacked_on` | node of `/dev` | objects below a block device, one a line; see below |
+    /// | `pci_parent` | node of `/dev` | address of the PCI function above its device |
+    /// | `part` | part of a function | `mig`, `mdev`, `partition`, `port` or `namespace` |
+    /// | `parent` | part of a function | id of the whole |
+    /// | `parts` | function with parts | their kind: then the whole is not offered |
+    ///
+    /// `stacked_on` has the `slaves` of device mapper and MD, and the disk below a loop device.
     pub attributes: Attributes,
 }
 
@@ -184,7 +205,7 @@ impl Device {
         self.attributes.get(name)
     }
 
-    /// What its record says of its health, and whether its required nodes are there.
+    /// Its health by its record and by the presence of its required nodes.
     #[must_use]
     pub fn health(&self, has_nodes: bool) -> Health {
         if self.attribute("group_blocked_by").is_some() {
@@ -196,8 +217,8 @@ impl Device {
         }
     }
 
-    /// The nodes that it needs, and that are this device and no other. Others belong to a driver as a whole (`/dev/nvidiactl`), or to the whole of which
-    /// this is a part.
+    /// The required nodes that belong to this device alone. Other nodes belong to a driver as a
+    /// whole (`/dev/nvidiactl`), or to the whole that this device is a part of.
     pub fn own_nodes(&self) -> impl Iterator<Item = &DeviceNode> {
         let is_of_whole = |node: &str| self.attribute("part") == Some("mig") && !node.starts_with("/dev/nvidia-caps/");
         let is_own =
@@ -205,11 +226,11 @@ impl Device {
         self.nodes.iter().filter(|node| node.required).filter(is_own)
     }
 
-    /// What a container holds that has this device, whatever it is called.
+    /// The objects that a container with this device holds.
     #[must_use]
     pub fn objects(&self) -> Vec<Object> {
         let mut objects: Vec<Object> = Object::of_key(&self.key).into_iter().collect();
-        // A card node is needed by few, and given where it is there.
+        // Few containers need the card node, so it is optional. A container gets it if it exists.
         let cards = self.nodes.iter().filter(|node| !node.required && node.host.starts_with("/dev/dri/"));
         for node in self.own_nodes().chain(cards) {
             objects.push(Object::node(&node.host));
@@ -226,7 +247,7 @@ impl Device {
         objects
     }
 
-    /// The IOMMU group that a guest gets with it: its own, else that of its function.
+    /// The IOMMU group that a guest gets with it: its own, or that of its function.
     #[must_use]
     pub fn iommu_group(&self) -> Option<u32> {
         let own = self.attribute("iommu_group").and_then(|group| group.parse().ok());

@@ -1,28 +1,28 @@
-//! What an answered Allocate survives.
+//! Durability of an answered Allocate.
 
 use super::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// How the ledger is kept at present.
+/// The current state of the ledger's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
-    /// Whether the journal can be written: then everything that is answered is as durable as was promised.
+    /// Whether the journal is writable. If so, every answered grant has the configured durability.
     pub journal: bool,
-    /// Whether the query database follows it.
+    /// Whether the query database is up to date with the journal.
     pub database: bool,
-    /// Entries that were answered and are nowhere but in memory.
+    /// Answered entries that exist only in memory.
     pub not_durable: usize,
-    /// Since when the history cannot be read, if it cannot.
+    /// Why the history cannot be read, and since when; `None` if it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<Unreadable>,
 }
 
-/// A history that cannot be read. Nothing of it is lost by that.
+/// A history that cannot be read. None of its records is lost by that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unreadable {
-    /// Since when.
+    /// Since when it has been unreadable.
     pub since: Timestamp,
-    /// Why.
+    /// The reason.
     pub because: Because,
 }
 
@@ -32,7 +32,7 @@ pub struct Unreadable {
 pub enum Because {
     /// Its database is slow to open.
     Slow,
-    /// The system does not let its database be opened.
+    /// The system refuses to open its database.
     Refused,
     /// Its database was closed after an error.
     Failed,
@@ -50,7 +50,7 @@ pub enum Durability {
 }
 
 impl Durability {
-    /// The word of the configuration file.
+    /// The word in the configuration file.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

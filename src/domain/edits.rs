@@ -1,9 +1,9 @@
-//! What a container gets: the pure form of an Allocate response.
+//! The content of an Allocate response for one container, as a pure value.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A device node put into a container.
+/// A device node in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EditDevice {
     /// Path on the host.
@@ -14,18 +14,18 @@ pub struct EditDevice {
     pub permissions: String,
 }
 
-/// A bind mount put into a container.
+/// A bind mount in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EditMount {
     /// Path on the host.
     pub host: String,
     /// Path in the container.
     pub container: String,
-    /// Whether the container may not write to it.
+    /// Whether the mount is read-only in the container.
     pub read_only: bool,
 }
 
-/// Everything one container gets for one resource (`ContainerAllocateResponse` of the API).
+/// All edits of one container for one resource (`ContainerAllocateResponse` of the API).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerEdits {
     /// Environment variables.
@@ -34,18 +34,18 @@ pub struct ContainerEdits {
     pub mounts: Vec<EditMount>,
     /// Device nodes.
     pub devices: Vec<EditDevice>,
-    /// Annotations of the container, handed to the container runtime.
+    /// Annotations of the container, passed to the container runtime.
     pub annotations: BTreeMap<String, String>,
     /// Qualified CDI names, `vendor/class=name`.
     pub cdi_devices: Vec<String>,
 }
 
-/// What an answer in one version of the kubelet's API has room for.
+/// The capabilities of one version of the kubelet's API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wire {
-    /// The version, as an error names it.
+    /// The version, as shown in error messages.
     pub api: &'static str,
-    /// Whether CDI names can be told.
+    /// Whether a response can carry CDI names.
     pub has_cdi: bool,
     /// Whether its kubelets call before a container starts.
     pub has_pre_start: bool,

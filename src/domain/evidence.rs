@@ -1,4 +1,4 @@
-//! What one look at the host has shown: the input of every judgement.
+//! The result of one scan of the host: the input of every verdict.
 
 use super::device::{Device, DeviceId};
 use super::pci::PciAddress;
@@ -7,29 +7,30 @@ use super::time::Moment;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What a scan could not read (I12): that something was not found there shows nothing.
+/// The gaps of a scan (I12). A device that is not found in a gap may still exist.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Unread {
-    /// Why PCI functions may be there that were not found.
+    /// Why there may be PCI functions that were not found.
     pub functions: Option<String>,
-    /// Functions of which something could not be read, and why.
+    /// Functions with unread parts, and why.
     pub of_function: BTreeMap<PciAddress, String>,
-    /// Resources of the class `char` of which nodes may be there that were not found, and why.
+    /// Resources of the class `char` with nodes that may exist but were not found, and why.
     pub resources: BTreeMap<ResourceName, String>,
 }
 
 impl Unread {
-    /// Whether the scan has seen everything.
+    /// Whether the scan has no gaps.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Unread::default()
     }
 
-    /// Why a device with this key ([`Device::key`]) may be there although a resource did not find it; `None` where it is not.
+    /// Why a device with this key ([`Device::key`]) may exist although the scan did not find it for
+    /// the resource; `None` if it does not exist.
     #[must_use]
     pub fn why(&self, resource: &ResourceName, key: &str) -> Option<&str> {
         let Some(function) = key.strip_prefix("pci:") else {
-            // What is not known of a device may be any of these.
+            // An unknown device may be in any of these gaps.
             let any = self.functions.as_ref().or_else(|| self.of_function.values().next()).filter(|_| key.is_empty());
             return self.resources.get(resource).or(any).map(String::as_str);
         };
@@ -37,7 +38,8 @@ impl Unread {
         self.functions.as_ref().or_else(|| self.of_function.get(&address?)).map(String::as_str)
     }
 
-    /// Whether a device with this key, of whatever resource, may be there although the scan did not find it.
+    /// Whether a device with this key, of any resource, may exist although the scan did not find
+    /// it.
     #[must_use]
     pub fn may_hide(&self, key: &str) -> bool {
         let Some(function) = key.strip_prefix("pci:") else {
@@ -47,14 +49,14 @@ impl Unread {
         self.functions.is_some() || address.is_some_and(|address| self.of_function.contains_key(&address))
     }
 
-    /// Why what is known of a PCI device may be older than the scan; `None` where it is not.
+    /// Why the record of a PCI device may be older than the scan; `None` if it is not.
     #[must_use]
     pub fn why_of(&self, device: &Device) -> Option<&str> {
         let function = device.pci.as_ref()?;
         self.functions.as_ref().or_else(|| self.of_function.get(&function.address)).map(String::as_str)
     }
 
-    /// Each reason once, for a person.
+    /// Each reason once, for status output.
     #[must_use]
     pub fn reasons(&self) -> BTreeSet<&str> {
         self.functions.iter().chain(self.of_function.values()).chain(self.resources.values()).map(String::as_str).collect()
@@ -64,22 +66,23 @@ impl Unread {
 /// One scan of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Evidence {
-    /// When the scan began: what it shows is not older.
+    /// When the scan began: its results are not older.
     pub began: Moment,
     /// Every device that was found, offered or not.
     pub devices: BTreeMap<DeviceId, Arc<Device>>,
-    /// Which of them each resource selects.
+    /// The devices that each resource selects.
     pub selected: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
-    /// Required device nodes that were not there.
+    /// Required device nodes that were missing.
     pub missing_nodes: BTreeSet<String>,
-    /// What a container would miss of a device that its resource selects, although all nodes that are known of it are there.
+    /// What a container would miss of a selected device although all known nodes of the device are
+    /// present.
     pub unfulfilled: BTreeMap<DeviceId, &'static str>,
-    /// What could not be read.
+    /// The gaps: the parts of the host that could not be read.
     pub unread: Unread,
 }
 
 impl Evidence {
-    /// What is missing that the device cannot do without: a node, or what its name begins with.
+    /// A missing node that the device requires, or else the entry of the device in `unfulfilled`.
     #[must_use]
     pub fn missing_node<'a>(&'a self, device: &'a Device) -> Option<&'a str> {
         let missing = device.nodes.iter().find(|node| node.required && self.missing_nodes.contains(&node.host));

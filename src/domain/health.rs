@@ -1,89 +1,94 @@
-//! Health, with the reason that an operator reads, and what each reason weighs.
+//! Health, its reasons as shown to an operator, and the weight of each reason.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// Why a device is not healthy. A closed list: it is a metric label.
+/// Why a device is unhealthy. This is a closed set: it is a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// Discovery no longer finds the device.
     DeviceGone,
-    /// Nothing could be read of the device since the daemon was started.
+    /// The device could not be read since the daemon was started.
     Unread,
-    /// A node in `/dev` that it needs is missing.
+    /// A node in `/dev` that the device requires is missing.
     NodeMissing,
-    /// No driver, or another one than its resource selects.
+    /// The device has no driver, or another driver than its resource selects.
     DriverLost,
-    /// The configuration does not select it any more; a container still holds it.
+    /// The configuration no longer selects the device; a container still holds it.
     Deselected,
-    /// The same node is held under another id: which it had before udev gave it a better name, or of another way to it. Or another
-    /// resource had the device, and may still have given it to somebody.
+    /// A container may hold the same object under another id or of another resource. The object had
+    /// another id before udev gave it a better name, or there is another way to it. Or another
+    /// resource offered the device until now, and may still have granted it.
     HeldAsOther,
-    /// Another function of its IOMMU group is bound to a driver of the host, so that no guest can have the group.
+    /// Another function of its IOMMU group is bound to a driver of the host. No guest can get the
+    /// group.
     #[serde(rename = "iommu_group_not_viable")]
     GroupNotViable,
     /// Its PCI configuration space reads as ones: it has fallen off the bus.
     OffTheBus,
-    /// The kernel could not bring it to the power state that it wanted (`power_state` is `error`).
+    /// The kernel could not bring it to the requested power state (`power_state` is `error`).
     PowerError,
-    /// A fatal error of PCI Express, at the device.
+    /// A fatal PCI Express error at the device.
     AerFatal,
-    /// A fatal error of PCI Express, at a bridge above the device.
+    /// A fatal PCI Express error at a bridge above the device.
     AerFatalAbove,
-    /// Errors of PCI Express that are not corrected and not fatal, one poll after the other.
+    /// Uncorrected, non-fatal PCI Express errors, in poll after poll.
     AerNonfatal,
-    /// The kernel recovers it from an error.
+    /// The kernel is recovering the device from an error.
     ErrorRecovery,
-    /// The kernel could not recover it.
+    /// The kernel could not recover the device.
     RecoveryFailed,
-    /// Its driver has given it up.
+    /// Its driver has declared it wedged.
     Wedged,
     /// NVIDIA's driver has reported an error after which the GPU needs a reset.
     Xid,
     /// An InfiniBand port has no link, or no subnet manager.
     PortDown,
-    /// Its RDMA device is gone, and the function is still there: the driver has taken it down.
+    /// Its RDMA device is absent while the function is present: the driver has removed it.
     RdmaLost,
     /// A network interface is up and has no carrier.
     NoCarrier,
     /// Its NVMe controller is dead.
     NvmeDead,
-    /// Its NVMe controller does not get ready.
+    /// Its NVMe controller does not become ready.
     NvmeNotLive,
     /// The FPGA reports an error.
     FpgaError,
-    /// The card's management says that it is not ready.
+    /// The card's management reports that it is not ready.
     NotReady,
     /// A temperature is critical.
     TooHot,
-    /// The check of its resource says that it is not well.
+    /// The health check of its resource failed.
     CheckFailed,
-    /// Looking at it does not end.
+    /// A probe of the device does not return.
     ProbeStuck,
-    /// It has failed too often; an operator is to decide.
+    /// The device has failed too often; an operator must decide.
     Flapping,
-    /// An operator has taken it out.
+    /// An operator has cordoned the device.
     Cordoned,
-    /// Its last holder has gone, and the hook after that has not ended yet.
+    /// Its last holder has released it, and the hook after release has not ended yet.
     HookPending,
     /// The hook after its release has failed.
     HookFailed,
 }
 
-/// How much it takes to believe a reason, and to forget it.
+/// How long a reason must last to count, and how long it must be absent to be cleared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Weight {
-    /// How long the complaint must last until the device is unhealthy. Zero is a hard one, believed at once.
+    /// How long a complaint must last until the device is unhealthy. Zero: a hard complaint, which
+    /// counts at once.
     pub patience: Duration,
-    /// How long nothing may speak against the device until it is healthy again, the first time.
+    /// How long a device must be without complaints until it is healthy again, at the first
+    /// failure.
     pub hold: Duration,
-    /// Whether it stays although nothing speaks against the device any more, until there is evidence of a reset.
+    /// Whether the reason stays without further complaints, until there is evidence of a reset.
     pub is_sticky: bool,
 }
 
-/// The hold of what is seen completely: a node or a driver is there or it is not. Long enough for udev's rules.
+/// The hold of presence: a node or a driver is present or absent, with no state between. Long
+/// enough for udev's rules.
 const HOLD_OF_PRESENCE: Duration = Duration::from_secs(1);
 /// The hold of everything else.
 const HOLD: Duration = Duration::from_secs(30);
@@ -93,7 +98,7 @@ impl Weight {
     const HARD: Weight = Weight { patience: Duration::ZERO, hold: HOLD, is_sticky: false };
     const STICKY: Weight = Weight { patience: Duration::ZERO, hold: HOLD, is_sticky: true };
 
-    /// Whether it is about being there: what is plugged in and out, bound and unbound.
+    /// Whether it is about presence: a device is plugged in or out, a driver is bound or unbound.
     #[must_use]
     pub fn is_presence(self) -> bool {
         self == Weight::PRESENCE
@@ -105,20 +110,21 @@ impl Weight {
 }
 
 impl Reason {
-    /// Whether a word of that reason is told of a device with which nothing is wrong: the configuration does not want it, or wants it
-    /// otherwise than its holder has it.
+    /// Whether a reason, by its word, comes from the configuration, and not from a failure. The
+    /// configuration does not select the device, or selects it in another way than its holder has
+    /// it.
     #[must_use]
     pub fn is_of_the_configuration(word: &str) -> bool {
         [Reason::Deselected, Reason::HeldAsOther].iter().any(|reason| reason.as_str() == word)
     }
 
-    /// Whether it is a hook's, which ends with the hook and not by other evidence.
+    /// Whether it is the reason of a hook. It ends with the hook, and not by other evidence.
     #[must_use]
     pub fn is_of_hook(self) -> bool {
         matches!(self, Reason::HookPending | Reason::HookFailed)
     }
 
-    /// The word of JSON, metrics and logs.
+    /// The word in JSON, metrics and logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -155,8 +161,8 @@ impl Reason {
         }
     }
 
-    /// What it takes to believe it, and to forget it. Soft ones are those that a device in order shows for a while too: a port
-    /// that waits for its subnet manager, a controller that is reset.
+    /// The weight of the reason. A reason is soft if a healthy device can also show it for a time:
+    /// a port that waits for its subnet manager, a controller during a reset.
     #[must_use]
     pub fn weight(self) -> Weight {
         match self {
@@ -171,7 +177,7 @@ impl Reason {
             | Reason::Flapping
             | Reason::HookPending
             | Reason::HookFailed => Weight::PRESENCE,
-            // A dead controller comes to life by a reset only.
+            // A dead controller recovers only by a reset.
             Reason::OffTheBus | Reason::AerFatalAbove | Reason::FpgaError | Reason::CheckFailed | Reason::NvmeDead => Weight::HARD,
             Reason::AerFatal | Reason::ErrorRecovery | Reason::RecoveryFailed | Reason::Wedged | Reason::Xid => Weight::STICKY,
             Reason::PowerError
@@ -182,7 +188,7 @@ impl Reason {
             | Reason::NotReady
             | Reason::TooHot
             | Reason::ProbeStuck => Weight::soft(30),
-            // A controller may take a minute by its own account.
+            // A controller may need a minute by its own specification.
             Reason::NvmeNotLive => Weight::soft(60),
         }
     }
@@ -194,23 +200,24 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What the kubelet is told of a device. It has no place for the reason; `discover`, `status` and `/metrics` have.
+/// The health of a device in the kubelet's list. The list has no field for the reason; `discover`,
+/// `status` and `/metrics` show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Health {
     /// The kubelet may give it to a container.
     Healthy,
-    /// The kubelet keeps it from new containers; those that hold it run on.
+    /// The kubelet gives it to no new container. Containers that hold it continue to run.
     Unhealthy(Reason),
 }
 
 impl Health {
-    /// Whether it may be given to a container.
+    /// Whether the kubelet may give it to a container.
     #[must_use]
     pub fn is_healthy(self) -> bool {
         self == Health::Healthy
     }
 
-    /// The API's exact words: the kubelet takes every text but `Healthy` as unhealthy.
+    /// The API's exact words: the kubelet treats every text but `Healthy` as unhealthy.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         if self.is_healthy() { "Healthy" } else { "Unhealthy" }
@@ -230,7 +237,7 @@ impl Health {
 mod tests {
     use super::*;
 
-    /// Every reason, as serde lists them where a word is none.
+    /// Every reason, parsed from serde's error message for an unknown one.
     fn all() -> Vec<Reason> {
         let error = serde_json::from_str::<Reason>("\"no such reason\"").unwrap_err().to_string();
         let words = error.split_once("one of ").unwrap().1.split('`').skip(1).step_by(2);

@@ -1,21 +1,25 @@
-//! Hooks: what is done to a device before a container starts with it, and after its last holder has given it back.
+//! Hooks: actions on a device before a container starts with it, and after its last holder has
+//! released it.
 //!
 //! ```text
-//!            the last holder has gone, in one commit with its release
+//!            the last holder is released; the hook is in the same commit
 //!                             │
-//!                             ▼      the run has failed
+//!                             ▼      a run fails
 //!                            Due ────────────────────────▶ Failed ◀─┐
-//!                             │                               │  └──┘ tried again
-//!                             │ the run has ended well        │
+//!                             │                               │  └──┘ a retry fails
+//!                             │ a run succeeds                │
 //!                             └────────────▶ Done ◀───────────┘
 //! ```
 //!
-//! While another pod's container waits at the gate ([`Barred`]) the hook is run for it, although that pod holds the device.
+//! While a container of another pod waits at the gate ([`Barred`]), the hook is run for it,
+//! although that pod already holds the device.
 //!
-//! A [`Check`] is no hook: it changes nothing, and is run now and then to find out whether a device is well.
+//! A [`Check`] is not a hook: it changes nothing, and is run periodically to find out whether a
+//! device is healthy.
 //!
-//! A hook is **idempotent**: a daemon that dies between a run and its record runs it again. Until `Done` the free device is
-//! unhealthy, with a reason of its own, and nobody gets it.
+//! A hook must be **idempotent**: if the daemon dies between a run and its record, the hook is run
+//! again. Until `Done` the free device is unhealthy, with a reason of its own, and no container
+//! gets it.
 
 use super::device::DeviceId;
 use super::grant::{AllocId, PodRef};
@@ -29,16 +33,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// What is done to a device.
+/// The action of a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Hook {
-    /// Its PCI function is reset: `1` is written into the function's `reset` in sysfs. Only for exclusive devices.
+    /// Resets the PCI function: writes `1` into the function's `reset` in sysfs. Only for exclusive
+    /// devices.
     Reset,
-    /// A program is run, without a shell.
+    /// Runs a program, without a shell.
     Command {
         /// Its absolute path, and its arguments.
         argv: Vec<String>,
-        /// It is killed, with everything in its process group, when it takes longer.
+        /// The time limit. After it the whole process group is killed.
         limit: Duration,
     },
 }
@@ -48,29 +53,29 @@ pub enum Hook {
 pub struct Hooks {
     /// Before every start of a container, when the kubelet calls PreStartContainer.
     pub before_start: Option<Hook>,
-    /// After the last holder of a device has gone.
+    /// After the last holder of a device has released it.
     pub after_release: Option<Hook>,
-    /// Now and then.
+    /// Periodically.
     pub check: Option<Check>,
 }
 
-/// A program that says whether a device is well: its end with status 0.
+/// A program that checks whether a device is healthy: status 0 means healthy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    /// The command; that it takes too long is a failure too.
+    /// The command. A timeout is a failure too.
     pub run: Hook,
     /// How often it is run.
     pub every: Duration,
 }
 
-/// What came of a check.
+/// The result of a health check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CheckResult {
-    /// The device is well.
+    /// The device is healthy.
     Passed,
-    /// It is not, and how the check ended.
+    /// The device is not healthy, with how the check ended.
     Failed(String),
-    /// It could not be run, which says nothing of the device.
+    /// The check could not be run, which is no evidence about the device.
     NotRun,
 }
 
@@ -79,14 +84,14 @@ pub enum CheckResult {
 pub enum Phase {
     /// Before a container starts.
     BeforeStart,
-    /// After the device was given back.
+    /// After the device was released.
     AfterRelease,
-    /// Now and then, whoever has it.
+    /// Periodically, with and without a holder.
     Check,
 }
 
 impl Phase {
-    /// The word of the configuration, of logs and metrics, and of the variable `HOLDFAST_PHASE`.
+    /// The word in the configuration, in logs and metrics, and in the variable `HOLDFAST_PHASE`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -103,52 +108,52 @@ impl fmt::Display for Phase {
     }
 }
 
-/// How far the hook of a release has come.
+/// The progress of the hook of a release.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "hook", rename_all = "snake_case")]
 pub enum HookState {
-    /// It is yet to be run, or runs.
+    /// It is waiting to run, or is running.
     Due,
-    /// Its latest run has failed; it is run again.
+    /// Its latest run has failed; it will be run again.
     Failed {
         /// How many runs have failed.
         tries: u32,
-        /// When the latest did.
+        /// When the latest run failed.
         failed_at: Timestamp,
         /// Why, in one line.
         why: String,
     },
-    /// Nothing is owed any more: it has ended well, or is not configured any more.
+    /// Nothing is pending any longer: a run has succeeded, or the hook is no longer configured.
     Done,
 }
 
-/// The hook that is owed to a device after its release.
+/// A pending hook after the release of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwedHook {
     /// The resource.
     pub resource: ResourceName,
-    /// The device as a whole; of a pool, the resource's name.
+    /// The device as a whole; for a pool, the resource's name.
     pub device: DeviceId,
-    /// Its physical key ([`super::Device::key`]) when it was granted; empty where nobody knew it.
+    /// The device's key ([`super::Device::key`]) at the grant; empty if it was unknown.
     pub key: String,
-    /// What was held with it ([`super::Device::objects`]); none where that was not noted.
+    /// The objects held with it ([`super::Device::objects`]); empty if they were not recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<Object>,
     /// The grant of the last holder.
     pub alloc_id: AllocId,
-    /// The pod that held it; `None` when it was never bound.
+    /// The pod that held it; `None` if the grant was never bound.
     pub pod: Option<PodRef>,
-    /// The container, where it was bound.
+    /// The container; `None` if the grant was never bound.
     pub container: Option<String>,
-    /// When it was given back.
+    /// When it was released.
     pub released_at: Timestamp,
-    /// How far the hook has come.
+    /// The progress of the hook.
     #[serde(flatten)]
     pub state: HookState,
 }
 
 impl OwedHook {
-    /// Why its device is not healthy meanwhile.
+    /// The reason why its device is unhealthy until then.
     #[must_use]
     pub fn reason(&self) -> Reason {
         match self.state {
@@ -158,16 +163,16 @@ impl OwedHook {
     }
 }
 
-/// Every hook that is owed, by resource and device.
+/// All pending hooks, by resource and device.
 pub type Owed = BTreeMap<ResourceName, BTreeMap<DeviceId, OwedHook>>;
 
-/// The hooks that may run, by who waits for them.
+/// The hooks that may run now.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Due {
-    /// Of devices that nobody holds: unhealthy until then.
+    /// Of devices without a holder: they are unhealthy until the hook is done.
     pub free: Owed,
-    /// Of devices whose next holder is kept from starting. They are held, and as healthy as ever: a kubelet that starts again
-    /// rejects a waiting pod with an unhealthy device.
+    /// Of devices whose next holder waits at the gate. They are held, and their health does not
+    /// change: a kubelet that restarts rejects a waiting pod with an unhealthy device.
     pub gated: Owed,
 }
 
@@ -184,7 +189,7 @@ impl Due {
     }
 }
 
-/// Who had a device before.
+/// The former holder of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Former {
     /// The pod.
@@ -199,30 +204,31 @@ impl fmt::Display for Former {
     }
 }
 
-/// Why a container may not start yet with a device that another pod had. The kubelet shows the text and tries again.
+/// Why a container must not start yet with a device that another pod had. The kubelet shows the
+/// text and tries again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Barred {
-    /// Something of the former pod runs, or may.
+    /// Processes of the former pod run, or may run.
     #[error(
         "{former} had it before, and {}; its hook after_release comes first. The kubelet tries again by itself; if that pod does not end, \
          delete it or end its processes on the node", seen(*cgroup)
     )]
     Runs {
-        /// Who had it.
+        /// The former holder.
         former: Former,
-        /// What that pod's cgroup tells.
+        /// The state of that pod's cgroup.
         cgroup: CgroupState,
     },
-    /// The kubelet's checkpoint does not say which of two pods has it now.
+    /// The kubelet's checkpoint does not show which of two pods has the device now.
     #[error(
         "{former} had it before, and the kubelet's checkpoint does not tell that it has it no more. The kubelet tries again by itself; if \
          that pod is over and this lasts, restart the kubelet, which writes the checkpoint anew"
     )]
     Remembered {
-        /// Who had it.
+        /// The former holder.
         former: Former,
     },
-    /// A grant of it is no container's as far as anybody has seen.
+    /// A grant of the device is not matched to any container yet.
     #[error(
         "grant {alloc_id} of it, made before, is not known to be of any pod. That none got it is proven about a minute after it was made; \
          the kubelet tries again by itself"
@@ -231,10 +237,10 @@ pub enum Barred {
         /// The grant.
         alloc_id: AllocId,
     },
-    /// The hook is about to be run, or runs.
+    /// The hook is about to be run, or is running.
     #[error("the hook after_release of {former}, which had it before, has not ended yet; the kubelet tries again by itself")]
     Due {
-        /// Who had it: a pod, or the grant of nobody who is known.
+        /// The former holder: a pod, or the id of a grant that was never bound.
         former: String,
     },
     /// The hook has failed.
@@ -244,16 +250,16 @@ pub enum Barred {
          holdfast`, or SIGHUP)", times(u64::from(*tries))
     )]
     Failed {
-        /// Who had it.
+        /// The former holder.
         former: String,
-        /// How often it has failed.
+        /// How many runs have failed.
         tries: u32,
-        /// Why it did the last time.
+        /// Why the latest run failed.
         why: String,
     },
 }
 
-/// What earlier versions wrote behind the end of a command that failed, in front of its output.
+/// The text that earlier versions wrote between the end of a failed command and its output.
 const OUTPUT: &str = ", and said last: ";
 
 /// How a command ended, without the output that earlier versions recorded with it.
@@ -262,7 +268,7 @@ pub fn without_output(ended: &str) -> &str {
     ended.split_once(OUTPUT).map_or(ended, |(ended, _)| ended)
 }
 
-/// How often something has happened, in words.
+/// A count in words: `once`, `2 times`.
 #[must_use]
 pub fn times(count: u64) -> String {
     if count == 1 { "once".into() } else { format!("{count} times") }
@@ -277,7 +283,7 @@ fn seen(cgroup: CgroupState) -> &'static str {
 }
 
 impl OwedHook {
-    /// Why a container has to wait for it.
+    /// Why a container must wait for the hook.
     #[must_use]
     pub fn bars(&self) -> Barred {
         let former = match (&self.pod, &self.container) {
@@ -291,7 +297,7 @@ impl OwedHook {
     }
 }
 
-/// Takes note of how far a hook has come; one that is done is owed no more.
+/// Records the progress of a hook. A hook that is done is removed.
 pub fn note_hook(owed: &mut Owed, hook: &OwedHook) {
     if hook.state != HookState::Done {
         owed.entry(hook.resource.clone()).or_default().insert(hook.device.clone(), hook.clone());

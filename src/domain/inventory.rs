@@ -1,4 +1,4 @@
-//! The inventory: what the kubelet is told, resource by resource.
+//! The inventory: the devices published to the kubelet, by resource.
 
 use super::device::{Device, DeviceId};
 use super::health::Health;
@@ -11,30 +11,32 @@ use std::sync::Arc;
 pub struct Offered {
     /// The device behind the id.
     pub device: Arc<Device>,
-    /// What the kubelet is told.
+    /// The health in the list.
     pub health: Health,
 }
 
-/// One resource with the ids that it offers.
+/// One resource and its offered ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offering {
     /// Its configuration.
     pub spec: Arc<ResourceSpec>,
-    /// Every id that the kubelet is told, the unhealthy ones too.
+    /// Every id in the kubelet's list, including the unhealthy ones.
     pub devices: BTreeMap<DeviceId, Offered>,
 }
 
-/// A snapshot of everything that is offered. Published whole; never changed in place.
+/// A snapshot of everything that is offered. It is published as a whole and never changed in place.
 ///
-/// What is as it was is shared with the one before, and with every stream that has told it: ten thousand devices are a list of megabytes.
+/// Unchanged lists are shared with the previous snapshot and with every stream that has sent them:
+/// a list of ten thousand devices takes megabytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// The resources; one without devices is offered with an empty list.
+    /// The resources. A resource without devices is offered with an empty list.
     pub resources: BTreeMap<ResourceName, Arc<Offering>>,
 }
 
 impl Inventory {
-    /// The snapshot after this one. A list that is as it was is the one that it was, and so is the whole.
+    /// The next snapshot. An unchanged list is reused, and so is the whole snapshot if no list
+    /// changed.
     #[must_use]
     pub fn followed_by(self: &Arc<Self>, resources: BTreeMap<ResourceName, Offering>) -> Arc<Self> {
         let share = |(name, offering)| match self.resources.get(&name) {
@@ -47,7 +49,7 @@ impl Inventory {
 }
 
 impl Offering {
-    /// The ids that the kubelet may give away.
+    /// The ids that the kubelet may give to containers.
     #[must_use]
     pub fn healthy(&self) -> BTreeSet<DeviceId> {
         let healthy = self.devices.iter().filter(|(_, offered)| offered.health.is_healthy());

@@ -1,46 +1,50 @@
-//! How many connections each socket has open at a time (I14), and which one is closed to make room for another.
+//! Limits of open connections at each socket (I14), and the rule of eviction.
 //!
-//! A peer decides how many connections come in. Without a limit one socket takes every descriptor of the process; then no
-//! registration, no file of the ledger and no scan can open one. The arithmetic of descriptors is here and nowhere else. With L
-//! descriptors (`RLIMIT_NOFILE`, 16,384 where the system allows it: `host::raise_open_files`) the sockets have at most:
+//! A peer decides how many connections arrive. Without a limit one socket could take every
+//! descriptor of the process. Then no registration, no file of the ledger and no scan could open
+//! one. The arithmetic of descriptors is here and nowhere else. With L descriptors
+//! (`RLIMIT_NOFILE`, 16,384 where the system allows it: `host::raise_open_files`) the sockets have
+//! at most:
 //!
 //! | socket | connections | descriptors of each | descriptors, at most | of L, at most |
 //! | --- | --- | --- | --- | --- |
-//! | telemetry | [`TELEMETRY_MAX`] | 1, and [`BATCH`] that are being closed | 144 | L/16, and [`BATCH`] |
-//! | plugin sockets, together | [`PLUGIN_MAX`] | 2: one to serve it, one to hand it over | 512 | L/4 |
+//! | telemetry | [`TELEMETRY_MAX`] | 1, plus [`BATCH`] being closed | 144 | L/16, plus [`BATCH`] |
+//! | plugin sockets, together | [`PLUGIN_MAX`] | 2: to serve it, and to pass it on | 512 | L/4 |
 //! | control | [`CONTROL_MAX`] | 1 | 32 | L/32 |
 //! | handover | [`HANDOVER_MAX`] | 1; files that come with a message are closed | 8 | L/64 |
 //!
-//! That is less than 3/8 of L. At least 5/8 is kept back for what the daemon itself opens: about thirty descriptors, files of the
-//! ledger and one directory of a scan at a time among them. Each resource adds its socket, and the connections on which the
-//! kubelet reads lists. These do not count above: they have two descriptors each, and a socket has [`LISTS_MAX`].
+//! The sum is less than 3/8 of L. At least 5/8 is reserved for the daemon itself: about thirty
+//! descriptors, among them the files of the ledger and one directory of a scan at a time. Each
+//! resource adds its socket, and the connections of the kubelet's streams. These are not in the
+//! table: each has two descriptors, and a socket has [`LISTS_MAX`] of them.
 
 use std::cmp::Reverse;
 
-/// Connections of telemetry. A node has one or two scrapers, probes of the kubelet, and sometimes a browser.
+/// Connections of telemetry. A node has one or two scrapers, probes of the kubelet, and sometimes a
+/// browser.
 pub const TELEMETRY_MAX: usize = 128;
 
-/// Connections of the plugin sockets on which no list is read. A connection of the kubelet asks for its list within milliseconds. During
-/// a handover each request that is passed on has a connection too.
+/// Connections of the plugin sockets without a stream. The kubelet opens its stream within
+/// milliseconds. During a handover each forwarded request has a connection too.
 pub const PLUGIN_MAX: usize = 256;
 
-/// Streams of lists at one plugin socket. Each may keep one unread list in memory. The kubelet opens one, since each Register names a
-/// new socket; the others are for people who look.
+/// Streams at one plugin socket. Each may keep one unread list in memory. The kubelet opens one,
+/// since each Register names a new socket. The others are for debugging by a person.
 pub const LISTS_MAX: usize = 4;
 
-/// Connections of the control socket. Each verb makes one.
+/// Connections of the control socket. Each verb opens one.
 pub const CONTROL_MAX: usize = 32;
 
-/// Connections of the handover socket. One instance asks, and a second one may wait.
+/// Connections of the handover socket. One instance sends requests, and a second one may wait.
 pub const HANDOVER_MAX: usize = 8;
 
-/// Telemetry accepts as many connections before it closes the ones that they replace.
+/// The number of connections that telemetry accepts before it closes the evicted ones.
 pub const BATCH: usize = 16;
 
-/// Each socket has as many connections even with very few descriptors.
+/// The minimum for each socket, even with very few descriptors.
 const MIN: usize = 4;
 
-/// How many connections each socket has open at a time.
+/// The limit of open connections for each socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
     /// Telemetry.
@@ -54,7 +58,7 @@ pub struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// The limits for a process that may have `descriptors` files open; `None` is no limit.
+    /// The limits for a process with at most `descriptors` open files; `None` means unlimited.
     #[must_use]
     pub fn of(descriptors: Option<u64>) -> Self {
         let descriptors = descriptors.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
@@ -69,36 +73,38 @@ impl ConnectionLimits {
     }
 }
 
-/// What a connection is used for, the least important first.
+/// The use of a connection, the least important first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Use {
     /// No request is in flight.
     Idle,
     /// A request is in flight.
     Request,
-    /// The peer reads lists. The end of this connection would take the devices from the node for a moment. So it is never evicted, and
-    /// does not count; [`LISTS_MAX`] limits how many there are.
+    /// The peer reads lists. Closing this connection would remove the devices from the node for a
+    /// short time. So it is never evicted, and does not count; [`LISTS_MAX`] limits the number.
     Lists,
 }
 
-/// Names a connection of one table.
+/// Identifies a connection in one table.
 pub type ConnectionId = u64;
 
 #[derive(Debug)]
 struct Entry<P, D> {
     id: ConnectionId,
     peer: P,
-    /// The number of its last event: that it came, or sent a request.
+    /// The number of its last event: its arrival, or a request.
     last: u64,
     usage: Use,
     data: D,
 }
 
-/// The connections of one socket. A new connection is always accepted; when the table is full another one is evicted for it. If new ones
-/// were refused, the peers that came first could keep all others out, and the kubelet's probes too.
+/// The connections of one socket. A new connection is always accepted; when the table is full,
+/// another one is evicted. If new ones were refused, the first peers could keep out all others, and
+/// the kubelet's probes too.
 ///
-/// The evicted connection has the least important [`Use`], belongs to the peer with the most connections, and has been without a
-/// request for the longest time, in this order. So a peer with many connections loses its own.
+/// The evicted connection has the least important [`Use`], belongs to the peer with the most
+/// connections, and has been without a request for the longest time, in this order. So a peer with
+/// many connections loses one of its own.
 #[derive(Debug)]
 pub struct ConnectionTable<P, D> {
     max: usize,
@@ -107,13 +113,14 @@ pub struct ConnectionTable<P, D> {
 }
 
 impl<P: PartialEq, D> ConnectionTable<P, D> {
-    /// A table with room for `max` connections.
+    /// A table for `max` connections.
     #[must_use]
     pub fn new(max: usize) -> Self {
         ConnectionTable { max: max.max(1), events: 0, entries: Vec::new() }
     }
 
-    /// Adds a connection. Returns its id, and the data of the connection that has to be closed for it.
+    /// Adds a connection. Returns its id, and the data of the evicted connection, which the caller
+    /// must close.
     pub fn add(&mut self, peer: P, data: D) -> (ConnectionId, Option<D>) {
         let counted = self.entries.iter().filter(|entry| entry.usage < Use::Lists).count();
         let evicted = if counted >= self.max { self.evict() } else { None };
@@ -122,7 +129,7 @@ impl<P: PartialEq, D> ConnectionTable<P, D> {
         (id, evicted)
     }
 
-    /// Removes the connection that is to be closed first. `None` when there is none that may be closed.
+    /// Removes the connection that is the first to evict. `None` if every connection is exempt.
     pub fn evict(&mut self) -> Option<D> {
         let mut peers: Vec<(&P, usize)> = Vec::new();
         for entry in &self.entries {
@@ -137,7 +144,7 @@ impl<P: PartialEq, D> ConnectionTable<P, D> {
         Some(self.entries.swap_remove(first).data)
     }
 
-    /// A request came on the connection.
+    /// Records a request on the connection.
     pub fn request(&mut self, id: ConnectionId) {
         let last = self.event();
         if let Some(entry) = self.entry(id) {
@@ -145,7 +152,7 @@ impl<P: PartialEq, D> ConnectionTable<P, D> {
         }
     }
 
-    /// The request was answered.
+    /// Records that the request was answered.
     pub fn answered(&mut self, id: ConnectionId) {
         if let Some(entry) = self.entry(id) {
             entry.usage = Use::Idle;
@@ -174,7 +181,7 @@ impl<P: PartialEq, D> ConnectionTable<P, D> {
         self.entries.iter().map(|entry| &entry.data)
     }
 
-    /// Removes the connections for which `keep` is false.
+    /// Removes the connections that `keep` rejects.
     pub fn retain(&mut self, keep: impl Fn(&D) -> bool) {
         self.entries.retain(|entry| keep(&entry.data));
     }

@@ -1,8 +1,9 @@
-//! The vocabulary: pure values that every layer shares, with no clock, disk, log or actor.
+//! The shared vocabulary of all layers: pure values without a clock, disk, log or actor.
 //!
-//! A [`Device`] is a piece of hardware; a [`ResourceSpec`] says which devices a resource offers and how; the
-//! [`Inventory`] is what the kubelet is told; a [`Grant`] is what a container holds, and an [`Entry`] is one durable
-//! fact about it. Ordered maps only: what leaves Holdfast is the same bytes every time.
+//! A [`Device`] is a piece of hardware. A [`ResourceSpec`] defines which devices a resource offers,
+//! and how. The [`Inventory`] is the list of devices published to the kubelet. A [`Grant`] is a
+//! device given to a container, and an [`Entry`] is one durable fact about it. All maps are
+//! ordered, so that the output of Holdfast is the same bytes every time.
 
 mod attributes;
 mod checkpoint;

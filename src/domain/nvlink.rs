@@ -1,4 +1,4 @@
-//! Which GPUs are a hive by NVLink: each of them is joined with each other one.
+//! NVLink hives: groups of GPUs with a direct link between every two of them.
 
 use super::pci::PciAddress;
 use std::collections::BTreeMap;
@@ -6,28 +6,30 @@ use std::collections::BTreeMap;
 /// The links of a GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvLinks {
-    /// The GPUs that it reaches by NVLink, and by how many links that lead straight there. Through a switch all are reached alike, by
-    /// one.
+    /// The GPUs that it reaches by NVLink, with the number of direct links. A switch reaches all
+    /// GPUs alike, and counts as one link.
     pub peers: BTreeMap<PciAddress, u32>,
-    /// Links that are not active: nothing is plugged in, or they are not trained yet; and other GPUs of which it could not be told.
+    /// The number of links that are not active, because nothing is plugged in or training is not
+    /// done. Also counts GPUs whose links could not be determined.
     pub down: u32,
 }
 
-/// The hives of these GPUs as [`topology::hives`](super::topology::hives) reads them: `nvlink:<first GPU>`. Of a mesh in which not
-/// everybody reaches everybody the largest hives are taken first, and of equally large ones that of the lowest addresses; each GPU
-/// is in one. Where some of a hive are joined by more links than others, these are a hive within it.
+/// The hives of these GPUs, in the form that [`topology::hives`](super::topology::hives) reads:
+/// `nvlink:<first GPU>`. Each GPU is in one hive. In an incomplete mesh the largest hives are taken
+/// first, and among equals the one with the lowest addresses. GPUs of a hive with more links
+/// between them than others form a hive within it.
 pub(super) fn hives(links: &BTreeMap<PciAddress, &NvLinks>) -> BTreeMap<PciAddress, String> {
-    // Either end may know of it.
+    // Each end may know the link.
     let to = |from: PciAddress, to: PciAddress| links.get(&from).and_then(|links| links.peers.get(&to)).copied().unwrap_or_default();
     let mut named = BTreeMap::new();
     split(links.keys().copied().collect(), 1, &|a, b| to(a, b).max(to(b, a)), "nvlink:", &mut named);
     named
 }
 
-/// By how many links two GPUs are joined.
+/// The number of links between two GPUs.
 type Joined<'a> = dyn Fn(PciAddress, PciAddress) -> u32 + 'a;
 
-/// Names the hives of at least so many links between any two.
+/// Names the hives with at least `least` links between every two GPUs.
 fn split(mut gpus: Vec<PciAddress>, least: u32, joined: &Joined<'_>, within: &str, named: &mut BTreeMap<PciAddress, String>) {
     loop {
         let mut hive = Vec::new();
@@ -43,8 +45,9 @@ fn split(mut gpus: Vec<PciAddress>, least: u32, joined: &Joined<'_>, within: &st
     }
 }
 
-/// Looks for more than `best` that are all joined: these and some of those, which are joined with all of these. A GPU has so few
-/// links that there are few to try; where all are joined with all, the first try is the last.
+/// Searches for more than `best` GPUs that are all linked with each other. They are `these` and
+/// some of `those`; each of `those` is linked with all of `these`. A GPU has few links, so there
+/// are few combinations. In a full mesh the first attempt is the last.
 fn grow(these: &mut Vec<PciAddress>, those: &[PciAddress], is_joined: &dyn Fn(PciAddress, PciAddress) -> bool, best: &mut Vec<PciAddress>) {
     if these.len() > best.len() {
         best.clone_from(these);
@@ -68,7 +71,7 @@ mod tests {
         format!("0000:{number:02x}:00.0").parse().unwrap()
     }
 
-    /// What comes of so many GPUs that are joined like this, by their numbers.
+    /// The hives of `gpus` GPUs with these links, by number.
     fn of(gpus: u8, joined: &[(u8, u8, u32)]) -> Vec<String> {
         let links = |number: u8| {
             let peers = joined.iter().filter(|(one, ..)| *one == number).map(|(_, other, count)| (gpu(*other), *count)).collect();
@@ -91,7 +94,8 @@ mod tests {
         assert_eq!(of(4, &[(0, 1, 1), (1, 2, 1), (1, 3, 1), (2, 3, 1)]), ["", "01", "01", "01"], "three, not two and two");
     }
 
-    /// The mesh of a DGX-1 with V100: two fours on one socket each, and each GPU joined with one of the other four.
+    /// The mesh of a DGX-1 with V100: two groups of four, one on each socket. Each GPU also has a
+    /// link with one GPU of the other group.
     #[test]
     fn of_a_cube_mesh_the_fours_are_hives_and_those_with_two_links_hives_within_them() {
         let four = |first: u8| {

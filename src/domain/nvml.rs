@@ -1,70 +1,74 @@
-//! What only NVIDIA's management library (NVML) tells of a node's GPUs, and what it is asked for.
+//! Facts about GPUs that only NVIDIA's management library (NVML) has, and the query for them.
 
 use super::nvlink::{self, NvLinks};
 use super::pci::PciAddress;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// A MIG instance by the numbers of its GPU instance and of its compute instance, which it has for as long as it exists.
+/// A MIG instance, by the numbers of its GPU instance and its compute instance. They stay the same
+/// while the instance exists.
 pub type MigPlace = (u32, u32);
 
-/// What NVML is asked: what the driver's own files leave open. Empty: it is not needed.
+/// The query to NVML: the facts that the driver's own files do not contain. Empty: NVML is not
+/// needed.
 pub type NvmlQuestion = BTreeMap<PciAddress, NvmlAsked>;
 
-/// What it is asked of one GPU.
+/// The query for one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvmlAsked {
-    /// Its UUID, which is not known, or is needed to ask for its instances.
+    /// Its UUID, which is unknown, or is needed to query its instances.
     pub uuid: bool,
     /// The names of these MIG instances.
     pub instances: BTreeSet<MigPlace>,
-    /// Which of the other GPUs that are asked for this it reaches by NVLink.
+    /// Its NVLink connections to the other GPUs with this flag.
     pub links: bool,
-    /// Whether it is in MIG mode, in which nobody can use it as a whole.
+    /// Whether it is in MIG mode. A GPU in MIG mode cannot be used as a whole.
     pub mig_mode: bool,
 }
 
 impl NvmlAsked {
-    /// Its UUID, and the names of these instances.
+    /// A query for its UUID, and for the names of these instances.
     #[must_use]
     pub fn names(instances: impl Into<BTreeSet<MigPlace>>) -> Self {
         NvmlAsked { uuid: true, instances: instances.into(), ..NvmlAsked::default() }
     }
 }
 
-/// Whether names are asked for, without which something is not offered or by a lesser name. Links are only a preference, and MIG mode
-/// is told by the driver's files too as soon as there are instances.
+/// Whether the query contains names. Without a name a device is not offered, or has a less stable
+/// name. Links are only a preference, and the driver's files show MIG mode once there are
+/// instances.
 #[must_use]
 pub fn asks_for_names(question: &NvmlQuestion) -> bool {
     question.values().any(|asked| asked.uuid)
 }
 
-/// Which library is asked.
+/// The library to query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum NvmlLibrary {
-    /// The one that is found where drivers put it.
+    /// The library at the driver's usual paths.
     #[default]
     Auto,
-    /// The one at this path, as the daemon sees it.
+    /// The library at this path, as the daemon sees it.
     At(PathBuf),
-    /// None.
+    /// No library.
     Off,
 }
 
-/// What NVML has told of one GPU.
+/// NVML's answer for one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvmlGpu {
     /// `GPU-<uuid>`.
     pub uuid: Option<String>,
     /// The name of each MIG instance, `MIG-<uuid>`.
     pub instances: BTreeMap<MigPlace, String>,
-    /// Its links; `None` where nothing was told of them.
+    /// Its links; `None` if NVML has not returned them.
     pub links: Option<NvLinks>,
-    /// Whether it is in MIG mode; `None` where nothing was told of that.
+    /// Whether it is in MIG mode; `None` if NVML has not returned it.
     pub mig_mode: Option<bool>,
 }
 
-/// What NVML has told, by the GPUs' addresses. A value like the text of a file: it may be older than what it speaks of.
+/// NVML's answers, by the GPUs' addresses. Like the text of a file, the value may be older than the
+/// hardware's state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvmlSnapshot {
     /// The GPUs.
@@ -72,7 +76,7 @@ pub struct NvmlSnapshot {
 }
 
 impl NvmlSnapshot {
-    /// Nothing is told yet.
+    /// No answers yet.
     #[must_use]
     pub const fn empty() -> Self {
         NvmlSnapshot { gpus: BTreeMap::new() }
@@ -96,19 +100,21 @@ impl NvmlSnapshot {
         self.gpus.get(&gpu).is_some_and(|told| told.mig_mode == Some(true))
     }
 
-    /// Whether a GPU is in MIG mode and none of its instances is asked for: it is offered when it has left the mode.
+    /// Whether a GPU of the query is in MIG mode and the query contains none of its instances. The
+    /// GPU is offered once it has left that mode.
     #[must_use]
     pub fn keeps_whole_back(&self, question: &NvmlQuestion) -> bool {
         question.iter().any(|(gpu, asked)| asked.instances.is_empty() && self.is_in_mig_mode(*gpu))
     }
 
-    /// The hive of each GPU that is in one, as [`topology::hives`](super::topology::hives) reads it.
+    /// The hive of each GPU that is in one, as [`topology::hives`](super::topology::hives) reads
+    /// it.
     #[must_use]
     pub fn hives(&self) -> BTreeMap<PciAddress, String> {
         nvlink::hives(&self.gpus.iter().filter_map(|(gpu, told)| Some((*gpu, told.links.as_ref()?))).collect())
     }
 
-    /// Whether links that are asked for are not known, or not active, or a MIG mode is not known.
+    /// Whether links of the query are unknown or inactive, or a MIG mode is unknown.
     #[must_use]
     pub fn leaves_open(&self, question: &NvmlQuestion) -> bool {
         let nothing = NvmlGpu::default();
@@ -119,8 +125,9 @@ impl NvmlSnapshot {
         })
     }
 
-    /// What is known after an answer to `question`: the answer, and where it says nothing what was known before. What is not
-    /// asked for any more is forgotten: if it comes back, it may be another thing.
+    /// The snapshot after an answer to `question`. A fact that is missing in the answer stays as it
+    /// was known before. A fact that is no longer in the query is forgotten: if it returns, it may
+    /// be of other hardware.
     #[must_use]
     pub fn renewed(&self, answer: NvmlSnapshot, question: &NvmlQuestion) -> NvmlSnapshot {
         let links = |of: &NvmlSnapshot, gpu: &PciAddress| of.gpus.get(gpu).and_then(|gpu| gpu.links.clone());
@@ -185,7 +192,7 @@ mod tests {
         assert!(nothing.leaves_open(&asked(&[])) && !asks_for_names(&asked(&[])));
         let cut = nothing.renewed(told(true), &asked(&[(1, 0)]));
         assert!(!cut.leaves_open(&asked(&[(1, 0)])) && !cut.keeps_whole_back(&asked(&[(1, 0)])));
-        // Its instances are gone, and nobody has been asked since.
+        // Its instances were removed, and NVML has not been queried since.
         let uncut = cut.renewed(nothing.clone(), &asked(&[]));
         assert!(uncut.is_in_mig_mode(gpu) && uncut.keeps_whole_back(&asked(&[])));
         assert!(!uncut.renewed(told(false), &asked(&[])).is_in_mig_mode(gpu));

@@ -1,11 +1,14 @@
-//! What a container really holds: objects of the kernel, whatever name or id leads to them.
+//! Objects of the kernel: the identity of a granted device, independent of the id or path that
+//! leads to it.
 //!
-//! A container gets device numbers, through them a kernel device (its place in sysfs), a disk, a PCI function, an IOMMU group. An id, a udev
-//! link, a path or a partition is only a way to such a thing. While one way is held, no other way to it is given to anybody: that rule is
-//! here, in [`Objects::conflict`], and nowhere else.
+//! A container gets device numbers. Through them it gets a kernel device (its place in sysfs), a
+//! disk, a PCI function or an IOMMU group. An id, a udev link, a path or a partition is only one
+//! way to reach such an object. While a container holds the object by one id, Holdfast grants the
+//! object by no other id. This rule is in [`Objects::conflict`], and nowhere else.
 //!
-//! An object is a text: its kind, and a path in which every `/` leads to a part. An object and a part of it overlap: a disk and its
-//! partition, a PCI function and its MIG instance or any kernel device below it.
+//! An object is a text: its kind, and a path where each `/` leads to a part. An object overlaps
+//! with its parts: a disk with its partition, a PCI function with its MIG instance or with any
+//! kernel device below it.
 //!
 //! | text | object |
 //! | --- | --- |
@@ -13,9 +16,9 @@
 //! | `char:188:0`, `block:8:16` | the device number that the container's cgroup allows |
 //! | `pci:0000:18:00.0`, `pci:0000:18:00.0/gi1-ci0` | a PCI function, and a part of it |
 //! | `pci:0000:00:14.0/usb1/1-2/1-2:1.0/ttyUSB0/tty/ttyUSB0` | a kernel device below a function |
-//! | `sys:virtual/misc/fuse` | a kernel device below no function |
-//! | `disk:eui.0025385591b03a1f`, `disk:…/2` | a disk by its own identity, and a partition of it |
-//! | `iommu_group:12` | what a guest gets whole |
+//! | `sys:virtual/misc/fuse` | a kernel device that is below no function |
+//! | `disk:eui.0025385591b03a1f`, `disk:…/2` | a disk by its own identity, and its partition |
+//! | `iommu_group:12` | an IOMMU group, which a guest always gets as a whole |
 
 use super::device::DeviceId;
 use super::pci::PciAddress;
@@ -36,7 +39,7 @@ pub struct Object(Arc<str>);
 /// The number of a device node, `makedev(3)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceNumber {
-    /// Of a block device; else of a character device.
+    /// True for a block device, false for a character device.
     pub is_block: bool,
     /// Major number.
     pub major: u32,
@@ -45,7 +48,7 @@ pub struct DeviceNumber {
 }
 
 impl fmt::Display for DeviceNumber {
-    /// `char:188:0`.
+    /// Writes for example `char:188:0`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", if self.is_block { "block" } else { "char" }, self.major, self.minor)
     }
@@ -58,13 +61,13 @@ impl Object {
         &self.0
     }
 
-    /// A path below `/dev`, as the host has it.
+    /// A path below `/dev`, as on the host.
     #[must_use]
     pub fn node(path: &str) -> Self {
         Object(format!("node:{path}").into())
     }
 
-    /// The path of a node; `None` for other objects.
+    /// The path, if the object is a node; `None` for other objects.
     #[must_use]
     pub fn as_node(&self) -> Option<&str> {
         self.0.strip_prefix("node:")
@@ -82,19 +85,21 @@ impl Object {
         Object(format!("pci:{address}").into())
     }
 
-    /// A PCI function, or a part of it, by the key of a device: `pci:0000:18:00.0/10de:2330/gi1-ci0`. `None` for other keys.
+    /// A PCI function, or a part of it, by the key of a device:
+    /// `pci:0000:18:00.0/10de:2330/gi1-ci0`. `None` for other keys.
     #[must_use]
     pub fn of_key(key: &str) -> Option<Self> {
         let mut parts = key.strip_prefix("pci:")?.splitn(3, '/');
         let function = parts.next()?;
-        // Between them are the vendor and device id.
+        // The vendor and device id come between the function and the part.
         Some(match parts.nth(1) {
             Some(part) => Object(format!("pci:{function}/{part}").into()),
             None => Object(format!("pci:{function}").into()),
         })
     }
 
-    /// A kernel device, by its path below `/sys/devices`. One below a PCI function is a part of the nearest one.
+    /// A kernel device, by its path below `/sys/devices`. A device below a PCI function is a part
+    /// of the nearest function.
     #[must_use]
     pub fn kernel_device(path: &str) -> Self {
         let path = path.trim_matches('/');
@@ -104,15 +109,15 @@ impl Object {
         Object(nearest.map_or_else(|| format!("sys:{path}"), |at| format!("pci:{}", &path[at..])).into())
     }
 
-    /// A disk by its own identity (`wwid`), or a partition of it.
+    /// A disk by its own identity (`wwid`), or one of its partitions.
     #[must_use]
     pub fn disk(wwid: &str, partition: Option<u32>) -> Self {
-        // A slash would make a part of it.
+        // A slash would make it a part of another object.
         let wwid = wwid.replace('/', "_");
         Object(partition.map_or_else(|| format!("disk:{wwid}"), |number| format!("disk:{wwid}/{number}")).into())
     }
 
-    /// A part of it.
+    /// A part of this object, by its name.
     #[must_use]
     pub fn part(&self, name: &str) -> Self {
         Object(format!("{}/{}", self.0, name.replace('/', "_")).into())
@@ -143,7 +148,8 @@ impl Borrow<str> for Object {
     }
 }
 
-/// Nodes that belong to a driver as a whole and come with every device of it. To have one is to have no device.
+/// Nodes that belong to a driver as a whole and are given with every device of that driver. Holding
+/// such a node does not mean holding a device.
 const DRIVER_WIDE: [&str; 12] = [
     "/dev/nvidiactl",
     "/dev/nvidia-uvm",
@@ -167,7 +173,8 @@ pub fn is_driver_wide(node: &str) -> bool {
     DRIVER_WIDE.contains(&node) || DRIVER_WIDE_FOLDERS.iter().any(|folder| node.starts_with(folder))
 }
 
-/// Whether something is in both: an object, a part of one, or what one is a part of.
+/// Whether two sets of objects overlap: they have an object in common, or an object of one set is a
+/// part of an object of the other.
 #[must_use]
 pub fn overlap(some: &[Object], others: &[Object]) -> bool {
     let is_part = |part: &str, whole: &str| part.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -175,20 +182,23 @@ pub fn overlap(some: &[Object], others: &[Object]) -> bool {
     Safeguard::HeldObjects.is_on() && some.iter().any(|one| others.iter().any(|other| overlaps(one, other)))
 }
 
-/// Whether two ids may be held beside each other although they lead to one object: one id of one resource, which an init container hands on
-/// to the next container of its pod; shares, which are there to be held beside each other; ids of one pool, each of which is all of it.
+/// Whether two ids of one object may be held at the same time. There are three such cases:
+///
+/// - one id of one resource, which an init container passes to the next container of its pod;
+/// - shares of one device;
+/// - ids of one pool, since each id stands for the whole pool.
 #[must_use]
 pub fn share(one: (&ResourceName, &DeviceId), other: (&ResourceName, &DeviceId)) -> bool {
     let is_one = match (one.1.shared(), other.1.shared()) {
         (Some(_), Some(_)) => true,
         (None, None) => one.1 == other.1 || one.1.is_number() && other.1.is_number(),
-        // Offered whole now, and shared before.
+        // One id is from a time when the device was shared; now the device is offered whole.
         _ => false,
     };
     is_one && one.0 == other.0
 }
 
-/// Who has which objects; a holder is named by a `K`.
+/// The holders of each object. A `K` names a holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Objects<K>(BTreeMap<Object, BTreeSet<K>>);
 
@@ -199,14 +209,14 @@ impl<K> Default for Objects<K> {
 }
 
 impl<K: Ord + Clone> Objects<K> {
-    /// Somebody has these objects now.
+    /// Records that a holder has these objects.
     pub fn hold(&mut self, holder: &K, objects: impl IntoIterator<Item = Object>) {
         for object in objects {
             self.0.entry(object).or_default().insert(holder.clone());
         }
     }
 
-    /// It has them no more.
+    /// Records that a holder no longer has these objects.
     pub fn release<'a>(&mut self, holder: &K, objects: impl IntoIterator<Item = &'a Object>) {
         for object in objects {
             let Some(holders) = self.0.get_mut(object) else { continue };
@@ -217,20 +227,21 @@ impl<K: Ord + Clone> Objects<K> {
         }
     }
 
-    /// Whether nothing is held.
+    /// Whether no object is held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Who has one of these objects, a part of one, or what one is a part of, and may not have it beside whoever asks: **the rule** that no
-    /// object has two holders. `is_beside` says which holders may, by [`share`].
+    /// A holder of an overlapping object that excludes the caller. This is **the rule** that no
+    /// object has two holders. Objects overlap if they are the same or if one is a part of the
+    /// other. `is_beside` returns which holders the caller may share an object with, by [`share`].
     pub fn conflict<'a>(&self, objects: impl IntoIterator<Item = &'a Object>, is_beside: impl Fn(&K) -> bool) -> Option<&K> {
         let mut objects = objects.into_iter().filter(|_| Safeguard::HeldObjects.is_on());
         objects.find_map(|object| self.overlapping(object.as_str()).find(|holder| !is_beside(holder)))
     }
 
-    /// Who has an object, one of its parts, or what it is a part of.
+    /// The holders of an object, of its parts, and of the objects that it is a part of.
     fn overlapping(&self, object: &str) -> impl Iterator<Item = &K> {
         let ends = object.match_indices('/').map(|(end, _)| end).chain([object.len()]);
         let mut found: Vec<&BTreeSet<K>> = ends.filter_map(|end| self.0.get(&object[..end])).collect();

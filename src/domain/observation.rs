@@ -1,6 +1,7 @@
-//! What can be seen of the kubelet's side at one moment: the evidence that moves grants on.
+//! The state of the kubelet's side at one time: the evidence that moves grants on.
 //!
-//! Everything here is advisory and may be missing; `None` and `Unknown` say "not seen", which is never evidence.
+//! All of it is advisory and may be missing. `None` and `Unknown` mean "not observed", which is
+//! never evidence.
 
 use super::checkpoint::Checkpoint;
 use super::device::DeviceId;
@@ -10,29 +11,32 @@ use super::resource::ResourceName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// One look at the kubelet.
+/// One observation of the kubelet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observation {
     /// The present boot (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
-    /// The kubelet's socket as it was seen.
+    /// The kubelet's socket, if it was found.
     pub kubelet: Option<KubeletGeneration>,
-    /// Whether the kubelet's registration socket is older than 60 s: before that its listings lack pods.
+    /// Whether the kubelet's registration socket is older than 60 s. Before that its listings lack
+    /// pods.
     pub kubelet_settled: bool,
-    /// `kubelet_internal_checkpoint`; `None` when it is missing or cannot be read.
+    /// `kubelet_internal_checkpoint`; `None` if it is missing or cannot be read.
     pub checkpoint: Option<Arc<Checkpoint>>,
-    /// The pod-resources listing; `None` when it was not asked for or did not answer.
+    /// The pod-resources listing; `None` if it was not requested, or if the kubelet did not answer.
     pub pods: Option<Vec<ListedPod>>,
-    /// Names by pod UID, from `/var/log/pods/<namespace>_<name>_<uid>`. The folder outlives its pod for a while.
+    /// Names by pod UID, from `/var/log/pods/<namespace>_<name>_<uid>`. The folder outlives its pod
+    /// for a time.
     pub names: BTreeMap<String, PodName>,
-    /// Cgroups by pod UID: of every pod that a grant or [`Observation::names`] tells of.
+    /// Cgroups by pod UID, of every pod in a grant or in [`Observation::names`].
     pub cgroups: BTreeMap<String, CgroupState>,
 }
 
-/// An answer, as the kubelet has kept it: of ours, or of another plugin.
+/// An answer in the kubelet's checkpoint, ours or that of another plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeptGrant {
-    /// The id that the answer carried; that of another plugin has none, and gets [`AllocId::of_other_plugin`].
+    /// The id in the answer. An answer of another plugin has none, and gets
+    /// [`AllocId::of_other_plugin`].
     pub alloc_id: AllocId,
     /// The pod's UID.
     pub pod_uid: String,
@@ -40,20 +44,20 @@ pub struct KeptGrant {
     pub container: String,
     /// The resource.
     pub resource: ResourceName,
-    /// The ids, with the NUMA nodes that the kubelet has them under.
+    /// The device ids, with their NUMA nodes in the checkpoint.
     pub devices: BTreeMap<DeviceId, Vec<u32>>,
-    /// What the container got.
+    /// The content of the answer.
     pub edits: ContainerEdits,
 }
 
-/// A pod of a pod-resources listing. It has no UID there.
+/// A pod of a pod-resources listing. The listing has no UIDs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListedPod {
     /// Its namespace.
     pub namespace: String,
-    /// Its name; a static pod's ends in the node's name.
+    /// Its name. The name of a static pod ends in the node's name.
     pub name: String,
-    /// Its containers; init containers that end are not listed.
+    /// Its containers. Init containers that end are not listed.
     pub containers: Vec<ListedContainer>,
 }
 
@@ -62,9 +66,10 @@ pub struct ListedPod {
 pub struct ListedContainer {
     /// Its name.
     pub name: String,
-    /// Its ids by resource.
+    /// Its device ids by resource.
     pub devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
-    /// The processors that are its own (`cpu_ids`: the kubelet's static CPU policy); those that it shares are not among them.
+    /// Its exclusive processors (`cpu_ids`: the kubelet's static CPU policy). Shared processors are
+    /// not included.
     pub cpus: BTreeSet<u32>,
 }
 
@@ -77,22 +82,22 @@ pub struct PodName {
     pub name: String,
 }
 
-/// What a pod's cgroup tells.
+/// The state of a pod's cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum CgroupState {
-    /// A process runs in it, or below it: the pod lives.
+    /// A process runs in it, or below it: the pod is running.
     Populated,
-    /// It is there and nothing runs in it.
+    /// The cgroup exists and no process runs in it.
     Empty,
-    /// The kubelet's hierarchy is there and the pod's cgroup is not in it.
+    /// The kubelet's hierarchy exists and does not contain the pod's cgroup.
     Gone,
-    /// The kubelet's hierarchy was not found: nothing can be said.
+    /// The kubelet's hierarchy was not found, so the state is unknown.
     #[default]
     Unknown,
 }
 
 impl CgroupState {
-    /// Whether it proves that nothing of the pod runs.
+    /// Whether it proves that no process of the pod runs.
     #[must_use]
     pub fn is_dead(self) -> bool {
         matches!(self, CgroupState::Empty | CgroupState::Gone)

@@ -6,12 +6,13 @@ use std::str::FromStr;
 
 /// A PCI address, `domain:bus:device.function`.
 ///
-/// The domain is 32 bits: Intel VMD numbers its domains from `10000` on (Linux `drivers/pci/controller/vmd.c`).
+/// The domain has 32 bits: Intel VMD numbers its domains from `10000` on (Linux
+/// `drivers/pci/controller/vmd.c`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     /// PCI segment, four to eight hex digits in sysfs.
     pub domain: u32,
-    /// Bus number. Not stable over reboots or card changes.
+    /// Bus number. It may change with a reboot or with other cards.
     pub bus: u8,
     /// Device (slot) number, 0 to 31.
     pub device: u8,
@@ -67,9 +68,9 @@ impl<'de> Deserialize<'de> for PciAddress {
     }
 }
 
-/// One PCI function: what `<sys>/bus/pci/devices/<address>/` says of it.
+/// One PCI function: the content of `<sys>/bus/pci/devices/<address>/`.
 ///
-/// `None` and an empty list mean that nothing is known; a missing or unreadable file is never zero.
+/// `None` and an empty list mean "unknown". A missing or unreadable file is never zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciFunction {
     /// The name of its directory in sysfs.
@@ -98,7 +99,8 @@ pub struct PciFunction {
     pub sriov_numvfs: Option<u32>,
     /// Last component of the link `iommu_group`. Changes over boots: never an identity.
     pub iommu_group: Option<u32>,
-    /// The bridges from the root port down to the one above this function, read from the path of its directory.
+    /// The bridges from the root port down to the one above this function, read from the path of
+    /// its directory.
     pub bridges: Vec<PciAddress>,
     /// Network interfaces below it (`net/`), sorted.
     pub net: Vec<String>,
@@ -106,7 +108,7 @@ pub struct PciFunction {
     pub rdma: Vec<String>,
     /// NVMe controllers below it (`nvme/`), sorted.
     pub nvme: Vec<String>,
-    /// DRM nodes below it (`drm/`: `card0`, `renderD128`), sorted; connectors left out.
+    /// DRM nodes below it (`drm/`: `card0`, `renderD128`), sorted, without connectors.
     pub drm: Vec<String>,
     /// Mediated devices below it, by their UUIDs, sorted.
     pub mdevs: Vec<String>,
@@ -119,7 +121,7 @@ pub struct PciFunction {
 }
 
 impl PciFunction {
-    /// A function of which only the address is known.
+    /// A function with an address and no other known facts.
     #[must_use]
     pub fn at(address: PciAddress) -> Self {
         PciFunction {

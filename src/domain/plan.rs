@@ -1,20 +1,23 @@
-//! What of the configuration may change while the daemon runs.
+//! The plan: the part of the configuration that may change while the daemon runs.
 
 use super::policy::{HealthPolicy, Policy};
 use super::resource::ResourceSpec;
 use std::sync::Arc;
 
-/// What is offered, and by which rules. Published whole; never changed in place. Whoever is built again takes the newest.
+/// The resources and the rules that apply to them. A plan is published as a whole and never changed
+/// in place. A rebuilt actor takes the newest plan.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Counts the plans of a process, from 1.
+    /// The number of the plan within the process, from 1.
     pub number: u64,
-    /// The resources, in the order in which they select devices. [Orphans](ResourceSpec::is_orphan) are among them at the start.
+    /// The resources, in the order of selection. The plan of the daemon's start also contains
+    /// [orphans](ResourceSpec::is_orphan).
     pub specs: Arc<[Arc<ResourceSpec>]>,
-    /// The same as they are configured, where one of them stands for one for each node: what is there makes `specs` of them. Else none.
+    /// The resources as configured, if one of them is a pattern for one resource per node:
+    /// discovery expands them to `specs` by the nodes that exist. Otherwise empty.
     pub patterns: Arc<[Arc<ResourceSpec>]>,
-    /// How devices are judged.
+    /// The rules for verdicts.
     pub health: HealthPolicy,
-    /// What the ledger does where no answer is right for everybody.
+    /// The rules for the ledger.
     pub ledger: Policy,
 }

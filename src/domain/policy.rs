@@ -1,58 +1,60 @@
-//! What the operator has chosen for the moments in which there is no answer that is right for everybody.
+//! Choices of the operator where no answer suits every cluster.
 
 use super::health::Reason;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// What is done about an exclusive device that a running container of another pod provably has (I2).
+/// The answer to an Allocate for an exclusive device that a running container of another pod
+/// provably has (I2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Refuse {
-    /// It is refused to the next one.
+    /// Refuse the device to the next container.
     #[default]
     Proven,
-    /// It is granted, as the kubelet wants it, with an alarm.
+    /// Grant the device, as the kubelet requests, with an alarm.
     Never,
 }
 
-/// What is done about an Allocate while the ledger cannot be written (I1).
+/// The answer to an Allocate while the ledger cannot be written (I1).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WhenNotDurable {
-    /// It is refused: pods wait, and nothing that was granted is forgotten.
+    /// Refuse: pods wait, and no grant is forgotten.
     #[default]
     Refuse,
-    /// It is answered, and written as soon as that is possible: pods start, and the ledger may forget them if the daemon
-    /// ends before.
+    /// Grant, and write the grant as soon as possible. Pods start, but the grants are lost if the
+    /// daemon ends before that.
     Serve,
 }
 
-/// What a kubelet that has just started is told of held devices whose failure is a soft one.
+/// The health of held devices with a soft failure in the list for a kubelet that has just started.
 ///
-/// Such a kubelet admits every pod anew, and rejects one of which a container that does not run (an init container that has
-/// finished, one that crashes and waits) holds a device that is unhealthy: the containers of that pod that do run are killed.
+/// Such a kubelet admits every pod again. It rejects a pod if a container that is not running holds
+/// an unhealthy device. Such a container is an init container that has finished, or one in a crash
+/// loop. The running containers of that pod are killed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AtKubeletStart {
-    /// That they are healthy, until it has admitted its pods: nobody new gets a device that is held, and a link that is down
-    /// is no reason to kill a pod that lives with it.
+    /// Healthy, until the kubelet has admitted its pods. No new container gets a held device, and a
+    /// link that is down is no reason to kill a pod that tolerates it.
     #[default]
     Withhold,
-    /// What they are.
+    /// Their actual health.
     Tell,
 }
 
-/// The choices of health.
+/// The choices for health.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HealthPolicy {
     /// How often devices are probed.
     pub poll: Duration,
-    /// Numbers of NVIDIA's driver after which a GPU needs a reset.
+    /// Numbers of Xid errors after which a GPU needs a reset.
     pub fatal_xids: BTreeSet<u32>,
-    /// What is not held against a device.
+    /// Reasons that do not make a device unhealthy.
     pub ignored: BTreeSet<Reason>,
-    /// About a kubelet that has just started.
+    /// The lists for a kubelet that has just started.
     pub at_kubelet_start: AtKubeletStart,
 }
 
@@ -60,8 +62,9 @@ impl Default for HealthPolicy {
     fn default() -> Self {
         HealthPolicy {
             poll: Duration::from_secs(10),
-            // Uncorrectable memory errors (48, 64, 95, 140), NVLink (74), off the bus (79), its own processor (119, 120), and 143,
-            // by NVIDIA's catalogue of Xid errors. Others are the application's, or can be used on.
+            // Uncorrectable memory errors (48, 64, 95, 140), NVLink (74), off the bus (79), the
+            // GPU's own processor (119, 120), and 143, by NVIDIA's catalogue of Xid errors. The
+            // others are errors of the application, or the GPU stays usable.
             fatal_xids: BTreeSet::from([48, 64, 74, 79, 95, 119, 120, 140, 143]),
             ignored: BTreeSet::new(),
             at_kubelet_start: AtKubeletStart::default(),
@@ -69,11 +72,11 @@ impl Default for HealthPolicy {
     }
 }
 
-/// The choices of the ledger.
+/// The choices for the ledger.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// About a device that somebody has.
+    /// The answer for a device that another container has.
     pub refuse: Refuse,
-    /// About a disk that takes nothing.
+    /// The answer while the disk is not writable.
     pub when_not_durable: WhenNotDurable,
 }

@@ -1,14 +1,17 @@
-//! Text that a person reads, without characters that act on a terminal or hide what is written.
+//! Safe text for logs and terminals: control and invisible characters are escaped.
 //!
-//! Devices, pods, configurations and programs name themselves. A name may hold a line break that forges a line of the log, a sequence that
-//! a terminal obeys, or a character that turns the direction of the text after it. Such characters are written as escapes.
-//! Writers apply this at the border: the log, the tables and texts of the verbs, the sentence of an error, a metric's label.
+//! Devices, pods, configurations and programs choose their own names. A name may contain a line
+//! break that forges a log line, or an escape sequence for the terminal. It may contain a character
+//! that changes the direction of the following text. Such characters are written as escapes.
+//! Writers do so at the border: the log, the tables and texts of the verbs, error messages, metric
+//! labels.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 
-/// Whether a character is written as an escape: control characters (C0, DEL, C1), line and paragraph separators, what turns the
-/// direction of a text (Unicode Technical Report 36, "Bidirectional Text Spoofing"), and what cannot be seen.
+/// Whether a character is written as an escape: control characters (C0, DEL, C1), line and
+/// paragraph separators, characters that change the direction of text (Unicode Technical Report 36,
+/// "Bidirectional Text Spoofing"), and invisible characters.
 #[must_use]
 pub fn is_unprintable(c: char) -> bool {
     c.is_control()
@@ -22,8 +25,9 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |escaped, c| escaped.extend(c.escape_default()))
 }
 
-/// A JSON document in which nothing unprintable stands as it is. Its values stay what they are: outside of a text JSON has no such
-/// character but line breaks and tabs, and inside it has an escape for each.
+/// A JSON document with all unprintable characters escaped. Its values do not change: outside of a
+/// text JSON has no such character but line breaks and tabs, and inside a text JSON has an escape
+/// for each.
 #[must_use]
 pub fn printable_json(document: &str) -> Cow<'_, str> {
     let is_layout = |c| matches!(c, '\n' | '\r' | '\t');
@@ -32,7 +36,7 @@ pub fn printable_json(document: &str) -> Cow<'_, str> {
             return escaped.push(c);
         }
         for unit in c.encode_utf16(&mut [0; 2]) {
-            // Memory takes everything.
+            // Writing to memory cannot fail.
             let _infallible = write!(escaped, "\\u{unit:04x}");
         }
     })
@@ -48,7 +52,7 @@ fn escaped(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Passes on what is written into it, printable.
+/// A writer that forwards its input as printable text.
 #[derive(Debug)]
 pub struct Printable<W>(pub W);
 

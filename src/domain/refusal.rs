@@ -1,4 +1,4 @@
-//! Why an Allocate is refused. The kubelet shows the text as the reason of the pod's failure.
+//! Reasons to refuse an Allocate. The kubelet shows the text as the reason of the pod's failure.
 
 use super::device::DeviceId;
 use super::health::Reason;
@@ -11,115 +11,117 @@ pub enum Refusal {
     /// The id is not in the resource's list.
     #[error("{resource} has no device `{id}`; its list may have changed since the kubelet chose it")]
     Unknown {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
-        /// The id asked for.
+        /// The requested id.
         id: DeviceId,
     },
-    /// The id comes twice in one request.
+    /// The request contains the id twice.
     #[error("device `{id}` of {resource} is asked for twice in one request")]
     Duplicate {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
-        /// The id asked for.
+        /// The requested id.
         id: DeviceId,
     },
     /// The device is not healthy.
     #[error("device `{id}` of {resource} is not healthy: {reason}")]
     Unhealthy {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
-        /// The id asked for.
+        /// The requested id.
         id: DeviceId,
         /// Why.
         reason: Reason,
     },
-    /// No container could be told of it now: it is in the list because somebody holds it.
+    /// No response can be made for the device now. It is in the list only because a container holds
+    /// it.
     #[error("device `{id}` of {resource} cannot be given, because {why}")]
     Unanswerable {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
-        /// The id asked for.
+        /// The requested id.
         id: DeviceId,
-        /// What the contract says.
+        /// The reason from the contract.
         why: String,
     },
-    /// Something that has to be checked before cannot be read now.
+    /// A required check failed because a file cannot be read now.
     #[error("device `{id}` of {resource} cannot be checked now, so it is not given: {why}")]
     Unreadable {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
-        /// The id asked for.
+        /// The requested id.
         id: DeviceId,
-        /// What could not be read.
+        /// The unread file, and why.
         why: String,
     },
-    /// A container has the same thing by another id.
+    /// A container holds the same object by another id.
     #[error("device `{id}` of {resource} is {object}, which {holder} holds as `{held}` of {by}")]
     HeldAsOther {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
-        /// The id asked for.
+        /// The requested id.
         id: DeviceId,
-        /// What both ids lead to.
+        /// The object that both ids lead to.
         object: Object,
-        /// Who has it: `pod <namespace>/<name>`, or a grant whose pod is not known yet.
+        /// The holder: `pod <namespace>/<name>`, or a grant whose pod is not known yet.
         holder: String,
-        /// The id that it has it by.
+        /// The holder's id for the object.
         held: DeviceId,
-        /// The resource of that.
+        /// The resource of that id.
         by: ResourceName,
     },
-    /// A container of another pod has it, provably.
+    /// A container of another pod provably has the device.
     #[error(
         "device `{id}` of {resource} is still in use by container `{container}` of pod {pod}, which the kubelet no longer tracks; it is \
          freed when the processes of that pod have ended"
     )]
     InUse {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
-        /// The id asked for.
+        /// The requested id.
         id: DeviceId,
-        /// `namespace/name`, or the pod's UID where its name is not known.
+        /// `namespace/name`, or the pod's UID if its name is not known.
         pod: String,
         /// The container.
         container: String,
     },
-    /// More is asked for than one container may have.
+    /// The request exceeds the limit for one container.
     #[error("a container may have 1 of {resource}, but {asked} are asked for: more shares are no more of the device; set the limit to 1")]
     TooMany {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
-        /// How many ids.
+        /// The number of requested ids.
         asked: usize,
     },
-    /// Two shares of one device, where each must be of another.
+    /// The request contains two shares of one device, but each must be of another device.
     #[error(
         "a container gets shares of different devices of {resource}, but `{first}` and `{second}` are of one: fewer devices have a free \
          share than are asked for"
     )]
     SameDevice {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
         /// One id of the device.
         first: DeviceId,
-        /// Another one.
+        /// Another id of the device.
         second: DeviceId,
     },
     /// The request names no device.
     #[error("the request for {0} names no device")]
     Empty(ResourceName),
-    /// The resource is not configured (any more).
+    /// The resource is not configured, or no longer configured.
     #[error("{0} is not offered by this node's configuration")]
     NotOffered(ResourceName),
-    /// A file that tells the container runtime, or a CNI plugin, of the devices is not there.
+    /// A file that lists the devices for the container runtime, or for a CNI plugin, cannot be
+    /// written.
     #[error("{resource} needs the file `{file}` for its containers, which cannot be written: {why}")]
     FileNotWritten {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
         /// Its path.
         file: String,
-        /// What the system says.
+        /// The error of the system.
         why: String,
     },
     /// The kubelet's version of the API has no call before a container starts.
@@ -127,15 +129,15 @@ pub enum Refusal {
         "{resource} has hooks that come before a container starts, and the kubelet's device-plugin API {api} has no call before a container starts"
     )]
     NoRoomForHook {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
         /// The version of the API.
         api: &'static str,
     },
-    /// The kubelet's version of the API cannot tell what the container needs.
+    /// The kubelet's version of the API cannot carry CDI names.
     #[error("{resource} reaches its containers by CDI names, which the kubelet's device-plugin API {api} cannot tell")]
     NoRoomForCdi {
-        /// The resource asked for.
+        /// The requested resource.
         resource: ResourceName,
         /// The version of the API.
         api: &'static str,

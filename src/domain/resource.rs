@@ -1,4 +1,4 @@
-//! Resources: their names, which devices they offer, and to how many containers.
+//! Resources: names, the selection of devices, and sharing between containers.
 
 use super::contract::{CdiAnswer, Contract};
 use super::device::{DeviceClass, DeviceId};
@@ -13,29 +13,31 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// The name of an extended resource, such as `nvidia.com/gpu`, valid by the kubelet's own rules. Its text is in memory once.
+/// The name of an extended resource, such as `nvidia.com/gpu`, valid by the kubelet's own rules.
+/// Clones share one text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct ResourceName(Arc<str>);
 
-/// Why the kubelet would refuse a resource name.
+/// An invalid resource name: the kubelet would refuse it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{name}` is not a resource name: {why}")]
 pub struct InvalidResourceName {
     /// The refused text.
     pub name: String,
-    /// The rule that it breaks.
+    /// The rule that it violates.
     pub why: &'static str,
 }
 
-/// What stands in the name of a resource for the node, where each node is a resource of its own.
+/// Placeholder for the node in a resource name, where each device node is a resource of its own.
 pub const NODE: &str = "{node}";
 
 impl ResourceName {
-    /// A name that is one for each node: `example.com/{node}`.
+    /// Parses a name pattern with the placeholder for the node: `example.com/{node}`.
     ///
     /// # Errors
-    /// When the kubelet would refuse it with a plain word in the place of the node.
+    /// If `{node}` is not in the part after `/`, or if the kubelet would refuse the name with a
+    /// plain word in place of `{node}`.
     pub fn for_each_node(text: &str) -> Result<Self, InvalidResourceName> {
         let refuse = |why| InvalidResourceName { name: text.to_owned(), why };
         if !text.split_once('/').is_some_and(|(prefix, name)| name.contains(NODE) && !prefix.contains(NODE)) {
@@ -45,16 +47,17 @@ impl ResourceName {
         Ok(ResourceName(text.into()))
     }
 
-    /// Whether it stands for one name for each node: see [`ResourceName::for_each_node`].
+    /// Whether it is a pattern of [`ResourceName::for_each_node`].
     #[must_use]
     pub fn is_for_each_node(&self) -> bool {
         self.0.contains(NODE)
     }
 
-    /// The name of one node: `net/tun` below `/dev` is `net_tun`, whatever no name has is `_`.
+    /// The name for one node below `/dev`: `net/tun` becomes `net_tun`. Characters that are not
+    /// allowed become `_`.
     ///
     /// # Errors
-    /// When that is no name: it is too long, or begins with `_`.
+    /// If the result is not a valid name, for example because it is too long or begins with `_`.
     pub fn of_node(&self, path: &str) -> Result<Self, InvalidResourceName> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
         let word: String = path.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
@@ -104,7 +107,7 @@ impl FromStr for ResourceName {
         if text.starts_with("requests.") {
             return refuse("it must not start with `requests.`, which quotas use");
         }
-        // The kubelet checks "requests." + name, so nine of the 253 characters are taken.
+        // The kubelet checks "requests." + name, so 9 of the 253 characters are already used.
         let label = |label: &str| {
             !label.is_empty()
                 && label.len() <= 63
@@ -131,7 +134,8 @@ impl<'de> Deserialize<'de> for ResourceName {
     }
 }
 
-/// Which devices of its class a resource offers. Every list that is not empty must hold one match.
+/// Selection of devices within the class. For each list that is not empty, the device must match
+/// one element.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Select {
     /// PCI vendor ids.
@@ -142,11 +146,11 @@ pub struct Select {
     pub driver: Vec<String>,
     /// PCI addresses.
     pub address: Vec<PciAddress>,
-    /// Virtual functions only (`true`), or none of them (`false`).
+    /// `true`: virtual functions only. `false`: no virtual functions.
     pub vf: Option<bool>,
     /// Device ids.
     pub id: Vec<DeviceId>,
-    /// Virtual functions, by the physical one and their numbers.
+    /// Virtual functions, by physical function and number.
     pub pf: Vec<PfSelect>,
     /// `ether` or `infiniband`.
     pub link_type: Vec<String>,
@@ -160,23 +164,24 @@ pub struct Select {
     pub iommu_group: Vec<u32>,
     /// Types of mediated devices, or the names of these types.
     pub mdev_type: Vec<String>,
-    /// Parts of functions only (`true`): MIG instances, partitions, ports, namespaces; or whole functions only (`false`).
+    /// `true`: only parts of functions, which are MIG instances, partitions, ports and namespaces.
+    /// `false`: only whole functions.
     pub part: Option<bool>,
     /// Functions by the names of their network interfaces.
     pub interface: Vec<String>,
 }
 
-/// Which nodes of the host's `/dev` a path means.
+/// A pattern for nodes of the host's `/dev`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodePattern {
     /// A glob, such as `/dev/ttyUSB*`.
     Glob(String),
-    /// A regular expression that is looked for in the paths below `/dev`, such as `^video[0-9]+$`.
+    /// A regular expression, searched for in the paths below `/dev`, such as `^video[0-9]+$`.
     Regex(String),
 }
 
 impl NodePattern {
-    /// The path, where it is one and no wildcard.
+    /// The path, if the pattern has no wildcard.
     #[must_use]
     pub fn literal(&self) -> Option<&str> {
         match self {
@@ -185,7 +190,7 @@ impl NodePattern {
         }
     }
 
-    /// What every match begins with.
+    /// The literal prefix of every match.
     #[must_use]
     pub fn beginning(&self) -> String {
         match self {
@@ -194,19 +199,19 @@ impl NodePattern {
         }
     }
 
-    /// The deepest folder that has every match in it, or below it.
+    /// The deepest folder that contains every match, directly or in a subfolder.
     #[must_use]
     pub fn folder(&self) -> String {
         self.beginning().rsplit_once('/').map_or("/dev", |(folder, _)| folder).to_owned()
     }
 }
 
-/// What every match of a regular expression begins with, as far as that is plain to see.
+/// The literal prefix of every match of a regular expression; empty if it is not obvious.
 fn literal_beginning(regex: &str) -> &str {
-    // With an alternative anywhere it may begin in two ways.
+    // With an alternative anywhere, matches can have different prefixes.
     let Some(rest) = regex.strip_prefix('^').filter(|rest| !rest.contains('|')) else { return "" };
     let end = rest.find(|c: char| r".+*?()|[]{}^$\".contains(c)).unwrap_or(rest.len());
-    // The last character may be there any number of times.
+    // A quantifier can make the last character optional.
     let is_repeated = rest[end..].starts_with(['*', '?', '{']);
     let last = rest[..end].char_indices().next_back().map_or(0, |(at, _)| at);
     if is_repeated { &rest[..last] } else { &rest[..end] }
@@ -228,22 +233,23 @@ impl fmt::Display for NodePattern {
 /// One path of a `char` resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CharPath {
-    /// Which nodes.
+    /// The nodes of the host.
     pub host: NodePattern,
-    /// Path in the container; `None` is the host's. One that ends in `/` is a folder that keeps the node's own name.
+    /// Path in the container; `None` means the host's path. A path that ends in `/` is a folder:
+    /// the node keeps its name.
     pub container: Option<String>,
     /// Any of `r`, `w` and `m` (mknod).
     pub permissions: String,
 }
 
-/// A bind mount that every container of a resource gets.
+/// A bind mount for every container of a resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountSpec {
     /// Path on the host.
     pub host: String,
     /// Path in the container.
     pub container: String,
-    /// Whether the container may not write to it.
+    /// Whether the mount is read-only in the container.
     pub read_only: bool,
 }
 
@@ -254,32 +260,33 @@ pub struct ResourceSpec {
     pub name: ResourceName,
     /// The class of its devices.
     pub class: DeviceClass,
-    /// What a container gets.
+    /// The contract, which defines the content of an Allocate response.
     pub contract: Contract,
-    /// How CDI names are told that stand for its nodes; empty gives the nodes themselves.
+    /// Ways to pass CDI names in the response instead of device nodes. Empty: the nodes themselves.
     pub cdi: Vec<CdiAnswer>,
-    /// Which devices it offers.
+    /// The selection of devices.
     pub select: Select,
-    /// Which of these it leaves out; `None` leaves out nothing.
+    /// The devices to leave out of the selection; `None` leaves out none.
     pub exclude: Option<Select>,
     /// Paths, for the class `char`.
     pub paths: Vec<CharPath>,
-    /// To how many containers a device goes.
+    /// The number of containers that share a device.
     pub sharing: Sharing,
-    /// How much of it one container may have.
+    /// The limit of ids for one container.
     pub per_container: PerContainer,
-    /// Which of several devices that would do are preferred.
+    /// The preference among several suitable devices.
     pub placement: Placement,
-    /// Environment of every container.
+    /// Environment variables of every container.
     pub env: BTreeMap<String, String>,
     /// Mounts of every container.
     pub mounts: Vec<MountSpec>,
-    /// What is done to a device before a start and after its release.
+    /// The hooks: before a container starts, after a release, and the health check.
     pub hooks: Hooks,
 }
 
 impl ResourceSpec {
-    /// A resource that offers every device of a class, each to one container, which gets its nodes.
+    /// A resource that offers every device of a class, each to one container, with the contract
+    /// `generic`.
     #[must_use]
     pub fn new(name: ResourceName, class: DeviceClass) -> Self {
         ResourceSpec {
@@ -299,7 +306,7 @@ impl ResourceSpec {
         }
     }
 
-    /// A resource that is not configured (any more) and offers nothing of its own.
+    /// A resource that is not configured, or no longer configured, and selects no devices.
     #[must_use]
     pub fn orphan(name: ResourceName) -> Self {
         // Matches no device: an id is never empty.
@@ -307,7 +314,7 @@ impl ResourceSpec {
         ResourceSpec { select: nothing, ..ResourceSpec::new(name, DeviceClass::Other) }
     }
 
-    /// Whether it offers nothing of its own: see [`ResourceSpec::orphan`].
+    /// Whether it is an [`ResourceSpec::orphan`], which selects no devices.
     #[must_use]
     pub fn is_orphan(&self) -> bool {
         matches!(&self.select.id[..], [id] if id.as_str().is_empty())
@@ -319,14 +326,15 @@ impl ResourceSpec {
         self.sharing == Sharing::Exclusive
     }
 
-    /// Whether a container waits until the hook after release of the pod that had its device before has ended. Only where one
-    /// container has a device at a time: a share that is given on has others beside it.
+    /// Whether a container waits until the hook after release of the device's former pod has ended.
+    /// Only for exclusive devices: a share has other holders next to it.
     #[must_use]
     pub fn is_gated(&self) -> bool {
         self.hooks.after_release.is_some() && self.is_exclusive()
     }
 
-    /// Whether the kubelet is to ask before a container starts (`pre_start_required`).
+    /// Whether the kubelet must call PreStartContainer before a container starts
+    /// (`pre_start_required`).
     #[must_use]
     pub fn needs_pre_start(&self) -> bool {
         self.hooks.before_start.is_some() || self.is_gated()

@@ -1,48 +1,52 @@
-//! How long the history is kept, and how much room it may take.
+//! Retention of the history: its age and its size.
 
 use std::time::Duration;
 
-/// What the journal has by itself.
+/// The bytes of an empty journal.
 const JOURNAL_BYTES: u64 = 4 * 1024 * 1024;
 
-/// How much of what was given back is remembered. Live grants are no history: no bound of it touches them.
+/// Limits of the history of released grants. Live grants do not count, and no limit here affects
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
     /// How long a released grant is kept.
     pub age: Duration,
-    /// Released grants that are kept, at most.
+    /// The maximum number of released grants.
     pub grants: u64,
-    /// What these may take of the disk. In the files of their database records take at least three times their length, so they are kept
-    /// to a third of it; and the whole state directory stays below four times as much, whatever is under way there.
+    /// The disk space of the history. In the files of their database, records take at least three
+    /// times their length, so their length is limited to a third of this. The whole state directory
+    /// always stays below four times this, during every operation.
     pub bytes: u64,
 }
 
 impl Retention {
-    /// What a grant is counted with where only a number of grants is said: one of a device takes it.
+    /// The assumed size of a grant, if only the number of grants is configured. A grant of one
+    /// device fits.
     pub const BYTES_PER_GRANT: u64 = 4096;
 
-    /// As many grants, of the usual age and size.
+    /// A limit of `grants` grants, with the default age and size for each.
     #[must_use]
     pub fn of_grants(grants: u64) -> Self {
         Retention { grants, bytes: grants.saturating_mul(Self::BYTES_PER_GRANT), ..Retention::default() }
     }
 
-    /// As many bytes of the disk, of the usual age.
+    /// A limit of `bytes` bytes of disk, with the default age.
     #[must_use]
     pub fn of_bytes(bytes: u64) -> Self {
         Retention { bytes, ..Retention::default() }
     }
 
-    /// Bytes of records that are kept beside so many bytes of what is live. Of these, when there are thousands, the journal has up to
-    /// three copies, and the database's files, old and new, nine times as much as of any record: the history gives way to them, since it
-    /// is the history that somebody has bounded.
+    /// Bytes of history records that are kept next to `live` bytes of live records. With thousands
+    /// of live records, the journal has up to three copies of them. The database's files, old and
+    /// new, take nine times the size of any record. The history is reduced for the live records,
+    /// since the operator has limited only the history.
     #[must_use]
     pub fn records(&self, live: u64) -> u64 {
         let left = self.bytes.saturating_mul(4).saturating_sub(live.saturating_mul(12)).saturating_sub(JOURNAL_BYTES) / 9;
         left.min(self.bytes / 3).max(self.bytes / 32)
     }
 
-    /// Bytes that the journal may gather for a database that cannot be written.
+    /// Bytes that the journal may collect for a database that cannot be written.
     #[must_use]
     pub fn journal(&self) -> u64 {
         self.bytes / 2
@@ -50,7 +54,8 @@ impl Retention {
 }
 
 impl Default for Retention {
-    /// Longer than the question "who had it when it failed?" usually takes to be asked; some 70,000 grants of one device.
+    /// Long enough for the question "which container had the device when it failed?"; about 70,000
+    /// grants of one device.
     fn default() -> Self {
         Retention { age: Duration::from_secs(90 * 24 * 3600), grants: u64::MAX, bytes: 256 * 1024 * 1024 }
     }

@@ -1,11 +1,11 @@
-//! The safeguards that the simulation turns off, one at a time, to see that its oracles would notice.
+//! Safeguards that the simulation turns off, one at a time, to prove that its oracles notice.
 
-/// Something that Holdfast does for the sake of a rare event. Outside tests all of them are on, and cost nothing.
+/// A measure against a rare event. Outside of tests all safeguards are on, and cost nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Safeguard {
-    /// After a recovery the resource is registered once more, later.
+    /// After a recovery the resource is registered a second time, later.
     SettlingRegister,
-    /// A Register without a stream is repeated.
+    /// A Register that leads to no stream is repeated.
     StreamDeadline,
     /// The end of any stream leads to Register.
     ReRegister,
@@ -15,11 +15,11 @@ pub enum Safeguard {
     UniqueSockets,
     /// Every open stream gets every list.
     Broadcast,
-    /// What the kubelet has is held against what is ours.
+    /// The kubelet's list is compared with ours.
     Audit,
-    /// What a living container of another pod provably has is not granted (I2).
+    /// A device that a running container of another pod provably has is not granted (I2).
     RefusalOnProof,
-    /// What a container holds by one id is not granted by another one (I2).
+    /// An object that a container holds by one id is not granted by another id (I2).
     HeldObjects,
 }
 
@@ -37,7 +37,7 @@ impl Safeguard {
         OFF.get() != Some(self)
     }
 
-    /// Runs something on this thread without it.
+    /// Runs a function on this thread without this safeguard.
     #[cfg(test)]
     pub(crate) fn without<T>(self, run: impl FnOnce() -> T) -> T {
         struct On;

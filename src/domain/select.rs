@@ -1,23 +1,23 @@
-//! How a configuration names virtual functions.
+//! The selection of virtual functions in a configuration.
 
 use super::pci::PciAddress;
 use std::str::FromStr;
 
-/// Some virtual functions of a physical one: `ens1f0#0-3,7`.
+/// Some virtual functions of a physical function: `ens1f0#0-3,7`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PfSelect {
     /// The physical function.
     pub pf: Pf,
-    /// The numbers of its virtual functions, from and to; empty means all of them.
+    /// The ranges of its virtual functions, first and last number; empty means all of them.
     pub vfs: Vec<(u32, u32)>,
 }
 
-/// How a physical function is named.
+/// The name of a physical function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pf {
-    /// By one of its network interfaces.
+    /// One of its network interfaces.
     Interface(String),
-    /// By its PCI address.
+    /// Its PCI address.
     Address(PciAddress),
 }
 
@@ -56,7 +56,8 @@ impl FromStr for PfSelect {
 }
 
 impl PfSelect {
-    /// Whether the virtual function of this number is among them. One whose number is not known is, where all are.
+    /// Whether the virtual function with this number is selected. An unknown number is selected
+    /// only if all are.
     #[must_use]
     pub fn has(&self, vf_index: Option<u32>) -> bool {
         self.vfs.is_empty() || vf_index.is_some_and(|index| self.vfs.iter().any(|(from, to)| (*from..=*to).contains(&index)))

@@ -1,28 +1,30 @@
-//! To how many containers a device goes.
+//! Sharing of devices between containers.
 
 use super::device::DeviceId;
 use super::resource::ResourceName;
 use serde::Deserialize;
 
-/// How the devices of a resource are shared, and so which ids the kubelet counts.
+/// How containers share the devices of a resource. This decides which ids the kubelet counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// Each device has one container at a time. Only then can somebody else provably have it (I2).
+    /// A device has one container at a time. Only then can another container provably have it (I2).
     Exclusive,
-    /// Each device has so many containers; an id is a share of a device, [`DeviceId::share`].
+    /// A device has up to this number of containers. An id is one share of a device,
+    /// [`DeviceId::share`].
     Replicas(u32),
-    /// All devices together have so many containers, and each of them gets all. An id is a number that means nothing.
+    /// All devices together have up to this number of containers, and each container gets all
+    /// devices. An id is a number without a meaning.
     Pool(u32),
 }
 
 impl Sharing {
-    /// Each device for `n` containers; one is exclusive.
+    /// A device for `n` containers; one means exclusive.
     #[must_use]
     pub fn replicas(n: u32) -> Self {
         if n == 1 { Sharing::Exclusive } else { Sharing::Replicas(n) }
     }
 
-    /// The ids by which a device is offered, or the whole pool.
+    /// The offered ids of a device, or of the whole pool.
     pub fn ids(self, device: &DeviceId) -> impl Iterator<Item = DeviceId> {
         let shares = match self {
             Sharing::Exclusive => 1,
@@ -35,26 +37,27 @@ impl Sharing {
         })
     }
 
-    /// The device behind an id, or the whole pool, which has the resource's name.
+    /// The device behind an id. For a pool it is the whole pool, with the resource's name.
     #[must_use]
     pub fn whole(self, resource: &ResourceName, id: &DeviceId) -> DeviceId {
         match self {
             Sharing::Pool(_) => DeviceId::new(resource.as_str()),
-            // A share that is held from a time when the device was shared counts too.
+            // A share that is still held from a time when the device was shared counts too.
             Sharing::Exclusive | Sharing::Replicas(_) => id.shared().unwrap_or_else(|| id.clone()),
         }
     }
 }
 
-/// How much of a resource one container may have.
+/// The limit of a resource for one container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PerContainer {
-    /// As much as it asks for.
+    /// Any number of ids.
     #[default]
     Any,
-    /// One id: two shares of a device are no more of it (NVIDIA's `failRequestsGreaterThanOne`).
+    /// One id: a second share of a device gives no additional capacity (NVIDIA's
+    /// `failRequestsGreaterThanOne`).
     One,
-    /// As many as it asks for, each of another device.
+    /// Any number of ids, each of another device.
     Distinct,
 }

@@ -1,6 +1,7 @@
-//! What can be seen of a device's health: at a look (a probe), and as it happens (an event).
+//! Signals of a device's health, from a probe or from an event.
 //!
-//! Signals do not judge. What weighs how much, and what heals, is [`super::Reason`]'s table and the judge's business.
+//! Signals do not judge. The table of [`super::Reason`] has the weights and the recovery, and the
+//! health actor makes the verdict.
 
 use super::health::Reason;
 use super::pci::PciAddress;
@@ -8,30 +9,31 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Something that speaks against a device now. It is gone when a later look does not find it any more.
+/// A present symptom of a device. It ends when a later probe no longer finds it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Complaint {
-    /// What it is.
+    /// The kind of the symptom.
     pub reason: Reason,
-    /// What was read, for a person: `port 1 is 2: INIT`.
+    /// The reading, for logs and status: `port 1 is 2: INIT`.
     pub detail: String,
 }
 
-/// A number that only grows while a device is in order, and what it means when it has grown. A lower one than before
-/// shows that the device was reset.
+/// A counter that does not grow on a healthy device, and the meaning of a rise. A lower value than
+/// before shows that the device was reset.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Counter {
-    /// What a rise means.
+    /// The meaning of a rise.
     pub reason: Reason,
-    /// Which function counts: the device's own, or one of the bridges above it.
+    /// The function that counts: the device's own, or one of the bridges above it.
     pub at: PciAddress,
 }
 
-/// A signal that a probe may have to do without.
+/// A source of signals that may be unavailable to a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The device's PCI configuration space (`config`): more than its first 64 bytes need a capability, these do not.
+    /// The device's PCI configuration space (`config`). Its first 64 bytes need no capability; the
+    /// rest does.
     ConfigSpace,
     /// Error counters of PCI Express (`aer_dev_fatal`, `aer_dev_nonfatal`).
     Aer,
@@ -44,7 +46,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The word of `status`.
+    /// The word in `status`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -63,57 +65,64 @@ impl fmt::Display for Source {
     }
 }
 
-/// What one probe of one device has shown.
+/// The result of one probe of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Signals {
-    /// What speaks against it.
+    /// The present symptoms.
     pub complaints: BTreeSet<Complaint>,
     /// Its counters, and those of the bridges above it.
     pub counters: BTreeMap<Counter, u64>,
-    /// What speaks against nothing and is worth a line: a link that is slower than it was.
+    /// Observations for the log that are not symptoms, such as a link that is slower than before.
     pub remarks: BTreeSet<String>,
-    /// What could not be read for want of a privilege.
+    /// Sources that cannot be read without a privilege.
     pub off: BTreeSet<Source>,
-    /// What could not be looked for, since a read failed: that nothing of it is among the complaints shows nothing (I12).
+    /// Reasons that could not be checked because a read failed. That they are not among the
+    /// complaints is no evidence (I12).
     pub unread: BTreeSet<Reason>,
 }
 
-/// Something that happened to a device, as the kernel told.
+/// An event of a device, as reported by the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceEvent {
-    /// To which function it happened. All below it are concerned: a bridge's failed recovery is theirs.
+    /// The function of the event. All functions below it are affected too: a failed recovery of a
+    /// bridge is also theirs.
     pub at: PciAddress,
-    /// Whether all functions of its slot are concerned: lines of NVIDIA's driver name none.
+    /// Whether all functions of its slot are affected: lines of NVIDIA's driver do not name a
+    /// function.
     pub whole_slot: bool,
-    /// What happened.
+    /// The kind of event.
     pub kind: EventKind,
 }
 
-/// What happened to a device.
+/// The kind of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EventKind {
-    /// The kernel began to recover it from a PCI error (`ERROR_EVENT=BEGIN_RECOVERY`): it is off line.
+    /// The kernel began to recover the device from a PCI error (`ERROR_EVENT=BEGIN_RECOVERY`): it
+    /// is offline.
     RecoveryBegan,
-    /// It has recovered (`ERROR_EVENT=SUCCESSFUL_RECOVERY`), which includes a reset.
+    /// The recovery succeeded (`ERROR_EVENT=SUCCESSFUL_RECOVERY`), which includes a reset.
     Recovered,
-    /// It has not (`ERROR_EVENT=FAILED_RECOVERY`).
+    /// The recovery failed (`ERROR_EVENT=FAILED_RECOVERY`).
     RecoveryFailed,
-    /// Its driver gave it up (`WEDGED=`, not `none`), with the ways out that the driver names: `rebind,bus-reset`.
+    /// Its driver declared it wedged (`WEDGED=`, not `none`), with the recovery methods that the
+    /// driver names: `rebind,bus-reset`.
     Wedged(String),
-    /// The driver has reset it by itself, and it goes on (`WEDGED=none`): what ran on it is lost, it is well.
+    /// The driver has reset the device (`WEDGED=none`). The work on it is lost; the device is
+    /// healthy.
     WasReset,
-    /// A driver took it, newly or again (`add`, `bind`).
+    /// A driver bound the device, for the first time or again (`add`, `bind`).
     Bound,
-    /// It went, or its driver let it go (`remove`, `unbind`).
+    /// The device was removed, or its driver unbound (`remove`, `unbind`).
     Unbound,
-    /// NVIDIA's driver reported an error by its number.
+    /// NVIDIA's driver reported an error, by its number.
     Xid(u32),
-    /// NVIDIA's driver says what a GPU needs before it can be used, `GPU Reset Required`; `None` when it needs nothing any more.
+    /// NVIDIA's driver reported the action that a GPU needs, such as `GPU Reset Required`; `None`
+    /// when it needs none any longer.
     RecoveryAction(Option<String>),
 }
 
 impl EventKind {
-    /// What it speaks of, if it speaks against a device.
+    /// The reason that the event stands for, if it is a symptom.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         match self {

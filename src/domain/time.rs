@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// Converts from the system's time; times before 1970 become 0.
+    /// Converts from the system's time. Times before 1970 become 0.
     #[must_use]
     pub fn from_system(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -22,7 +22,7 @@ impl Timestamp {
         humantime::format_rfc3339_seconds(self.to_system()).to_string()
     }
 
-    /// RFC 3339 ends with the year 9999, and humantime refuses what lies beyond.
+    /// RFC 3339 ends with the year 9999, and humantime refuses later times.
     fn to_system(self) -> SystemTime {
         UNIX_EPOCH + Duration::from_millis(self.0.min(253_402_300_799_000))
     }
@@ -47,10 +47,10 @@ impl<'de> Deserialize<'de> for Timestamp {
     }
 }
 
-/// Now, on both clocks.
+/// The present time, on both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment {
-    /// `CLOCK_BOOTTIME`: never jumps, counts suspend. Every wait and age is measured on it.
+    /// `CLOCK_BOOTTIME`: never jumps, and counts suspend. All waits and ages are measured with it.
     pub boot: Duration,
     /// The wall clock, for records.
     pub wall: Timestamp,

@@ -1,4 +1,4 @@
-//! How near two devices are: PCI Express first, then NUMA; and which have links of their own.
+//! The distance between two devices: PCI Express first, then NUMA. Also their direct links.
 
 use super::device::{Device, DeviceClass};
 use super::pci::{PciAddress, PciFunction};
@@ -7,12 +7,12 @@ use std::fmt;
 
 /// How near two devices are, from far to near.
 ///
-/// The lowest bridge above both decides: what lies behind one switch talks past the processor. Where no bridge is above
-/// both, the host bridge does, then the NUMA node.
+/// The lowest bridge above both decides: traffic between devices below one switch does not pass the
+/// processor. Without a common bridge the host bridge decides, then the NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Nearness {
-    /// Nothing in common that is known: through the interconnect of the processors.
+    /// No known common place: through the interconnect of the processors.
     System,
     /// The same NUMA node.
     Numa,
@@ -20,10 +20,12 @@ pub enum Nearness {
     HostBridge,
     /// The same root port.
     RootPort,
-    /// The same switch: the lowest common bridge is so many below the root port. The deeper, the nearer.
+    /// The same switch, with the depth of the lowest common bridge below the root port. Deeper is
+    /// nearer.
     Switch(u8),
-    /// The same hive: how many they share, each within the one before, and how near they are besides, as
-    /// [`Nearness::in_hives`] counts it. [`nearness`] knows of no hives.
+    /// The same hive. The first number counts the hives that they share, each within the one
+    /// before. The second is their other nearness, as [`Nearness::in_hives`] counts it.
+    /// [`nearness`] ignores hives.
     Hive(u8, u8),
     /// The same card: functions of one device, or virtual functions of one physical function.
     Card,
@@ -32,8 +34,9 @@ pub enum Nearness {
 }
 
 impl Nearness {
-    /// What two devices are to each other that share so many hives and are otherwise as near as this: links of their own are nearer
-    /// than any bridge, and those that are joined alike are told apart by what else is between them.
+    /// The nearness of two devices with `hives` common hives and otherwise this nearness. Direct
+    /// links are nearer than any bridge. Among devices with the same hives, the other nearness
+    /// decides.
     #[must_use]
     pub fn in_hives(self, hives: usize) -> Nearness {
         let besides = match self {
@@ -64,7 +67,7 @@ impl fmt::Display for Nearness {
     }
 }
 
-/// A place that a device is in, and others may be in too.
+/// A place that several devices can be in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
     /// Below a host bridge: PCI domain and root bus.
@@ -75,16 +78,17 @@ pub enum Place {
     Card(PciAddress),
 }
 
-/// The places on PCI Express that a device is in, each with what devices that share it are to each other, from far to
-/// near. None where it is no PCI function.
+/// The PCI Express places of a device, from far to near, each with the nearness of devices that
+/// share it. Empty for a device that is not a PCI function.
 #[must_use]
 pub fn places(device: &Device) -> Vec<(Nearness, Place)> {
     device.pci.as_deref().map(of_function).unwrap_or_default()
 }
 
-/// The hives that a GPU is in, each within the one before: GPUs that have links of their own, each with each. What a device's
-/// attribute `hive` says: `xgmi:<id>` as AMD's driver calls it, `nvlink:0000:06:00.0` by the first GPU in it, and
-/// `nvlink:0000:06:00.0/0000:07:00.0` for one within that.
+/// The hives of a GPU, each within the one before. All GPUs of a hive have direct links with each
+/// other. The names come from the attribute `hive`: `xgmi:<id>` by AMD's driver,
+/// `nvlink:0000:06:00.0` by the first GPU of the hive, and `nvlink:0000:06:00.0/0000:07:00.0` for a
+/// hive within it.
 pub fn hives(device: &Device) -> impl Iterator<Item = &str> {
     let is_gpu = device.class == DeviceClass::Gpu;
     let path = device.attribute("hive").filter(|_| is_gpu).unwrap_or_default();
@@ -93,7 +97,8 @@ pub fn hives(device: &Device) -> impl Iterator<Item = &str> {
 }
 
 fn of_function(function: &PciFunction) -> Vec<(Nearness, Place)> {
-    // Behind a volume management device the path has another domain; the first one is the host's.
+    // Behind a volume management device the path has another domain; the first bridge has the
+    // host's.
     let root = function.bridges.first().unwrap_or(&function.address);
     let mut places = Vec::with_capacity(function.bridges.len() + 2);
     places.push((Nearness::HostBridge, Place::HostBridge(root.domain, root.bus)));
@@ -118,16 +123,18 @@ pub fn nearness(a: &Device, b: &Device) -> Nearness {
     shared.unwrap_or_else(numa)
 }
 
-/// Which of several devices that would do are preferred (`GetPreferredAllocation`).
+/// The preference among several suitable devices (`GetPreferredAllocation`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// Those that are nearest to each other; of these, such that whole switches stay free for who needs many.
+    /// The devices that are nearest to each other. Among these, a choice that leaves whole switches
+    /// free for larger requests.
     #[default]
     Closest,
-    /// Those whose neighbours are in use already, so that what is whole stays whole, however near they are.
+    /// The devices whose neighbours are already in use, at any distance from each other, so that
+    /// whole groups stay free.
     Packed,
-    /// Those whose neighbours are in use least: over sockets first, then over switches.
+    /// The devices whose neighbours are used least: across sockets first, then across switches.
     Spread,
 }
 

@@ -1,15 +1,15 @@
-//! What is remembered of a device's health, over scans, restarts and boots (I5).
+//! Verdicts: the remembered health of a device, over scans, restarts and boots (I5).
 //!
 //! ```text
-//!             soft complaint           it lasts            nothing speaks against it
+//!             soft complaint           it lasts                 no complaints
 //!   Healthy ────────────────▶ Suspect ──────────▶ Unhealthy ────────────────────────▶ Recovering
 //!      ▲  │                      │    hard: at once   ▲ ▲                                │  │
 //!      │  └──────────────────────┼────────────────────┘ └────────── a complaint ─────────┘  │
 //!      └─────────────────────────┴──────────────────────────────── the hold time is over ───┘
 //! ```
 //!
-//! The kubelet sees Healthy in the first two, Unhealthy in the others. A device without a record is in order and has never
-//! been anything else.
+//! The kubelet's list has Healthy for the first two states and Unhealthy for the others. A device
+//! without a record is healthy and always was.
 
 use super::device::DeviceId;
 use super::grant::AllocId;
@@ -21,40 +21,41 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// How far a device's failing or recovering has come. Times are of `CLOCK_BOOTTIME`, in the boot of the verdict.
+/// The progress of a device's failure or recovery. Times are of `CLOCK_BOOTTIME`, in the boot of
+/// the verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum State {
-    /// Nothing speaks against it.
+    /// No complaints.
     #[default]
     Healthy,
-    /// Something does, and may be over soon; the kubelet is not told.
+    /// A complaint that may end soon; the kubelet's list does not show it.
     Suspect {
-        /// What.
+        /// The complaint.
         reason: Reason,
-        /// Since when it has been seen at every look.
+        /// Since when every probe has found it.
         since: Duration,
     },
-    /// It is not to be used.
+    /// The device must not be used.
     Unhealthy {
         /// Why.
         reason: Reason,
-        /// When something last spoke against it.
+        /// The time of the last complaint.
         seen: Duration,
     },
-    /// Nothing speaks against it any more.
+    /// There are no complaints any longer.
     Recovering {
         /// Why it was unhealthy.
         reason: Reason,
-        /// The first look that found nothing.
+        /// The first probe without complaints.
         since: Duration,
-        /// How long nothing may be found until it is healthy.
+        /// How long the device must be without complaints until it is healthy.
         hold: Duration,
     },
 }
 
 impl State {
-    /// The word of `status`.
+    /// The word in `status`.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -66,12 +67,12 @@ impl State {
     }
 }
 
-/// An operator's word that a device is not to be given out.
+/// An operator's order that a device must not be granted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cordon {
-    /// In the operator's words.
+    /// The operator's text.
     pub reason: String,
-    /// When it was said.
+    /// When it was ordered.
     pub at: Timestamp,
 }
 
@@ -80,7 +81,7 @@ pub struct Cordon {
 pub struct Incident {
     /// Why.
     pub reason: Reason,
-    /// What was read.
+    /// The reading.
     pub detail: String,
     /// When it was found.
     pub at: Timestamp,
@@ -92,45 +93,46 @@ pub struct Incident {
     pub held_by: Vec<AllocId>,
 }
 
-/// What is remembered of one device.
+/// The record of one device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// The boot that the times are of (`/proc/sys/kernel/random/boot_id`).
+    /// The boot of its times (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
-    /// How far it has come.
+    /// Its progress.
     #[serde(flatten)]
     pub state: State,
-    /// What stays until there is evidence of a reset, and what was read or told.
+    /// Reasons that stay until there is evidence of a reset, with the reading or the report.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub faults: BTreeMap<Reason, String>,
-    /// The last evidence of a reset: what happened before it is over.
+    /// The last evidence of a reset: earlier events no longer count.
     #[serde(default)]
     pub reset_at: Duration,
-    /// At the last look it was not there, or had no driver: its return is evidence of a reset.
+    /// Whether the device was absent or without a driver at the last scan. Its return is evidence
+    /// of a reset.
     #[serde(default)]
     pub is_away: bool,
-    /// How many times it has become unhealthy, each soon after the other.
+    /// The number of failures in quick succession.
     #[serde(default)]
     pub flaps: u32,
-    /// Since when it has been healthy, for the end of that count.
+    /// Since when it has been healthy. After some time the count of failures ends.
     #[serde(default)]
     pub healthy_since: Duration,
-    /// It has failed too often, and waits for an operator.
+    /// Whether it has failed too often, and waits for an operator.
     #[serde(default)]
     pub is_latched: bool,
-    /// What an operator said.
+    /// An operator's cordon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cordon: Option<Cordon>,
-    /// The value of each counter that means nothing new.
+    /// The known value of each counter; only a change is new.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", with = "pairs")]
     pub baselines: BTreeMap<Counter, u64>,
-    /// The last failures, oldest first.
+    /// The latest failures, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub incidents: Vec<Incident>,
 }
 
 impl Verdict {
-    /// What the kubelet is told of a device with this verdict.
+    /// The health of a device with this verdict, for the kubelet's list.
     #[must_use]
     pub fn health(&self) -> Health {
         match self.state {
@@ -141,15 +143,15 @@ impl Verdict {
         }
     }
 
-    /// What is known of a reason for which the device is unhealthy. The words of an operator ([`Cordon`]) are not in it: logs and pages show
-    /// it, and nobody knows what a person has written.
+    /// The reading for a reason why the device is unhealthy. It does not contain the text of a
+    /// [`Cordon`]: logs and pages show the reading, and the operator's text may contain anything.
     #[must_use]
     pub fn detail(&self, reason: Reason) -> &str {
         let incident = self.incidents.last().filter(|incident| incident.reason == reason || reason == Reason::Flapping);
         self.faults.get(&reason).or(incident.map(|incident| &incident.detail)).map_or("", String::as_str)
     }
 
-    /// Whether it says no more than that a device is in order, as no verdict does.
+    /// Whether it contains only the information of a missing verdict: the device is healthy.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         *self == Verdict { boot_id: self.boot_id.clone(), reset_at: self.reset_at, healthy_since: self.healthy_since, ..Verdict::default() }
@@ -159,7 +161,7 @@ impl Verdict {
 /// The verdict of each device that has one.
 pub type Verdicts = BTreeMap<DeviceId, Verdict>;
 
-/// Takes note of a device's verdict; `None` forgets it.
+/// Records a device's verdict; `None` removes it.
 pub fn note_verdict(verdicts: &mut Verdicts, device: &DeviceId, verdict: Option<Verdict>) {
     match verdict {
         Some(verdict) => drop(verdicts.insert(device.clone(), verdict)),
@@ -167,16 +169,16 @@ pub fn note_verdict(verdicts: &mut Verdicts, device: &DeviceId, verdict: Option<
     }
 }
 
-/// What an operator asks for.
+/// An order of an operator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "instruction", rename_all = "snake_case")]
 pub enum Instruction {
-    /// Give the device to nobody new, also when it is in order.
+    /// Give the device to no new container, even if it is healthy.
     Cordon {
         /// Why, in the operator's words.
         reason: String,
     },
-    /// Take the cordon back; and where the device waits for a person, it need not wait any more.
+    /// Remove the cordon. A latched device is released from its wait for an operator.
     Uncordon,
 }
 
@@ -187,7 +189,7 @@ impl fmt::Display for Incident {
     }
 }
 
-/// A map whose keys are no texts, as a list of pairs: JSON has no other.
+/// A map with keys that are not texts, as a list of pairs: JSON maps only have text keys.
 mod pairs {
     use super::{BTreeMap, Counter, Deserialize};
     use serde::{Deserializer, Serializer};

@@ -1,4 +1,5 @@
-//! The shell: hands evidence to the judge, publishes what it says, has it remembered, logs what changed.
+//! The health actor's shell: passes evidence to the judge, publishes the lists, has verdicts
+//! recorded, and logs changes.
 
 use super::core::{self, Judge, Rules};
 use super::prober::{LookAt, Prober};
@@ -18,44 +19,46 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 
-/// How long the ledger may take to make an operator's word durable.
+/// The deadline for the ledger to make an operator's order durable.
 const RECORD_DEADLINE: Duration = Duration::from_secs(5);
-/// A kubelet that has started admits its pods within some seconds; so long afterwards it is settled.
+/// A kubelet that has started admits its pods within some seconds. After this time it counts as
+/// settled.
 const ADMISSIONS: Duration = Duration::from_secs(60);
 
-/// What is known of the devices' health, for those who show it.
+/// The health of the devices, for status output.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Judgement {
-    /// What is remembered of each device that there is something to be said of.
+    /// The recorded verdict of each device that has one.
     pub verdicts: Arc<Verdicts>,
-    /// Signals that are not there, each with the reason.
+    /// Signals that are unavailable, each with the reason.
     pub off: BTreeMap<Source, String>,
 }
 
-/// What the actor needs; the same for every life.
+/// The configuration of the actor, the same after every restart.
 #[derive(Clone)]
 pub struct HealthConfig {
-    /// The resources and the rules for a new life; a living one takes them with the evidence.
+    /// The resources and the rules at the actor's start. Later it takes them with the evidence.
     pub plan: watch::Receiver<Arc<Plan>>,
     /// This boot.
     pub boot_id: String,
     /// How long a free id that is no longer found stays in the list, unhealthy.
     pub leave_after: Duration,
-    /// What the kubelet was told by an earlier process.
+    /// The lists of an earlier process.
     pub listed: Arc<Listed>,
-    /// Who holds what.
+    /// The grants.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
-    /// The hooks that free devices wait for.
+    /// The pending hooks of free devices.
     pub due: watch::Receiver<Arc<Due>>,
     /// The kubelet's socket.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
-    /// Where the inventory is published. Outlives the actor, as does what was published last.
+    /// The channel of the inventory. The channel and its last value outlive the actor.
     pub inventory: Arc<watch::Sender<Arc<Inventory>>>,
-    /// Where the verdicts are published; a life begins with those of the last one, the first with the ledger's.
+    /// The channel of the verdicts. The actor starts with its last value, which is from the ledger
+    /// at first.
     pub judgement: Arc<watch::Sender<Judgement>>,
-    /// Looks at one device; may block.
+    /// Probes one device; may block.
     pub look_at: LookAt,
-    /// Discovery: asked for fresh evidence when a life begins, and when a device was found broken.
+    /// Discovery: requests a rescan when the actor starts, and when a device was found broken.
     pub rescan: Mailbox<Rescan>,
     /// The ledger.
     pub judged: Mailbox<Judged>,
@@ -71,13 +74,13 @@ impl fmt::Debug for HealthConfig {
 #[derive(Debug)]
 pub struct HealthActor {
     pub(super) config: HealthConfig,
-    /// What is judged by: that of the last evidence.
+    /// The plan of the last evidence.
     pub(super) plan: Arc<Plan>,
     pub(super) judge: Judge,
-    /// The grants that the list is known to have the devices of.
+    /// The grants that the list was last compared with.
     judged: Arc<Vec<Arc<Grant>>>,
     pub(super) prober: Option<Prober>,
-    /// Devices of which a look does not end.
+    /// Devices with a probe that does not return.
     pub(super) stuck: BTreeSet<DeviceId>,
     /// Whether any device or bridge counts errors.
     pub(super) has_counters: bool,
@@ -86,13 +89,13 @@ pub struct HealthActor {
     _life: Box<dyn Any + Send>,
 }
 
-/// Probing has got further.
+/// Probing has made progress.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 struct Seen;
 
 impl HealthActor {
-    /// Builds one life of the actor; it begins with what was published last.
+    /// Builds the actor, which starts with the last published values.
     pub fn new(config: HealthConfig, life: impl Any + Send) -> Self {
         let plan = config.plan.borrow().clone();
         let rules = rules(&config, &plan);
@@ -125,22 +128,24 @@ impl HealthActor {
         core::held(self.config.grants.borrow().iter().map(AsRef::as_ref))
     }
 
-    /// Judges, publishes, and has remembered what has changed.
+    /// Judges, publishes, and has the changed verdicts recorded.
     pub(super) fn publish(&mut self, context: &mut Context<Self>) {
         let verdicts = self.judge_all(context);
         if !verdicts.is_empty() {
-            // The list waits for nothing: what the ledger learns too late is seen again, or (a reset) found out again.
+            // The list does not wait for the ledger: a verdict that is lost is observed again, and
+            // a reset is detected again.
             self.config.judged.tell(Judged(verdicts));
         }
     }
 
-    /// The same, and leaves it to the caller to have it remembered.
+    /// The same, but returns the changed verdicts for the caller to have them recorded.
     fn judge_all(&mut self, context: &mut Context<Self>) -> Vec<(DeviceId, Option<crate::domain::Verdict>)> {
         let grants = self.config.grants.borrow().clone();
         self.judged = Arc::clone(&grants);
         let held = core::held(grants.iter().map(AsRef::as_ref));
         let now = host::now().boot;
-        // After the grants: the ledger publishes a hook before the end of the hold that makes it due.
+        // Read after the grants: the ledger publishes a hook before the release that makes the hook
+        // due.
         let due = self.config.due.borrow().clone();
         let Some(inventory) = self.judge.judge(&held, &due.free, now) else { return Vec::new() };
         let before = self.config.inventory.borrow().clone();
@@ -175,7 +180,7 @@ impl HealthActor {
         changed
     }
 
-    /// A kubelet that started just now is not to reject pods for what may be over soon.
+    /// A kubelet that has just started must not reject pods for a failure that may end soon.
     fn see_kubelet(&mut self, generation: Option<KubeletGeneration>) {
         if self.plan.health.at_kubelet_start == AtKubeletStart::Tell {
             return;
@@ -196,15 +201,15 @@ impl Actor for HealthActor {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        // A change of the holders can change the list: what is no longer held may leave it.
+        // A change of the grants can change the list: an id that is no longer held may leave it.
         context.add_stream(WatchStream::from_changes(self.config.grants.clone()));
         context.add_stream(WatchStream::from_changes(self.config.due.clone()));
         context.add_stream(WatchStream::new(self.config.kubelet.clone()));
         let me = context.address();
-        // A mailbox that is full has one of these.
+        // A full mailbox already has one of these messages.
         self.prober = Some(Prober::new(Arc::clone(&self.config.look_at), move || drop(me.try_send(Seen))));
         self.schedule_poll(context);
-        // The first life is told of the first scan anyway; a later one has lost the evidence.
+        // At the daemon's start the first scan comes anyway. A rebuilt actor has lost the evidence.
         if !self.config.inventory.borrow().resources.is_empty() {
             self.config.rescan.tell(Rescan { asked_at: host::now().boot });
         }
@@ -213,7 +218,7 @@ impl Actor for HealthActor {
 
 impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
     fn handle(&mut self, grants: Arc<Vec<Arc<Grant>>>, context: &mut Self::Context) {
-        // Every Allocate brings one new among many known ones.
+        // Every Allocate adds one new grant to many known ones.
         if !self.judge.is_judged_with(new_since(&self.judged, &grants)) {
             self.publish(context);
         } else {
@@ -221,7 +226,7 @@ impl StreamHandler<Arc<Vec<Arc<Grant>>>> for HealthActor {
         }
     }
 
-    /// The ledger's publisher ends with the daemon only; the actor has other sources.
+    /// The ledger's publisher ends only with the daemon; the actor has other sources.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
@@ -230,7 +235,7 @@ impl StreamHandler<Arc<Due>> for HealthActor {
         self.publish(context);
     }
 
-    /// As that of the grants.
+    /// As for the grants.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
@@ -240,7 +245,7 @@ impl StreamHandler<Option<KubeletGeneration>> for HealthActor {
         self.publish(context);
     }
 
-    /// As that of the grants.
+    /// As for the grants.
     fn finished(&mut self, _: &mut Self::Context) {}
 }
 
@@ -251,13 +256,15 @@ impl Handler<Discovered> for HealthActor {
         if plan.number > self.plan.number {
             self.follow(plan);
         } else if plan.number < self.plan.number {
-            // Of a scan that began before the plan that this life was born with; the next one has begun.
+            // From a scan that began before the plan of this actor's start; the next scan has
+            // begun.
             return;
         }
         let is_first = self.judge.discovered(evidence);
         self.publish(context);
         if is_first {
-            // Whoever recovers, or has failed while no daemon looked, need not wait for the poll.
+            // A device that recovers, or that failed while no daemon ran, need not wait for the
+            // poll.
             self.probe(context);
         }
     }
@@ -319,14 +326,14 @@ impl Handler<Instruct> for HealthActor {
         if !self.judge.instructed(&device, &instruction, host::now()) {
             return Box::pin(std::future::ready(Err(InstructError::Unknown(device))));
         }
-        // Their words are for `holdfast device show`: many read a log.
+        // The operator's words are only for `holdfast device show`: many people read a log.
         match instruction {
             Instruction::Cordon { .. } => tracing::info!(%device, "cordoned by an operator"),
             Instruction::Uncordon => tracing::info!(%device, "uncordoned by an operator"),
         }
         let verdicts = self.judge_all(context);
         let judged = self.config.judged.clone();
-        // Whoever gives the device back wants to see it in use again.
+        // An operator who uncordons a device expects it back in use soon.
         self.config.rescan.tell(Rescan { asked_at: host::now().boot });
         self.probe(context);
         Box::pin(async move {

@@ -1,7 +1,8 @@
 //! The judge: evidence in, inventory out. Pure.
 //!
-//! Each device has a case ([`cases`], [`case`]); what a resource's list says of an id follows from the case of its device, from
-//! those of the devices above it, and from whether the id is offered or only held.
+//! Each device has a case ([`cases`], [`case`]). The health of an id in a list follows from the
+//! case of its device and from the cases of the devices above. It also depends on whether the id is
+//! offered or only held.
 
 mod case;
 mod cases;
@@ -27,49 +28,49 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a free id that is no longer found stays in the list, unhealthy. The kubelet gives out healthy ids only
-/// and our Allocate ends within two seconds: after this long no Allocate for the id can be under way, and a kubelet
-/// of 1.35 or newer cannot stumble over its absence.
+/// How long a free id that is no longer found stays in the list, unhealthy. The kubelet gives out
+/// only healthy ids, and our Allocate ends within two seconds. So after this time no Allocate for
+/// the id can be in flight, and a kubelet of 1.35 or newer does not panic when the id leaves.
 pub(crate) const LEAVE_AFTER: Duration = Duration::from_secs(60);
 
-/// Events that are kept for the first scan of a life: a machine that fails as a whole tells a few of each device.
+/// Events kept for the first scan after a start. A failing machine has a few per device.
 const EARLY_MAX: usize = 256;
 
-/// A look that was asked for to end a wait and did not end it is not asked for again at once.
+/// The minimum pause before another probe and rescan are requested, if the last did not end a wait.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// The judge's memory.
+/// The judge's state.
 #[derive(Debug)]
 pub(crate) struct Judge {
     specs: Arc<[Arc<ResourceSpec>]>,
-    /// What an earlier process had in its lists, until the first judgement.
+    /// The lists of an earlier process, until the first pass.
     earlier: Listed,
     evidence: Option<Arc<Evidence>>,
-    /// What happened before the first evidence told to whom.
+    /// Events from before the first evidence, which shows their devices.
     early: Vec<(DeviceEvent, Moment)>,
-    /// Devices that an Allocate found broken, until newer evidence speaks.
+    /// Devices that an Allocate found broken, until there is newer evidence.
     broken: BTreeMap<DeviceId, (Reason, Duration)>,
     cases: Cases,
-    /// The devices of the evidence by their functions; parts of one not among them.
+    /// The devices of the evidence by their functions, without parts of functions.
     by_address: BTreeMap<PciAddress, DeviceId>,
-    /// Until then, what a kubelet that has just started would reject pods for is kept from it.
+    /// Until this time the lists hide failures from a kubelet that has just started.
     withheld_until: Duration,
-    /// Ids that are in the list although they are not offered any more, and since when.
+    /// Ids in the list that are no longer offered, and since when.
     leaving: BTreeMap<(ResourceName, DeviceId), Duration>,
-    /// Resources that the plan has no more and whose list is empty, and since when.
+    /// Resources that the plan no longer has and whose list is empty, and since when.
     emptied: BTreeMap<ResourceName, Duration>,
-    /// Whether something is not offered because it may be in use under another id.
+    /// Whether a device may be in use under another id.
     waits: bool,
-    /// Whether two devices that are offered lead to one object: then it matters who holds one of them.
+    /// Whether two offered devices lead to one object. Then their holders matter.
     overlaps: bool,
     inventory: Arc<Inventory>,
-    /// Whether the list has only ids that are offered: then it does not matter who holds them.
+    /// Whether the list has only offered ids. Then their holders do not matter.
     complete: bool,
 }
 
 impl Judge {
-    /// Begins with what was published last, so that a rebuilt actor drops nothing from the list; and where nothing was,
-    /// with what an earlier process had in it.
+    /// Starts with the last published lists, so that a rebuilt actor drops no id. If there are
+    /// none, it starts with the lists of an earlier process.
     pub(crate) fn new(
         specs: Arc<[Arc<ResourceSpec>]>,
         published: Arc<Inventory>,
@@ -96,8 +97,8 @@ impl Judge {
         }
     }
 
-    /// Takes the result of a scan. It overrules what was found broken before it began.
-    /// True for the first one.
+    /// Takes the result of a scan, which overrules broken devices that were found before the scan
+    /// began. Returns true for the first one.
     pub(crate) fn discovered(&mut self, evidence: Arc<Evidence>) -> bool {
         if self.evidence.as_ref().is_some_and(|known| known.began.boot > evidence.began.boot) {
             return false;
@@ -110,8 +111,8 @@ impl Judge {
         self.evidence.replace(evidence).is_none()
     }
 
-    /// What is to be probed: everything that is offered, held or still in the list, and what these depend on. A disk that has lost
-    /// its controller is not offered any more; that it has lost it, only a probe tells.
+    /// The devices to probe: all that are offered, held or still in the list, and those that they
+    /// depend on. Only a probe shows why a disk without its controller is no longer offered.
     pub(crate) fn probed_devices(&self, held: &Held) -> Vec<Arc<Device>> {
         let Some(evidence) = &self.evidence else { return Vec::new() };
         let selected = evidence.selected.values().flatten().cloned();
@@ -121,7 +122,7 @@ impl Judge {
         let mut ids: BTreeSet<DeviceId> = selected.chain(absent).collect();
         let above: Vec<DeviceId> = ids.iter().flat_map(|id| self.parents(id)).collect();
         ids.extend(above);
-        // An adapter that has lost its RDMA device is another class of device to a scan; it is looked at as what it was.
+        // To a scan, an adapter without its RDMA device is of another class: probe it as it was.
         let is_other =
             |was: &&Arc<Device>| was.pci.is_some() && evidence.devices.get(&was.id).is_some_and(|found| found.class != was.class);
         let listed = self.inventory.resources.values().flat_map(|offering| offering.devices.values().map(|offered| &offered.device));
@@ -135,19 +136,19 @@ impl Judge {
         self.cases.probed(&device.id, device.pci.as_ref().map(|pci| pci.address), at, signals);
     }
 
-    /// The check of a device's resource has ended. One that could not be run changes nothing.
+    /// The health check of a device's resource has ended. If it could not be run, nothing changes.
     pub(crate) fn checked(&mut self, id: &DeviceId, at: Moment, result: CheckResult) {
         self.cases.checked(id, at, result);
     }
 
-    /// A probe does not end, which shows something too.
+    /// A probe does not return, which is a complaint too.
     pub(crate) fn stuck(&mut self, id: &DeviceId, at: Moment) {
         let detail = "a read of its files in sysfs does not end".to_owned();
         let complaints = BTreeSet::from([Complaint { reason: Reason::ProbeStuck, detail }]);
         self.cases.probed(id, None, at, &Signals { complaints, ..Signals::default() });
     }
 
-    /// Something has happened to a function, and so to all that is below it. Whether it is one that matters.
+    /// Takes an event of a function and of all functions below it. Returns whether it matters.
     pub(crate) fn happened(&mut self, event: &DeviceEvent, at: Moment, held: &Held) -> bool {
         let Some(evidence) = self.evidence.clone() else {
             if self.early.len() < EARLY_MAX {
@@ -155,7 +156,7 @@ impl Judge {
             }
             return false;
         };
-        // A bridge's driver comes and goes without a reset of what is below.
+        // A bridge's driver binds and unbinds without a reset of the devices below.
         let spreads = !matches!(event.kind, EventKind::Bound | EventKind::Unbound);
         let mut matters = false;
         let probed: BTreeSet<DeviceId> = self.probed_devices(held).iter().map(|device| device.id.clone()).collect();
@@ -172,7 +173,7 @@ impl Judge {
         matters
     }
 
-    /// An operator has said something of a device that is known; `false` when it is not.
+    /// Takes an operator's order. Returns false if the device is unknown.
     pub(crate) fn instructed(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) -> bool {
         let is_found = self.evidence.as_ref().is_some_and(|evidence| evidence.devices.contains_key(id));
         let is_known = is_found || self.cases.verdicts().contains_key(id);
@@ -182,18 +183,19 @@ impl Judge {
         is_known
     }
 
-    /// A kubelet has started: it rejects pods of which a container that does not run holds an unhealthy device. Until then it is
-    /// not told of soft failures of held devices.
+    /// A kubelet has started: it rejects a pod if a container that is not running holds an
+    /// unhealthy device. Until this time its lists do not show soft failures of held devices.
     pub(crate) fn withhold_until(&mut self, until: Duration) {
         self.withheld_until = until;
     }
 
-    /// The verdicts, for those who show them.
+    /// The verdicts, for status output.
     pub(crate) fn verdicts(&self) -> &BTreeMap<DeviceId, Verdict> {
         self.cases.verdicts()
     }
 
-    /// What is to be made durable: see [`Cases::take_changed`]. Who holds a part of a device holds the device.
+    /// The verdicts to record: see [`Cases::take_changed`]. A holder of a part of a device is a
+    /// holder of the device.
     pub(crate) fn take_changed(&mut self, holders: impl Fn(&DeviceId) -> Vec<AllocId>) -> Vec<(DeviceId, Option<Verdict>)> {
         let Judge { cases, evidence, by_address, .. } = self;
         cases.take_changed(|id| {
@@ -203,7 +205,7 @@ impl Judge {
         })
     }
 
-    /// When a scan and a probe are wanted: one of them may end a wait.
+    /// When a scan and a probe are wanted because they may end a wait.
     pub(crate) fn next_look(&self) -> Option<Duration> {
         let soonest = self.evidence.as_ref()?.began.boot + LOOK_AGAIN_AFTER;
         self.cases.next_look().map(|wanted| wanted.max(soonest))
@@ -222,7 +224,7 @@ impl Judge {
         }
     }
 
-    /// When the inventory may change without any event: the next id leaves the list, or the kubelet is told what it was not.
+    /// When the inventory may change without an event: an id leaves, or a hidden failure shows.
     pub(crate) fn next_deadline(&self, now: Duration) -> Option<Duration> {
         let leaving = self.leaving.values().min().map(|since| *since + self.cases.leave_after());
         let apart = self.leaving.values().map(|since| *since + APART_FOR).filter(|until| self.waits && *until > now).min();
@@ -230,8 +232,8 @@ impl Judge {
         [leaving, apart, self.next_end(), withheld].into_iter().flatten().min()
     }
 
-    /// Whether the list is as it would be judged with these grants. A node that loses no device never has to judge
-    /// because of an Allocate.
+    /// Whether the list would stay the same with these grants. If no device is lost, an Allocate
+    /// never leads to a pass of the judge.
     pub(crate) fn is_judged_with<'a>(&self, mut grants: impl Iterator<Item = &'a Grant>) -> bool {
         let is_listed = |grant: &Grant| {
             let listed = self.inventory.resources.get(&grant.resource).map(|offering| &offering.devices);
@@ -240,9 +242,9 @@ impl Judge {
         self.complete && !self.overlaps && grants.all(is_listed)
     }
 
-    /// Judges everything. `None` before the first evidence: nothing is known, so nothing is said.
+    /// Judges everything. `None` before the first evidence: nothing is known yet.
     ///
-    /// `due` are the hooks that devices wait for which nobody holds, as the ledger says: `held` may be older than that.
+    /// `due` are the pending hooks of free devices by the ledger: `held` may be older than that.
     pub(crate) fn judge(&mut self, held: &Held, due: &Owed, now: Duration) -> Option<Arc<Inventory>> {
         let evidence = Arc::clone(self.evidence.as_ref()?);
         for (event, at) in std::mem::take(&mut self.early) {
@@ -260,7 +262,7 @@ impl Judge {
         let (specs, planned) = self.judged();
         for (index, spec) in specs.iter().enumerate() {
             let mut devices = self.offered(spec, &evidence);
-            // A pool that has become smaller is still there.
+            // An id that a smaller pool no longer offers still has the pool as its device.
             let is_parting = index >= planned;
             let before = self.inventory.resources.get(&spec.name).filter(|_| is_parting).and_then(|before| before.devices.values().next());
             let pool = devices.values().next().or(before).filter(|_| matches!(spec.sharing, Sharing::Pool(_)));
@@ -269,25 +271,26 @@ impl Judge {
             let held = held.of(&spec.name).unwrap_or(&empty);
             for (id, remembered) in self.absent(spec, &devices, held) {
                 complete = false;
-                // A share is found by its device. Never by its place: another card may sit there.
+                // A share's device is found by its id. Its place may have another card.
                 let found = evidence.devices.get(&id).or_else(|| evidence.devices.get(&id.shared()?));
                 let found = found.or_else(|| pool.as_ref().filter(|_| id.is_number()));
                 let is_held = held.contains_key(&id);
                 if found.is_none() && evidence.unread.why(&spec.name, &remembered.key).is_some() {
-                    // Nothing was seen of it, and nothing follows from that.
+                    // The scan could not read it, so its health stays as it was.
                     let health = self.unread_health(&spec.name, &id, is_held);
                     devices.insert(id, Offered { device: remembered, health });
                     continue;
                 }
                 let key = (spec.name.clone(), id.clone());
                 let since = self.leaving.get(&key).copied().unwrap_or(now);
-                // What is there waits in the list until its hook has run.
+                // A device that is present stays in the list until its hook has run.
                 let is_due = |due: &BTreeMap<DeviceId, _>| found.is_some() && due.contains_key(&spec.sharing.whole(&spec.name, &id));
                 let is_in_use = is_held || due.get(&spec.name).is_some_and(is_due);
                 if Safeguard::HeldIds.is_on() && (is_in_use || now.saturating_sub(since) < self.cases.leave_after()) {
                     let health = absent_health(spec, found.map(AsRef::as_ref), is_held, &evidence);
                     let health = self.look_at_absent(&id, found.map(AsRef::as_ref), health, &evidence);
-                    // A node that no resource names is found by its path alone: how a container gets it is remembered.
+                    // A node that no resource selects is found by its path alone; its other facts
+                    // are remembered.
                     let is_remembered = |found: &&Arc<Device>| {
                         found.pci.is_none() && found.key == remembered.key && !remembered.nodes.is_empty() && !is_selected(found)
                     };
@@ -295,7 +298,7 @@ impl Judge {
                     if is_in_use || now.saturating_sub(since) < APART_FOR {
                         claims.push(Claim::of(&spec.name, &id, &device, is_in_use));
                     }
-                    // The wait begins when the last holder has gone.
+                    // The wait begins when the last holder has released it.
                     leaving.extend((!is_held).then_some((key, since)));
                     devices.insert(id, Offered { device, health });
                 }
@@ -327,7 +330,7 @@ impl Judge {
         Some(Arc::clone(&self.inventory))
     }
 
-    /// What the resource selects now, share by share.
+    /// The ids of the devices that the resource selects now.
     fn offered(&self, spec: &ResourceSpec, evidence: &Evidence) -> BTreeMap<DeviceId, Offered> {
         let selected = evidence.selected.get(&spec.name).into_iter().flatten();
         let devices = selected.filter_map(|id| evidence.devices.get(id));
@@ -335,7 +338,7 @@ impl Judge {
             devices.map(|device| Offered { device: Arc::clone(device), health: self.health(&device.id) }).collect();
         if let Sharing::Pool(_) = spec.sharing {
             offered = pool::pool(spec, &offered).into_iter().collect();
-            // An Allocate may have found it broken as a whole, and its check is that of the whole.
+            // An Allocate may find the pool broken as a whole; its health check is of the whole.
             for pool in offered.iter_mut().filter(|pool| pool.health.is_healthy()) {
                 let broken = self.broken.get(&pool.device.id).map(|(reason, _)| Health::Unhealthy(*reason));
                 pool.health = broken.unwrap_or_else(|| self.cases.health(&pool.device.id));
@@ -348,15 +351,15 @@ impl Judge {
         offered.iter().flat_map(shares).collect()
     }
 
-    /// The health of an id of whose device a scan could not see anything: it is as it was.
+    /// The health of an id whose device a scan could not read: as before.
     fn unread_health(&self, resource: &ResourceName, id: &DeviceId, is_held: bool) -> Health {
         let before = self.inventory.resources.get(resource).and_then(|offering| offering.devices.get(id));
-        // Of what an earlier process has offered, a holder keeps what it has; for anybody else there is nothing that could be given.
+        // The list never had the id. A holder keeps the device's health; no other gets it.
         let unknown = if is_held { self.cases.health(id) } else { Health::Unhealthy(Reason::Unread) };
         before.map_or(unknown, |before| before.health)
     }
 
-    /// What is said of a device: by itself, and by what it depends on.
+    /// The health of a device, by its own case and by those of the devices above it.
     fn health(&self, id: &DeviceId) -> Health {
         let own = self.cases.health(id);
         if !own.is_healthy() {

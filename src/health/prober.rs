@@ -1,8 +1,9 @@
-//! Looks at devices on threads of their own, since a look may never end: a read of sysfs hangs where the driver hangs.
+//! Probes devices on threads of its own, since a probe may never return: a read of sysfs hangs if
+//! the driver hangs.
 //!
-//! A round is a queue of devices and one thread that works it off. A look that takes too long costs that thread: its device is
-//! stuck, and another thread goes on with the queue. A stuck device is not looked at again before its look has ended; so many
-//! threads may hang, and no more.
+//! A round is a queue of devices and one thread that probes them. If a probe takes too long, its
+//! device is stuck, and another thread continues with the queue. A stuck device is not probed again
+//! before its probe has returned. The number of stuck threads is bounded.
 
 use crate::domain::{Device, DeviceId, Moment, Signals};
 use crate::host;
@@ -11,24 +12,24 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a look may take. One that is in order takes microseconds.
+/// The deadline of a probe. A healthy one takes microseconds.
 pub(crate) const LOOK_DEADLINE: Duration = Duration::from_secs(2);
-/// Threads that may hang. With one more hanging look nothing is probed any more, which is said.
+/// The maximum number of stuck threads. At this number probing stops, which is logged.
 const STUCK_MAX: usize = 8;
 
-/// Looks at one device. May block.
+/// Probes one device. May block.
 pub type LookAt = Arc<dyn Fn(&Device) -> Signals + Send + Sync>;
 
-/// What one look has shown.
+/// The result of one probe.
 #[derive(Debug)]
 pub(super) struct Probed {
     pub(super) device: Arc<Device>,
-    /// When it began: what it shows is not older.
+    /// When it began: its result is not older.
     pub(super) at: Moment,
     pub(super) signals: Signals,
 }
 
-/// A look that is under way.
+/// A probe that is running.
 #[derive(Debug)]
 struct Looking {
     device: Arc<Device>,
@@ -41,18 +42,18 @@ struct State {
     queue: VecDeque<Arc<Device>>,
     /// By the thread's number.
     looking: BTreeMap<u64, Looking>,
-    /// Threads that work the queue off: one, or none.
+    /// Threads that work on the queue: one, or none.
     working: usize,
     threads: u64,
-    /// No thread could be had the last time, which was said.
+    /// No thread could be started the last time, which was logged.
     is_short: bool,
     probed: Vec<Probed>,
 }
 
-/// The rounds.
+/// The prober: its queue, threads and results.
 pub(super) struct Prober {
     look_at: LookAt,
-    /// Tells that a round has ended, or that a look that was stuck has.
+    /// Called when a round has ended, or when a stuck probe has returned.
     tell: Arc<dyn Fn() + Send + Sync>,
     state: Arc<Mutex<State>>,
 }
@@ -68,7 +69,7 @@ impl Prober {
         Prober { look_at, tell: Arc::new(tell), state: Arc::default() }
     }
 
-    /// Has these devices looked at, behind those that wait already.
+    /// Adds devices to the end of the queue.
     pub(super) fn begin(&self, devices: Vec<Arc<Device>>) {
         let mut state = lock(&self.state);
         for device in devices {
@@ -81,17 +82,18 @@ impl Prober {
         self.go_on(&mut state);
     }
 
-    /// What has been seen since the last time.
+    /// The results since the last call.
     pub(super) fn take(&self) -> Vec<Probed> {
         std::mem::take(&mut lock(&self.state).probed)
     }
 
-    /// Whether a round is under way.
+    /// Whether a round is running.
     pub(super) fn is_busy(&self) -> bool {
         lock(&self.state).working > 0
     }
 
-    /// Gives up waiting for looks that take too long, and goes on without them. The devices that are stuck.
+    /// Marks probes beyond the deadline as stuck, and continues without them. Returns the stuck
+    /// devices.
     pub(super) fn check(&self) -> Vec<DeviceId> {
         let mut state = lock(&self.state);
         let late: Vec<u64> = state
@@ -110,13 +112,13 @@ impl Prober {
         state.looking.values().filter(|looking| looking.is_stuck).map(|looking| looking.device.id.clone()).collect()
     }
 
-    /// Whether so many looks hang that nobody is looked at any more.
+    /// Whether the maximum of probes is stuck, so that no device is probed any longer.
     pub(super) fn is_exhausted(&self) -> bool {
         let state = lock(&self.state);
         state.looking.values().filter(|looking| looking.is_stuck).count() >= STUCK_MAX
     }
 
-    /// Sees to it that somebody works the queue off.
+    /// Ensures that a thread works on the queue.
     fn go_on(&self, state: &mut State) {
         let stuck = state.looking.values().filter(|looking| looking.is_stuck).count();
         if state.working > 0 || state.queue.is_empty() || stuck >= STUCK_MAX {
@@ -146,7 +148,7 @@ impl Prober {
     }
 }
 
-/// Looks at the next device of the queue. `None` at its end.
+/// Probes the next device of the queue. `None` at its end.
 fn look_at_next(thread: u64, look_at: &LookAt, shared: &Mutex<State>) -> Option<Probed> {
     let device = {
         let mut state = lock(shared);
@@ -161,7 +163,7 @@ fn look_at_next(thread: u64, look_at: &LookAt, shared: &Mutex<State>) -> Option<
     Some(Probed { at, signals: look_at(&device), device })
 }
 
-/// Whether another thread has gone on meanwhile.
+/// Returns whether another thread has taken over meanwhile.
 fn finish(thread: u64, probed: Probed, shared: &Mutex<State>) -> bool {
     let mut state = lock(shared);
     state.probed.push(probed);
@@ -169,7 +171,7 @@ fn finish(thread: u64, probed: Probed, shared: &Mutex<State>) -> bool {
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    // Nothing in here is left half done by a panic.
+    // A panic leaves no partial state in here.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -191,7 +193,8 @@ mod tests {
         })
     }
 
-    /// A prober whose looks at `stuck` wait until they are let go; what it tells; and what makes one more of them wait.
+    /// A prober whose probes of `stuck` block until they are released. Also the channel of its
+    /// notifications, and a function that makes one more probe block.
     fn prober() -> (Prober, mpsc::Receiver<()>, impl Fn() -> mpsc::Sender<()>) {
         let gates: Arc<Mutex<Vec<mpsc::Receiver<()>>>> = Arc::default();
         let (told, tells) = mpsc::channel();
@@ -222,7 +225,7 @@ mod tests {
 
     /// The check, as if the deadline had passed.
     fn check_late(prober: &Prober) -> Vec<DeviceId> {
-        // The look has begun when it is among those under way.
+        // The probe has begun when it is among the running ones.
         while lock(&prober.state).looking.values().all(|looking| looking.is_stuck) {
             std::thread::yield_now();
         }
@@ -243,7 +246,7 @@ mod tests {
         tells.recv().unwrap();
         assert_eq!(ids(&prober.take()), ["a", "b"]);
         assert!(!prober.is_busy());
-        // It is not looked at again while it hangs.
+        // It is not probed again while it is stuck.
         prober.begin(vec![device("stuck"), device("a")]);
         tells.recv().unwrap();
         assert_eq!(ids(&prober.take()), ["a"]);
@@ -269,7 +272,7 @@ mod tests {
             tells.recv().unwrap();
         }
         assert!(!prober.is_exhausted());
-        // The next check goes on with what waits.
+        // The next check continues with the queue.
         prober.check();
         tells.recv().unwrap();
         assert_eq!(prober.take().len(), STUCK_MAX + 1);

@@ -1,4 +1,4 @@
-//! The actor's part in probing: when a round begins, what is taken from it, and what is said where one does not end.
+//! The actor's part of probing: starts rounds, takes their results, and logs stuck probes.
 
 use super::actor::HealthActor;
 use super::prober::LOOK_DEADLINE;
@@ -8,7 +8,7 @@ use actix::{AsyncContext, Context};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl HealthActor {
-    /// Probes everything that matters.
+    /// Probes all devices that matter.
     pub(super) fn probe(&mut self, context: &mut Context<Self>) {
         let devices = self.judge.probed_devices(&self.held());
         let Some(prober) = &self.prober else { return };
@@ -19,7 +19,7 @@ impl HealthActor {
         context.run_later(LOOK_DEADLINE, Self::check_probes);
     }
 
-    /// Takes what has been seen, and gives up waiting for what takes too long.
+    /// Takes the results, and gives up on probes beyond the deadline.
     fn check_probes(&mut self, context: &mut Context<Self>) {
         let Some(prober) = &self.prober else { return };
         let stuck: BTreeSet<DeviceId> = prober.check().into_iter().collect();
@@ -60,7 +60,7 @@ impl HealthActor {
         }
     }
 
-    /// Says which signals no probe can have.
+    /// Publishes which signals are unavailable to probes.
     fn note_off(&self, off: BTreeSet<Source>) {
         let no_privilege = |source| (source, "reading it needs a privilege that the daemon does not have".to_owned());
         let no_counters =
@@ -74,7 +74,7 @@ impl HealthActor {
         });
     }
 
-    /// The poll, at the same moments as everybody's.
+    /// The poll, at the same ticks as all other pollers.
     pub(super) fn schedule_poll(&self, context: &mut Context<Self>) {
         context.run_later(host::until_tick(self.plan.health.poll), |this, context| {
             this.probe(context);

@@ -1,10 +1,10 @@
-//! What the log and the metrics are told of health.
+//! The log lines and metrics of health.
 
 use crate::domain::{DeviceId, Health, Inventory, Offered, Offering, Reason, ResourceName, Verdicts};
 use crate::telemetry::metrics;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One line for each id whose health changed, and one for each resource that is new; failures are counted.
+/// Logs one line for each id whose health changed, and one for each new resource; counts failures.
 pub(super) fn changes(before: &Inventory, after: &Inventory, verdicts: &Verdicts) {
     for (name, offering) in &after.resources {
         let healthy = offering.devices.values().filter(|offered| offered.health.is_healthy()).count();
@@ -29,7 +29,8 @@ pub(super) fn changes(before: &Inventory, after: &Inventory, verdicts: &Verdicts
     }
 }
 
-/// The devices that were healthy and are not any more; a device that only waits for its hook has not failed.
+/// The devices that were healthy and no longer are. A device that only waits for its hook has not
+/// failed.
 fn failures<'a>(was: &BTreeMap<&DeviceId, Health>, offering: &'a Offering) -> BTreeSet<(&'a DeviceId, Reason)> {
     let had = |id| was.get(id).is_some_and(|health| health.is_healthy());
     let failed = offering.devices.iter().filter(|(id, _)| had(*id));

@@ -1,9 +1,9 @@
-//! Which grants are new since the last list.
+//! The grants that are new since the last list.
 
 use crate::domain::Grant;
 use std::sync::Arc;
 
-/// The grants that are not the same as before. Both lists are in the order of their ids.
+/// The grants that have changed. Both lists are sorted by id.
 pub(super) fn new_since<'a>(before: &'a [Arc<Grant>], grants: &'a [Arc<Grant>]) -> impl Iterator<Item = &'a Grant> {
     let mut before = before.iter().peekable();
     let is_new = move |grant: &&Arc<Grant>| {

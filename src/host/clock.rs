@@ -1,4 +1,4 @@
-//! Clocks, priorities and the boot's identity.
+//! Clocks, thread priorities and the boot id.
 
 use crate::domain::{Moment, Timestamp};
 use nix::sys::prctl::set_timerslack;
@@ -13,8 +13,8 @@ pub fn now() -> Moment {
     Moment { boot, wall: Timestamp::from_system(SystemTime::now()) }
 }
 
-/// How long it is until the next multiple of `period` on the boot's clock. Whoever polls does so at these moments, so that the
-/// machine is woken up once for all.
+/// The time until the next multiple of `period` on the boot clock. All pollers run at these times,
+/// so that the machine wakes up only once for all.
 #[must_use]
 pub fn until_tick(period: Duration) -> Duration {
     let period = period.as_nanos().max(1);
@@ -22,33 +22,35 @@ pub fn until_tick(period: Duration) -> Duration {
     Duration::from_nanos(u64::try_from(period - since).unwrap_or(u64::MAX))
 }
 
-/// The identity of this boot, `/proc/sys/kernel/random/boot_id` below `host_root`; a grant of another boot has no
-/// living container. `None` for a tree without that file (a captured one).
+/// The id of this boot, `/proc/sys/kernel/random/boot_id` below `host_root`. A grant of another
+/// boot has no running container. `None` for a tree without that file (a captured one).
 #[must_use]
 pub fn boot_id(host_root: &Path) -> Option<String> {
     let text = std::fs::read_to_string(host_root.join("proc/sys/kernel/random/boot_id")).ok()?;
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// Lets this thread, and those that it starts from now on, step back behind the others of the process: for work that
-/// nobody waits for. It cannot be taken back without privileges.
+/// Lowers the priority of this thread, and of threads that it starts from now on: for background
+/// work. Raising it again needs privileges.
 pub fn step_back() {
     lower_priority(10);
 }
 
-/// The same by so much (nice(2)): for work that somebody waits for, and that is less important than others all the same.
+/// Lowers the priority by `by` (nice(2)): for work with a waiting caller that is less important
+/// than other work.
 pub fn lower_priority(by: i32) {
-    // Linux counts niceness by thread. Where it is refused the thread is as important as before.
+    // Linux counts niceness by thread. If the call is refused, the priority stays as it is.
     let _refused = rustix::process::nice(by);
 }
 
-/// As long as it lives, the kernel may fire the timers of this thread late, and for ever those of the threads that it
-/// starts meanwhile: so the machine need not wake up for them. This thread itself should not sleep with it.
+/// While this value exists, the kernel may fire the timers of this thread late, so that the machine
+/// need not wake up for them. Threads started meanwhile keep the slack for ever. This thread itself
+/// should not sleep meanwhile.
 #[derive(Debug)]
 pub struct LateTimers(());
 
 impl LateTimers {
-    /// Allows it, up to `slack`. Where that is refused nothing changes.
+    /// Allows a delay of up to `slack`. If the call is refused, nothing changes.
     #[must_use]
     pub fn allow(slack: Duration) -> Self {
         let _refused = set_timerslack(u64::try_from(slack.as_nanos()).unwrap_or(u64::MAX));
@@ -58,7 +60,7 @@ impl LateTimers {
 
 impl Drop for LateTimers {
     fn drop(&mut self) {
-        // 0 stands for the thread's usual slack.
+        // 0 means the thread's default slack.
         let _refused = set_timerslack(0);
     }
 }

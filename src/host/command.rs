@@ -1,8 +1,10 @@
-//! Runs a program for a bounded time, without a shell: in a process group of its own, which is killed as a whole.
+//! Runs a program with a time limit, without a shell, in a process group of its own that is killed
+//! as a whole.
 //!
-//! The group is killed in any case, also when the program has ended by itself: what it left behind would go on with a
-//! device that is somebody else's by then. That is safe because the program is reaped after it: until then nobody else can
-//! have its number. What moves itself into another session (`setsid`) escapes, as it would from a terminal.
+//! The group is killed in every case, even if the program has exited: its remaining processes would
+//! still use a device that may already belong to another container. This is safe because the
+//! program is reaped after the kill: until then no other process can have its process number. A
+//! process that moves to another session (`setsid`) escapes, as it would from a terminal.
 
 use super::process::is_shortage;
 use nix::errno::Errno;
@@ -18,34 +20,34 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// So much of what it has written last is kept; the rest is read and forgotten.
+/// The bytes of output that are kept, from the end. The rest is read and dropped.
 const OUTPUT_BYTES_MAX: usize = 4096;
-/// So much of its last line is kept.
+/// The characters of the last line that are kept.
 const LINE_CHARS_MAX: usize = 300;
-/// Reads after its end: a pipe holds 64 KiB.
+/// The number of reads after the program's end: a pipe holds 64 KiB.
 const LAST_READS_MAX: usize = 16;
 
-/// Why a program did not end well. It names no argument and quotes no output: both may hold secrets, and this text goes to logs, pods'
-/// events and pages.
+/// Why a program failed. It contains no argument and no output: both may hold secrets, and this
+/// text is shown in logs, pod events and pages.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// It could not be started.
     #[error("it cannot be run: {0}")]
     NotStarted(io::Error),
-    /// It ended with an error.
+    /// It exited with an error.
     #[error("{0}")]
     Failed(ExitStatus),
-    /// It took too long.
+    /// It exceeded its time limit.
     #[error("it was killed: it has not ended within {}", humantime::format_duration(*.0))]
     TooLong(Duration),
-    /// Its result is not wanted any more.
+    /// Its result is no longer needed.
     #[error("it was killed: its result is not wanted any more")]
     Cancelled,
 }
 
 impl CommandError {
-    /// Whether it says nothing of what the program was to find out or to do: the program did not run, or something else killed it (the
-    /// kernel, out of memory).
+    /// Whether the error is no evidence about the program's task: the program did not run, or
+    /// another process or the kernel (out of memory) killed it.
     #[must_use]
     pub fn is_no_result(&self) -> bool {
         match self {
@@ -55,24 +57,24 @@ impl CommandError {
         }
     }
 
-    /// Whether it could not be started because the system has no room for it now.
+    /// Whether it could not be started because the system lacks resources now.
     #[must_use]
     pub fn is_shortage(&self) -> bool {
         matches!(self, CommandError::NotStarted(error) if is_shortage(error))
     }
 }
 
-/// What came of a program.
+/// The result of a program.
 #[derive(Debug)]
 pub struct Ran {
     /// How it ended.
     pub ended: Result<(), CommandError>,
-    /// The last line that it wrote, for its operator alone.
+    /// The last line of its output, for its operator alone.
     pub said: String,
 }
 
-/// Runs `argv` with this environment and no other, in `/`, and waits for its end. When the other end of `cancelled` is closed, or when it takes
-/// longer than `limit`, it is killed.
+/// Runs `argv` with this environment and no other, in `/`, and waits for its end. It is killed when
+/// the other end of `cancelled` is closed, or after `limit`.
 #[must_use]
 pub fn run(argv: &[String], env: &BTreeMap<String, String>, limit: Duration, cancelled: &PipeReader) -> Ran {
     let not_started = |error| Ran { ended: Err(CommandError::NotStarted(error)), said: String::new() };
@@ -92,7 +94,7 @@ pub fn run(argv: &[String], env: &BTreeMap<String, String>, limit: Duration, can
     Ran { ended, said: output.last_line() }
 }
 
-/// How it came to its end.
+/// Why watching it ended.
 enum End {
     Itself,
     TooLong,
@@ -103,7 +105,7 @@ struct Running {
     child: Child,
     group: Pid,
     output: PipeReader,
-    /// Closed at the other end when the program has ended.
+    /// Closed at the other end when the program has exited.
     ended: PipeReader,
     waiter: Option<thread::JoinHandle<()>>,
 }
@@ -125,7 +127,7 @@ impl Running {
             .spawn()?;
         let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
         let mut running = Running { child, group, output, ended, waiter: None };
-        // It only looks; whoever reaps does so after the group has been killed.
+        // This thread only waits; the program is reaped after its group was killed.
         let wait = move || {
             while waitid(Id::Pid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
             drop(ending);
@@ -140,7 +142,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Reads what it writes until it ends, or has to.
+    /// Reads its output until it exits, times out or is cancelled.
     fn watch(&mut self, limit: Duration, cancelled: &PipeReader) -> (End, Tail) {
         let deadline = Instant::now() + limit;
         let (mut tail, mut is_open) = (Tail::default(), true);
@@ -149,12 +151,12 @@ impl Running {
             if left.is_zero() {
                 return (End::TooLong, tail);
             }
-            // Rounded up, so that the last wait is not many of no time.
+            // Rounded up, so that the last wait is not a busy loop of zero timeouts.
             let wait = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
             let look = |pipe| PollFd::new(pipe, PollFlags::POLLIN);
             let mut pipes = vec![look(self.ended.as_fd()), look(cancelled.as_fd())];
             pipes.extend(is_open.then(|| look(self.output.as_fd())));
-            // An interrupted wait has shown nothing.
+            // An interrupted wait has no result.
             if poll(&mut pipes, wait).unwrap_or(0) <= 0 {
                 continue;
             }
@@ -171,9 +173,9 @@ impl Running {
         }
     }
 
-    /// Kills what is left of the group, takes in what it still said, and reaps it.
+    /// Kills the rest of the group, reads the rest of the output, and reaps the program.
     fn end(&mut self, tail: &mut Tail) -> io::Result<ExitStatus> {
-        // Nobody may be left.
+        // The group may already be empty.
         let _ = killpg(self.group, Signal::SIGKILL);
         if let Some(waiter) = self.waiter.take() {
             drop(waiter.join());
@@ -189,12 +191,12 @@ impl Running {
     }
 }
 
-/// The end of what it has written.
+/// The end of the output.
 #[derive(Default)]
 struct Tail(Vec<u8>);
 
 impl Tail {
-    /// Whether there may be more.
+    /// Returns whether there may be more output.
     fn read(&mut self, pipe: &mut PipeReader) -> bool {
         let mut page = [0; OUTPUT_BYTES_MAX];
         let Ok(count @ 1..) = pipe.read(&mut page) else { return false };
@@ -238,7 +240,7 @@ mod tests {
         }
     }
 
-    /// Waits until nobody has this process number, or its owner is dead and only not reaped yet.
+    /// Waits until no process has this number, or its process is a zombie.
     fn is_gone(pid: &str) {
         let began = Instant::now();
         let state = || {
@@ -295,7 +297,7 @@ mod tests {
 
     #[test]
     fn what_it_leaves_behind_goes_with_it() {
-        // The child has the pipe of the output open: nobody waits for that.
+        // The child keeps the pipe of the output open; the run must not wait for that.
         let child = run_for("sleep 1000 & echo $!", LONG).unwrap();
         is_gone(&child);
     }

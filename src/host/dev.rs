@@ -1,11 +1,12 @@
-//! Everything in `/dev`, for what is looked for by a rule and not by a name.
+//! The entries of `/dev`, for selection by a pattern.
 
 use super::nodes::TooMany;
 use super::root::HostRoot;
 
-/// What `/dev` has and no device lies in: shared memory, message queues, huge pages, the descriptors of whoever looks.
+/// Folders of `/dev` without devices: shared memory, message queues, huge pages, the reader's own
+/// descriptors.
 const NO_DEVICES: [&str; 4] = ["shm", "mqueue", "hugepages", "fd"];
-/// The deepest of the kernel's is `/dev/bus/usb/001/001`.
+/// The kernel's deepest path is `/dev/bus/usb/001/001`.
 const DEPTH_MAX: usize = 10;
 /// A node with ten thousand disks has a few links to each.
 const ENTRIES_MAX: usize = 100_000;
@@ -20,10 +21,11 @@ pub struct DevEntry {
 }
 
 impl HostRoot {
-    /// The entries of `/dev`, and of the folders in it that may have what is looked for. A folder stands before what is in it.
+    /// The entries of `/dev`, and of the folders in it that `may_have` accepts. A folder comes
+    /// before its content.
     ///
     /// # Errors
-    /// When there are more than a hundred thousand entries.
+    /// If there are more than a hundred thousand entries.
     pub fn dev_entries(&self, may_have: &dyn Fn(&str) -> bool) -> Result<Vec<DevEntry>, TooMany> {
         let mut entries = Vec::new();
         self.add_entries("", DEPTH_MAX, may_have, &mut entries)?;

@@ -1,5 +1,6 @@
-//! Reads that fail. ENOENT and its like say that something is not there. Every other error (EMFILE, ENOMEM, EACCES, EIO, a
-//! timeout) says nothing about the host, and must never become evidence of absence (I12).
+//! Read failures. ENOENT and similar errors mean that a file is absent. Every other error (EMFILE,
+//! ENOMEM, EACCES, EIO, a timeout) is no evidence about the host, and must never become evidence of
+//! absence (I12).
 
 use nix::libc;
 use std::fmt;
@@ -7,15 +8,16 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Failures that are kept until somebody takes them. One is enough to know that a look was incomplete; a few name the cause.
+/// The number of failures that are kept until they are taken. One is enough to know that a scan was
+/// incomplete; a few name the cause.
 const KEPT_MAX: usize = 8;
 
-/// A read that failed and shows nothing: neither that something is there nor that it is not.
+/// A failed read. It proves neither that a file is present nor that it is absent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadFailure {
-    /// What was to be read, without the host root.
+    /// The path, without the host root.
     pub path: String,
-    /// What the system said.
+    /// The error of the system.
     pub error: String,
 }
 
@@ -25,14 +27,14 @@ impl fmt::Display for ReadFailure {
     }
 }
 
-/// Where the failures of one look are collected; `None` of a [`super::HostRoot`] that does not record.
+/// The failures of one scan; `None` for a [`super::HostRoot`] that does not record.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Failures(Option<Arc<Mutex<Log>>>);
 
 #[derive(Debug, Default)]
 struct Log {
     kept: Vec<ReadFailure>,
-    /// How many there were since the log was made, those that are not kept too.
+    /// The number of failures since the log was made, including those that are not kept.
     count: usize,
 }
 
@@ -42,12 +44,12 @@ impl Failures {
         Failures(Some(Arc::default()))
     }
 
-    /// Takes out what was collected.
+    /// Takes out the kept failures.
     pub(super) fn take(&self) -> Vec<ReadFailure> {
         self.0.as_ref().map_or_else(Vec::new, |log| std::mem::take(&mut log.lock().unwrap_or_else(PoisonError::into_inner).kept))
     }
 
-    /// How many there have been.
+    /// The number of failures so far.
     pub(super) fn count(&self) -> usize {
         self.0.as_ref().map_or(0, |log| log.lock().unwrap_or_else(PoisonError::into_inner).count)
     }
@@ -61,12 +63,12 @@ impl Failures {
         }
     }
 
-    /// The value of a read, `None` where nothing is there; an error that shows nothing is recorded.
+    /// The value of a read; `None` if the file is absent. Any other error is recorded.
     pub(super) fn found<T>(&self, path: impl FnOnce() -> String, result: io::Result<T>) -> Option<T> {
         result.inspect_err(|error| self.note(path, error)).ok()
     }
 
-    /// Records an error that shows nothing.
+    /// Records an error unless it proves absence.
     pub(super) fn note(&self, path: impl FnOnce() -> String, error: &io::Error) {
         if self.0.is_some() && !is_absence(error) {
             self.push(ReadFailure { path: path(), error: error.to_string() });
@@ -74,10 +76,11 @@ impl Failures {
     }
 }
 
-/// Whether an error says that nothing is there, or nothing of that kind.
+/// Whether an error proves that a file is absent, or is of another kind.
 ///
-/// sysfs answers ENODEV and ENXIO of a device that is being removed, and EINVAL, EOPNOTSUPP or ENODATA of an attribute that has no value now
-/// (`carrier` of an interface that is down). ELOOP and ENAMETOOLONG are of names that lead nowhere.
+/// sysfs returns ENODEV and ENXIO for a device that is being removed. It returns EINVAL, EOPNOTSUPP
+/// or ENODATA for an attribute without a value now (`carrier` of an interface that is down). ELOOP
+/// and ENAMETOOLONG are for names that lead nowhere.
 #[must_use]
 pub fn is_absence(error: &io::Error) -> bool {
     match error.raw_os_error() {
@@ -95,15 +98,15 @@ pub fn is_absence(error: &io::Error) -> bool {
                 | libc::ENAMETOOLONG
                 | libc::ESRCH
         ),
-        // Our own: whatever has the name is no regular file.
+        // Our own errors: the file with this name is not a regular file.
         None => matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound),
     }
 }
 
-/// Whether there is a directory, or a link to one.
+/// Whether the path is a directory, or a link to one.
 ///
 /// # Errors
-/// When that cannot be found out.
+/// If that cannot be determined.
 pub(super) fn is_dir(path: &Path) -> io::Result<bool> {
     match call(|| path.metadata()) {
         Ok(metadata) => Ok(metadata.is_dir()),
@@ -112,7 +115,7 @@ pub(super) fn is_dir(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Runs one call to the system. Tests have any one of them fail.
+/// Runs one system call. Tests can make any call fail.
 #[cfg(not(test))]
 #[inline]
 pub(crate) fn call<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
@@ -122,18 +125,18 @@ pub(crate) fn call<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
 #[cfg(test)]
 pub(crate) use injected::call;
 
-/// Faults for tests: which of the calls of this thread fail, and how.
+/// Fault injection for tests: which calls of this thread fail, and how.
 #[cfg(test)]
 pub(crate) mod injected {
     use nix::libc;
     use std::cell::{Cell, RefCell};
     use std::io;
 
-    /// What the system may say where it could not look.
+    /// Errors that the system may return without proof of absence.
     pub(crate) const ERRORS: [i32; 9] =
         [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN, libc::EACCES, libc::EPERM, libc::EIO, libc::EBUSY, libc::ETIMEDOUT];
 
-    /// The errno with which the call of this number fails.
+    /// The errno for the call with this number.
     type Fault = Box<dyn FnMut(u64) -> Option<i32>>;
 
     thread_local! {
@@ -141,7 +144,7 @@ pub(crate) mod injected {
         static FAULT: RefCell<Option<Fault>> = const { RefCell::new(None) };
     }
 
-    /// The call, or the error that the test wants in its place.
+    /// Runs the call, or returns the injected error instead.
     pub(crate) fn call<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let number = COUNT.get();
         COUNT.set(number + 1);
@@ -149,8 +152,8 @@ pub(crate) mod injected {
         errno.map_or_else(run, |errno| Err(io::Error::from_raw_os_error(errno)))
     }
 
-    /// Runs something on this thread with faults: `fault` gets the number of each call, from 0, and returns the errno with which it fails.
-    /// Returns the result and the number of calls.
+    /// Runs a function on this thread with faults. `fault` gets the number of each call, from 0,
+    /// and returns its errno. Returns the result and the number of calls.
     pub(crate) fn with_faults<T>(fault: impl FnMut(u64) -> Option<i32> + 'static, run: impl FnOnce() -> T) -> (T, u64) {
         struct Clear;
         impl Drop for Clear {

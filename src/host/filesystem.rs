@@ -1,4 +1,4 @@
-//! What kind of file system a path lies on, what room it has, and what label and lock a file of it has.
+//! The file system of a path: its kind and free space. Also the label and the lock of a file.
 
 use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{FsType, NFS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC, TMPFS_MAGIC, statfs};
@@ -6,8 +6,9 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// `CIFS_SUPER_MAGIC`, `SMB2_SUPER_MAGIC`, `CEPH_SUPER_MAGIC` and `RAMFS_MAGIC` of Linux' `magic.h`, which nix does not have, and
-/// those of clusters that the kernel itself does not know: `LL_SUPER_MAGIC` of Lustre, and what `stat -f` calls GPFS and BeeGFS.
+/// `CIFS_SUPER_MAGIC`, `SMB2_SUPER_MAGIC`, `CEPH_SUPER_MAGIC` and `RAMFS_MAGIC` of Linux'
+/// `magic.h`, which nix lacks. Then those of cluster file systems outside the kernel:
+/// `LL_SUPER_MAGIC` of Lustre, and the numbers that `stat -f` names GPFS and BeeGFS.
 const CIFS: FsType = FsType(0xFF53_4D42);
 const SMB2: FsType = FsType(0xFE53_4D42);
 const CEPH: FsType = FsType(0x00C3_6400);
@@ -16,20 +17,20 @@ const LUSTRE: FsType = FsType(0x0BD0_0BD0);
 const GPFS: FsType = FsType(0x4750_4653);
 const BEEGFS: FsType = FsType(0x1983_0326);
 
-/// Where files lie, as far as it matters how long they live.
+/// The storage of files, by how long the files survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Medium {
-    /// On a disk of this machine, as far as is known.
+    /// A disk of this machine, or an unknown kind.
     Disk,
-    /// In memory: gone with the boot, or with the container.
+    /// Memory: lost with the boot, or with the container.
     Memory,
-    /// In layers over an image: gone with the container that they belong to.
+    /// Layers over an image: lost with their container.
     Overlay,
-    /// On another machine.
+    /// Another machine.
     Network,
 }
 
-/// On what `path` lies; `None` where it cannot be found out.
+/// The medium of `path`; `None` if it cannot be determined.
 #[must_use]
 pub fn medium(path: &Path) -> Option<Medium> {
     Some(medium_of(statfs(path).ok()?.filesystem_type()))
@@ -44,14 +45,14 @@ fn medium_of(kind: FsType) -> Medium {
     }
 }
 
-/// Whether `path` lies in memory. Where it cannot be found out it does not.
+/// Whether `path` is in memory. False if that cannot be determined.
 #[must_use]
 pub fn is_tmpfs(path: &Path) -> bool {
     statfs(path).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
 }
 
-/// How many bytes may be written to the file system of `path`; none if it is read-only. Where it cannot be found out there
-/// is room enough, as on one that has no such number and says 0 of everything (ramfs).
+/// The free bytes for the file system of `path`; 0 if it is read-only. `u64::MAX` if that cannot be
+/// determined, and on a file system that reports 0 for everything (ramfs).
 #[must_use]
 pub fn room(path: &Path) -> u64 {
     statvfs(path).map_or(u64::MAX, |about| match about.blocks() {
@@ -61,15 +62,16 @@ pub fn room(path: &Path) -> u64 {
     })
 }
 
-/// How many bytes more root may write there than others: what ext4 keeps back, five of a hundred by itself. A few MiB of them
-/// it takes itself.
+/// The additional free bytes there for root: those that ext4 reserves, by default five of a
+/// hundred. ext4 uses a few MiB of them itself.
 #[must_use]
 pub fn room_of_root(path: &Path) -> u64 {
     let kept_back = |about: nix::sys::statvfs::Statvfs| about.blocks_free().saturating_sub(about.blocks_available());
     statvfs(path).map_or(0, |about| kept_back(about).saturating_mul(about.fragment_size()))
 }
 
-/// The bytes of all files in a directory and in those below it, to a depth that no file of ours has. What cannot be read is left out.
+/// The bytes of all files in a directory and below it, to a depth that no file of ours exceeds.
+/// Unreadable files are left out.
 #[must_use]
 pub fn size_below(dir: &Path) -> u64 {
     fn size(dir: &Path, depth: u32) -> u64 {
@@ -85,27 +87,29 @@ pub fn size_below(dir: &Path) -> u64 {
     size(dir, 4)
 }
 
-/// Whether nothing may be written to the file system of `path`.
+/// Whether the file system of `path` is read-only.
 #[must_use]
 pub fn is_read_only(path: &Path) -> bool {
     statvfs(path).is_ok_and(|about| about.flags().contains(FsFlags::ST_RDONLY))
 }
 
-/// What the disk of a directory says in place of what is in it (EIO: it is broken, or gone); `None` where it answers.
+/// The error of the disk when a directory is read (EIO: the disk is broken or absent); `None` if
+/// there is no such error.
 #[must_use]
 pub fn disk_error(dir: &Path) -> Option<String> {
     let error = dir.read_dir().err()?;
     (error.raw_os_error() == Some(nix::libc::EIO)).then(|| error.to_string())
 }
 
-/// How many more files the file system of `path` may have. Some have no such number, and say 0 of all of them: there are
-/// enough.
+/// The number of further files on the file system of `path`. `u64::MAX` for a file system that has
+/// no such limit and reports 0.
 #[must_use]
 pub fn files_left(path: &Path) -> u64 {
     statvfs(path).map_or(u64::MAX, |about| if about.files() == 0 { u64::MAX } else { about.files_available() })
 }
 
-/// The SELinux label of a file, `system_u:object_r:container_file_t:s0`; `None` where it has none or may not be asked.
+/// The SELinux label of a file, `system_u:object_r:container_file_t:s0`; `None` if it has none or
+/// cannot be read.
 #[must_use]
 pub fn selinux_label(path: &Path) -> Option<String> {
     let mut label = [0; 256];
@@ -114,8 +118,8 @@ pub fn selinux_label(path: &Path) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-/// The process that has `file` locked with `flock`, out of the text of `/proc/locks`; `None` where nobody has, and where that
-/// is a process of another process namespace.
+/// The process that has `file` locked with `flock`, from the text of `/proc/locks`. `None` if no
+/// process has, or if it is in another process namespace.
 #[must_use]
 pub fn lock_holder(locks: &str, file: &Path) -> Option<u32> {
     let about = file.metadata().ok()?;

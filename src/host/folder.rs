@@ -1,5 +1,5 @@
-//! A directory that is held open: what is read of it is of one device, even when another one takes its name meanwhile, and
-//! is reached without its path, which a scan of hundreds of devices would resolve thousands of times.
+//! An open directory: all reads are of one device, even if another device takes its name meanwhile.
+//! Reads need no path lookup, which a scan of hundreds of devices would do thousands of times.
 
 use super::failure::{Failures, call};
 use super::root::{read_bounded, text_of};
@@ -15,31 +15,32 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-/// Room for what one call tells of a directory; the one of a PCI function needs half of it.
+/// The buffer for one call that lists a directory. The directory of a PCI function needs half of
+/// it.
 const ENTRIES_BYTES: usize = 4096;
-/// What an attribute of sysfs has at most.
+/// The maximum size of an attribute of sysfs.
 const ATTRIBUTE_BYTES: u64 = 4096;
 
-/// The directory, and what was in it when that was first asked: to list it costs as much as everything else that is read of
-/// most devices.
+/// The directory, and its content when it was first listed. Listing costs as much as all other
+/// reads of most devices.
 #[derive(Debug)]
 pub struct Folder {
     dir: OwnedFd,
-    /// Its path without the root, for a person.
+    /// Its path without the root, for messages.
     path: String,
     failures: Failures,
     names: OnceCell<Names>,
     lost: Cell<bool>,
 }
 
-/// Names in their order. A scan reads ten thousand of them to find a few: they share one text.
+/// Sorted names. A scan reads ten thousand of them to find a few, so they share one text.
 #[derive(Debug, Default)]
 struct Names {
     text: String,
     places: Vec<Place>,
 }
 
-/// Where a name stands in the text of all, and whether the directory says that it is a regular file's.
+/// The position of a name in the common text, and whether the directory lists a regular file.
 #[derive(Debug)]
 struct Place {
     range: Range<usize>,
@@ -72,8 +73,8 @@ impl Names {
 }
 
 impl Folder {
-    /// Opens it; `None` where there is no such directory, or none that can be read. `told` is its path without the root; reads that fail
-    /// are recorded in `failures`.
+    /// Opens it; `None` if there is no such directory, or if it cannot be read. The path without
+    /// the root is for messages. Failed reads are recorded in `failures`.
     pub(super) fn open(at: impl AsFd, path: &Path, told: String, failures: Failures) -> Option<Self> {
         let open = || Ok(openat(at, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?);
         let dir = failures.found(|| told.clone(), call(open))?;
@@ -81,7 +82,8 @@ impl Folder {
     }
 
     fn list(&self) -> Names {
-        // Nothing but the one system call: readdir(3) makes four more for each directory, and a scan opens a thousand.
+        // Only one system call: readdir(3) makes four more for each directory, and a scan opens a
+        // thousand.
         let mut room = [MaybeUninit::uninit(); ENTRIES_BYTES];
         let mut entries = RawDir::new(&self.dir, &mut room);
         let mut names = Names::default();
@@ -99,23 +101,23 @@ impl Folder {
         self.names.get_or_init(|| self.list())
     }
 
-    /// Whether it is known, without a look, that it has nothing of that name.
+    /// Whether the list, without another call, shows that it has no entry with that name.
     fn lacks_by_list(&self, name: &str) -> bool {
         self.names.get().is_some_and(|names| names.get(name).is_none())
     }
 
-    /// What was in it, sorted.
+    /// The names in it when it was listed, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.listed().iter()
     }
 
-    /// Whether it had something of that name.
+    /// Whether it had an entry with that name when it was listed.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.listed().get(name).is_some()
     }
 
-    /// Whether there is nothing of that name now: one call, and none that lists or opens anything.
+    /// Whether there is no entry with that name now. Makes one call, which neither lists nor opens.
     #[must_use]
     pub fn lacks(&self, name: &str) -> bool {
         if self.lacks_by_list(name) {
@@ -126,13 +128,13 @@ impl Folder {
         link.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Whether something that it had could not be found any more: what is known of it may be half of two states.
+    /// Whether a listed entry could no longer be found. Then the facts may be a mix of two states.
     #[must_use]
     pub fn has_lost(&self) -> bool {
         self.lost.get()
     }
 
-    /// Whether there is a directory of that name now.
+    /// Whether there is a directory with that name now.
     #[must_use]
     pub fn has_folder_now(&self, name: &str) -> bool {
         let stat = call(|| Ok(fstatat(&self.dir, name, AtFlags::empty())?));
@@ -149,27 +151,28 @@ impl Folder {
         Folder::open(&self.dir, Path::new(name), self.below(name), self.failures.clone())
     }
 
-    /// The text of a file of it, as [`HostRoot::read`](super::HostRoot::read) has it.
+    /// The text of a file in it, like [`HostRoot::read`](super::HostRoot::read).
     #[must_use]
     pub fn read(&self, name: &str) -> Option<String> {
         let is_listed_as_other = match self.names.get() {
             Some(names) => !names.get(name)?.is_file,
             None => false,
         };
-        // A pipe without a writer opens at once with O_NONBLOCK, and ends at once.
+        // With O_NONBLOCK, a pipe without a writer opens at once and ends at once.
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let file = self.found(name, call(|| Ok(openat(&self.dir, name, flags, Mode::empty())?)))?;
-        // Listed as something else it may be a link to a file, and not every file system says what a name is. Before it was listed it
-        // is not asked: that would be one call of every four of a scan.
+        // An entry with another listed kind may be a link to a file, and not every file system
+        // lists kinds. Before the listing this check is skipped: it would be one of every four
+        // calls of a scan.
         if is_listed_as_other && kind(self.found(name, call(|| Ok(fstat(&file)?)))?.st_mode) != SFlag::S_IFREG {
             return None;
         }
-        // An attribute of sysfs states a page.
+        // An attribute of sysfs reports the size of a page.
         let bytes = self.found(name, call(|| read_bounded(File::from(file), ATTRIBUTE_BYTES)))?;
         Some(text_of(&bytes)).filter(|text| !text.is_empty())
     }
 
-    /// The target of a link in it as it is written, whether or not it exists.
+    /// The literal target of a link in it, also if the target does not exist.
     #[must_use]
     pub fn link_target(&self, name: &str) -> Option<String> {
         if self.lacks_by_list(name) {
@@ -178,7 +181,8 @@ impl Folder {
         self.found(name, call(|| Ok(readlinkat(&self.dir, name)?)))?.into_string().ok()
     }
 
-    /// The last component of a link's target, as [`HostRoot::link_name`](super::HostRoot::link_name) has it.
+    /// The last component of a link's target, like
+    /// [`HostRoot::link_name`](super::HostRoot::link_name).
     #[must_use]
     pub fn link_name(&self, name: &str) -> Option<String> {
         Some(Path::new(&self.link_target(name)?).file_name()?.to_str()?.to_owned())
@@ -186,7 +190,7 @@ impl Folder {
 
     fn found<T>(&self, name: &str, result: io::Result<T>) -> Option<T> {
         self.note(name, &result);
-        // Before it was listed nobody said that it was there.
+        // Before it was listed, a missing file is no surprise.
         let is_gone =
             |error: &io::Error| matches!(Errno::from_raw(error.raw_os_error().unwrap_or_default()), Errno::ENOENT | Errno::ENODEV);
         if result.as_ref().is_err_and(is_gone) && self.names.get().is_some() {
@@ -195,7 +199,7 @@ impl Folder {
         result.ok()
     }
 
-    /// Records an error that shows nothing.
+    /// Records an error unless it proves absence.
     fn note<T>(&self, name: &str, result: &io::Result<T>) {
         if let Err(error) = result {
             self.failures.note(|| self.below(name), error);
@@ -207,7 +211,7 @@ impl Folder {
     }
 }
 
-/// What kind of file a mode is of.
+/// The file kind of a mode.
 fn kind(mode: u32) -> SFlag {
     SFlag::from_bits_truncate(mode) & SFlag::S_IFMT
 }
@@ -235,7 +239,7 @@ mod tests {
         let root = HostRoot::new(dir.path());
         assert!(root.folder("none").is_none() && root.folder("device/uevent").is_none());
         let folder = root.folder("link").unwrap();
-        // Before it is listed nothing is missed, and a pipe is no file either.
+        // Before it is listed no entry counts as lost, and a pipe is not a regular file.
         assert_eq!((folder.read("uevent").as_deref(), folder.read("pipe"), folder.read("other")), (Some("DRIVER=one"), None, None));
         assert!(folder.lacks("other") && !folder.lacks("uevent") && !folder.lacks("driver") && !folder.has_lost());
         assert_eq!(folder.names().collect::<Vec<_>>(), ["driver", "empty", "long", "net", "pipe", "same", "uevent"]);

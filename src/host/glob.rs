@@ -1,26 +1,28 @@
-//! Paths by pattern, as a shell finds them: `*` matches neither `/` nor a leading dot, `**` any number of directories.
+//! Paths by pattern, as in a shell: `*` matches neither `/` nor a leading dot, `**` matches any
+//! number of directories.
 //!
-//! The crate `glob` matches the names. It does not list the directories: it passes over those that cannot be read, and their nodes would
-//! seem to be gone.
+//! The crate `glob` matches the names. It does not list the directories: it skips those that cannot
+//! be read, and their nodes would seem absent.
 
 use super::root::{HostRoot, Listings};
 use glob::{MatchOptions, Pattern};
 
 const MAGIC: [char; 3] = ['*', '?', '['];
 const OPTIONS: MatchOptions = MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
-/// Directories that `**` descends into, one below the other.
+/// The maximum depth of directories for `**`.
 const DEPTH_MAX: usize = 16;
 
 impl HostRoot {
-    /// The host paths that match a glob such as `/dev/ttyUSB*`, sorted; empty for a pattern that is none.
+    /// The host paths that match a glob such as `/dev/ttyUSB*`, sorted; empty for an invalid
+    /// pattern.
     #[must_use]
     pub fn glob(&self, pattern: &str) -> Vec<String> {
         self.glob_among(&mut Listings::default(), pattern)
     }
 
-    /// The same, where many patterns ask for the same directory: it is listed once, and where the names are
-    /// that begin as the pattern does is found without going through all of them. Sixty-four resources of one `/dev` with ten
-    /// thousand nodes would else be 640,000 names.
+    /// The same for many patterns: a directory is listed only once, and a binary search finds the
+    /// names with the pattern's prefix. Otherwise 64 resources of one `/dev` with ten thousand
+    /// nodes would check 640,000 names.
     #[must_use]
     pub fn glob_among(&self, listings: &mut Listings, pattern: &str) -> Vec<String> {
         let components: Vec<&str> = pattern.split('/').filter(|component| !component.is_empty()).collect();
@@ -41,10 +43,10 @@ impl HostRoot {
         found
     }
 
-    /// What one component of a pattern matches in a directory, whose path is empty for the root.
+    /// The matches of one component of a pattern in a directory. The path of the root is empty.
     fn step(&self, listings: &mut Listings, dir: &str, name: &Name<'_>, is_last: bool) -> Vec<String> {
         match name {
-            // Whether it is there shows at the end, in one call for the whole path.
+            // One call for the whole path shows at the end whether it exists.
             Name::Plain(name) => {
                 let path = format!("{dir}/{name}");
                 if is_last && !self.is_listed(&path) { Vec::new() } else { vec![path] }
@@ -62,7 +64,7 @@ impl HostRoot {
                     level = level.iter().flat_map(|dir| self.below(listings, dir)).filter(|path| self.is_real_dir(path)).collect();
                     dirs.extend(level.iter().cloned());
                 }
-                // At the end it stands for all that is in them.
+                // At the end it matches all entries of the directories.
                 if is_last { dirs.iter().flat_map(|dir| self.below(listings, dir)).collect() } else { dirs }
             }
         }
@@ -70,7 +72,7 @@ impl HostRoot {
 
     fn listing<'a>(&self, listings: &'a mut Listings, dir: &str) -> &'a [String] {
         if !listings.names.contains_key(dir) {
-            // What could not be listed is not kept: the next one who asks is to see the failure too.
+            // A failed listing is not kept: the next caller must get the failure too.
             let Some(names) = self.try_entries(dir) else { return &[] };
             listings.names.insert(dir.to_owned(), names);
         }
@@ -86,7 +88,7 @@ impl HostRoot {
 /// One component of a pattern.
 enum Name<'a> {
     Plain(&'a str),
-    /// With the text in front of its first special character.
+    /// With the text before its first special character.
     Glob {
         begin: &'a str,
         pattern: Box<Pattern>,

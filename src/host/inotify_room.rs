@@ -1,30 +1,31 @@
-//! Whether this user may still watch files: the kernel bounds how many instances and watches a user has.
+//! A check of the inotify limits: the kernel limits instances and watches per user.
 
 use inotify::{Inotify, WatchMask};
 use nix::libc::{EMFILE, ENOSPC};
 use std::io;
 use std::path::Path;
 
-/// What came of trying.
+/// The result of the check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InotifyRoom {
-    /// So many of those instances that were tried could be had at the same time.
+    /// The number of instances that could be made at the same time.
     pub instances: usize,
-    /// Why there were not more, or why nothing could be watched with one of them; `None` where all is well.
+    /// Why there were fewer than wanted, or why one of them could not watch a directory; `None`
+    /// without a problem.
     pub refused: Option<Refused>,
 }
 
-/// Why there is no more.
+/// Why further instances or watches are refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refused {
-    /// A limit has been reached. What the kernel says of it, "No space left on device", leads nobody to it.
+    /// A limit has been reached. The kernel's error, "No space left on device", does not name it.
     Limit {
-        /// As `sysctl` has it.
+        /// Its name for `sysctl`.
         name: &'static str,
-        /// How many there may be; `None` where that is not told.
+        /// Its value; `None` if it cannot be read.
         value: Option<u64>,
     },
-    /// Something else, in the system's words.
+    /// Another error, in the system's words.
     Other(String),
 }
 
@@ -40,7 +41,7 @@ impl Refused {
     }
 }
 
-/// Makes up to `wanted` instances that watch `dir`, and lets them go again.
+/// Makes up to `wanted` instances that watch `dir`, and closes them again.
 #[must_use]
 pub fn inotify_room(wanted: usize, dir: &Path) -> InotifyRoom {
     let mut made = Vec::new();

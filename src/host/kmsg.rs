@@ -1,10 +1,12 @@
 //! The kernel's log, record by record (Linux `Documentation/ABI/testing/dev-kmsg`).
 //!
-//! Reading begins at the oldest record that the kernel's ring still has: what happened while no daemon ran is in it, and
-//! what a former one has read already is told by the numbers, which go on until the next boot.
+//! Reading begins at the oldest record in the kernel's ring, which includes events from before the
+//! daemon's start. The sequence numbers, which continue until the next boot, show which records a
+//! former daemon has already read.
 //!
-//! Any process with the right to write to the device may add lines; the kernel marks these as a user's, and they are passed
-//! over here. What was overwritten before it was read is lost, and the next record is read.
+//! Any process that may write to the device can add lines. The kernel marks them as user lines, and
+//! they are skipped here. Records that are overwritten before they were read are lost, and the next
+//! record is read.
 
 use super::HostRoot;
 use nix::fcntl::OFlag;
@@ -17,29 +19,32 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// The longest record, with all of its escapes (`CONSOLE_EXT_LOG_MAX`; since 6.4 `PRINTK_MESSAGE_MAX`, a quarter of it).
+/// The longest record, with all of its escapes (`CONSOLE_EXT_LOG_MAX`; since 6.4
+/// `PRINTK_MESSAGE_MAX`, a quarter of it).
 const RECORD_BYTES_MAX: usize = 8192;
 /// The device's number (Linux `Documentation/admin-guide/devices.txt`).
 const NUMBER: (u64, u64) = (1, 11);
-/// Of terminals' other ends, one of which plays the log of a simulated node.
+/// Majors of pseudo-terminals: one of them simulates the log of a simulated node.
 const PLAYED_MAJORS: RangeInclusive<u64> = 136..=143;
-/// A record's level is in the lowest bits of its first number; above is who has said it, 0 for the kernel.
+/// The lowest bits of a record's first number are its level. The bits above are its facility, 0 for
+/// the kernel.
 const LEVEL_BITS: u32 = 3;
 
 /// One record of the kernel's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelRecord {
-    /// Its number. Each is greater than the one before, until the next boot.
+    /// Its sequence number, which increases until the next boot.
     pub sequence: u64,
-    /// When it was written, since boot: by the clock of the log, which stands still while the machine is suspended.
+    /// When it was written, since boot. The clock of the log stops while the machine is suspended.
     pub since_boot: Duration,
-    /// What it says, one line; bytes that cannot be printed are written as `\x0a`.
+    /// Its text, one line. Unprintable bytes are written as `\x0a`.
     pub text: String,
 }
 
 impl KernelRecord {
-    /// Reads `priority,sequence,microseconds,flags[,…];text`, and leaves out the lines of its dictionary, which begin with a
-    /// space. `None` for a record that not the kernel itself has written, and for what is none.
+    /// Parses `priority,sequence,microseconds,flags[,…];text`, without the lines of its dictionary,
+    /// which begin with a space. `None` for a record that the kernel itself has not written, and
+    /// for an invalid one.
     #[must_use]
     pub fn parse(record: &[u8]) -> Option<Self> {
         let record = String::from_utf8_lossy(record);
@@ -59,20 +64,20 @@ impl KernelRecord {
 pub struct KernelLog(AsyncFd<File>);
 
 impl KernelLog {
-    /// Opens the log of the host, at its oldest record. Of a tree that is no running machine there is none: what this
-    /// machine's kernel says is nothing to a captured one.
+    /// Opens the log of the host, at its oldest record. A tree that is not a running machine has no
+    /// log: this machine's kernel log is not about a captured machine.
     ///
     /// # Errors
-    /// `NotFound` where there is no such device, or another one, as in a container that was not given it; `PermissionDenied` without
-    /// `CAP_SYSLOG`, where `kernel.dmesg_restrict` is set.
+    /// `NotFound` if the device does not exist, or is another one, as in a container without it.
+    /// `PermissionDenied` without `CAP_SYSLOG`, if `kernel.dmesg_restrict` is set.
     pub fn open(root: &HostRoot) -> io::Result<Self> {
         let path = root.path("dev/kmsg");
         let about = path.metadata()?;
-        // A plain file of the name in a captured tree is not opened.
+        // A plain file with the name in a captured tree is not opened.
         let is_device = about.file_type().is_char_device();
         let (major, minor) = (major(about.rdev()), minor(about.rdev()));
         if !is_device || ((major, minor) != NUMBER && !PLAYED_MAJORS.contains(&major)) {
-            // `/dev/null`, or the console, is what containers get there that are not to read it.
+            // Containers without access get `/dev/null` or the console there.
             let is = if is_device { "another device than the kernel's log" } else { "no character device" };
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is {is}", path.display())));
         }
@@ -86,7 +91,7 @@ impl KernelLog {
     /// The next record of the kernel itself, if there is one already.
     ///
     /// # Errors
-    /// When the log cannot be read for good.
+    /// If the log cannot be read any longer.
     pub fn waiting(&self) -> io::Result<Option<KernelRecord>> {
         let mut buffer = [0; RECORD_BYTES_MAX];
         loop {
@@ -99,10 +104,10 @@ impl KernelLog {
         }
     }
 
-    /// Waits for the next record of the kernel itself. May be given up at any moment: no record is lost by that.
+    /// Waits for the next record of the kernel itself. Cancel safe: no record is lost.
     ///
     /// # Errors
-    /// When the log cannot be read for good.
+    /// If the log cannot be read any longer.
     pub async fn next(&self) -> io::Result<KernelRecord> {
         let mut buffer = [0; RECORD_BYTES_MAX];
         loop {
@@ -115,12 +120,12 @@ impl KernelLog {
     }
 }
 
-/// What one read comes to; `None` where the next one is to be waited for.
+/// The result of one read; `None` if the caller must read again.
 fn answer(read: io::Result<usize>, buffer: &[u8]) -> Option<io::Result<KernelRecord>> {
     match read {
         Ok(0) => Some(Err(io::ErrorKind::UnexpectedEof.into())),
         Ok(length) => buffer.get(..length).and_then(KernelRecord::parse).map(Ok),
-        // Overwritten before it was read: the next read goes on with the oldest that is left.
+        // Overwritten before it was read: the next read continues with the oldest remaining record.
         Err(error) if error.raw_os_error() == Some(nix::libc::EPIPE) => None,
         Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
         Err(error) => Some(Err(error)),
@@ -182,7 +187,8 @@ mod tests {
         assert!(KernelLog::open(&root).unwrap_err().to_string().contains("another device"));
     }
 
-    /// The log of this machine, with lines that this test adds: as a user's, which a process cannot help.
+    /// The log of this machine, with lines that this test adds as a user, since a process cannot
+    /// write as the kernel.
     #[test]
     fn the_log_is_read_from_its_beginning_and_a_forged_line_is_not_in_it() {
         let writer = OpenOptions::new().write(true).open("/dev/kmsg");
@@ -193,11 +199,12 @@ mod tests {
             let _printed = writeln!(io::stderr(), "SKIPPED: the_log_is_read_from_its_beginning_and_a_forged_line_is_not_in_it: {why}");
             return;
         };
-        // The kernel's own facility is asked for: the line is written down as a user's all the same.
+        // The test writes with the kernel's own facility, but the kernel records the line as a
+        // user's.
         let forged = format!("NVRM: Xid (PCI:ffff:ff:1f): 79, forged by test {}", std::process::id());
-        // Without its end it would wait for the rest, unseen.
+        // Without the line feed the record would be incomplete and invisible.
         writer.write_all(format!("<6>{forged}\n").as_bytes()).unwrap();
-        // What is in the ring, as it is.
+        // The content of the ring, unfiltered.
         let mut all = Vec::new();
         let mut buffer = [0; RECORD_BYTES_MAX];
         loop {
@@ -221,7 +228,7 @@ mod tests {
             }
             read
         });
-        // The ring may have moved on between the two readings.
+        // The ring may have advanced between the two reads.
         let same = expected.iter().filter(|record| read.contains(record)).count();
         assert!(same > 0 && read.iter().all(|record| !record.text.contains(&forged)));
         assert!(read.windows(2).all(|pair| pair[0].sequence < pair[1].sequence));

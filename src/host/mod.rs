@@ -1,4 +1,5 @@
-//! The host: the only place that speaks to the kernel — sysfs under a root, inotify, uevents, locks, clocks.
+//! The host: the only module with system calls. sysfs below a root, inotify, uevents, locks,
+//! clocks.
 
 mod awake;
 mod clock;

@@ -3,23 +3,25 @@
 use super::root::{HostNode, HostRoot};
 use std::os::unix::fs::FileTypeExt;
 
-/// Folders that containerd and CRI-O leave out, wherever they lie: what is in them is of a namespace, or of no device.
+/// Folders that containerd and CRI-O leave out at any level: their content belongs to a namespace,
+/// or to no device.
 const NOT_GIVEN: [&str; 7] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev"];
-/// The deepest of the kernel's is `/dev/bus/usb/001`.
+/// The kernel's deepest folder is `/dev/bus/usb/001`.
 const DEPTH_MAX: usize = 8;
-/// An answer to the kubelet names each. A sound card has a dozen, a hub full of USB devices a hundred.
+/// A response to the kubelet lists each node. A sound card has a dozen, a hub full of USB devices a
+/// hundred.
 const NODES_MAX: usize = 1024;
 
-/// A folder with nodes in it, see [`HostRoot::folder_nodes`].
+/// A folder with its nodes, see [`HostRoot::folder_nodes`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFolder {
     /// Its real path, without the root.
     pub path: String,
-    /// Every node in it, and in the folders below it, in the order of their paths.
+    /// Every node in it, and in the folders below it, sorted by path.
     pub nodes: Vec<HostNode>,
 }
 
-/// A folder with more in it than any that devices lie in.
+/// A folder with more entries than any folder of devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{folder} has more than {max} {what}")]
 pub struct TooMany {
@@ -29,12 +31,13 @@ pub struct TooMany {
 }
 
 impl HostRoot {
-    /// The nodes of the folder that `host_path` leads to; `None` where it leads to no folder below `/dev`.
+    /// The nodes of the folder at `host_path`; `None` if the path does not lead to a folder below
+    /// `/dev`.
     ///
-    /// A link in it is left out, as runtimes do: `/dev/disk/by-id` has none.
+    /// Links in the folder are left out, as runtimes do: the result for `/dev/disk/by-id` is empty.
     ///
     /// # Errors
-    /// When it has more than 1024 nodes.
+    /// If it has more than 1024 nodes.
     pub fn folder_nodes(&self, host_path: &str) -> Result<Option<NodeFolder>, TooMany> {
         let Some((path, metadata)) = self.resolve(host_path).filter(|(path, _)| path.starts_with("/dev/")) else { return Ok(None) };
         if !metadata.is_dir() {
@@ -54,7 +57,7 @@ impl HostRoot {
                     self.add_nodes(&path, depth - 1, nodes)?;
                 }
             } else if name != "console" && !kind.is_fifo() && !kind.is_symlink() {
-                // One that has gone since is none.
+                // A node that was removed meanwhile is left out.
                 nodes.extend(self.node_at(&path));
             }
             if nodes.len() > NODES_MAX {

@@ -1,17 +1,21 @@
-//! NVIDIA's management library (NVML), for what the driver's files do not tell; the only place that names it.
+//! NVIDIA's management library (NVML), for facts that the driver's files do not contain. The only
+//! file that uses it.
 //!
-//! The library belongs to the driver and is loaded at run time, asked, and let go again: until it is ended it keeps the GPUs open,
-//! and nobody could reset them, change their MIG mode or unload the driver. Afterwards no file of the driver is open; that of driver 580
-//! stays mapped all the same, with 4 MB.
+//! The library belongs to the driver and is loaded at run time, queried and unloaded. Until it is
+//! shut down it keeps the GPUs open. Meanwhile the GPUs cannot be reset, their MIG mode cannot be
+//! changed and the driver cannot be unloaded. Afterwards no file of the driver is open. The library
+//! of driver 580 stays mapped all the same, with 4 MB.
 //!
-//! A call may take seconds (a GPU that nobody uses is first woken up) or never end (a driver that hangs), so it is made on a
-//! thread of its own. A MIG instance is asked for by its place: since it has a UUID of its own, the library knows it by both
-//! (NVML's change log, `nvmlDeviceGetHandleByUUID`).
+//! A call may take seconds (an idle GPU wakes up first) or never return (a driver that hangs). So
+//! it is made on a thread of its own. A MIG instance is queried by its place: since drivers give it
+//! a UUID, the library accepts both (NVML's change log, `nvmlDeviceGetHandleByUUID`).
 //!
-//! Which GPUs are joined by NVLink is asked pair by pair (`nvmlDeviceGetP2PStatus`), which says the same of a bridge between two
-//! cards, of a mesh and of a switch, whether the switch can be seen or not; links are counted by where they lead.
+//! NVLink connections are queried pair by pair (`nvmlDeviceGetP2PStatus`). The result is the same
+//! for a bridge between two cards, for a mesh, and for a switch, visible or not. Links are counted
+//! by their remote end.
 //!
-//! A GPU that has no MIG mode, or a library that knows of none, says so by an error: that is a GPU that is not in it.
+//! A GPU without MIG mode, or a library without that function, returns an error: this counts as not
+//! in MIG mode.
 
 use super::HostRoot;
 #[cfg(feature = "nvml")]
@@ -21,11 +25,11 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
-/// The name by which the loader knows it.
+/// The library's name for the loader.
 const NAME: &str = "libnvidia-ml.so.1";
 
-/// Where drivers put it, below the root of the host: first a driver that came in a container, then those of distributions,
-/// then that of a read-only system.
+/// The directories of the library, below the root of the host. The order is: a driver in a
+/// container, distributions, a read-only system.
 const FOLDERS: [&str; 8] = [
     "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
     "run/nvidia/driver/usr/lib/aarch64-linux-gnu",
@@ -37,14 +41,14 @@ const FOLDERS: [&str; 8] = [
     "home/kubernetes/bin/nvidia/lib64",
 ];
 
-/// What came of asking.
+/// The result of a query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NvmlAnswer {
-    /// What was told.
+    /// The facts.
     pub told: NvmlSnapshot,
-    /// Why names that were asked for were not told, or nothing at all.
+    /// Why requested names are missing, or why all facts are.
     pub failed: Option<String>,
-    /// Why links or MIG modes were not told, which no name waits for.
+    /// Why links or MIG modes are missing. Names do not depend on them.
     pub untold: Option<String>,
 }
 
@@ -54,10 +58,11 @@ impl NvmlAnswer {
     }
 }
 
-/// Asks on a thread of its own, which hands the answer to `tell`, sooner, later or never.
+/// Queries on a thread of its own, which passes the answer to the callback at any later time, or
+/// never.
 ///
 /// # Errors
-/// When there is no thread to be had.
+/// If no thread can be started.
 pub fn ask_nvml(
     root: &HostRoot,
     library: &NvmlLibrary,
@@ -67,20 +72,20 @@ pub fn ask_nvml(
     let libraries = candidates(root, library);
     let work = move || {
         super::step_back();
-        // A library that lacks the function to end it panics where it is let go.
+        // A library without the shutdown function panics when it is dropped.
         let answer = catch_unwind(AssertUnwindSafe(|| ask_first(&libraries, &question)));
         tell(answer.unwrap_or_else(|_| NvmlAnswer::failed(format!("{NAME} is not complete"))));
     };
     std::thread::Builder::new().name("nvml".into()).spawn(work).map(drop)
 }
 
-/// The libraries to try. In a captured tree that of this machine has nothing to say.
+/// The libraries to try. In a captured tree this machine's library is not used.
 fn candidates(root: &HostRoot, library: &NvmlLibrary) -> Vec<PathBuf> {
     match library {
         NvmlLibrary::Off => Vec::new(),
         NvmlLibrary::At(path) => vec![path.clone()],
         NvmlLibrary::Auto => {
-            // The loader's own comes first: it fits to this process.
+            // The loader's library comes first: it fits this process.
             let own = root.is_live().then(|| PathBuf::from(NAME));
             let below = FOLDERS.iter().map(|folder| format!("{folder}/{NAME}")).filter(|path| root.exists(path));
             own.into_iter().chain(below.map(|path| root.path(&path))).collect()
@@ -88,7 +93,7 @@ fn candidates(root: &HostRoot, library: &NvmlLibrary) -> Vec<PathBuf> {
     }
 }
 
-/// The answer of the first library that can be loaded and has something to say.
+/// The answer of the first library that can be loaded and returns an answer.
 fn ask_first(libraries: &[PathBuf], question: &NvmlQuestion) -> NvmlAnswer {
     let mut why = Vec::new();
     for library in libraries {
@@ -134,7 +139,7 @@ fn library_says(library: &std::path::Path, question: &NvmlQuestion) -> Result<Nv
             }
         }
         if *mig_mode {
-            // What is set for later does not count yet.
+            // A mode that is set for later does not count yet.
             match known(device.mig_mode()) {
                 Ok(mode) => gpu.mig_mode = Some(mode.is_some_and(|mode| mode.current != 0)),
                 Err(error) => drop(answer.untold.get_or_insert_with(|| format!("the MIG mode of the GPU {address}: {error}"))),
@@ -181,14 +186,14 @@ fn links(
                 links.peers.insert(*address, u32::try_from(straight).unwrap_or(u32::MAX).max(1));
             }
             Ok(_) => {}
-            // The other one may be lost: that is no failure of this one, and is looked at again.
+            // The other GPU may be lost: that is no failure of this one, and is queried again.
             Err(_) => links.down += 1,
         }
     }
     Ok(links)
 }
 
-/// `None` where there is nothing of the kind, or a library so old that it knows of none.
+/// `None` if the feature does not exist, or if the library is too old for it.
 #[cfg(feature = "nvml")]
 fn known<T>(told: Result<T, nvml_wrapper::error::NvmlError>) -> Result<Option<T>, nvml_wrapper::error::NvmlError> {
     use nvml_wrapper::error::NvmlError::{FailedToLoadSymbol, InvalidArg, NotSupported, UnexpectedVariant};

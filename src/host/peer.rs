@@ -1,4 +1,4 @@
-//! Unix sockets for few: who is at the other end, as the kernel says (`SO_PEERCRED`, unix(7)).
+//! Unix sockets with access control by the peer's credentials (`SO_PEERCRED`, unix(7)).
 
 use super::private::make_private_folder;
 use futures_util::StreamExt as _;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 
-/// After an error of the system the next connection is waited for this long.
+/// The pause after a system error before the next accept.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
-/// A socket that takes connections of root, and of whoever runs this daemon, and of nobody else.
+/// A socket that accepts connections only from root and from the daemon's own user.
 ///
-/// The file's mode says so too, but a mode can be changed, and a descriptor handed on.
+/// The file's mode enforces this too, but a mode can be changed, and a descriptor can be passed on.
 #[derive(Debug)]
 pub struct TrustedListener {
     listener: UnixListener,
@@ -27,11 +27,11 @@ pub struct TrustedListener {
 }
 
 impl TrustedListener {
-    /// Listens at `path`, in a directory that is made where there is none, for this user alone. A file of an earlier process is in the way and
-    /// goes. `refused` is called for each connection that is not taken.
+    /// Listens at `path`, for this user alone. A missing directory is created. A file of an earlier
+    /// process is removed. `refused` is called for each connection that is refused.
     ///
     /// # Errors
-    /// When the directory or the socket cannot be made.
+    /// If the directory or the socket cannot be made.
     pub fn bind(path: &Path, refused: fn()) -> io::Result<Self> {
         if let Some(dir) = path.parent() {
             make_private_folder(dir)?;
@@ -45,28 +45,30 @@ impl TrustedListener {
         Ok(TrustedListener { listener, refused })
     }
 
-    /// Listens where another process did, which has handed its socket on. `refused` as above.
+    /// Listens on a socket that another process has passed on. `refused` as above.
     ///
     /// # Errors
-    /// When that is no listening unix socket.
+    /// If it is not a listening unix socket.
     pub fn adopt(socket: impl AsFd, refused: fn()) -> io::Result<Self> {
         let listener = std::os::unix::net::UnixListener::from(socket.as_fd().try_clone_to_owned()?);
         listener.set_nonblocking(true)?;
         Ok(TrustedListener { listener: UnixListener::from_std(listener)?, refused })
     }
 
-    /// The file that it listens at.
+    /// The file of the socket.
     #[must_use]
     pub fn path(&self) -> Option<PathBuf> {
         self.listener.local_addr().ok()?.as_pathname().map(Path::to_owned)
     }
 
-    /// All of them, one after the other. In a box: a server moves it through half a dozen futures, each with room for all of it.
+    /// All connections, one after the other. Boxed: a server moves the stream through half a dozen
+    /// futures, each large enough for all of it.
     pub fn incoming(self: Arc<Self>) -> BoxStream<'static, io::Result<UnixStream>> {
         futures_util::stream::unfold(self, |listener| async move { Some((Ok(listener.accept().await), listener)) }).boxed()
     }
 
-    /// The next connection of somebody who may. A system that has no more room for connections is asked again later.
+    /// The next connection of an allowed peer. After a system error, such as too many open files,
+    /// it tries again later.
     pub async fn accept(&self) -> UnixStream {
         loop {
             let (problem, wait) = match self.listener.accept().await {
@@ -91,13 +93,13 @@ impl AsFd for TrustedListener {
     }
 }
 
-/// Whether this process is root, to whom nothing is refused for want of ownership.
+/// Whether this process is root, which passes all ownership checks.
 #[must_use]
 pub fn is_root() -> bool {
     geteuid().is_root()
 }
 
-/// Whether the other side has gone.
+/// Whether the other side has closed the connection.
 #[must_use]
 pub fn is_hung_up(socket: impl AsFd) -> bool {
     let mut look = [PollFd::new(socket.as_fd(), PollFlags::empty())];
@@ -107,14 +109,14 @@ pub fn is_hung_up(socket: impl AsFd) -> bool {
 fn is_trusted(stream: &UnixStream) -> Result<(), String> {
     match stream.peer_cred().map(|peer| (peer.uid(), peer.pid())) {
         Ok((uid, _)) if uid == 0 || uid == geteuid().as_raw() => Ok(()),
-        // A process in a user namespace of its own is somebody else, whatever it is called there.
+        // A process in a user namespace of its own has another uid here, also if it is root there.
         Ok((uid, pid)) => Err(format!("it is of uid {uid} (process {}), and only root may ask", pid.unwrap_or_default())),
         Err(error) => Err(format!("the kernel does not say whose it is: {error}")),
     }
 }
 
-/// The process at the other side when it connected; `None` where the kernel does not say, as for one of another process
-/// namespace.
+/// The process at the other side when it connected; `None` if the kernel does not report it, as for
+/// another process namespace.
 #[must_use]
 pub fn pid(stream: &UnixStream) -> Option<u32> {
     stream.peer_cred().ok()?.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0)

@@ -1,8 +1,8 @@
-//! What the host knows of pods: their log folders, which carry their names, and their cgroups, which tell whether
-//! anything of them runs.
+//! Pods on the host: their log folders, which carry their names, and their cgroups, which show
+//! whether their processes run.
 //!
-//! Both work for static pods: their UID in the folder's name, in the cgroup and in the kubelet's checkpoint is the same
-//! hash of the manifest.
+//! Both work for static pods: the UID in the folder's name, in the cgroup and in the kubelet's
+//! checkpoint is the same hash of the manifest.
 
 use super::failure::{call, is_absence, is_dir};
 use crate::domain::{CgroupState, PodName};
@@ -11,16 +11,17 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The kubelet's hierarchies lie at most this deep below a cgroup mount: `kind` has them in a folder `kubelet`, a
-/// container of a nested cluster in `system.slice/docker-….scope/…`.
+/// The maximum depth of the kubelet's hierarchies below a cgroup mount. `kind` has them in a folder
+/// `kubelet`, a container of a nested cluster in `system.slice/docker-….scope/…`.
 const DEPTH_MAX: usize = 4;
-/// Folders looked at before the search for them ends.
+/// The maximum number of folders in the search for them.
 const FOLDERS_MAX: usize = 10_000;
 
-/// Namespace and name of every pod that has a log folder, `/var/log/pods/<namespace>_<name>_<uid>`, by UID.
+/// Namespace and name of every pod with a log folder, `/var/log/pods/<namespace>_<name>_<uid>`, by
+/// UID.
 ///
 /// # Errors
-/// When the folder cannot be read; where it does not exist there are no pods.
+/// If the folder cannot be read. If it does not exist, there are no pods.
 pub fn names(host_root: &Path) -> io::Result<BTreeMap<String, PodName>> {
     let entries = match call(|| fs::read_dir(host_root.join("var/log/pods"))) {
         Ok(entries) => entries,
@@ -42,18 +43,20 @@ fn name(folder: &str) -> Option<(String, PodName)> {
     sound.then(|| (uid.to_owned(), PodName { namespace: namespace.to_owned(), name: name.to_owned() }))
 }
 
-/// The kubelet's cgroup hierarchies, found once and then asked for pods.
+/// The kubelet's cgroup hierarchies, found once and then queried for pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodCgroups {
-    /// Every `kubepods` and `…kubepods.slice`: one per controller on cgroup v1, and stale ones of another driver.
+    /// Every `kubepods` and `…kubepods.slice`: one per controller on cgroup v1, and stale ones of
+    /// another driver.
     roots: BTreeSet<PathBuf>,
-    /// Whether there may be others: a folder could not be read. Then no pod is known to be gone.
+    /// Whether a folder could not be read, so that there may be other hierarchies. Then no pod
+    /// counts as gone.
     is_incomplete: bool,
 }
 
 impl PodCgroups {
-    /// Finds the hierarchies below `<host-root>/sys/fs/cgroup`; with `cgroup_root` (the kubelet's `--cgroup-root`) only
-    /// those below that.
+    /// Finds the hierarchies below `<host-root>/sys/fs/cgroup`. With `cgroup_root` (the kubelet's
+    /// `--cgroup-root`), only those below it.
     #[must_use]
     pub fn find(host_root: &Path, cgroup_root: Option<&str>) -> Self {
         let mount = host_root.join("sys/fs/cgroup");
@@ -100,11 +103,11 @@ impl PodCgroups {
         PodCgroups { roots, ..found }
     }
 
-    /// In how many cgroups below a pod's own something runs: its containers, and with most runtimes a sandbox of its own
-    /// that outlives them by a moment.
+    /// The number of cgroups with processes below a pod's own. These are its containers, and with
+    /// most runtimes a sandbox that outlives them briefly.
     ///
     /// # Errors
-    /// When that cannot be found out.
+    /// If that cannot be determined.
     pub fn populated_below(&self, uid: &str) -> io::Result<usize> {
         if !is_uid(uid) {
             return Ok(0);
@@ -115,7 +118,7 @@ impl PodCgroups {
             for container in folders(&pod)? {
                 match is_populated(&container) {
                     Ok(populated) => running += usize::from(populated),
-                    // It has gone meanwhile.
+                    // It was removed meanwhile.
                     Err(error) if is_absence(&error) => {}
                     Err(error) => return Err(error),
                 }
@@ -126,13 +129,14 @@ impl PodCgroups {
         if self.is_incomplete && most == 0 { Err(io::Error::other("not every folder of cgroups could be read")) } else { Ok(most) }
     }
 
-    /// Whether a folder could not be read while the hierarchies were looked for: then they are to be looked for again.
+    /// Whether a folder could not be read during the search for the hierarchies. Then the search
+    /// must be repeated.
     #[must_use]
     pub fn is_incomplete(&self) -> bool {
         self.is_incomplete
     }
 
-    /// The UIDs of all pods that have a cgroup, looked at once for all; `None` where they cannot be listed.
+    /// The UIDs of all pods with a cgroup, in one pass; `None` if they cannot be listed.
     #[must_use]
     pub fn present(&self) -> Option<BTreeSet<String>> {
         let mut present = BTreeSet::new();
@@ -153,7 +157,8 @@ impl PodCgroups {
         (is_seen && !self.is_incomplete).then_some(present)
     }
 
-    /// What the cgroups of one pod tell. `Populated` in one hierarchy is enough; gone means gone from all.
+    /// The state of one pod's cgroups. `Populated` in one hierarchy is enough; `Gone` means absent
+    /// from all.
     #[must_use]
     pub fn state(&self, uid: &str) -> CgroupState {
         if !is_uid(uid) {
@@ -162,7 +167,8 @@ impl PodCgroups {
         self.try_state(uid).unwrap_or(CgroupState::Unknown)
     }
 
-    /// The same. An error where it cannot be read, or went away between two looks: the next look tells.
+    /// The same. An error if a file cannot be read, or was removed during the check: the next check
+    /// decides.
     fn try_state(&self, uid: &str) -> io::Result<CgroupState> {
         let mut state = CgroupState::Unknown;
         for root in &self.roots {
@@ -185,12 +191,14 @@ impl PodCgroups {
     }
 }
 
-/// A UID becomes part of a path. A UUID or a hash is all it can be.
+/// A UID becomes part of a path, so it may only have letters, digits and `-`, as a UUID or a hash
+/// has.
 fn is_uid(uid: &str) -> bool {
     !uid.is_empty() && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-/// Where a pod's cgroup can be: guaranteed pods lie in the root itself, the others below their QoS class.
+/// The possible paths of a pod's cgroup: guaranteed pods are in the root itself, the others below
+/// their QoS class.
 fn candidates(root: &Path, uid: &str) -> Vec<PathBuf> {
     let name = root.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let Some(stem) = name.strip_suffix(".slice") else {
@@ -203,7 +211,7 @@ fn candidates(root: &Path, uid: &str) -> Vec<PathBuf> {
     vec![root.join(format!("{stem}-pod{uid}.slice")), class("burstable"), class("besteffort")]
 }
 
-/// Where the cgroups of pods lie: in the root itself, and below it for each QoS class.
+/// The folders with the cgroups of pods: the root itself, and one below it for each QoS class.
 fn classes(root: &Path) -> [PathBuf; 3] {
     let name = root.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let class = |class: &str| match name.strip_suffix(".slice") {
@@ -213,7 +221,8 @@ fn classes(root: &Path) -> [PathBuf; 3] {
     [root.to_owned(), class("burstable"), class("besteffort")]
 }
 
-/// The pod whose cgroup has this name, as [`candidates`] makes it: `pod<uid>`, or `kubepods-burstable-pod<uid>.slice` with `_` for `-`.
+/// The pod of a cgroup with this name, as [`candidates`] makes it: `pod<uid>`, or
+/// `kubepods-burstable-pod<uid>.slice` with `_` for `-`.
 fn uid_of(folder: &str) -> Option<String> {
     let uid = match folder.strip_suffix(".slice") {
         Some(stem) => stem.rsplit('-').next()?.strip_prefix("pod")?.replace('_', "-"),
@@ -224,7 +233,7 @@ fn uid_of(folder: &str) -> Option<String> {
 
 /// Whether a process runs in a cgroup or below it.
 fn is_populated(folder: &Path) -> io::Result<bool> {
-    // v2 tells for the whole tree.
+    // In v2 the file covers the whole subtree.
     match call(|| fs::read_to_string(folder.join("cgroup.events"))) {
         Ok(events) => return Ok(events.lines().any(|line| line == "populated 1")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -236,7 +245,7 @@ fn is_populated(folder: &Path) -> io::Result<bool> {
     for below in folders(folder)? {
         match is_populated(&below) {
             Ok(false) => {}
-            // A container's cgroup that has just gone has no process in it.
+            // A container's cgroup that was just removed has no process in it.
             Err(error) if error.kind() == io::ErrorKind::NotFound && !below.exists() => {}
             populated => return populated,
         }

@@ -1,4 +1,5 @@
-//! Files and folders that are root's alone, and those that others must read, whatever the umask is.
+//! File modes: files and folders for root alone, and those that others must read, independent of
+//! the umask.
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, umask};
@@ -7,30 +8,31 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Of a folder that is root's alone.
+/// Mode of a private folder.
 const FOLDER: u32 = 0o700;
-/// Of a file that is.
+/// Mode of a private file.
 pub const FILE: u32 = 0o600;
-/// Of a folder whose files others read.
+/// Mode of a folder with files for others.
 const OPEN_FOLDER: u32 = 0o755;
 
-/// What this process and what it starts create from now on is their user's alone, unless it has a mode of its own.
+/// Makes new files of this process and its children private to their user, unless they have a mode
+/// of their own.
 pub fn keep_files_private() {
     umask(Mode::from_bits_truncate(0o077));
 }
 
-/// Makes a folder that is its user's alone, with those above it. One that is there stays as it is.
+/// Makes a private folder, and those above it. An existing folder keeps its mode.
 ///
 /// # Errors
-/// When it cannot be made.
+/// If it cannot be made.
 pub fn make_private_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(FOLDER).create(path)
 }
 
-/// Makes a folder that others may read, with those above it. What is there stays as it is.
+/// Makes a folder that others may read, and those above it. Existing folders keep their modes.
 ///
 /// # Errors
-/// When it cannot be made.
+/// If it cannot be made.
 pub fn make_open_folder(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -39,15 +41,16 @@ pub fn make_open_folder(path: &Path) -> io::Result<()> {
         make_open_folder(above)?;
     }
     match fs::create_dir(path) {
-        // The umask has no part in this.
+        // The umask does not apply to this call.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(OPEN_FOLDER)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Takes from others what they may do with these entries of a folder, and with everything below them; with the folder too, where it has no
-/// other entries. How many modes were changed. Links are left alone, and what is of another user cannot be changed.
+/// Removes the access of others from these entries of a folder and from everything below them. Also
+/// from the folder, if it has no other entries. Returns the number of changed modes. Links are
+/// skipped; files of another user cannot be changed.
 ///
 /// # Errors
 /// The first that could not be changed; the others were.
@@ -83,7 +86,7 @@ fn tighten(path: &Path) -> io::Result<usize> {
     below.sum::<io::Result<usize>>().map(|below| changed + below)
 }
 
-/// Whether it was changed.
+/// Returns whether it was changed.
 fn tighten_one(file: &File) -> io::Result<bool> {
     let about = file.metadata()?;
     let mode = about.mode() & 0o7777;
@@ -95,15 +98,17 @@ fn tighten_one(file: &File) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Whoever could write here may have put a link in the place of a file, or something that keeps its reader waiting.
+/// Anyone with write access here may have replaced a file by a link, or by a FIFO that blocks its
+/// reader.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits()).open(path)
 }
 
-/// Takes from others what they may do with a folder. One that is a link, or is not there, stays as it is. Whether it was changed.
+/// Removes the access of others from a folder. A link, or a missing folder, stays as it is. Returns
+/// whether it was changed.
 ///
 /// # Errors
-/// When it cannot be changed.
+/// If it cannot be changed.
 pub fn make_folder_private(folder: &Path) -> io::Result<bool> {
     match fs::symlink_metadata(folder) {
         Ok(about) if about.is_dir() => tighten_one(&open(folder)?),
@@ -111,10 +116,11 @@ pub fn make_folder_private(folder: &Path) -> io::Result<bool> {
     }
 }
 
-/// Takes from others the right to exchange the sockets of a folder, which the sticky bit takes too. Whether it was changed.
+/// Removes the right of others to replace the sockets of a folder, unless the sticky bit prevents
+/// that already. Returns whether it was changed.
 ///
 /// # Errors
-/// When it cannot be changed.
+/// If it cannot be changed.
 pub fn keep_others_from_writing(folder: &Path) -> io::Result<bool> {
     let file = open(folder)?;
     let mode = file.metadata()?.mode() & 0o7777;
@@ -155,7 +161,7 @@ mod tests {
         assert_eq!(modes, [0o700, 0o600, 0o700, 0o600, 0o600]);
         assert_eq!(mode(&at("elsewhere")), 0o666, "no link is followed");
         assert_eq!(make_private(&at("state"), is_own).unwrap(), 0);
-        // A folder that is shared with others stays theirs.
+        // A folder that is shared with others keeps its mode.
         fs::write(at("state/others"), "").unwrap();
         set("state", 0o755);
         assert_eq!(make_private(&at("state"), is_own).unwrap(), 0);

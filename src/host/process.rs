@@ -1,4 +1,4 @@
-//! Processes: signals to those that were started here, and what this one may have.
+//! Processes: signals to other processes, and the limits of this one.
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -8,58 +8,59 @@ use std::io;
 use std::sync::{Arc, RwLock};
 use std::thread;
 
-/// So many open files are enough: a kubelet's connection takes two of them. Without a bound a hook that closes all that it could have open
-/// would be at it for minutes.
+/// The limit of open files, which is enough: a kubelet's connection takes two. Without a limit a
+/// hook that closes every possible descriptor would need minutes.
 const OPEN_FILES: u64 = 16_384;
 
-/// Lets this process have more files open than programs get by themselves, which is 1,024 so that select(2) works (getrlimit(2)).
+/// Raises the limit of open files. The default is 1,024, so that select(2) works (getrlimit(2)).
 ///
 /// # Errors
-/// When the kernel refuses, which it has no reason to.
+/// If the kernel refuses, which is not expected.
 pub fn raise_open_files() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, raised(getrlimit(Resource::Nofile)))?)
 }
 
-/// How many files this process may have open; `None` is no limit.
+/// The limit of open files of this process; `None` means unlimited.
 #[must_use]
 pub fn open_files() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
-/// `None` is no limit.
+/// `None` means unlimited.
 fn raised(limit: Rlimit) -> Rlimit {
     let enough = limit.maximum.map_or(OPEN_FILES, |maximum| maximum.min(OPEN_FILES));
     Rlimit { current: limit.current.map(|current| current.max(enough)), ..limit }
 }
 
-/// Whether a thread of this process waits for a disk and cannot be interrupted (state `D` in `/proc/<pid>/task/<tid>/stat`, proc(5)). Where
-/// that cannot be seen none does.
+/// Whether a thread of this process is in an uninterruptible wait for a disk (state `D` in
+/// `/proc/<pid>/task/<tid>/stat`, proc(5)). False if that cannot be read.
 #[must_use]
 pub fn waits_for_disk() -> bool {
-    // The name of a thread is in brackets and may have any.
+    // The name of a thread is in brackets and may contain any character.
     let is_waiting = |stat: &str| stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D'));
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok()).any(|stat| is_waiting(&stat))
 }
 
-/// How long a file of this process may be (`RLIMIT_FSIZE`, getrlimit(2)); `None` is no limit.
+/// The maximum length of a file of this process (`RLIMIT_FSIZE`, getrlimit(2)); `None` means
+/// unlimited.
 #[must_use]
 pub fn file_size_limit() -> Option<u64> {
     getrlimit(Resource::Fsize).current
 }
 
-/// Whether a call failed since the system has no room for it now: processes, threads, memory, descriptors. It says nothing of what was
-/// asked for, and may succeed the next time.
+/// Whether a call failed because the system lacks resources now: processes, threads, memory,
+/// descriptors. The error is no evidence about the requested object, and the next call may succeed.
 #[must_use]
 pub fn is_shortage(error: &io::Error) -> bool {
     let short = [Errno::EAGAIN, Errno::ENOMEM, Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ETXTBSY, Errno::EINTR];
     error.raw_os_error().is_some_and(|code| short.contains(&Errno::from_raw(code)))
 }
 
-/// Whether this process could have so many more threads or processes at the same time.
+/// Whether this process could have `count` more threads or processes at the same time.
 ///
 /// # Errors
-/// What the system says where it could not.
+/// The system's error at the first thread that could not be started.
 pub fn room_for_tasks(count: usize) -> io::Result<()> {
     let gate = Arc::new(RwLock::new(()));
     let closed = gate.write();
@@ -82,15 +83,15 @@ pub fn room_for_tasks(count: usize) -> io::Result<()> {
     room
 }
 
-/// Asks a process to read its configuration again (SIGHUP).
+/// Makes a process reload its configuration (SIGHUP).
 ///
 /// # Errors
-/// When there is no such process, or it is somebody else's.
+/// If there is no such process, or if it belongs to another user.
 pub fn hang_up(pid: u32) -> io::Result<()> {
     send(pid, Signal::SIGHUP)
 }
 
-/// Asks a process to end in order (SIGTERM).
+/// Makes a process shut down cleanly (SIGTERM).
 ///
 /// # Errors
 /// As [`hang_up`].
@@ -99,7 +100,7 @@ pub fn terminate(pid: u32) -> io::Result<()> {
 }
 
 fn send(pid: u32, signal: Signal) -> io::Result<()> {
-    // 0 and less would be groups of processes.
+    // 0 and less would be process groups.
     let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(kill(Pid::from_raw(pid), signal)?)
 }

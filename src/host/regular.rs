@@ -1,4 +1,5 @@
-//! Opening what has to be a regular file. The open of a FIFO waits for its other end for ever, and a device may act on it.
+//! Opens regular files only. Opening a FIFO would block for ever, and opening a device may have
+//! side effects.
 
 use nix::fcntl::OFlag;
 use std::fs::{self, File, FileType, OpenOptions};
@@ -6,7 +7,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-/// What is there in place of a regular file.
+/// Another kind of file in place of a regular file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("it is {0}, not a regular file")]
 pub struct NotRegular(&'static str);
@@ -19,34 +20,35 @@ impl NotRegular {
     }
 }
 
-/// Opens a file as `options` say, unless there is something else in its place; a symbolic link is not followed.
+/// Opens a file by `options`, if it is a regular file; a symbolic link is not followed.
 ///
 /// # Errors
-/// [`NotRegular`], and whatever open(2) refuses.
+/// [`NotRegular`], and the errors of open(2).
 pub fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     match fs::symlink_metadata(path) {
-        // Opened at all, a device could do something.
+        // Opening a device may already have side effects.
         Ok(about) => check(about.file_type())?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    // What takes its place in between does not make anybody wait.
+    // A file that replaces it meanwhile does not block this call.
     let file = options.custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW).bits()).open(path)?;
     check(file.metadata()?.file_type())?;
     Ok(file)
 }
 
-/// Everything that is in a regular file.
+/// The content of a regular file.
 ///
 /// # Errors
-/// As [`open_regular`], and when it cannot be read.
+/// As [`open_regular`], and if it cannot be read.
 pub fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_regular(path, File::options().read(true))?.read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Opens a file for reading; a symbolic link is followed, as kubelets and users of ConfigMaps make them.
+/// Opens a file for reading. A symbolic link is followed, since kubelets and users of ConfigMaps
+/// make them.
 ///
 /// # Errors
 /// As [`open_regular`].
@@ -56,7 +58,7 @@ pub fn open_to_read(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Everything that is in a file which may be a symbolic link, if that has at most so many bytes.
+/// The content of a file of at most `bytes_max` bytes, which may be a symbolic link.
 ///
 /// # Errors
 /// As [`open_to_read`], and `FileTooLarge`.
@@ -64,10 +66,10 @@ pub fn read_bounded(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     read_whole(open_to_read(path)?, bytes_max)
 }
 
-/// The same of what is open, a file or a pipe.
+/// The same for an open file or a pipe.
 ///
 /// # Errors
-/// When it cannot be read, and `FileTooLarge`.
+/// If it cannot be read, and `FileTooLarge`.
 pub fn read_whole(from: impl Read, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     from.take(bytes_max + 1).read_to_end(&mut bytes)?;

@@ -1,8 +1,9 @@
-//! Resets a PCI function by the kernel's own means: `1` into its `reset` in sysfs.
+//! Resets a PCI function with the kernel's interface: `1` into its `reset` in sysfs.
 //!
-//! The kernel chooses how (`reset_method` has its choice: `flr`, `pm`, `bus`, a quirk of the device) and saves and restores
-//! the configuration; the driver stays bound and is told. A function that cannot be reset has no such file. Resetting a
-//! physical function resets its virtual ones with it, so one that has any is left alone.
+//! The kernel chooses the method (`reset_method` shows it: `flr`, `pm`, `bus`, a quirk of the
+//! device) and saves and restores the configuration. The driver stays bound and is notified. A
+//! function that cannot be reset has no such file. Resetting a physical function also resets its
+//! virtual functions, so a function with any is not reset.
 
 use super::HostRoot;
 use crate::domain::PciAddress;
@@ -12,26 +13,26 @@ use std::io::{self, Write};
 /// Why a function is not reset.
 #[derive(Debug, thiserror::Error)]
 pub enum ResetError {
-    /// It is not there.
+    /// It does not exist.
     #[error("PCI function {0} is gone")]
     Gone(PciAddress),
-    /// The kernel knows no way.
+    /// The kernel has no reset method for it.
     #[error("PCI function {0} cannot be reset: the kernel knows no way for it, since sysfs has no file `reset` there")]
     NoWay(PciAddress),
-    /// Others would be reset with it.
+    /// Other functions would be reset with it.
     #[error("PCI function {address} is not reset: its {vfs} virtual functions would be reset with it")]
     HasVirtualFunctions {
         /// The function.
         address: PciAddress,
-        /// How many there are.
+        /// The number of its virtual functions.
         vfs: u32,
     },
-    /// The write has failed.
+    /// The write failed.
     #[error("PCI function {address} cannot be reset: {source}{}", hint(.source))]
     Failed {
         /// The function.
         address: PciAddress,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -45,10 +46,10 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Resets a function, and waits for the end of it: milliseconds, or seconds where the whole bus is reset.
+/// Resets a function, and waits for the end: milliseconds, or seconds if the whole bus is reset.
 ///
 /// # Errors
-/// When it is gone, cannot be reset, or the kernel refuses.
+/// If it does not exist, cannot be reset, or if the kernel refuses.
 pub fn reset_function(root: &HostRoot, address: PciAddress) -> Result<(), ResetError> {
     let folder = format!("sys/bus/pci/devices/{address}");
     if !root.is_dir(&folder) {

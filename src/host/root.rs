@@ -1,8 +1,10 @@
-//! Reads `/sys`, `/proc` and `/dev` below a root: the machine's own, a container's mount of it, or a captured tree.
+//! Reads `/sys`, `/proc` and `/dev` below a root: the machine's own, a container's mount of it, or
+//! a captured tree.
 //!
-//! An answer is what is known: a file that is missing, empty, or that the kernel refuses to read (EINVAL of a `carrier` whose
-//! interface is down) is `None`, never an error that could end a scan. A read that fails for any other reason is `None` too, and is
-//! recorded by a root that is [`HostRoot::recording`]: whoever draws a conclusion from an absence looks there first (I12).
+//! A missing or empty file is `None`, never an error that could end a scan. So is a file that the
+//! kernel refuses to read (EINVAL of a `carrier` of an interface that is down). A read that fails
+//! for any other reason is `None` too, and is recorded by a root that is [`HostRoot::recording`]. A
+//! caller that concludes from an absence must check this record first (I12).
 
 use super::failure::{Failures, ReadFailure, call, is_absence, is_dir};
 use super::folder::Folder;
@@ -15,14 +17,14 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Longest text that is read of one file. A sysfs attribute is at most a page; `/proc` files are a little longer.
+/// The longest text that is read from one file: sysfs has a page, `/proc` a little more.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
-/// Longest list that is read whole: ten thousand mounts have a fifth of it.
+/// The longest list that is read whole: a list of ten thousand mounts has a fifth of it.
 const LIST_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// Links followed before a path counts as a loop, as in Linux (`MAXSYMLINKS`).
 const LINKS_MAX: u32 = 40;
 
-/// The root below which the host's `sys`, `proc` and `dev` lie (`--host-root`).
+/// The parent directory of the host's `sys`, `proc` and `dev` (`--host-root`).
 #[derive(Debug, Clone)]
 pub struct HostRoot {
     root: PathBuf,
@@ -30,16 +32,16 @@ pub struct HostRoot {
     failures: Failures,
 }
 
-/// What one scan has seen of directories, for what asks many times for what lies in the same one.
+/// A cache of directories for one scan, for callers with many paths in the same directory.
 #[derive(Debug, Default)]
 pub struct Listings {
-    /// What was in them when the first pattern asked: [`HostRoot::glob_among`].
+    /// Their names when the first pattern listed them: [`HostRoot::glob_among`].
     pub(super) names: BTreeMap<String, Vec<String>>,
-    /// Where they really are; `None` for what leads nowhere: [`HostRoot::node_among`].
+    /// Their real paths; `None` for a path that leads nowhere: [`HostRoot::node_among`].
     real: BTreeMap<String, Option<String>>,
 }
 
-/// A node of the host, see [`HostRoot::node_among`]. In the order of their paths.
+/// A node of the host, see [`HostRoot::node_among`]. Sorted by path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostNode {
     /// Its real path, without the root: `/dev/serial/by-id/x` is `/dev/ttyUSB0`.
@@ -55,68 +57,69 @@ impl HostNode {
 }
 
 impl HostRoot {
-    /// Looks at the host below `root`.
+    /// The host below `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
-        // Absolute, so that what a glob finds can be told below the root again.
+        // Absolute, so that the results of a glob can be stripped of the root.
         let root = std::path::absolute(&root).unwrap_or(root);
         let live = match call(|| root.join("dev/null").symlink_metadata()) {
             Ok(null) => null.file_type().is_char_device(),
-            // Nobody captures a tree that cannot be looked at.
+            // A captured tree is always readable.
             Err(error) => !is_absence(&error),
         };
         HostRoot { root, live, failures: Failures::default() }
     }
 
-    /// The same root with a record of its own of the reads that fail.
+    /// The same root with its own record of failed reads.
     #[must_use]
     pub fn recording(&self) -> Self {
         HostRoot { failures: Failures::recording(), ..self.clone() }
     }
 
-    /// Takes out the reads that have failed since the last call: what was found meanwhile may lack what they would have shown. Empty for
-    /// a root that does not record.
+    /// Takes out the reads that failed since the last call. The results since then may be
+    /// incomplete. Empty for a root that does not record.
     #[must_use]
     pub fn take_failures(&self) -> Vec<ReadFailure> {
         self.failures.take()
     }
 
-    /// How many reads have failed since this root records, those that were taken out too.
+    /// The number of failed reads since this root records, including those that were taken out.
     #[must_use]
     pub fn failure_count(&self) -> usize {
         self.failures.count()
     }
 
-    /// Records failures of an earlier look whose result is used once more.
+    /// Records the failures of an earlier scan whose result is used again.
     pub fn repeat_failures(&self, failures: &[ReadFailure]) {
         failures.iter().for_each(|failure| self.failures.push(failure.clone()));
     }
 
-    /// Where `rel` (such as `sys/bus/pci/devices`) lies on this machine.
+    /// The path of `rel` (such as `sys/bus/pci/devices`) on this machine.
     #[must_use]
     pub fn path(&self, rel: &str) -> PathBuf {
         self.root.join(rel.trim_start_matches('/'))
     }
 
-    /// Whether this is a running machine, told by a `dev/null` that is a character device. There a node must be a
-    /// real device; in a captured or simulated tree plain files stand for the nodes.
+    /// Whether this is a running machine: `dev/null` is a character device. There a node must be a
+    /// real device; in a captured or simulated tree plain files replace the nodes.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.live
     }
 
-    /// The text of a regular file without surrounding white space and NULs; `None` when nothing is known.
+    /// The trimmed text of a regular file, without NULs; `None` if it is unknown.
     ///
-    /// Whatever else has the name is never opened for reading: a FIFO would wait for its writer for ever.
+    /// A file of another kind is never read: a FIFO would block until it has a writer.
     #[must_use]
     pub fn read(&self, rel: &str) -> Option<String> {
         self.try_read(rel).ok().filter(|text| !text.is_empty())
     }
 
-    /// The same text, empty too, or why it cannot be read: a signal that is off for want of a privilege is worth telling.
+    /// The same text, which may be empty, or why it cannot be read: a signal that lacks a privilege
+    /// must be reported.
     ///
     /// # Errors
-    /// What the system said; `InvalidInput` for whatever is no regular file.
+    /// The error of the system; `InvalidInput` if it is not a regular file.
     pub fn try_read(&self, rel: &str) -> io::Result<String> {
         self.noting(rel, || {
             let (file, length) = self.open(rel)?;
@@ -124,11 +127,11 @@ impl HostRoot {
         })
     }
 
-    /// The whole text of a list that may be long: `/proc/1/mountinfo` of a node with a hundred pods.
+    /// The whole text of a list that may be long: `/proc/1/mountinfo` with a hundred pods.
     ///
     /// # Errors
-    /// What the system said; `InvalidInput` for whatever is no regular file, `FileTooLarge` for more than 16 MiB: half a list is no
-    /// answer.
+    /// The error of the system; `InvalidInput` if it is not a regular file; `FileTooLarge` for more
+    /// than 16 MiB, since half a list would be wrong.
     pub fn read_all(&self, rel: &str) -> io::Result<String> {
         self.noting(rel, || {
             let mut bytes = Vec::new();
@@ -141,10 +144,10 @@ impl HostRoot {
         })
     }
 
-    /// The first bytes of a regular file, at most `length`; fewer where it has fewer.
+    /// The first bytes of a regular file, at most `length`; fewer if the file is shorter.
     ///
     /// # Errors
-    /// What the system said; `InvalidInput` for whatever is no regular file.
+    /// The error of the system; `InvalidInput` if it is not a regular file.
     pub fn first_bytes(&self, rel: &str, length: u64) -> io::Result<Vec<u8>> {
         self.noting(rel, || {
             let mut bytes = Vec::new();
@@ -154,33 +157,33 @@ impl HostRoot {
         })
     }
 
-    /// Records a failure of `read`, and passes its result on.
+    /// Records a failure of `read`, and returns its result.
     fn noting<T>(&self, rel: &str, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         read().inspect_err(|error| self.failures.note(|| told(rel), error))
     }
 
-    /// The value of a call; a failure that shows nothing is recorded.
+    /// The value of a call. An error that does not prove absence is recorded.
     pub(super) fn found<T>(&self, rel: &str, result: io::Result<T>) -> Option<T> {
         self.failures.found(|| told(rel), result)
     }
 
-    /// A regular file, with the length that it states.
+    /// A regular file, with its reported length.
     fn open(&self, rel: &str) -> io::Result<(File, u64)> {
-        // A pipe without a writer opens at once with O_NONBLOCK; what was opened is then seen to be no file.
+        // With O_NONBLOCK a pipe without a writer opens at once; its kind is checked afterwards.
         let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
         let file = call(|| OpenOptions::new().read(true).custom_flags(flags).open(self.path(rel)))?;
         let metadata = call(|| file.metadata())?;
         if metadata.is_file() { Ok((file, metadata.len())) } else { Err(io::ErrorKind::InvalidInput.into()) }
     }
 
-    /// The target of a link as it is written, whether or not it exists.
+    /// The literal target of a link, also if the target does not exist.
     #[must_use]
     pub fn link_target(&self, rel: &str) -> Option<String> {
         self.found(rel, call(|| self.path(rel).read_link()))?.into_os_string().into_string().ok()
     }
 
-    /// The last component of a link's target: the name of a `driver`, `iommu_group` or `physfn`, which is there even
-    /// when the target is not. A directory in place of the link (some captures) names nothing.
+    /// The last component of a link's target: the name of a `driver`, `iommu_group` or `physfn`.
+    /// The target need not exist. A directory in place of the link (some captures) has no name.
     #[must_use]
     pub fn link_name(&self, rel: &str) -> Option<String> {
         let target = self.link_target(rel)?;
@@ -188,19 +191,19 @@ impl HostRoot {
         Some(name.to_owned())
     }
 
-    /// A directory, held open; `None` where there is none that can be read.
+    /// An open directory; `None` if there is none that can be read.
     #[must_use]
     pub fn folder(&self, rel: &str) -> Option<Folder> {
         Folder::open(AT_FDCWD, &self.path(rel), told(rel), self.failures.clone())
     }
 
-    /// The names in a directory, sorted; empty when it cannot be read.
+    /// The names in a directory, sorted; empty if it cannot be read.
     #[must_use]
     pub fn entries(&self, rel: &str) -> Vec<String> {
         self.try_entries(rel).unwrap_or_default()
     }
 
-    /// The same; `None` when it is not known what is in it.
+    /// The same; `None` if the content is unknown.
     pub(super) fn try_entries(&self, rel: &str) -> Option<Vec<String>> {
         let list = || -> io::Result<Vec<String>> {
             let entries = call(|| self.path(rel).read_dir())?.map(|entry| call(|| entry));
@@ -215,7 +218,7 @@ impl HostRoot {
         }
     }
 
-    /// The names in a directory with what each is itself, in no order; empty when it cannot be read.
+    /// The names in a directory with their own file types, unsorted; empty if it cannot be read.
     pub(super) fn typed_entries(&self, rel: &str) -> Vec<(String, FileType)> {
         let list = || -> io::Result<Vec<(String, FileType)>> {
             let mut entries = Vec::new();
@@ -223,7 +226,7 @@ impl HostRoot {
                 let entry = call(|| entry)?;
                 let Ok(name) = entry.file_name().into_string() else { continue };
                 match call(|| entry.file_type()) {
-                    // It has gone since.
+                    // It was removed meanwhile.
                     Err(error) if is_absence(&error) => {}
                     kind => entries.push((name, kind?)),
                 }
@@ -233,13 +236,13 @@ impl HostRoot {
         self.noting(rel, list).unwrap_or_default()
     }
 
-    /// The node at a path that is its real one.
+    /// The node at a path that is already its real path.
     pub(super) fn node_at(&self, path: &str) -> Option<HostNode> {
         let metadata = self.found(path, call(|| self.path(path).symlink_metadata()))?;
         self.is_node(&metadata).then(|| HostNode::of(path.to_owned(), &metadata))
     }
 
-    /// Whether `rel` leads to anything; a dangling link does not.
+    /// Whether `rel` exists; a dangling link does not.
     #[must_use]
     pub fn exists(&self, rel: &str) -> bool {
         self.found(rel, call(|| self.path(rel).metadata())).is_some()
@@ -251,32 +254,33 @@ impl HostRoot {
         self.found(rel, is_dir(&self.path(rel))).unwrap_or(false)
     }
 
-    /// Whether a device node can be reached at `host_path` (such as `/dev/fuse`).
+    /// Whether `host_path` (such as `/dev/fuse`) leads to a device node.
     #[must_use]
     pub fn node_exists(&self, host_path: &str) -> bool {
         if self.root == Path::new("/") {
-            // The kernel follows links as `resolve` does below a root, in one call: every Allocate asks for its devices' nodes.
+            // The kernel follows links in one call, as `resolve` does below a root. This matters
+            // because every Allocate checks the nodes of its devices.
             let metadata = self.found(host_path, call(|| Path::new(host_path).metadata()));
             return metadata.is_some_and(|metadata| self.is_node(&metadata));
         }
         self.canonical_node(host_path).is_some()
     }
 
-    /// The same, where many are asked for that lie in the same directory.
+    /// The same, for many nodes in the same directory.
     #[must_use]
     pub fn node_exists_among(&self, listings: &mut Listings, host_path: &str) -> bool {
         if self.root == Path::new("/") { self.node_exists(host_path) } else { self.node_among(listings, host_path).is_some() }
     }
 
-    /// The real path of the node that `host_path` leads to, without the root: `/dev/serial/by-id/x` is `/dev/ttyUSB0`.
+    /// The node's real path without the root: `/dev/ttyUSB0` for `/dev/serial/by-id/x`.
     #[must_use]
     pub fn canonical_node(&self, host_path: &str) -> Option<String> {
         let (path, metadata) = self.resolve(host_path)?;
         self.is_node(&metadata).then_some(path)
     }
 
-    /// The node that `host_path` leads to, where many are asked for that lie in the same directory: its links are followed once, and
-    /// a node costs one call.
+    /// The node at `host_path`, for many nodes in the same directory: the directory's links are
+    /// followed once, and a node costs one call.
     #[must_use]
     pub fn node_among(&self, listings: &mut Listings, host_path: &str) -> Option<HostNode> {
         let (path, metadata) = self.resolve_among(listings, host_path)?;
@@ -291,7 +295,7 @@ impl HostRoot {
             let failed = self.failures.count();
             let real = self.resolve(dir).map(|(real, _)| real);
             if self.failures.count() > failed {
-                // The next one who asks is to see the failure too.
+                // The next caller must get the failure too.
                 return None;
             }
             listings.real.insert(dir.to_owned(), real);
@@ -301,12 +305,12 @@ impl HostRoot {
         if metadata.file_type().is_symlink() { self.resolve(&real) } else { Some((real, metadata)) }
     }
 
-    /// Whether there is something of that name; a dangling link is.
+    /// Whether there is an entry with that name; a dangling link counts.
     pub(super) fn is_listed(&self, rel: &str) -> bool {
         self.found(rel, call(|| self.path(rel).symlink_metadata())).is_some()
     }
 
-    /// Whether it is a directory and no link to one.
+    /// Whether it is a directory and not a link to one.
     pub(super) fn is_real_dir(&self, rel: &str) -> bool {
         self.found(rel, call(|| self.path(rel).symlink_metadata())).is_some_and(|metadata| metadata.is_dir())
     }
@@ -316,8 +320,8 @@ impl HostRoot {
         kind.is_char_device() || kind.is_block_device() || (!self.live && kind.is_file())
     }
 
-    /// Follows every link of `host_path` inside the root: an absolute target starts at the root again, and `..` ends
-    /// there, as they do for the host itself.
+    /// Follows every link of `host_path` inside the root: an absolute target starts at the root
+    /// again, and `..` stops there, as on the host itself.
     pub(super) fn resolve(&self, host_path: &str) -> Option<(String, Metadata)> {
         let mut pending: VecDeque<String> = host_path.split('/').map(str::to_owned).collect();
         let mut real = String::new();
@@ -356,7 +360,7 @@ impl HostRoot {
     }
 }
 
-/// The number of a device node; `None` for whatever else it is.
+/// The number of a device node; `None` for any other file.
 fn number_of(metadata: &Metadata) -> Option<DeviceNumber> {
     let kind = metadata.file_type();
     let narrow = |number: u64| u32::try_from(number).ok();
@@ -364,7 +368,7 @@ fn number_of(metadata: &Metadata) -> Option<DeviceNumber> {
     (kind.is_char_device() || kind.is_block_device()).then(|| DeviceNumber { is_block: kind.is_block_device(), major, minor })
 }
 
-/// A path as a person knows it: without the root, from `/` on.
+/// A path for messages: without the root, beginning with `/`.
 fn told(rel: &str) -> String {
     format!("/{}", rel.trim_start_matches('/'))
 }
@@ -374,8 +378,8 @@ pub(super) fn text_of(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_owned()
 }
 
-/// A scan reads thousands of small files, so one call each where that is enough: sysfs gives a whole attribute at once
-/// and states a size; `/proc` states none and gives its text in parts.
+/// A scan reads thousands of small files, with one call each if possible: sysfs returns a whole
+/// attribute at once and reports a size. `/proc` reports none and returns its text in parts.
 pub(super) fn read_bounded(mut file: File, stated: u64) -> io::Result<Vec<u8>> {
     let mut page = [0; 4096];
     let first = file.read(&mut page)?;
@@ -449,7 +453,8 @@ mod tests {
         assert!(!root.node_exists("/dev/loop"));
         assert!(!root.node_exists("/dev/serial"), "a directory is no node");
         assert!(!root.node_exists("/dev/absent"));
-        // Among others every path leads where it leads alone, also by a folder that is a link.
+        // In a batch every path leads to the same node as alone, also through a folder that is a
+        // link.
         symlink("/dev/serial/by-id", dir.path().join("dev/names")).unwrap();
         symlink("serial/none", dir.path().join("dev/nowhere")).unwrap();
         fs::create_dir(dir.path().join("dev/bus")).unwrap();
@@ -474,7 +479,7 @@ mod tests {
         let root = HostRoot::new("/");
         assert!(root.is_live());
         assert!(root.node_exists("/dev/null"));
-        // A link to a node is one, and a directory or nothing is none.
+        // A link to a node counts, a directory or a missing path does not.
         assert!(root.node_exists("/proc/self/root/dev/null") && !root.node_exists("/dev") && !root.node_exists("/dev/absent"));
         let null = HostNode { path: "/dev/null".into(), number: Some(DeviceNumber { is_block: false, major: 1, minor: 3 }) };
         assert_eq!(root.node_among(&mut Listings::default(), "/dev/null"), Some(null));

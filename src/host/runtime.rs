@@ -1,33 +1,36 @@
-//! The runtimes of this process, and what they need of the system.
+//! The tokio runtimes of this process, and their minimum of system limits.
 //!
-//! tokio's `spawn_blocking` panics when its pool has no thread and none can be made (`pids.max`, `TasksMax`, RLIMIT_NPROC). So the pool of
-//! each runtime here has one from the beginning, which never ends: what is given to it then waits for that thread. Only what is soon done
-//! may be given to it; a hook or a look that may hang has a thread of its own, or none.
+//! tokio's `spawn_blocking` panics when its pool has no thread and none can be made (`pids.max`,
+//! `TasksMax`, RLIMIT_NPROC). So the pool of each runtime here has one thread from the start, which
+//! never ends: tasks then wait for it. Only short tasks may be given to the pool. A hook or a probe
+//! that may hang has a thread of its own, or none.
 
 use super::process::{file_size_limit, open_files, room_for_tasks};
 use std::io;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
-/// Threads of a pool, at most: those that were made stay.
+/// The maximum number of threads of a pool. Threads stay once they were made.
 const BLOCKING_MAX: usize = 16;
 
-/// Threads that a start makes: four runtimes with a thread for each pool, seven of sled and the one that works with it, one that probes, and as
-/// many again for a hook, a reader of the ledger and the looks that follow.
+/// The threads that a start makes: four runtimes with a thread for each pool, seven of sled and one
+/// that works with it, one that probes. The rest is for a hook, a reader of the ledger and the
+/// probes after these.
 const TASKS_MIN: usize = 18;
 
-/// Descriptors without any resource: the ledger's files, sockets, watches and runtimes take some 25, and a few connections come to that.
+/// Descriptors without any resource: the ledger's files, sockets, watches and runtimes take about
+/// 25, and a few connections are added.
 const FILES_MIN: u64 = 44;
 /// For each resource: its socket, and the kubelet's connection, twice.
 const FILES_OF_A_RESOURCE: u64 = 4;
 
-/// The history of a node may have hundreds of megabytes, and sled keeps them in one file.
+/// The history of a node may have hundreds of megabytes, and sled keeps it in one file.
 const FILE_BYTES_MIN: u64 = 1 << 30;
 
-/// A runtime on the thread that polls it, whose pool has a thread for ever.
+/// A runtime on the thread that polls it, with one permanent thread in its pool.
 ///
 /// # Errors
-/// When the system has no descriptors or no thread for it.
+/// If the system has no descriptors or no thread for it.
 pub fn runtime() -> io::Result<Runtime> {
     runtime_of(&mut Builder::new_current_thread())
 }
@@ -38,13 +41,14 @@ pub fn runtime() -> io::Result<Runtime> {
 /// As [`runtime`].
 pub fn runtime_of(builder: &mut Builder) -> io::Result<Runtime> {
     let runtime = builder.enable_all().max_blocking_threads(BLOCKING_MAX).thread_keep_alive(Duration::MAX).build()?;
-    // It would panic.
+    // Without this check `spawn_blocking` would panic.
     room_for_tasks(1)?;
     drop(runtime.spawn_blocking(|| ()));
     Ok(runtime)
 }
 
-/// Why a daemon with so many resources cannot work in the limits of this process, and what to do; `None` where it can.
+/// Which limit of this process is too low for a daemon with this many resources, and the remedy;
+/// `None` if all are sufficient.
 #[must_use]
 pub fn limit_in_the_way(resources: usize) -> Option<String> {
     let wanted = FILES_MIN + FILES_OF_A_RESOURCE * resources as u64;

@@ -1,12 +1,13 @@
-//! Signals that must count, or must not, whatever the thread does that the runtime is polled on.
+//! Signals that must, or must not, end the process even if the runtime's thread is blocked.
 
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// While this lives, SIGTERM and SIGINT end the process at once, with status 0: for a start, which may hang on a disk or a file, and has promised
-/// nothing yet. The default of the system would not do: it lets the first process of a container live on.
+/// While this value exists, SIGTERM and SIGINT end the process at once, with status 0. It is for a
+/// start, which may hang on a disk or a file and has no commitments yet. The system's default would
+/// not work: the first process of a container ignores these signals.
 #[derive(Debug)]
 pub struct EndsAtOnce(Arc<AtomicBool>);
 
@@ -14,7 +15,7 @@ impl EndsAtOnce {
     /// Begins.
     ///
     /// # Errors
-    /// When a signal cannot be caught.
+    /// If a signal handler cannot be installed.
     pub fn begin() -> io::Result<Self> {
         let is_on = Arc::new(AtomicBool::new(true));
         for signal in [SIGTERM, SIGINT] {
@@ -30,10 +31,11 @@ impl Drop for EndsAtOnce {
     }
 }
 
-/// A file that would become too large (RLIMIT_FSIZE) is an error of the write then, and not the end of the process.
+/// Turns a file that would become too large (RLIMIT_FSIZE) into an error of the write, and not the
+/// end of the process.
 ///
 /// # Errors
-/// When the signal cannot be caught.
+/// If the signal handler cannot be installed.
 pub fn outlive_too_large_files() -> io::Result<()> {
     signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop)
 }

@@ -1,5 +1,6 @@
-//! A folder in which some files are ours and others are not, such as that of CDI. What is read there is read whole at any
-//! moment: a file appears and changes by a rename. Others read it, so that folder and files have modes of their own (0755, 0644).
+//! A folder with files of ours and of others, such as that of CDI. Readers always see complete
+//! files: a file appears and changes by a rename. Others read it, so the folder and its files have
+//! modes of their own (0755, 0644).
 
 use super::private::make_open_folder;
 use super::regular::read_bounded;
@@ -10,7 +11,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// The folder, and what was written to it: what is still there costs one look.
+/// The folder, and the files written to it: an unchanged file costs only one check.
 #[derive(Debug)]
 pub struct SpecFolder {
     path: PathBuf,
@@ -19,16 +20,17 @@ pub struct SpecFolder {
 }
 
 impl SpecFolder {
-    /// The folder at `path`, in which the files are ours whose names begin with `prefix`. Nothing is made yet.
+    /// The folder at `path`. Files whose names begin with `prefix` are ours. Nothing is created
+    /// yet.
     #[must_use]
     pub fn new(path: &Path, prefix: &'static str) -> Self {
         SpecFolder { path: path.to_owned(), prefix, written: Mutex::default() }
     }
 
-    /// Sees to it that a file is there with this text.
+    /// Ensures that a file with this text exists.
     ///
     /// # Errors
-    /// When the folder cannot be made or written.
+    /// If the folder cannot be made or written.
     pub fn ensure(&self, name: &str, text: &str) -> io::Result<()> {
         let file = self.path.join(name);
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,7 +39,7 @@ impl SpecFolder {
         }
         if read_bounded(&file, text.len() as u64).ok().as_deref() != Some(text.as_bytes()) {
             make_open_folder(&self.path)?;
-            // Hidden, and without the ending by which it would be read.
+            // Hidden, and without the suffix that readers expect.
             let mut fresh = tempfile::Builder::new().prefix(&format!(".{}", self.prefix)).suffix(".new").tempfile_in(&self.path)?;
             fresh.write_all(text.as_bytes())?;
             fresh.as_file().set_permissions(Permissions::from_mode(0o644))?;
@@ -47,13 +49,13 @@ impl SpecFolder {
         Ok(())
     }
 
-    /// Where a file lies.
+    /// The path of a file.
     #[must_use]
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// The files that are ours, with those that a write has left which was cut off.
+    /// Our files, including those left by an interrupted write.
     #[must_use]
     pub fn own(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
@@ -61,10 +63,10 @@ impl SpecFolder {
         names.filter(|name| name.strip_prefix('.').unwrap_or(name).starts_with(self.prefix)).collect()
     }
 
-    /// Removes one of them.
+    /// Removes one of our files.
     ///
     /// # Errors
-    /// When it is there and cannot be removed.
+    /// If it exists and cannot be removed.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         written.remove(name);

@@ -1,7 +1,8 @@
 //! Kernel uevents: hints that the hardware changed.
 //!
-//! An event is never believed, only taken as a reason to read sysfs again; the slow poll is the truth. A pod in a
-//! user namespace of its own gets none at all (kernel `lib/kobject_uevent.c`), so their absence proves nothing.
+//! An event only triggers a rescan of sysfs and is never evidence; the slow poll is authoritative.
+//! A pod in a user namespace of its own gets no events at all (kernel `lib/kobject_uevent.c`), so
+//! their absence proves nothing.
 
 use super::HostRoot;
 use nix::sys::socket::{self, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, UnixAddr};
@@ -11,11 +12,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// The fields that are kept: what tells of a device's health, and what tells that nothing happened to it. An event has at
-/// most 2 KiB of fields (`UEVENT_BUFFER_SIZE`), so that none of them is long.
+/// The fields that are kept: those about a device's health, and those that show that nothing
+/// happened to it. An event has at most 2 KiB of fields (`UEVENT_BUFFER_SIZE`), so none of them is
+/// long.
 const KEPT: [&str; 6] = ["DEVICE_ONLINE", "DRIVER", "ERROR_EVENT", "PCI_SLOT_NAME", "SYNTH_UUID", "WEDGED"];
 
-/// One kernel event: which device, and what happened to it.
+/// One kernel event of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Uevent {
     /// `add`, `remove`, `change`, `bind`, `unbind`, `move`, `online` or `offline`.
@@ -24,16 +26,18 @@ pub struct Uevent {
     pub devpath: String,
     /// The subsystem, such as `pci` or `drm`.
     pub subsystem: Option<String>,
-    /// Its number among all events since boot: a gap shows that some were lost.
+    /// Its number among all events since boot: a gap shows lost events.
     pub sequence: Option<u64>,
-    /// Of its other fields those that matter: `DEVICE_ONLINE`, `DRIVER`, `ERROR_EVENT`, `PCI_SLOT_NAME`, `SYNTH_UUID`, `WEDGED`.
+    /// The fields that are kept: `DEVICE_ONLINE`, `DRIVER`, `ERROR_EVENT`, `PCI_SLOT_NAME`,
+    /// `SYNTH_UUID`, `WEDGED`.
     pub fields: BTreeMap<&'static str, String>,
 }
 
 impl Uevent {
-    /// Reads one datagram of the kernel: `ACTION@DEVPATH`, then `KEY=VALUE` fields, each ended by a NUL.
+    /// Parses one datagram of the kernel: `ACTION@DEVPATH`, then `KEY=VALUE` fields, each ended by
+    /// a NUL.
     ///
-    /// `None` for anything else, udev's own format (it starts with `libudev`) among it.
+    /// `None` for anything else, including udev's own format, which starts with `libudev`.
     #[must_use]
     pub fn parse(datagram: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(datagram).ok()?;
@@ -54,15 +58,15 @@ impl Uevent {
         Some(event)
     }
 
-    /// A field by its name, of those that are kept.
+    /// A kept field by its name.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&str> {
         self.fields.get(name).map(String::as_str)
     }
 
-    /// Whether it can be about hardware that is offered. Every pod's start makes a swarm of events for its virtual
-    /// network devices, every mount of an image a few of a loop device that changes; they must not make a swarm of scans.
-    /// What tells of an error always matters.
+    /// Whether it can be about hardware that is offered. Every start of a pod causes many events
+    /// for its virtual network devices. Every mount of an image causes a few `change` events of a
+    /// loop device. These must not cause a scan each. An event with an error always matters.
     #[must_use]
     pub fn may_matter(&self) -> bool {
         if ["ERROR_EVENT", "WEDGED"].iter().any(|name| self.field(name).is_some()) {
@@ -75,24 +79,24 @@ impl Uevent {
     }
 }
 
-/// Where whoever plays the kernel of a tree listens, with a socket of the type `SOCK_SEQPACKET`; each packet is one datagram of the
-/// kernel's. Events of this machine say nothing of a tree.
+/// The socket of a simulated kernel's events, of type `SOCK_SEQPACKET`. Each packet is one datagram
+/// of the kernel. Events of this machine are not about a tree.
 pub const PLAYED_EVENTS: &str = "sys/kernel/uevents";
 
 /// The socket of the kernel's events.
 #[derive(Debug)]
 pub struct UeventSocket {
     fd: AsyncFd<OwnedFd>,
-    /// The port of the only sender that is believed; the played one has none.
+    /// The port of the only trusted sender; a simulated one has none.
     sender: Option<u32>,
 }
 
 impl UeventSocket {
-    /// Joins the kernel's group (1); group 2 is udev's. Of a tree that is no running machine it is who plays its kernel, where
-    /// somebody does.
+    /// Joins the kernel's group (1); group 2 is udev's. For a tree that is not a running machine it
+    /// connects to the simulated kernel, if there is one.
     ///
     /// # Errors
-    /// When the system refuses the socket; discovery then goes by its poll alone.
+    /// If the system refuses the socket; discovery then relies on its poll alone.
     pub fn open(root: &HostRoot) -> io::Result<Option<Self>> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         if root.is_live() {
@@ -116,10 +120,11 @@ impl UeventSocket {
         Ok(UeventSocket { fd, sender })
     }
 
-    /// Waits for the next event of the kernel. `None` means that events were lost: read everything again.
+    /// Waits for the next event of the kernel. `None` means that events were lost: the caller must
+    /// rescan everything.
     ///
     /// # Errors
-    /// When the socket fails for good.
+    /// If the socket fails permanently.
     pub async fn next(&self) -> io::Result<Option<Uevent>> {
         // A kernel event has at most 2 KiB of environment (UEVENT_BUFFER_SIZE) and its header.
         let mut buffer = [0_u8; 8192];

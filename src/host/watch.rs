@@ -1,25 +1,27 @@
-//! Watches directories that may not be there yet.
+//! Watches directories that may not exist yet.
 //!
-//! inotify follows inodes, not paths: a directory that is removed and made again is another one, and one that is
-//! missing cannot be watched at all. So each wanted directory is watched where it exists, else its nearest existing
-//! ancestor; whatever moves there leads to another try, and the caller is told to look again.
+//! inotify follows inodes, not paths: a directory that is removed and created again is another one,
+//! and a missing directory cannot be watched. So each wanted directory is watched if it exists,
+//! otherwise its nearest existing ancestor. Any change there leads to another attempt, and the
+//! caller is notified to read again.
 use inotify::{EventMask, Inotify, WatchDescriptor, WatchMask};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use tokio_stream::StreamExt;
 
-/// What happened in a watched directory.
+/// A change in a watched directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// An entry was made, moved in, moved out or removed.
+    /// An entry was created, moved in, moved out or removed.
     Entry {
         /// The wanted directory.
         dir: PathBuf,
         /// The entry's name.
         name: String,
     },
-    /// Anything may have changed: a wanted directory came or went, or the kernel dropped events.
+    /// Anything may have changed: a wanted directory appeared or disappeared, or the kernel dropped
+    /// events.
     Anything,
 }
 
@@ -30,7 +32,7 @@ pub struct DirWatch {
     watches: inotify::Watches,
     wanted: BTreeSet<PathBuf>,
     watched: BTreeMap<PathBuf, WatchDescriptor>,
-    /// Those that the kernel did not let be watched.
+    /// Directories that the kernel refuses to watch.
     refused: BTreeSet<PathBuf>,
 }
 
@@ -38,7 +40,7 @@ impl DirWatch {
     /// Watches `dirs`, those that exist now and those that appear later.
     ///
     /// # Errors
-    /// When the kernel refuses an inotify instance (`fs.inotify.max_user_instances`).
+    /// If the kernel refuses an inotify instance (`fs.inotify.max_user_instances`).
     pub fn new(dirs: impl IntoIterator<Item = PathBuf>) -> io::Result<Self> {
         let inotify = Inotify::init()?;
         let watches = inotify.watches();
@@ -48,22 +50,23 @@ impl DirWatch {
         Ok(this)
     }
 
-    /// Watches other directories from now on.
+    /// Replaces the wanted directories.
     pub fn want(&mut self, dirs: impl IntoIterator<Item = PathBuf>) {
         self.wanted = dirs.into_iter().collect();
         self.rearm();
     }
 
-    /// Whether everything is watched that could be; what is not has to be looked at.
+    /// Whether all directories are watched; the caller must poll those that are not.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.refused.is_empty()
     }
 
-    /// Tries again to watch what is wanted; cheap when nothing changed. Call it on the slow poll too.
+    /// Tries again to watch the wanted directories; cheap if nothing changed. Call it on the slow
+    /// poll too.
     pub fn rearm(&mut self) {
-        // A directory may be made after it was found missing and before its ancestor is watched: look again until
-        // nothing has changed. Each round brings a step of the path, so there are few.
+        // A directory may be created after it was found missing and before its ancestor is watched,
+        // so repeat until nothing changes. Each round adds a step of the path, so there are few.
         let mut targets = self.targets();
         loop {
             self.watch(&targets);
@@ -75,8 +78,8 @@ impl DirWatch {
         }
     }
 
-    /// What can be watched now: each wanted directory, or its nearest existing ancestor, which of a relative one may be the empty
-    /// path: the folder that this process is in.
+    /// The directories that can be watched now: each wanted directory, or its nearest existing
+    /// ancestor. For a relative path this may be the empty path, which means the current directory.
     fn targets(&self) -> BTreeSet<PathBuf> {
         let nearest = |dir: &PathBuf| dir.ancestors().find(|path| path.is_dir() || path.as_os_str().is_empty()).map(Path::to_path_buf);
         self.wanted.iter().filter_map(nearest).collect()
@@ -86,7 +89,7 @@ impl DirWatch {
         let stale: Vec<PathBuf> = self.watched.keys().filter(|path| !targets.contains(*path)).cloned().collect();
         for path in stale {
             if let Some(watch) = self.watched.remove(&path) {
-                // An error means that the directory, and the watch with it, are gone already.
+                // An error means that the directory was removed, and the watch with it.
                 drop(self.watches.remove(watch));
             }
         }
@@ -99,15 +102,15 @@ impl DirWatch {
             | WatchMask::ONLYDIR;
         self.refused.retain(|path| targets.contains(path));
         for path in targets {
-            // Adding a watch for an inode that has one returns the same descriptor, so this also repairs a path
-            // that names another inode than before.
+            // Adding a watch for an inode that has one returns the same descriptor. So this also
+            // repairs a path that now leads to another inode.
             let place = if path.as_os_str().is_empty() { Path::new(".") } else { path };
             match self.watches.add(place, mask) {
                 Ok(watch) => {
                     self.watched.insert(path.clone(), watch);
                     self.refused.remove(path);
                 }
-                // Said once: it is tried again and again.
+                // Logged once: each rearm tries again.
                 Err(error) => {
                     if self.refused.insert(path.clone()) {
                         let path = path.display();
@@ -121,7 +124,7 @@ impl DirWatch {
     /// Waits for the next change.
     ///
     /// # Errors
-    /// When inotify itself fails.
+    /// If inotify itself fails.
     pub async fn next(&mut self) -> io::Result<Change> {
         loop {
             let event = match self.events.next().await {
@@ -137,7 +140,7 @@ impl DirWatch {
                 continue;
             };
             let name = event.name.map(|name| name.to_string_lossy().into_owned());
-            // A step on the way to a wanted directory appeared or went.
+            // A step on the way to a wanted directory appeared or disappeared.
             let path = name.as_ref().map(|name| dir.join(name));
             if path.is_some_and(|path| self.wanted.iter().any(|wanted| wanted.starts_with(&path))) {
                 self.rearm();

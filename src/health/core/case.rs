@@ -1,59 +1,65 @@
-//! One device's verdict, moved on by what is seen of it. Pure, and the same for the same events, whenever the daemon was
-//! started between them.
+//! The state machine of one device's verdict, driven by observations and events. It is pure: the
+//! same events give the same verdict, with or without a restart of the daemon between them.
 
 use crate::domain::{Complaint, Counter, EventKind, Incident, Instruction, Moment, PciAddress, Reason, State, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A device that keeps failing is believed later each time, but not later than this.
+/// The maximum hold time. The hold time doubles with each failure of a device that keeps failing.
 const HOLD_MAX: Duration = Duration::from_secs(600);
-/// The same of one that is plugged in and out: whoever reloads a driver ten times does not wait for minutes.
+/// The same for failures of presence: an operator who reloads a driver ten times must not wait for
+/// minutes.
 const HOLD_OF_PRESENCE_MAX: Duration = Duration::from_secs(4);
-/// The hold time doubles so many times at most.
+/// The maximum number of doublings of the hold time.
 const HOLD_DOUBLINGS_MAX: u32 = 6;
-/// So many failures, each within [`STEADY`] of the last recovery, and an operator has to look.
+/// The number of failures, each within [`STEADY`] of the last recovery, after which an operator
+/// must decide.
 const FLAPS_MAX: usize = 5;
-/// Healthy for so long, and the next failure is the first one again.
+/// After this time in health, the next failure counts as the first one again.
 const STEADY: Duration = Duration::from_secs(3600);
-/// Failures that are remembered of a device.
+/// The number of remembered failures of a device.
 const INCIDENTS_MAX: usize = 8;
 
-/// A complaint, and the look that found it. A later look of another kind makes it no younger: a scan says nothing of a port.
+/// A complaint, and the time of the scan or probe that found it. A later one of the other kind does
+/// not renew it: a scan is no evidence about a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sighting {
     pub(super) at: Moment,
     pub(super) complaint: Complaint,
 }
 
-/// What is known of a device from its looks together: what a scan says of its presence, and a probe of its signals.
+/// One observation of a device: the latest scan for its presence and the latest probe for its
+/// signals.
 #[derive(Debug)]
 pub(super) struct Look<'a> {
-    /// When the scan was made.
+    /// The time of the scan.
     pub(super) at: Moment,
-    /// When the oldest of them was made: only since then nothing speaks against it, if nothing does.
+    /// The time of the older of the two. If there are no complaints, this is proven only from then
+    /// on.
     pub(super) complete_at: Duration,
-    /// Whether it was not there, or without the driver that it needs.
+    /// Whether the device was absent, or without the driver that it needs.
     pub(super) is_away: bool,
-    /// What speaks against it.
+    /// The complaints.
     pub(super) sightings: &'a [Sighting],
 }
 
-/// Which of the numbers of NVIDIA's driver mean that the GPU needs a reset.
+/// The numbers of Xid errors after which a GPU needs a reset.
 pub(super) type FatalXids = BTreeSet<u32>;
 
-/// The rest of a verdict's story: see [`Verdict`].
+/// The transitions of a verdict: see [`Verdict`].
 pub(super) trait Case {
-    /// Goes on in this boot: what happened in another one is over, but for what waits for an operator.
+    /// Continues in this boot: failures of another boot are over, except those that wait for an
+    /// operator.
     fn continue_in(&mut self, boot_id: &str);
-    /// Takes the device's counters: what has risen is a complaint at this look, and no more.
+    /// Takes the device's counters. A rise is a complaint of this probe, and of no later one.
     fn count(&mut self, counters: &BTreeMap<Counter, u64>, own: PciAddress, at: Moment) -> BTreeSet<Complaint>;
-    /// Takes what looks have shown.
+    /// Takes an observation.
     fn look(&mut self, look: &Look<'_>);
-    /// Takes what has happened.
+    /// Takes an event.
     fn happened(&mut self, kind: &EventKind, at: Moment, fatal: &FatalXids);
-    /// Does what an operator asks for.
+    /// Executes an operator's order.
     fn instructed(&mut self, instruction: &Instruction, at: Moment);
-    /// When a look is wanted that may change it.
+    /// When an observation is wanted that may change the verdict.
     fn wants_look_at(&self) -> Option<Duration>;
 }
 
@@ -68,11 +74,13 @@ impl Case for Verdict {
         (self.reset_at, self.healthy_since, self.is_away) = (Duration::ZERO, Duration::ZERO, false);
         self.state = match self.state {
             State::Healthy | State::Suspect { .. } => {
-                // It was in order when the machine went down: what it fails of in this boot is no sequel.
+                // It was healthy when the machine went down: a failure in this boot is not a
+                // repetition.
                 self.flaps = if self.is_latched { self.flaps } else { 0 };
                 State::Healthy
             }
-            // The first look that finds nothing is newer than the failure by a whole boot.
+            // The failure is older by a whole boot, so the first observation without complaints
+            // ends it.
             State::Unhealthy { reason, .. } | State::Recovering { reason, .. } => {
                 State::Recovering { reason, since: Duration::ZERO, hold: Duration::ZERO }
             }
@@ -88,7 +96,8 @@ impl Case for Verdict {
                     let detail = format!("{} more at {}", value - known, counter.at);
                     risen.insert(Complaint { reason: counter.reason, detail });
                 }
-                // What the bridges count in the same look is news all the same.
+                // A lower own counter shows a reset. Counters of bridges in the same probe are
+                // still news.
                 Some(known) if value < known && counter.at == own => forgive(self, at),
                 _ => {}
             }
@@ -101,7 +110,7 @@ impl Case for Verdict {
             reset(self, look.at);
         }
         self.is_away = look.is_away;
-        // A probe of before a reset speaks of what the reset has ended.
+        // A probe from before a reset shows a failure that the reset has ended.
         let reset_at = self.reset_at;
         let is_over = |sighting: &Sighting| sighting.at.boot < reset_at && !sighting.complaint.reason.weight().is_presence();
         let sightings: Vec<&Sighting> = look.sightings.iter().filter(|sighting| !is_over(sighting)).collect();
@@ -123,12 +132,12 @@ impl Case for Verdict {
     }
 
     fn happened(&mut self, kind: &EventKind, at: Moment, fatal: &FatalXids) {
-        // The kernel's log tells old stories to a daemon that has just been started.
+        // A daemon that was just started reads old events from the kernel's log.
         if at.boot <= self.reset_at {
             return;
         }
         let fault = match kind {
-            // That the driver asks for nothing any more is the end of a reset.
+            // If the driver no longer needs an action, a reset has ended.
             EventKind::Recovered | EventKind::WasReset | EventKind::Bound | EventKind::RecoveryAction(None) => {
                 reset(self, at);
                 return is_to_be_seen_after(self, at);
@@ -142,7 +151,7 @@ impl Case for Verdict {
             EventKind::Wedged(ways) => (Reason::Wedged, format!("its driver wants: {ways}")),
             EventKind::Xid(code) if fatal.contains(code) => (Reason::Xid, format!("Xid {code}")),
             EventKind::Xid(_) => return,
-            // Whatever error led to it: the driver's own verdict.
+            // The driver's own verdict, after any error.
             EventKind::RecoveryAction(Some(needs)) => (Reason::Xid, format!("Xid 154: {needs}")),
         };
         let (reason, detail) = fault;
@@ -163,7 +172,8 @@ impl Case for Verdict {
 
     fn wants_look_at(&self) -> Option<Duration> {
         match self.state {
-            // Whether it counts on, the next poll tells: a look just after another one sees nothing new.
+            // Only the next poll shows whether the counter still rises: directly after a probe,
+            // another one shows nothing new.
             State::Healthy | State::Unhealthy { .. } | State::Suspect { reason: Reason::AerNonfatal, .. } => None,
             State::Suspect { reason, since } => Some(since + reason.weight().patience),
             State::Recovering { since, hold, .. } => Some(since + hold),
@@ -171,7 +181,8 @@ impl Case for Verdict {
     }
 }
 
-/// Whether a complaint counts now: a hard one does, any does while the device is unhealthy, and a soft one that has lasted.
+/// Whether a complaint counts now: a hard one does, any one does while the device is unhealthy, and
+/// a soft one does if it has lasted.
 fn is_believed(state: &State, reason: Reason, now: Duration) -> bool {
     let patience = reason.weight().patience;
     match state {
@@ -191,7 +202,8 @@ fn fail(verdict: &mut Verdict, reason: Reason, detail: String, at: Moment) {
             verdict.incidents.remove(0);
         }
         verdict.incidents.push(Incident { reason, detail, at: at.wall, until: None, held_by: Vec::new() });
-        // What is plugged in and out is no riddle, and neither is one failure after many of these.
+        // Failures of presence do not latch, and neither does one other failure after many of
+        // these.
         let recent = verdict.incidents.iter().rev().take(verdict.flaps as usize);
         let riddles = recent.filter(|incident| !incident.reason.weight().is_presence()).count();
         verdict.is_latched |= riddles >= FLAPS_MAX;
@@ -200,7 +212,7 @@ fn fail(verdict: &mut Verdict, reason: Reason, detail: String, at: Moment) {
     verdict.state = State::Unhealthy { reason, seen: at.boot.max(before) };
 }
 
-/// Nothing speaks against the device.
+/// The next state of a device without complaints.
 fn better(verdict: &mut Verdict, look: &Look<'_>) -> State {
     match verdict.state {
         State::Unhealthy { reason, seen } if look.complete_at > seen => {
@@ -209,7 +221,8 @@ fn better(verdict: &mut Verdict, look: &Look<'_>) -> State {
             let hold = (reason.weight().hold * 2_u32.pow(doublings)).min(max);
             State::Recovering { reason, since: look.complete_at, hold }
         }
-        // Of a device that was not probed in this boot nothing is complete yet.
+        // `complete_at` is zero for a device that was not probed in this boot, so it stays
+        // unhealthy.
         State::Recovering { since, hold, .. } if look.complete_at > since && look.complete_at - since >= hold => {
             verdict.healthy_since = look.complete_at;
             if let Some(incident) = verdict.incidents.last_mut() {
@@ -222,20 +235,20 @@ fn better(verdict: &mut Verdict, look: &Look<'_>) -> State {
     }
 }
 
-/// There is evidence that the device has begun anew. What was counted since the last look cannot be told from what the reset has
-/// ended: counting begins anew too.
+/// Records evidence of a reset. Errors since the last probe may be from before the reset, so the
+/// counters' baselines are cleared too.
 fn reset(verdict: &mut Verdict, at: Moment) {
     forgive(verdict, at);
     verdict.baselines.clear();
 }
 
-/// What happened before is over.
+/// Ends all earlier failures.
 fn forgive(verdict: &mut Verdict, at: Moment) {
     verdict.faults.clear();
     verdict.reset_at = at.boot;
 }
 
-/// It has begun anew, and nobody has looked at it since.
+/// After a reset only an observation newer than the reset counts.
 fn is_to_be_seen_after(verdict: &mut Verdict, at: Moment) {
     if let State::Unhealthy { seen, .. } = &mut verdict.state {
         *seen = (*seen).max(at.boot);

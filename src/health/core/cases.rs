@@ -1,4 +1,4 @@
-//! Every device's case: which looks go into it, what is read from it, and what is to be remembered of it.
+//! The cases of all devices: their observations, their health and the changes to record.
 
 use super::LEAVE_AFTER;
 use super::case::{Case, FatalXids, Look, Sighting};
@@ -12,20 +12,21 @@ use std::time::Duration;
 /// The verdict of each device that has one.
 pub(crate) type Verdicts = BTreeMap<DeviceId, Verdict>;
 
-/// What the judge goes by.
+/// The rules of the judge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rules {
     /// This boot.
     pub(crate) boot_id: String,
-    /// Whether somebody probes PCI functions: then none of them recovers before it was probed.
+    /// Whether PCI functions are probed: then none of them recovers before a probe.
     pub(crate) has_probes: bool,
-    /// Numbers of NVIDIA's driver after which a GPU needs a reset.
+    /// Numbers of Xid errors after which a GPU needs a reset.
     pub(crate) fatal_xids: FatalXids,
-    /// What is not held against a device.
+    /// Reasons that do not make a device unhealthy.
     pub(crate) ignored: BTreeSet<Reason>,
     /// How often devices are probed.
     pub(crate) poll: Duration,
-    /// How long a free id that is no longer found stays in the list: [`LEAVE_AFTER`], where nobody is in a hurry.
+    /// How long a free id that is no longer found stays in the list: [`LEAVE_AFTER`], except in
+    /// tests.
     pub(crate) leave_after: Duration,
 }
 
@@ -42,14 +43,14 @@ impl Default for Rules {
     }
 }
 
-/// What the last probe of a device has shown.
+/// The result of the last probe of a device.
 #[derive(Debug)]
 struct Probe {
     at: Moment,
-    /// Of this probe; of an earlier one what this one could not look for, and of a counter that rose there and has had no poll to rise
-    /// again.
+    /// The sightings of this probe. From an earlier probe: reasons that this one could not check,
+    /// and a counter that rose then and has had no poll since to rise again.
     sightings: Vec<Sighting>,
-    /// What it could not look for.
+    /// The reasons that it could not check.
     unread: BTreeSet<Reason>,
 }
 
@@ -59,18 +60,18 @@ pub(super) struct Cases {
     rules: Rules,
     verdicts: Verdicts,
     probes: BTreeMap<DeviceId, Probe>,
-    /// What the check of its resource has said last.
+    /// The last result of each device's health check.
     checks: BTreeMap<DeviceId, Probe>,
     changed: BTreeSet<DeviceId>,
-    /// The devices with a verdict that were looked at in the last judgement; others wait for nothing.
+    /// The devices with a verdict that were observed in the last pass; others wait for nothing.
     looked_at: BTreeSet<DeviceId>,
-    /// Those among them that nothing speaks against any more, and that nobody has probed since: one that has come back need not
-    /// wait for the poll.
+    /// Those of them without complaints that were not probed since their failure. A device that has
+    /// returned need not wait for the poll.
     unprobed: BTreeSet<DeviceId>,
 }
 
 impl Cases {
-    /// Goes on with what an earlier life, process or boot has remembered.
+    /// Continues with the verdicts of an earlier actor, process or boot.
     pub(super) fn new(rules: Rules, remembered: &Verdicts) -> Self {
         let mut cases = Cases {
             rules,
@@ -84,7 +85,8 @@ impl Cases {
         for (id, verdict) in &mut cases.verdicts {
             let before = verdict.clone();
             verdict.continue_in(&cases.rules.boot_id);
-            // Its end may have been told while nobody listened; and what is ignored now may not have been then.
+            // The end of a recovery may have been reported while no daemon ran. And a reason that
+            // is ignored now may not have been ignored then.
             verdict.faults.retain(|reason, _| *reason != Reason::ErrorRecovery && !cases.rules.ignored.contains(reason));
             if *verdict != before {
                 cases.changed.insert(id.clone());
@@ -98,7 +100,7 @@ impl Cases {
         self.rules.leave_after
     }
 
-    /// Goes by other rules from now on.
+    /// Uses other rules from now on.
     pub(super) fn follow(&mut self, rules: Rules) {
         if rules == self.rules {
             return;
@@ -117,12 +119,12 @@ impl Cases {
         }
     }
 
-    /// No check will say anything of these devices any more.
+    /// Forgets the check results of devices whose resource no longer has a check.
     pub(super) fn forget_checks(&mut self, devices: &BTreeSet<DeviceId>) {
         self.checks.retain(|id, _| !devices.contains(id));
     }
 
-    /// Nothing is known any more of these devices, which have gone.
+    /// Forgets devices that were removed.
     pub(super) fn forget(&mut self, devices: &[DeviceId]) {
         for device in devices {
             self.verdicts.remove(device);
@@ -132,16 +134,16 @@ impl Cases {
         }
     }
 
-    /// A judgement begins: [`Cases::scanned`] follows for every device that matters.
+    /// A pass begins: [`Cases::scanned`] follows for every device that matters.
     pub(super) fn begin_looks(&mut self) {
         self.looked_at.clear();
         self.unprobed.clear();
     }
 
-    /// A scan has shown of a device's presence what it could.
+    /// Takes the result of a scan for a device's presence.
     pub(super) fn scanned(&mut self, id: &DeviceId, is_probed: bool, at: Moment, complaints: BTreeSet<Complaint>) {
         let is_away = complaints.iter().any(|complaint| matches!(complaint.reason, Reason::DeviceGone | Reason::DriverLost));
-        // What was probed of a device that is away is no news, nor is it evidence when the device is back.
+        // An earlier probe of an absent device is neither news, nor evidence after its return.
         if is_away {
             self.probes.remove(id);
         }
@@ -153,7 +155,8 @@ impl Cases {
         }
         let mut sightings: Vec<Sighting> = complaints.into_iter().map(|complaint| Sighting { at, complaint }).collect();
         sightings.extend([probe, check].into_iter().flatten().flat_map(|probe| probe.sightings.iter().cloned()));
-        // Whether it passes its check matters to a device that has failed it. Others need not wait for the next one.
+        // A passed check matters only to a device that has failed it. Others need not wait for the
+        // next check.
         let check = check.filter(|_| self.waits_for_check(id));
         let mut complete_at = [probe, check].into_iter().flatten().fold(at.boot, |oldest, probe| oldest.min(probe.at.boot));
         let is_unread = |probe: &Probe| self.ails_of(id).is_some_and(|reason| probe.unread.contains(&reason));
@@ -172,7 +175,7 @@ impl Cases {
         }
     }
 
-    /// A probe has ended; what it says counts with the next [`Cases::scanned`].
+    /// A probe has ended; its result counts with the next [`Cases::scanned`].
     pub(super) fn probed(&mut self, id: &DeviceId, own: Option<PciAddress>, at: Moment, signals: &Signals) {
         let mut complaints = signals.complaints.clone();
         if let Some(own) = own.filter(|_| !signals.counters.is_empty()) {
@@ -181,7 +184,8 @@ impl Cases {
         complaints.retain(|complaint| !self.rules.ignored.contains(&complaint.reason));
         let has_risen = complaints.iter().any(|complaint| complaint.reason == Reason::AerNonfatal);
         let mut sightings: Vec<Sighting> = complaints.into_iter().map(|complaint| Sighting { at, complaint }).collect();
-        // Looks are not only the poll's, and between two that follow closely nothing is counted.
+        // Not only the poll starts probes, and counters do not rise between two probes in quick
+        // succession.
         let rose_lately = |before: &&Sighting| {
             let age = at.boot.saturating_sub(before.at.boot);
             before.complaint.reason == Reason::AerNonfatal && !has_risen && age < self.rules.poll * 3 / 2
@@ -192,8 +196,9 @@ impl Cases {
         self.probes.insert(id.clone(), Probe { at, sightings, unread: signals.unread.clone() });
     }
 
-    /// The check of its resource has ended. After one that could not be run, what the last one said stays; where none has been since the start, a
-    /// device that had failed its check waits for one: this probe is older than every failure.
+    /// The health check of the device's resource has ended. If it could not be run, the last result
+    /// stays. If there was none since the start, a device that had failed its check waits for one:
+    /// the recorded probe is older than every failure.
     pub(super) fn checked(&mut self, id: &DeviceId, at: Moment, result: CheckResult) {
         let complaint = match result {
             CheckResult::Passed => None,
@@ -211,8 +216,9 @@ impl Cases {
         );
     }
 
-    /// Whether what happens to a device counts although no list has it. One that may be offered later is not offered then as if nothing
-    /// had been; a recovery that begins ends well as a rule, and a part follows its whole.
+    /// Whether an event counts for a device that is in no list. Such a device may be offered later,
+    /// and its failure must then count. A recovery that begins usually succeeds, and a part follows
+    /// its whole.
     pub(super) fn notes(&self, device: &Device, kind: &EventKind) -> bool {
         let may_be_offered = device.class != DeviceClass::Other && device.attribute("part").is_none();
         let stays =
@@ -220,7 +226,7 @@ impl Cases {
         may_be_offered && (stays || self.verdicts.contains_key(&device.id))
     }
 
-    /// Something has happened to a device.
+    /// Takes an event of a device.
     pub(super) fn happened(&mut self, id: &DeviceId, event: &DeviceEvent, at: Moment) {
         if event.kind.reason().is_some_and(|reason| self.rules.ignored.contains(&reason)) {
             return;
@@ -230,12 +236,12 @@ impl Cases {
         self.rules.fatal_xids = fatal;
     }
 
-    /// An operator has said something.
+    /// Takes an operator's order.
     pub(super) fn instructed(&mut self, id: &DeviceId, instruction: &Instruction, at: Moment) {
         self.change(id, |verdict| verdict.instructed(instruction, at));
     }
 
-    /// Whether a device is in order by itself; what is above it is not asked.
+    /// The health by the device's own verdict, without the devices above it.
     pub(super) fn health(&self, id: &DeviceId) -> Health {
         self.verdicts.get(id).map_or(Health::Healthy, Verdict::health)
     }
@@ -244,22 +250,22 @@ impl Cases {
         &self.verdicts
     }
 
-    /// The next time at which a look may change something.
+    /// The next time at which an observation may change a verdict.
     pub(super) fn next_look(&self) -> Option<Duration> {
         let wanted = |id: &DeviceId| {
             if self.unprobed.contains(id) {
                 return Some(Duration::ZERO);
             }
             let wanted = self.verdicts.get(id)?.wants_look_at()?;
-            // A check comes by itself, and is not hurried.
+            // Health checks have their own schedule, and are not requested here.
             let waits_for_check = self.waits_for_check(id) && self.checks.get(id).is_some_and(|check| check.at.boot < wanted);
             (!waits_for_check).then_some(wanted)
         };
         self.looked_at.iter().filter_map(wanted).min()
     }
 
-    /// What is to be made durable since the last time: `None` where nothing is worth remembering any more. `holders` tells who
-    /// holds a device now.
+    /// The verdicts to record since the last call; `None` if a verdict is no longer worth
+    /// recording. `holders` returns the present holders of a device.
     pub(super) fn take_changed(&mut self, mut holders: impl FnMut(&DeviceId) -> Vec<AllocId>) -> Vec<(DeviceId, Option<Verdict>)> {
         let changed = std::mem::take(&mut self.changed);
         let mut notes = Vec::with_capacity(changed.len());
@@ -281,7 +287,7 @@ impl Cases {
         notes
     }
 
-    /// What a device suffers from, or may.
+    /// The reason of a device's present state.
     fn ails_of(&self, id: &DeviceId) -> Option<Reason> {
         match self.verdicts.get(id)?.state {
             State::Healthy => None,
@@ -289,7 +295,7 @@ impl Cases {
         }
     }
 
-    /// Whether it was the check that has failed.
+    /// Whether the device has failed its health check.
     fn waits_for_check(&self, id: &DeviceId) -> bool {
         let state = self.verdicts.get(id).map(|verdict| verdict.state);
         matches!(state, Some(State::Unhealthy { reason: Reason::CheckFailed, .. } | State::Recovering { reason: Reason::CheckFailed, .. }))
@@ -312,8 +318,8 @@ impl Cases {
     }
 }
 
-/// Whether a change is to be made durable. That the same still speaks against a device is none: a sick one would write at
-/// every look.
+/// Whether a change must be recorded. A repeated complaint need not be: otherwise an unhealthy
+/// device would cause a write at every probe.
 fn is_news(before: &Verdict, after: &Verdict) -> bool {
     let timeless = |verdict: &Verdict| match verdict.state {
         State::Unhealthy { reason, .. } => Verdict { state: State::Unhealthy { reason, seen: Duration::ZERO }, ..verdict.clone() },
@@ -322,7 +328,8 @@ fn is_news(before: &Verdict, after: &Verdict) -> bool {
     before != after && timeless(before) != timeless(after)
 }
 
-/// Which devices a device depends on: the whole of which it is a part, the physical function of a virtual one.
+/// The devices that a device depends on: the whole of a part, the physical function of a virtual
+/// one.
 pub(super) fn parents(device: &Device, by_address: &BTreeMap<PciAddress, DeviceId>) -> Vec<DeviceId> {
     let whole = device.attribute("parent").map(DeviceId::new);
     let physical = device.pci.as_ref().and_then(|pci| pci.physfn).and_then(|physical| by_address.get(&physical).cloned());

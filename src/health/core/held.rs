@@ -1,11 +1,11 @@
-//! Who holds what, as the judge needs it.
+//! The holders of devices, as the judge needs them.
 
 use super::parting::Claim;
 use crate::domain::{AllocId, DeviceId, Grant, GrantedDevice, ResourceName};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Which ids are held, with what is needed to offer them on, and what their containers hold.
+/// The held ids, with the facts to keep them in a list, and the objects of their containers.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     pub(super) ids: BTreeMap<ResourceName, BTreeMap<DeviceId, GrantedDevice>>,

@@ -1,4 +1,5 @@
-//! What a scan says of single devices: those that are offered, and those that are only held or about to leave.
+//! The results of a scan for single devices: those that are offered, and those that are only held
+//! or about to leave.
 
 use super::{Judge, pool};
 use crate::domain::{
@@ -7,7 +8,7 @@ use crate::domain::{
 use std::collections::BTreeSet;
 
 impl Judge {
-    /// What the evidence says of the devices that are offered, and of those above them.
+    /// Takes the evidence about the offered devices, and about those above them.
     pub(super) fn look_at_selected(&mut self, evidence: &Evidence) {
         let selected: BTreeSet<&DeviceId> = evidence.selected.values().flatten().collect();
         let above: BTreeSet<DeviceId> = selected.iter().flat_map(|id| self.parents(id)).collect();
@@ -17,7 +18,7 @@ impl Judge {
         for spec in self.specs.iter().filter(|spec| matches!(spec.sharing, Sharing::Pool(_))) {
             self.cases.scanned(&pool::id(spec), false, evidence.began, BTreeSet::new());
         }
-        // What could not be read is as it was, and that is no look at it.
+        // A device that could not be read keeps its state; this is not an observation.
         let seen = selected.iter().filter_map(|id| evidence.devices.get(*id)).filter(|device| evidence.unread.why_of(device).is_none());
         for device in seen {
             let found =
@@ -29,9 +30,9 @@ impl Judge {
         }
     }
 
-    /// The health of an id that is not offered, from what is said of it as such and from its case.
+    /// The health of an id that is not offered, from its own health and from its case.
     pub(super) fn look_at_absent(&mut self, id: &DeviceId, found: Option<&Device>, health: Health, evidence: &Evidence) -> Health {
-        // Of a pool nothing is said but by its members.
+        // The health of a pool follows only from its members.
         let is_of_pool = id.is_number();
         let id = found.map_or_else(|| id.shared().unwrap_or_else(|| id.clone()), |device| device.id.clone());
         // Another resource may offer it as it is.
@@ -41,7 +42,8 @@ impl Judge {
             let complaints = reason.map(|reason| complaint(reason, found, evidence));
             self.cases.scanned(&id, found.is_some_and(|device| device.pci.is_some()), evidence.began, complaints.into_iter().collect());
         }
-        // What it suffers from says more than that it is not selected: an adapter without its RDMA device is no adapter any more.
+        // A failure explains more than `Deselected`: an adapter without its RDMA device is no
+        // longer selected as an adapter.
         match health {
             Health::Healthy => self.health(&id),
             Health::Unhealthy(Reason::Deselected) => self.health(&id).reason().map_or(health, Health::Unhealthy),
@@ -50,10 +52,11 @@ impl Judge {
     }
 }
 
-/// The health of an id that its resource does not select now; `found` is its device, where it is there.
+/// The health of an id that its resource does not select now. `found` is its device, if it is
+/// present.
 pub(super) fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held: bool, evidence: &Evidence) -> Health {
     let Some(found) = found else { return Health::Unhealthy(Reason::DeviceGone) };
-    // Without any driver no resource selects it.
+    // A device without a driver is selected by no resource.
     let is_meant = |driver: &String| spec.select.driver.is_empty() || spec.select.driver.contains(driver);
     if found.pci.as_ref().is_some_and(|pci| !pci.driver.as_ref().is_some_and(is_meant)) {
         return Health::Unhealthy(Reason::DriverLost);
@@ -62,11 +65,11 @@ pub(super) fn absent_health(spec: &ResourceSpec, found: Option<&Device>, is_held
     if !health.is_healthy() {
         return health;
     }
-    // A holder keeps what it has with the health that the device deserves; nobody new gets it.
+    // A holder keeps the device with its actual health; no new container gets it.
     if is_held { Health::Healthy } else { Health::Unhealthy(Reason::Deselected) }
 }
 
-/// What a scan has found wrong, in words.
+/// The complaint for a scan's finding, in words.
 fn complaint(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Complaint {
     let detail = match (reason, device) {
         (Reason::NodeMissing, Some(device)) => evidence.missing_node(device).map(str::to_owned),
@@ -80,7 +83,7 @@ fn complaint(reason: Reason, device: Option<&Device>, evidence: &Evidence) -> Co
     Complaint { reason, detail: detail.unwrap_or_default() }
 }
 
-/// A device of which only the ledger tells.
+/// A device that is known only from the ledger.
 pub(super) fn ghost(class: DeviceClass, known: &GrantedDevice) -> Device {
     Device {
         id: known.id.clone(),

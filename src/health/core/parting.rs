@@ -1,11 +1,14 @@
-//! What parts with a list: a resource that the plan has no more, a device that another resource has now.
+//! Removal from a list: of a resource that the plan no longer has, and of a device that another
+//! resource has now.
 //!
-//! A resource that is removed lives on as it was, without selecting anything, while one of its ids is in its list: held, owed a
-//! hook, or about to leave (I3). Then it has an empty list for a moment, which is the last that the kubelet is told of it.
+//! A removed resource stays as it was, without selecting devices, while one of its ids is in its
+//! list: held, with a pending hook, or about to leave (I3). Then it has an empty list for a short
+//! time, which is the last list that the kubelet gets for it.
 //!
-//! A device that moves is in two lists for a while, and healthy in one of them at most: the new one has it as held by another
-//! until nobody holds it under the former id, and no Allocate for that can be under way. So is whatever leads to the same object by another
-//! id: `domain/object.rs` has the rule.
+//! A device that moves is in two lists for a time, and healthy in at most one of them. The new list
+//! has it as `held_as_other` until no container holds it under the former id. Also until no
+//! Allocate for that id can be in flight. The same applies to any other id that leads to the same
+//! object: `domain/object.rs` has the rule.
 
 use super::{Held, Judge, Rules};
 use crate::domain::{Device, DeviceId, Evidence, Health, Object, Objects, Offering, Owed, Reason, ResourceName, ResourceSpec, share};
@@ -13,19 +16,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long after an id became unhealthy no Allocate for it can be under way that began before: the kubelet learns of it within a
-/// second, and an answer takes two seconds at most.
+/// How long an Allocate for an id may still be in flight after the id became unhealthy. The kubelet
+/// gets the list within a second, and an answer takes two seconds at most.
 pub(super) const APART_FOR: Duration = Duration::from_secs(3);
 /// How long a resource has an empty list before it ends. The kubelet gets a list within a second.
 pub(super) const LAST_LIST_FOR: Duration = Duration::from_secs(2);
 
-/// Ids that are held, or may be in use since they are about to leave their list, and what is held with them.
+/// Ids that are held, or that may be in use because they are about to leave their list. With the
+/// objects that are held with them.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) resource: ResourceName,
     pub(super) ids: Vec<DeviceId>,
     pub(super) objects: Vec<Object>,
-    /// Whether they are held, or owed a hook. Of others an Allocate may be under way.
+    /// Whether they are held, or have a pending hook. For the others an Allocate may be in flight.
     pub(super) is_held: bool,
 }
 
@@ -34,9 +38,10 @@ impl Claim {
         Claim { resource: resource.clone(), ids: vec![id.clone()], objects: device.objects(), is_held }
     }
 
-    /// Whether an id may be given beside it.
+    /// Whether an id may be granted at the same time.
     fn is_beside(&self, resource: &ResourceName, id: &DeviceId) -> bool {
-        // Within one resource an id that leaves is not waited for: the ledger refuses the later one of two Allocates.
+        // Within one resource an id that leaves blocks nothing: the ledger refuses the later one of
+        // two Allocates.
         let is_alike = |other: &DeviceId| other.shared().is_some() == id.shared().is_some();
         let may_stay = |other: &DeviceId| if self.is_held { share((&self.resource, other), (resource, id)) } else { is_alike(other) };
         self.resource == *resource && self.ids.iter().any(may_stay)
@@ -44,21 +49,22 @@ impl Claim {
 }
 
 impl Judge {
-    /// Judges by these from now on, as the next evidence was made with these resources. What is no longer among them parts with
-    /// its list in peace.
+    /// Uses these resources from now on, since the next evidence was made with them. Resources that
+    /// are no longer among them leave with their last id.
     pub(crate) fn follow(&mut self, specs: Arc<[Arc<ResourceSpec>]>, rules: Rules) {
         self.specs = specs;
         self.cases.follow(rules);
         self.forget_checks();
     }
 
-    /// The resources to judge: those of the plan, and behind them (so many are before them) those that part.
+    /// The resources to judge: those of the plan, then those that are being removed. Returns the
+    /// number of the first group too.
     pub(super) fn judged(&self) -> (Vec<Arc<ResourceSpec>>, usize) {
         let mut specs: Vec<Arc<ResourceSpec>> = self.specs.iter().filter(|spec| !spec.is_orphan()).cloned().collect();
         let planned = specs.len();
         let mut names: BTreeSet<ResourceName> = specs.iter().map(|spec| spec.name.clone()).collect();
         let listed = self.inventory.resources.values().map(|offering| &offering.spec);
-        // As it was in the list, before what is known of it when it never was.
+        // As it was in its list, or else as an orphan of the ledger.
         for spec in listed.chain(self.specs.iter()) {
             if names.insert(spec.name.clone()) {
                 specs.push(Arc::clone(spec));
@@ -67,18 +73,18 @@ impl Judge {
         (specs, planned)
     }
 
-    /// Nothing is remembered any more of these devices. One that was found again since is not meant.
+    /// Forgets these devices, except those that were found again since.
     pub(crate) fn forget(&mut self, mut devices: Vec<DeviceId>) {
         devices.retain(|id| self.evidence.as_ref().is_none_or(|evidence| !evidence.devices.contains_key(id)));
         self.cases.forget(&devices);
     }
 
-    /// When the last list of a resource has been there for long enough.
+    /// When the last list of a resource has been published for long enough.
     pub(super) fn next_end(&self) -> Option<Duration> {
         self.emptied.values().min().map(|since| *since + LAST_LIST_FOR)
     }
 
-    /// Devices whose resource has no check any more do not wait for one.
+    /// Devices whose resource no longer has a check do not wait for one.
     fn forget_checks(&mut self) {
         let is_checked = |name: &ResourceName| self.specs.iter().any(|spec| spec.name == *name && spec.hooks.check.is_some());
         let former = self.inventory.resources.iter().filter(|(name, _)| !is_checked(name));
@@ -88,17 +94,18 @@ impl Judge {
     }
 }
 
-/// Has nobody offer what may be in use under another id: what is held, what is owed a hook, and what is about to leave (`claims`). Whether
-/// there is such a thing.
+/// Makes every id unhealthy whose device may be in use under another id. Such a device is held, has
+/// a pending hook, or is about to leave (`claims`). Returns whether there is such an id.
 pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, mut claims: Vec<Claim>, held: &Held, due: &Owed) -> bool {
     let mut waits = false;
-    // What is held is there by its id too, and may have other nodes by now than its holder was given.
+    // A held id also claims the present nodes of its device, which may differ from those that its
+    // holder got.
     for (resource, ids) in &held.ids {
         let devices = resources.get(resource).map(|offering| &offering.devices);
         let listed = ids.keys().filter_map(|id| Some((id, devices?.get(id)?)));
         claims.extend(listed.map(|(id, offered)| Claim::of(resource, id, &offered.device, true)));
     }
-    // What a last holder has left on it, no other id gives away.
+    // The device still has the state of its last holder, so no other id may grant it.
     let owed = due.values().flat_map(BTreeMap::values).filter(|hook| !hook.objects.is_empty());
     claims.extend(owed.map(|hook| Claim {
         resource: hook.resource.clone(),
@@ -111,7 +118,7 @@ pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, mut c
         return waits;
     }
     let mut objects: Objects<usize> = Objects::default();
-    // Of some a ledger tells nothing but the id.
+    // For some grants the ledger has nothing but the id.
     let mut by_device: BTreeMap<DeviceId, Vec<&Claim>> = BTreeMap::new();
     for (index, claim) in claims.iter().enumerate() {
         objects.hold(&index, claim.objects.iter().cloned());
@@ -136,7 +143,7 @@ pub(super) fn keep_apart(resources: &mut BTreeMap<ResourceName, Offering>, mut c
     waits
 }
 
-/// Whether two devices that are offered lead to one object.
+/// Whether two offered devices lead to one object.
 pub(super) fn overlaps(evidence: &Evidence) -> bool {
     let mut given: Objects<&DeviceId> = Objects::default();
     let offered = evidence.selected.values().flatten().filter_map(|id| evidence.devices.get(id));
@@ -177,7 +184,7 @@ mod tests {
         })
     }
 
-    /// A plan: what each resource selects.
+    /// A plan: the devices that each resource selects.
     type Plan<'a> = [(&'a str, Sharing, &'a [&'a str])];
 
     struct Stage {
@@ -191,7 +198,7 @@ mod tests {
             Stage { judge, held: Held::default() }
         }
 
-        /// The devices `a` and `b` are there, whoever selects them.
+        /// The devices `a` and `b` are present, under any plan.
         fn plan(&mut self, secs: u64, plan: &Plan<'_>) -> Arc<Inventory> {
             let spec = |(resource, sharing, _): &(&str, Sharing, _)| {
                 Arc::new(ResourceSpec { sharing: *sharing, ..ResourceSpec::new(name(resource), DeviceClass::Char) })
@@ -246,7 +253,7 @@ mod tests {
         stage.hold("x", "a");
         let removed = stage.plan(1, &[]);
         assert_eq!(lists(&removed), ["x:a=ok", "x:b=deselected"]);
-        // The holder is given it again as it was: the node has its own name in the container.
+        // The list keeps the device as it was: its node has its own name in the container.
         assert_eq!(removed.resources[&name("x")].devices[&DeviceId::new("a")].device.nodes[0].container, "/dev/as/a");
         assert_eq!(stage.judge.next_deadline(at(1)), Some(at(1) + LEAVE_AFTER));
         assert_eq!(lists(&stage.at(61)), ["x:a=ok"]);
@@ -256,7 +263,7 @@ mod tests {
         assert_eq!(lists(&stage.at(left)), ["x:"], "the kubelet is told that nothing is left");
         assert_eq!(stage.judge.next_deadline(at(left)), Some(at(left) + LAST_LIST_FOR));
         assert_eq!(lists(&stage.at(left + LAST_LIST_FOR.as_secs())), Vec::<String>::new());
-        // One that comes again meanwhile is as any other.
+        // A resource that returns meanwhile is like any other.
         assert_eq!(lists(&stage.plan(200, &[("x", Exclusive, &["b"])])), ["x:b=ok"]);
     }
 
@@ -326,7 +333,8 @@ mod tests {
         stage.held.ids.clear();
         stage.at(5);
         assert_eq!(healthy(&stage.at(8)), ["x:a::0=ok", "x:a::1=ok", "x:b::0=ok", "x:b::1=ok"]);
-        // Fewer shares are no reason to take the others back, and back alone it waits for the last of them.
+        // With fewer shares the others stay healthy. An exclusive device waits for the last of the
+        // shares.
         stage.hold("x", "a::0");
         assert_eq!(healthy(&stage.plan(9, &[("x", Replicas(3), &["a"])])), ["x:a::0=ok", "x:a::1=ok", "x:a::2=ok"]);
         assert_eq!(healthy(&stage.plan(10, &[("x", Replicas(2), &["a"])])), ["x:a::0=ok", "x:a::1=ok"]);
@@ -337,12 +345,14 @@ mod tests {
         assert_eq!(healthy(&stage.at(24)), ["x:a=ok"]);
     }
 
-    /// One moment of a node whose configuration changes all the time.
+    /// One step of a node whose configuration changes all the time.
     #[derive(Debug, Clone)]
     enum Step {
-        /// Each device goes to `x`, to `y` or to nobody; each resource is shared or not, or is not there.
+        /// Each device is selected by `x`, by `y` or by none. Each resource is shared, exclusive or
+        /// absent.
         Plan([usize; 2], [Option<Sharing>; 2]),
-        /// The kubelet asks for one of the healthy free ids, and the grant is known so many seconds later.
+        /// The kubelet allocates one of the healthy free ids, and the grant is known this many
+        /// seconds later.
         Allocate(usize, u64),
         /// One of the holds ends.
         Release(usize),
@@ -360,7 +370,8 @@ mod tests {
     }
 
     proptest! {
-        /// Nobody who has a device alone has it with anybody else, however the configuration changes, and what is held is listed.
+        /// An exclusive holder never shares its device, with any change of the configuration, and
+        /// every held id is listed.
         #[test]
         fn nobody_is_given_what_somebody_else_has(steps in proptest::collection::vec(step(), 1..60)) {
             let mut stage = Stage::new();
@@ -395,7 +406,7 @@ mod tests {
                         }
                     }
                     Step::Wait(secs) => {
-                        // Second by second, as the deadlines are kept.
+                        // Second by second, so that all deadlines are kept.
                         for _ in 0..=secs {
                             for (_, resource, id) in late.extract_if(.., |(due, ..)| *due <= now) {
                                 stage.hold(&resource, id.as_str());

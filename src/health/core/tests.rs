@@ -1,4 +1,4 @@
-//! The judge's rules as sentences.
+//! The rules of the judge as examples.
 
 use super::*;
 use crate::domain::{
@@ -41,7 +41,7 @@ fn evidence(secs: u64, found: &[&str], selected: &[&str], missing: &[&str]) -> A
     })
 }
 
-/// What the ledger remembers of a device.
+/// A device as recorded in the ledger.
 fn known(id: &str) -> GrantedDevice {
     GrantedDevice { id: DeviceId::new(id), key: format!("dev:/dev/{id}"), numa_nodes: vec![1], nodes: Vec::new(), objects: Vec::new() }
 }
@@ -304,7 +304,7 @@ fn pool_of(containers: u32) -> Judge {
     new_judge(shared(Sharing::Pool(containers)), Arc::default(), &Listed::new())
 }
 
-/// What a container of the pool gets.
+/// The nodes for a container of the pool.
 fn pool_nodes(judge: &Judge) -> Vec<String> {
     let offering = &judge.inventory.resources[&spec(1).name];
     offering.devices[&DeviceId::new("0")].device.nodes.iter().map(|node| node.host.clone()).collect()
@@ -372,15 +372,15 @@ fn a_device_that_waits_for_its_hook_is_unhealthy_with_all_its_shares() {
     );
     let failed = HookState::Failed { tries: 1, failed_at: Timestamp(2), why: "no key".into() };
     assert_eq!(list(judge.judge(&Held::default(), &due(failed), at(2)))[0], "a::0=hook_failed");
-    // The ledger says that nobody holds it; who held it may have been told before.
+    // The ledger reports a free device; the holders here may be of an earlier time.
     assert_eq!(list(judge.judge(&holding(&["a::0"]), &due(HookState::Due), at(3)))[0], "a::0=hook_pending");
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(4)))[0], "a::0=ok");
-    // What the device itself lacks is said first.
+    // A failure of the device itself comes first.
     judge.discovered(evidence(5, &[], &[], &[]));
     assert_eq!(list(judge.judge(&Held::default(), &due(HookState::Due), at(5)))[0], "a::0=device_gone");
 }
 
-/// A function of a card: itself, or the virtual one of `physical`.
+/// A function of a card: the card's own, or the virtual one of `physical`.
 fn function(id: &str, address: &str, physical: Option<&str>) -> Arc<Device> {
     let mut pci = crate::domain::PciFunction::at(address.parse().unwrap());
     pci.physfn = physical.map(|address| address.parse().unwrap());
@@ -404,7 +404,7 @@ fn moment(secs: u64) -> Moment {
     Moment { boot: at(secs), wall: Timestamp(secs * 1000) }
 }
 
-/// Has everything that matters scanned and probed, with these complaints of `of`.
+/// Scans and probes all devices that matter, with these complaints of `of`.
 fn look(judge: &mut Judge, secs: u64, of: &str, complaints: &[Reason]) -> Vec<String> {
     let evidence = cards(secs);
     judge.discovered(Arc::clone(&evidence));
@@ -563,7 +563,7 @@ fn a_fault_of_what_no_resource_selects_is_known_when_one_does_and_neither_bridge
     }
     happens(&mut judge, 101, root_port, RecoveryFailed, false);
     assert_eq!(noted(&mut judge), ["gpu"]);
-    // It is reset while nobody is offered it.
+    // It is reset while no container can get it.
     happens(&mut judge, 102, gpu, Bound, false);
     assert_eq!(scan(&mut judge, 110, &["gpu"]), ["gpu=recovery_failed"], "the first look");
     assert_eq!(scan(&mut judge, 140, &["gpu"]), ["gpu=ok"]);
@@ -604,7 +604,7 @@ fn a_device_that_was_away_need_not_wait_for_its_next_check() {
         judge.judge(&Held::default(), &Owed::new(), at(secs));
     }
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(7))), ["a=ok"]);
-    // The check itself is waited for.
+    // Recovery needs the health check itself.
     judge.checked(&DeviceId::new("a"), moment(8), CheckResult::Failed("no".into()));
     assert_eq!(list(judge.judge(&Held::default(), &Owed::new(), at(8))), ["a=check_failed"]);
     judge.discovered(evidence(100, &["a"], &["a"], &[]));
@@ -630,7 +630,7 @@ fn a_check_that_could_not_be_run_changes_nothing() {
     assert_eq!(look(&mut first, 1, CheckResult::NotRun), ["a=ok"]);
     assert_eq!(look(&mut first, 2, CheckResult::Failed("no".into())), ["a=check_failed"]);
     assert_eq!(look(&mut first, 900, CheckResult::NotRun), ["a=check_failed"], "what the last one said stays");
-    // Nor after a restart, with no check that this process has made.
+    // The same after a restart, without a check result of this process.
     let remembered: Verdicts = first.take_changed(|_| Vec::new()).into_iter().map(|(id, verdict)| (id, verdict.unwrap())).collect();
     let mut second = Judge::new(Arc::from([spec(1)]), Arc::default(), &Listed::new(), rules(), &remembered);
     for secs in [1000, 1100, 2000] {
@@ -668,7 +668,7 @@ fn errors_that_are_not_fatal_count_when_they_are_counted_at_one_poll_after_the_o
         }
         now
     };
-    // Looks that others have asked for come between the polls.
+    // Probes of other causes come between the polls.
     let rising = [(0, 0), (10, 1), (11, 1), (20, 2), (21, 2), (30, 3), (39, 3), (40, 4)];
     assert_eq!(told(&rising), ["mig=ok", "vf=aer_nonfatal"]);
     assert_eq!(told(&[(0, 0), (10, 1), (20, 1), (30, 1), (40, 1), (45, 1)]), ["mig=ok", "vf=ok"]);
@@ -714,7 +714,7 @@ fn what_is_not_selected_any_more_is_probed_and_a_driver_that_is_gone_is_the_reas
     assert_eq!(told(&mut judge, 6), "vf=nvme_dead");
     judge.discovered(without(7, None));
     assert_eq!(told(&mut judge, 7), "vf=driver_lost");
-    // Nothing spoke against it while it was away, and that is no evidence now.
+    // It had no complaints while it was absent, and that is no evidence now.
     judge.probed(&vf, moment(8), &Signals::default());
     assert_eq!(told(&mut judge, 8), "vf=driver_lost");
     judge.discovered(cards(9));

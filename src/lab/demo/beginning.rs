@@ -1,4 +1,4 @@
-//! The first chapters: devices are found, the kubelet gets them, pods get them.
+//! The first chapters: discovery of devices, their registration, and their allocation to pods.
 
 use super::stage::{all_run, answered, held_by_grants, held_by_kubelet, offered, pods, recorded};
 use super::{Chapter, Stop, Story, ms};
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the simulated node has of each resource.
+/// The number of devices of each resource on the simulated node.
 pub(super) const DEVICES: [usize; 3] = [GPUS, ADAPTERS * VFS_PER_ADAPTER, 1];
 
 impl Story {
@@ -84,7 +84,7 @@ impl Story {
         if self.stage.spoils(Chapter::Pods) {
             std::fs::remove_dir_all(self.stage.state_dir().join("journal"))?;
         }
-        // Read at once: nothing has had time to be written later.
+        // Read at once, before anything could be written later.
         let on_disk = self.stage.on_disk().map_or_else(|error| error.to_string(), |grants| recorded(&grants));
         self.show_allocations(0)?;
         let (expected, seen) = self.stage.kubelet.view(|view| (all_run(view), pods(view)));
@@ -100,7 +100,7 @@ impl Story {
         self.holders_agree("the daemon knows pod and container of each, and agrees with the kubelet").await
     }
 
-    /// One line for each Allocate since the event at `from`.
+    /// Prints one line for each Allocate since the event at `from`.
     pub(super) fn show_allocations(&self, from: usize) -> Result<(), Stop> {
         let lines = self.stage.kubelet.view(|view| {
             let allocated = |kind: &EventKind| match kind {
@@ -115,7 +115,7 @@ impl Story {
         lines.iter().try_for_each(|(holder, text)| self.screen.fact(holder, text))
     }
 
-    /// Claims that the daemon's answer to `holdfast who` is the kubelet's own record.
+    /// Claims that the daemon's answer to `holdfast who` matches the kubelet's own record.
     pub(super) async fn holders_agree(&mut self, claim: &str) -> Result<(), Stop> {
         let expected = self.stage.kubelet.view(held_by_kubelet);
         let views = &self.stage.daemon()?.views;
@@ -127,12 +127,12 @@ impl Story {
         self.screen.claim(claim, expected, seen.unwrap_or_else(|error| error))
     }
 
-    /// The grants, asked for over the control socket as `holdfast who` does.
+    /// The grants, over the control socket as for `holdfast who`.
     pub(super) async fn ask_who(&self) -> Result<Vec<Grant>, String> {
         control_get(&self.stage.settings.roots.run, "/v1/grants").await.map_err(|error| error.to_string())
     }
 
-    /// The GPUs that the kubelet has recorded for a container.
+    /// The GPUs of a container in the kubelet's record.
     pub(super) fn gpus_of(&self, pod_uid: &str, container: &str) -> Vec<DeviceId> {
         let mut held = self.stage.kubelet.devices(pod_uid, container);
         held.remove(&self.stage.gpu).unwrap_or_default().into_iter().collect()
@@ -161,7 +161,7 @@ pub(super) fn lines(ids: &[DeviceId]) -> String {
     ids.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// A resource's devices in one line: how many, of what, where.
+/// A resource's devices in one line: number, class and NUMA nodes.
 fn describe(offering: &Offering) -> String {
     let devices = || offering.devices.values().map(|offered| &offered.device);
     let mut numa: BTreeMap<u32, usize> = BTreeMap::new();

@@ -1,11 +1,12 @@
-//! The real daemon, on a thread and an actix system of its own, as far from the kubelet as one process allows.
+//! The real daemon, on a thread and an actix system of its own: as separate from the kubelet as one
+//! process allows.
 
 use super::Stop;
 use crate::app::{Actors, App, Settings, StartError, Views};
 use std::thread::JoinHandle;
 use tokio::sync::oneshot;
 
-/// A running daemon. Dropping it shuts it down, and waits until nothing of it is left.
+/// A running daemon. Dropping it shuts it down, and waits until it has ended completely.
 #[derive(Debug)]
 pub(super) struct Daemon {
     pub(super) actors: Actors,
@@ -25,7 +26,7 @@ impl Daemon {
         let thread = std::thread::Builder::new().name("holdfast".to_owned()).spawn(move || {
             let system = actix::System::new();
             system.block_on(serve(settings, tell, stopped));
-            // The ledger's lock goes with the last actor.
+            // The last actor's drop releases the ledger's lock.
             drop(system);
             drop(end);
         })?;
@@ -36,10 +37,11 @@ impl Daemon {
         }
     }
 
-    /// Shuts it down in order.
+    /// Shuts it down cleanly.
     pub(super) async fn stop(mut self) {
         drop(self.stop.take());
-        // The kubelet, on this thread, goes on meanwhile. Only the drop of the sender is waited for.
+        // The kubelet continues on this thread meanwhile. This waits only for the drop of the
+        // sender.
         drop((&mut self.ended).await);
     }
 }
@@ -48,7 +50,7 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been logged; nothing can be done about it here.
+            // A panic of the thread has been logged; there is no other way to handle it here.
             drop(thread.join());
         }
     }

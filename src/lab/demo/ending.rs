@@ -1,4 +1,4 @@
-//! The last chapters: the daemon restarts, a pod is deleted, and the table of who holds what.
+//! The last chapters: a restart of the daemon, the deletion of a pod, and the table of all holders.
 
 use super::beginning::{DEVICES, lines};
 use super::stage::{all_run, held_by_grants, held_by_kubelet, holder, pods};
@@ -21,7 +21,7 @@ impl Story {
         self.stage.stop_daemon().await;
         let on_disk = self.stage.on_disk().map_or_else(|error| error.to_string(), facts_of);
         if self.stage.spoils(Chapter::DaemonRestart) {
-            // From the kubelet's copies alone the ledger would come back.
+            // The kubelet's copies alone would restore the ledger.
             std::fs::remove_dir_all(self.stage.state_dir())?;
             std::fs::remove_file(self.stage.kubelet_checkpoint())?;
         }
@@ -61,7 +61,7 @@ impl Story {
             lines(&got),
         )?;
 
-        // The look that binds next-0 has seen that serve-0 is gone.
+        // The reconcile pass that binds next-0 has found that serve-0 was deleted.
         let mut expected: Vec<String> = self.stage.kubelet.view(held_by_kubelet).lines().map(str::to_owned).collect();
         expected.push(format!("serve-0/api: {}", lines(&freed)));
         expected.sort();
@@ -86,7 +86,7 @@ impl Story {
         self.screen.claim("both grants are on disk", expected, on_disk)
     }
 
-    /// Marks the pod's grants as released behind the daemon's back.
+    /// Marks the pod's grants as released while the daemon is stopped.
     async fn release_without_proof(&mut self, uid: &str) -> Result<(), Stop> {
         self.stage.stop_daemon().await;
         let trouble = |error: crate::store::StoreError| Stop::Trouble(error.to_string());
@@ -124,7 +124,7 @@ impl Story {
                 held.entry((&grant.resource, &device.id)).or_default().push(format!("{}{deleted}", holder(grant)));
             }
         }
-        // These GPUs differ in the end of their ids.
+        // These GPUs differ at the end of their ids.
         let table = Table::new(&["resource", "device", "held by"]).giving_way(&["resource", "device", "held by"]);
         let mut table = table.leaving_out(&["resource"]);
         for ((resource, id), holders) in held {
@@ -136,7 +136,7 @@ impl Story {
     }
 }
 
-/// From the end of the daemon's stream to the next list of the same resource.
+/// The time from the end of the daemon's stream to the next list of the same resource.
 fn gap(view: &View<'_>, resource: &ResourceName, from: usize) -> Option<Duration> {
     let ours = || view.events().iter().skip(from).filter(|event| event.kind.resource() == Some(resource));
     let ended = ours().find(|event| matches!(event.kind, EventKind::StreamEnded { .. }))?.at;
@@ -144,7 +144,7 @@ fn gap(view: &View<'_>, resource: &ResourceName, from: usize) -> Option<Duration
     Some(listed.saturating_sub(ended))
 }
 
-/// Every grant with everything that must not change.
+/// Every grant with all fields that must not change.
 fn facts(grants: Result<Vec<Grant>, impl fmt::Display>) -> String {
     grants.map_or_else(|error| error.to_string(), facts_of)
 }

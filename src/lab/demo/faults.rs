@@ -1,4 +1,5 @@
-//! What goes wrong on a node: the kubelet restarts, actors of the daemon die, a device fails and returns.
+//! The chapters with failures: a restart of the kubelet, a panic of two actors, the failure and
+//! return of a device.
 
 use super::beginning::{DEVICES, lines};
 use super::stage::{all_run, answered, held_by_kubelet, pods, recorded};
@@ -13,7 +14,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// When something was seen, and what.
+/// The time of an observation, and its result.
 type Seen = (Duration, String);
 
 impl Story {
@@ -64,13 +65,13 @@ impl Story {
         for rank in 0..4 {
             spec = spec.app(&format!("rank-{rank}"), &self.stage.rdma, 1);
         }
-        // What the death of an actor would be without a supervisor.
+        // A spoilt chapter stops the whole daemon, as an actor's panic would without a supervisor.
         let victim = if self.stage.spoils(Chapter::ActorDeath) { self.stage.take_daemon() } else { None };
         let actors =
             victim.as_ref().map_or_else(|| self.stage.daemon().map(|daemon| daemon.actors.clone()), |daemon| Ok(daemon.actors.clone()))?;
         let kubelet = &self.stage.kubelet;
         let strike = async {
-            // A kubelet that never comes so far is told of by the claims.
+            // If the kubelet never gets this far, the claims report it.
             drop(kubelet.wait_for(|view| allocates(view, from) > 0, self.stage.patience()).await);
             let answers = kubelet.view(|view| allocates(view, from));
             match victim {
@@ -100,9 +101,10 @@ impl Story {
         self.holders_agree("the daemon still agrees with the kubelet on who holds what").await
     }
 
-    /// Waits until both actors answer again: a message that means nothing, behind the one that killed them.
+    /// Waits until both actors answer again: sends each a message without effect, after the one
+    /// that made it panic.
     async fn await_rebirth(&self) -> Result<(), Stop> {
-        // Without a daemon there is nothing to wait for, and the claims tell so.
+        // Without a daemon there is nothing to wait for, and the claims report that.
         let Ok(daemon) = self.stage.daemon() else { return Ok(()) };
         let actors = &daemon.actors;
         let nothing = Retire { resource: self.stage.rdma.clone(), newest: 0 };
@@ -155,7 +157,8 @@ impl Story {
         self.holders_agree("the daemon agrees with the kubelet on who holds what").await
     }
 
-    /// Waits until the daemon judges a GPU so and the kubelet counts so. When that was, and what was seen.
+    /// Waits until the daemon's list has this health and the kubelet's status has these counts.
+    /// Returns the time and the result of both.
     async fn health_becomes(&self, id: &DeviceId, health: &str, capacities: &str, began: Instant) -> Result<(Seen, Seen), Stop> {
         let look = |inventory: &Arc<Inventory>| {
             let offering = inventory.resources.get(&self.stage.gpu);
@@ -186,7 +189,7 @@ impl Story {
         free.map(|(index, uuid)| (index, DeviceId::new(uuid))).ok_or_else(|| Stop::Trouble("no GPU is free".to_owned()))
     }
 
-    /// The GPUs that are healthy and that no container holds, and how many they are.
+    /// The GPUs that are healthy and free, and their number.
     fn healthy_and_free(&self) -> Result<(Vec<DeviceId>, u32), Stop> {
         let held = self.stage.kubelet.view(held_by_kubelet);
         let inventory = self.stage.daemon()?.views.inventory.borrow().clone();
@@ -198,12 +201,12 @@ impl Story {
     }
 }
 
-/// Allocate calls that were answered since the event at `from`.
+/// The number of answered Allocate calls since the event at `from`.
 fn allocates(view: &View<'_>, from: usize) -> usize {
     view.events().iter().skip(from).filter(|event| matches!(event.kind, EventKind::Allocated { .. })).count()
 }
 
-/// Resources whose stream ended, or that were cut off, since the event at `from`.
+/// Resources whose stream ended or was cut off since the event at `from`.
 fn stream_ends(view: &View<'_>, from: usize) -> String {
     let is_end = |kind: &EventKind| matches!(kind, EventKind::StreamEnded { .. } | EventKind::Disconnected { .. });
     let ends = view.events().iter().skip(from).filter(|event| is_end(&event.kind));
@@ -211,7 +214,7 @@ fn stream_ends(view: &View<'_>, from: usize) -> String {
     resources.iter().map(|resource| format!("{resource}: its stream ended")).collect::<Vec<_>>().join("\n")
 }
 
-/// How often these actors have died in this process, as `/metrics` would tell.
+/// How often these actors have panicked in this process, as in `/metrics`.
 fn deaths(actors: &[&str]) -> String {
     let count = |actor: &&str| {
         let count = metrics::counted(Metric::ActorRestarts, &[actor]);

@@ -1,14 +1,16 @@
-//! `holdfast demo`: what Holdfast does, told on the terminal and checked while it is told.
+//! `holdfast demo`: shows on the terminal how Holdfast works, and checks each claim before it is
+//! printed.
 //!
 //! ```text
-//!   stage      a simulated node and kubelet in a temporary directory; the real daemon on a thread of its own
-//!   story      beginning (devices, registration, pods) · faults (kubelet, actors, a device) · ending (restart, release)
-//!   screen     headings, facts and claims; a claim that does not hold ends the story
+//!   stage      a simulated node and kubelet in a temporary directory; the real daemon on a thread
+//!   story      beginning (devices, registration, pods) · faults (kubelet, actors, a device)
+//!              · ending (restart, release)
+//!   screen     headings, facts and claims; a claim that does not hold ends the demo
 //! ```
 //!
-//! Nothing is staged between the two sides: the daemon and the kubelet talk gRPC over unix sockets and see each other's
-//! files. Every sentence marked `ok` was compared before it was printed: with what the kubelet saw, with the daemon's
-//! own views, with what is on disk.
+//! Nothing is simulated between the two sides: the daemon and the kubelet talk gRPC over unix
+//! sockets, and see each other's files. Every sentence marked `ok` was compared before it was
+//! printed: with the kubelet's events, with the daemon's own views, or with the files on disk.
 
 mod beginning;
 mod daemon;
@@ -30,28 +32,28 @@ pub struct Options {
     /// Spoil one chapter for real, to see that the demo notices
     #[arg(long = "break", value_name = "CHAPTER", hide = true)]
     spoil: Option<Chapter>,
-    /// How long the kubelet takes from its socket to the pods that it has already, in milliseconds: on a machine that is busy
-    /// with other things a real one would take longer too
+    /// The time from the kubelet's socket to the pods that it already has, in milliseconds: on a
+    /// busy machine a real kubelet takes longer too
     #[arg(long, value_name = "MS", default_value_t = 75, hide = true)]
     admit_after: u32,
 }
 
-/// The chapters, by the names under which their claims fail.
+/// The chapters, by the names in the messages of failed claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Chapter {
     /// The daemon finds the node's devices.
     Devices,
-    /// The kubelet gets them.
+    /// The kubelet gets the devices.
     Registration,
-    /// Pods get them.
+    /// Pods get devices.
     Pods,
     /// The kubelet restarts.
     KubeletRestart,
-    /// Actors die.
+    /// Actors panic.
     ActorDeath,
     /// A device fails.
     DeviceFailure,
-    /// It comes back.
+    /// The device returns.
     DeviceReturn,
     /// The daemon restarts.
     DaemonRestart,
@@ -80,12 +82,12 @@ impl Chapter {
     }
 }
 
-/// Why the story ended early.
+/// Why the demo ended early.
 #[derive(Debug)]
 enum Stop {
     /// A claim does not hold.
     Refuted(Refuted),
-    /// The demo itself cannot go on: no directory, no thread, an interrupt.
+    /// The demo itself cannot continue: no directory, no thread, an interrupt.
     Trouble(String),
 }
 
@@ -109,16 +111,16 @@ impl From<Failed> for Stop {
     }
 }
 
-/// Everything that a chapter needs.
+/// The parts that every chapter needs.
 struct Story {
     stage: Stage,
     screen: Screen,
 }
 
-/// Tells the story.
+/// Runs the demo.
 ///
 /// # Errors
-/// When one of its claims does not hold, or the demo cannot be staged.
+/// If one of its claims does not hold, or if the demo cannot be set up.
 pub fn run(options: &Options) -> Result<(), Failed> {
     let began = Instant::now();
     crate::console::block_on(async {
@@ -160,7 +162,7 @@ impl Story {
         self.screen.chapter(chapter)
     }
 
-    /// Shows what was expected and seen, and names the chapter for the caller.
+    /// Prints expected and actual lines, and names the chapter for the caller.
     fn give_up(&self, stop: Stop) -> Failed {
         match (&stop, self.screen.current()) {
             (Stop::Refuted(refuted), Some(chapter)) => {
@@ -172,7 +174,7 @@ impl Story {
     }
 }
 
-/// Ctrl-C and SIGTERM end the story in order, so that nothing is left behind.
+/// Ctrl-C and SIGTERM end the demo cleanly, so that no files stay behind.
 async fn interrupted() -> Stop {
     match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
         (Ok(mut interrupt), Ok(mut terminate)) => {
@@ -186,7 +188,7 @@ async fn interrupted() -> Stop {
     }
 }
 
-/// Milliseconds, as the story tells them.
+/// Milliseconds, as the demo prints them.
 fn ms(time: Duration) -> String {
     format!("{:.1} ms", time.as_secs_f64() * 1e3)
 }

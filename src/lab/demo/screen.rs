@@ -1,4 +1,5 @@
-//! What the reader sees: headings, facts and claims on standard output; colours on a terminal only.
+//! The output of the demo: headings, facts and claims on standard output, with colours only on a
+//! terminal.
 
 use super::{Chapter, Refuted, Stop, ms};
 use crate::console::screen::Tint;
@@ -10,10 +11,10 @@ use std::time::Duration;
 
 /// Width of the column of names in a chapter's facts.
 const LABEL_WIDTH: usize = 20;
-/// What is explained is in lines of no more, however wide the terminal is.
+/// The maximum width of explanations, also on a wider terminal.
 const LINE_MOST: usize = 100;
 
-/// Where the story is told.
+/// The output, with the present chapter.
 #[derive(Debug)]
 pub(super) struct Screen {
     on: screen::Screen,
@@ -26,7 +27,7 @@ impl Screen {
         Screen { on: screen::Screen::get(), chapter: None, claims: 0 }
     }
 
-    /// The chapter that is being told.
+    /// The present chapter.
     pub(super) fn current(&self) -> Option<Chapter> {
         self.chapter
     }
@@ -42,7 +43,7 @@ impl Screen {
         Ok(print(&line)?)
     }
 
-    /// What begins `indent` columns in and goes on there, behind what stands before it.
+    /// Writes `text` after `line`; wrapped lines are indented by `indent` columns.
     fn behind(&self, mut line: Text, indent: usize, text: impl fmt::Display) -> Result<(), Stop> {
         line.wrap(self.on, indent, &text.to_string());
         line.end_line();
@@ -90,14 +91,14 @@ impl Screen {
         lines
     }
 
-    /// Something measured or seen.
+    /// A measurement or an observation.
     pub(super) fn fact(&self, label: &str, text: impl fmt::Display) -> Result<(), Stop> {
         let mut line = Text::default();
         line.put(format_args!("   {label:LABEL_WIDTH$}  "));
         self.behind(line, LABEL_WIDTH + 5, text)
     }
 
-    /// States a claim. What is compared is what is shown when it does not hold, line by line.
+    /// Checks and prints a claim. If it does not hold, the compared texts are printed line by line.
     pub(super) fn claim(&mut self, claim: impl fmt::Display, expected: impl fmt::Display, seen: impl fmt::Display) -> Result<(), Stop> {
         let (expected, seen) = (expected.to_string(), seen.to_string());
         if expected != seen {
@@ -115,7 +116,7 @@ impl Screen {
         line
     }
 
-    /// Shows a claim that does not hold: of both sides, the lines that the other one lacks.
+    /// Prints a claim that does not hold: of each side, the lines that the other one lacks.
     pub(super) fn refuted(&self, refuted: &Refuted) -> Result<(), Stop> {
         let Refuted { claim, expected, seen } = refuted;
         self.behind(self.verdict(Tint::Red, "FAILED"), 11, claim)?;
@@ -132,7 +133,7 @@ impl Screen {
         Ok(())
     }
 
-    /// The heading of what follows the last chapter.
+    /// The heading of the part after the last chapter.
     pub(super) fn epilogue(&self, heading: &str) -> Result<(), Stop> {
         self.line("")?;
         self.painted(Tint::Bold, heading)?;

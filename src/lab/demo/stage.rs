@@ -1,6 +1,7 @@
-//! The stage: a node, a kubelet and a daemon in a temporary directory, and how to look at them.
+//! The setup of the demo: a node, a kubelet and a daemon in a temporary directory, and functions to
+//! observe them.
 //!
-//! Looks are texts. What a claim expects is written down in the same words as what is seen, and waiting for it is
+//! Observations are texts. A claim's expectation is a text in the same words, and waiting means
 //! waiting until the two are equal.
 
 use super::daemon::Daemon;
@@ -18,10 +19,11 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-/// How long anything may take that takes milliseconds.
+/// The timeout of steps that take milliseconds.
 const SOON: Duration = Duration::from_secs(5);
-/// The same where a chapter is spoilt: most likely it never comes. A device that is back is healthy after up to 2 s: the look
-/// after the next one may be the first that sees it well.
+/// The timeout if a chapter is spoilt: most likely the step never succeeds. A device that has
+/// returned is healthy after up to 2 s, since only the second rescan after its return may find it
+/// healthy.
 const SOON_IF_SPOILT: Duration = Duration::from_secs(4);
 
 /// The configuration of the demo's daemon.
@@ -43,10 +45,11 @@ name = "intel.com/fpga"
 class = "fpga"
 "#;
 
-/// A socket's path has at most 107 bytes, and what comes behind the temporary directory needs the rest.
+/// A socket's path has at most 107 bytes, and the part after the temporary directory needs the
+/// rest.
 const TEMP_DIR_MAX: usize = 22;
 
-/// Everything that takes part. Dropped in the order of the fields: the directory goes last.
+/// All participants. They are dropped in the order of the fields: the directory comes last.
 #[derive(Debug)]
 pub(super) struct Stage {
     daemon: Option<Daemon>,
@@ -57,13 +60,13 @@ pub(super) struct Stage {
     pub(super) rdma: ResourceName,
     pub(super) fpga: ResourceName,
     spoil: Option<Chapter>,
-    /// From the kubelet's socket to its pods.
+    /// The time from the kubelet's socket to its pods.
     pub(super) first_batch_after: Duration,
     _dir: TempDir,
 }
 
 impl Stage {
-    /// Makes the node and starts its kubelet; the daemon comes with the first chapter.
+    /// Makes the node and starts its kubelet; the daemon starts in the first chapter.
     pub(super) async fn set(options: &Options) -> Result<Stage, Stop> {
         let first_batch_after = Duration::from_millis(options.admit_after.into());
         let temp = std::env::temp_dir();
@@ -97,12 +100,12 @@ impl Stage {
         self.spoil == Some(chapter)
     }
 
-    /// How long is waited for what takes milliseconds.
+    /// The timeout of steps that take milliseconds.
     pub(super) fn patience(&self) -> Duration {
         if self.spoil.is_some() { SOON_IF_SPOILT } else { SOON }
     }
 
-    /// Starts the daemon. From then until its first inventory.
+    /// Starts the daemon. Returns the time until its first inventory.
     pub(super) async fn start_daemon(&mut self) -> Result<Duration, Stop> {
         let began = Instant::now();
         self.daemon = Some(Daemon::start(self.settings.clone()).await?);
@@ -116,15 +119,15 @@ impl Stage {
         }
     }
 
-    /// The daemon, off the stage.
+    /// Takes the daemon out of the setup.
     pub(super) fn take_daemon(&mut self) -> Option<Daemon> {
         self.daemon.take()
     }
 
-    /// Adds a pod and waits until the kubelet has decided on it. Its UID.
+    /// Adds a pod and waits until the kubelet has decided on it. Returns its UID.
     pub(super) async fn add_pod(&self, spec: PodSpec) -> String {
         let uid = spec.uid.clone();
-        // A pod without a decision stays pending, and the claims tell so.
+        // A pod without a decision stays pending, and the claims report that.
         drop(tokio::time::timeout(self.patience(), self.kubelet.add_pod(spec)).await);
         uid
     }
@@ -138,7 +141,7 @@ impl Stage {
         [&self.gpu, &self.rdma, &self.fpga]
     }
 
-    /// The live grants as a reader of the disk finds them, whether the daemon runs or not.
+    /// The live grants as a reader of the disk finds them, with or without a running daemon.
     pub(super) fn on_disk(&self) -> Result<Vec<Grant>, StoreError> {
         store::peek(self.state_dir()).map(|recovered| recovered.grants)
     }
@@ -147,12 +150,12 @@ impl Stage {
         &self.settings.roots.state
     }
 
-    /// Where the kubelet keeps what it gave.
+    /// The path of the kubelet's checkpoint.
     pub(super) fn kubelet_checkpoint(&self) -> PathBuf {
         self.settings.roots.kubelet.join("device-plugins").join(checkpoint::FILE_NAME)
     }
 
-    /// Waits until the kubelet shows what is expected. What it shows at last.
+    /// Waits until the kubelet shows the expected text. Returns its last text.
     pub(super) async fn kubelet_shows(&self, expected: &str, look: impl Fn(&View<'_>) -> String) -> String {
         match self.kubelet.wait_for(|view| look(view) == expected, self.patience()).await {
             Ok(()) => expected.to_owned(),
@@ -160,7 +163,7 @@ impl Stage {
         }
     }
 
-    /// Waits until a view of the daemon shows what is expected. What it shows at last.
+    /// Waits until a view of the daemon shows the expected text. Returns its last text.
     pub(super) async fn daemon_shows<T>(&self, view: &watch::Receiver<T>, expected: &str, look: impl Fn(&T) -> String) -> String {
         let mut view = view.clone();
         if let Ok(Ok(_)) = tokio::time::timeout(self.patience(), view.wait_for(|value| look(value) == expected)).await {
@@ -169,7 +172,7 @@ impl Stage {
         look(&view.borrow())
     }
 
-    /// Allocatable of capacity for every resource, as the node's status tells it.
+    /// Allocatable and capacity of every resource, as in the node's status.
     pub(super) fn capacities(&self, view: &View<'_>) -> String {
         let of = |resource: &&ResourceName| {
             let capacity = view.capacity(resource);
@@ -178,7 +181,7 @@ impl Stage {
         self.resources().iter().map(of).collect::<Vec<_>>().join("\n")
     }
 
-    /// The same in advance.
+    /// The expected text of the same.
     pub(super) fn capacities_of(&self, allocatable: [usize; 3], capacity: [usize; 3]) -> String {
         let counts = allocatable.into_iter().zip(capacity);
         let of = |(resource, (allocatable, capacity))| format!("{resource}: {allocatable} of {capacity} allocatable");
@@ -186,14 +189,14 @@ impl Stage {
     }
 }
 
-/// How many healthy devices each resource offers.
+/// The number of healthy devices of each resource.
 pub(super) fn offered(inventory: &Inventory) -> String {
     let healthy = |offering: &crate::domain::Offering| offering.devices.values().filter(|offered| offered.health.is_healthy()).count();
     let lines = inventory.resources.iter().map(|(name, offering)| format!("{name}: {} healthy", healthy(offering)));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Every pod and how it does.
+/// Every pod and its phase.
 pub(super) fn pods(view: &View<'_>) -> String {
     let of = |pod: &crate::lab::sim::kubelet::Pod| match &pod.phase {
         PodPhase::Pending => format!("{}: pending", pod.spec.name),
@@ -205,12 +208,12 @@ pub(super) fn pods(view: &View<'_>) -> String {
     view.pods().iter().map(of).collect::<Vec<_>>().join("\n")
 }
 
-/// The same in advance: all of them run.
+/// The expected text of the same if all pods run.
 pub(super) fn all_run(view: &View<'_>) -> String {
     view.pods().iter().map(|pod| format!("{}: running", pod.spec.name)).collect::<Vec<_>>().join("\n")
 }
 
-/// Who holds what by the kubelet's own record.
+/// The holders by the kubelet's own record.
 pub(super) fn held_by_kubelet(view: &View<'_>) -> String {
     let mut lines = BTreeSet::new();
     for PodSpec { uid, name, containers, .. } in view.pods().iter().map(|pod| &pod.spec) {
@@ -222,7 +225,7 @@ pub(super) fn held_by_kubelet(view: &View<'_>) -> String {
     lines.into_iter().collect::<Vec<_>>().join("\n")
 }
 
-/// Who holds what by grants of the daemon.
+/// The holders by the daemon's grants.
 pub(super) fn held_by_grants<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> String {
     let mut lines = BTreeSet::new();
     for grant in grants.into_iter().filter(|grant| grant.is_live()) {
@@ -238,7 +241,7 @@ pub(super) fn holder(grant: &Grant) -> String {
     format!("{pod}/{}", grant.container().unwrap_or("?"))
 }
 
-/// What Allocate answered, one line a call, from the event at `from` on.
+/// The answers to Allocate, one line a call, from the event at `from` on.
 pub(super) fn answered(view: &View<'_>, from: usize) -> String {
     let mut lines: Vec<String> = Vec::new();
     for event in view.events().iter().skip(from) {

@@ -1,4 +1,4 @@
-//! A verdict's rules as sentences, and as properties of any history.
+//! The rules of a verdict as examples, and as properties of any history.
 
 use super::*;
 use crate::domain::{Health, Timestamp};
@@ -16,7 +16,7 @@ fn own() -> PciAddress {
     "0000:01:00.0".parse().unwrap()
 }
 
-/// A device and what becomes of it, at whole seconds.
+/// A verdict and its history, in whole seconds.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Story(Verdict);
 
@@ -29,7 +29,7 @@ impl Story {
         self.look_at_what_was_seen(time, time, reasons)
     }
 
-    /// A look at `time`, with what a probe at `probed` has seen.
+    /// An observation at `time`, with the complaints of a probe at `probed`.
     fn look_at_what_was_seen(&mut self, time: u64, probed: u64, reasons: &[Reason]) -> Health {
         let complaint = |reason: &Reason| Complaint { reason: *reason, detail: "seen".into() };
         let sightings: Vec<_> = reasons.iter().map(|reason| Sighting { at: at(probed), complaint: complaint(reason) }).collect();
@@ -43,7 +43,7 @@ impl Story {
         self.0.health()
     }
 
-    /// When it is healthy again, with a look every second from `time` on.
+    /// When it is healthy again, with an observation every second from `time` on.
     fn heals(&mut self, time: u64) -> u64 {
         (time..time + 10_000).find(|now| self.look(*now, &[]).is_healthy()).expect("it heals within three hours")
     }
@@ -69,7 +69,7 @@ fn a_soft_complaint_counts_when_it_has_lasted() {
     assert!(story.look(39, &[Reason::PortDown]).is_healthy());
     assert_eq!(story.0.wants_look_at(), Some(secs(40)));
     assert_eq!(story.look(40, &[Reason::PortDown]), bad(Reason::PortDown));
-    // One that was over meanwhile begins anew.
+    // A complaint that ended meanwhile starts again.
     let mut story = Story::new();
     for (time, reasons) in [(10, &[Reason::PortDown][..]), (20, &[]), (30, &[Reason::PortDown]), (59, &[Reason::PortDown])] {
         assert!(story.look(time, reasons).is_healthy(), "{time}");
@@ -144,7 +144,7 @@ fn a_sticky_fault_stays_until_there_is_evidence_of_a_reset() {
             assert_eq!(story.look(5000, &[]), bad(reason), "{fault:?} heals by itself");
             match cure {
                 Some(cure) => drop(story.happened(5001, &cure)),
-                // It was taken out and came back.
+                // It was removed and returned.
                 None => drop(story.look(5001, &[Reason::DeviceGone])),
             }
             assert!(!story.look(5002, &[]).is_healthy());
@@ -196,7 +196,7 @@ fn a_probe_of_before_a_reset_speaks_of_what_is_over() {
     story.happened(12, &EventKind::Recovered);
     assert_eq!(story.look_at_what_was_seen(13, 10, &[Reason::AerFatal]), bad(Reason::AerFatal), "nobody has looked since");
     assert_eq!(story.heals(14), 14 + 30);
-    // Nor does what was counted before it and is read after it.
+    // The same for errors that were counted before the reset and are read after it.
     let counters = |value| BTreeMap::from([(Counter { reason: Reason::AerFatal, at: own() }, value)]);
     story.0.count(&counters(1), own(), at(100));
     story.happened(105, &EventKind::Recovered);
@@ -305,7 +305,7 @@ fn a_device_with_which_the_machine_goes_down_each_time_waits_for_an_operator_ove
     }
 }
 
-/// One thing of a history, and how much later than the one before.
+/// One step of a history: how much later than the one before, and two numbers that choose the step.
 type Step = (u64, u8, u8);
 
 const REASONS: [Reason; 7] = [
@@ -332,7 +332,7 @@ fn play(story: &mut Story, now: u64, what: u8, which: u8) {
     }
 }
 
-/// What a daemon that is started anew has of a verdict.
+/// The verdict after a restart of the daemon.
 fn restarted(story: &Story) -> Story {
     let mut verdict: Verdict = serde_json::from_str(&serde_json::to_string(&story.0).unwrap()).unwrap();
     verdict.continue_in("boot");
@@ -353,7 +353,8 @@ proptest! {
             let mut again = restarted(&story);
             let mut same = story.clone();
             play(&mut story, now, what, which);
-            // The same events, the same verdict, whether or not the daemon was started anew before.
+            // The same events give the same verdict, with or without a restart of the daemon
+            // before.
             play(&mut same, now, what, which);
             play(&mut again, now, what, which);
             prop_assert_eq!(&same, &story);
@@ -364,13 +365,14 @@ proptest! {
                 hold = reason.weight().hold;
             }
             if is_failed(&was) && !is_failed(&story.0.state) {
-                // Only a look that finds nothing heals, and one that is newer than the last failure by the hold time.
+                // Only an observation without complaints heals, and only if it is newer than the
+                // last failure by the hold time.
                 prop_assert!(what <= 5, "{:?}", what);
                 prop_assert!(secs(now) > secs(failed_at.unwrap()));
                 prop_assert!(secs(now) >= secs(failed_at.unwrap()) + hold, "{} {:?} {:?}", now, failed_at, hold);
                 prop_assert!(story.0.faults.is_empty());
             }
-            // A fault and an operator's word are never overlooked.
+            // A fault and an operator's order are never ignored.
             if !story.0.faults.is_empty() || story.0.cordon.is_some() || story.0.is_latched {
                 prop_assert!(!story.0.health().is_healthy());
             }
