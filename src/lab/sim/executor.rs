@@ -1,7 +1,7 @@
 //! A deterministic executor with virtual time: a whole simulation runs on one thread from one seed.
 //!
 //! The seed picks the next task among those that are ready. Time jumps to the next timer only when
-//! no task is ready, so an hour of a node costs only the steps that run in it. No thread, no real
+//! no task is ready. So an hour of a node costs only the steps that run in it. No thread, no real
 //! clock and no randomly ordered map is involved: the same seed gives the same run, poll by poll.
 //!
 //! Tasks may use anything that wakes through a [`Waker`], including the channels of `tokio::sync`.

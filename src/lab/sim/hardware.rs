@@ -411,9 +411,9 @@ mod tests {
         (of(["example.com/nic", "example.com/hca"]), of(["example.com/nic-vf", "example.com/hca-vf"]))
     }
 
-    /// The kernel's order. On creation: `add` of a virtual function comes before the links between
-    /// it and its physical function, `change` when the links exist, and `bind` when its driver has
-    /// created its class devices. On removal the links disappear first.
+    /// The kernel's order. On creation, `add` of a virtual function comes before the links between
+    /// it and its physical function. `change` comes when the links exist, and `bind` when the
+    /// driver has created its class devices. On removal the links disappear first.
     #[test]
     fn a_virtual_function_that_comes_or_goes_is_never_taken_for_a_whole_adapter() {
         let dir = tempfile::tempdir().unwrap();

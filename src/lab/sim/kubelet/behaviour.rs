@@ -15,9 +15,9 @@ pub struct Gaps {
     pub to_first_status: Duration,
     /// From `kubelet.sock` to the admission of the pods that the node has already. A real kubelet
     /// checks at 0, 100, 300 and 700 ms after the start of its sync loop whether the runtime is
-    /// ready and everything has started, and sleeps in between. `kubelet.sock` is created during
-    /// one of these sleeps, so this gap is the rest of that sleep: between 0 and 200 ms, and nearly
-    /// the same at every start of one machine. Measured: 19, 64 to 86, and 171 ms.
+    /// ready and everything has started. It sleeps in between. `kubelet.sock` is created during one
+    /// of these sleeps, so this gap is the rest of that sleep: between 0 and 200 ms, and nearly the
+    /// same at every start of one machine. Measured: 19, 64 to 86, and 171 ms.
     pub to_first_batch: Duration,
 }
 

@@ -50,8 +50,8 @@ impl Profile {
         matches!(self, Profile::K19 | Profile::K110)
     }
 
-    /// Whether the pod-resources API has GetAllocatableResources: false for the profiles up to
-    /// 1.24.
+    /// Whether the pod-resources API has GetAllocatableResources. Real kubelets have it since 1.23;
+    /// here the profiles up to 1.24 lack it.
     #[must_use]
     pub fn has_allocatable(self) -> bool {
         !self.answers_first()

@@ -19,8 +19,8 @@ impl fmt::Display for ConnectionId {
 
 /// A ListAndWatch stream: complete lists, one after the other. It is first polled when it is
 /// opened. As tonic does, the plugin's side drops the stream as soon as it knows that the reader is
-/// absent, so a guard inside it notices the end. When the stream ends on its own, the kubelet sees
-/// the end.
+/// absent. A guard inside the stream notices that. When the stream ends on its own, the kubelet
+/// sees the end.
 pub type ListStream = BoxStream<'static, Vec<ListedDevice>>;
 
 /// The service behind one socket: `v1beta1.DevicePlugin`.

@@ -23,7 +23,7 @@
 //! - a container that got exactly the ids of the plugin's answer, once for each of its answers;
 //! - a device that disappears while such a container has it;
 //! - a resource that was stopped or forgotten while the plugin's goroutines were active in the
-//!   kubelet, with a stream of ours open all the time. Nothing reports that to Holdfast until the
+//!   kubelet, if a stream of ours was open throughout. Nothing reports that to Holdfast until the
 //!   kubelet restarts; from then on there is no excuse.
 
 mod quiet;

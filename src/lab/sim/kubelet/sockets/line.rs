@@ -20,7 +20,7 @@ pub(super) async fn call<C: Clone, R: Clone, T, F: Future<Output = Result<T, Sta
 ) -> Result<T, Status> {
     loop {
         match make(client.clone(), request.clone()).await {
-            // The channel needs a turn to notice that its connection accepts no more calls.
+            // The channel needs a turn to notice that its connection accepts no further call.
             Err(status) if is_not_begun(&status) => tokio::task::yield_now().await,
             made => return made,
         }

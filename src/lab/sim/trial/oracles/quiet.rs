@@ -18,8 +18,8 @@ impl Oracles {
     /// answered. These recover later:
     ///
     /// - the work of a stuck goroutine that the kubelet does not report. It may have forgotten the
-    ///   client, which matters when the stream ends, or stopped the endpoint, which is not reported
-    ///   by an old kubelet or after a later list;
+    ///   client, which matters when the stream ends. It may have stopped the endpoint, which an old
+    ///   kubelet does not report, nor any kubelet after a later list;
     /// - a list that was stuck in a stream that has ended since: the pending Register corrects it;
     /// - a truce, which lasts for its full time.
     pub(in super::super) fn answered(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
