@@ -2,7 +2,7 @@
 //! time.
 //!
 //! Each fault is reported with its reason exactly when its patience ends, and cleared exactly when
-//! its hold ends. Values that only look like a fault change nothing, on any machine.
+//! its hold ends. Values that only resemble a fault change nothing, on any machine.
 //!
 //! | made on a captured machine | held by |
 //! | --- | --- |
