@@ -265,7 +265,7 @@ fn shares_that_are_no_more_say_nothing_of_their_device() {
         let listed = &status["resources"][0];
         assert_eq!((&listed["devices"], &listed["healthy"]), (&8.into(), &4.into()), "four leave the list: {status}");
         assert_eq!(status["ailing"], serde_json::json!([]), "{status}");
-        // Without any ids of it left, the device itself is reported.
+        // When the resource offers no share of it, the device itself is reported.
         let status = with(config(&[resource("nic")])).await;
         assert_eq!((&status["ailing"][0]["id"], &status["ailing"][0]["reason"]), (&"dev:gpu0".into(), &"deselected".into()), "{status}");
         daemon.signal(Signal::SIGTERM);
